@@ -1,0 +1,50 @@
+"""Every error that dpvision raises on purpose.
+
+    DPVisionError
+    ├── ConfigError          a setting is unknown, missing or contradicts another     exit 2
+    ├── DataError            an input file can not be used                            exit 3
+    └── PrivacyError         going on would break the guarantee                       exit 4
+        ├── BudgetSpent      the data set's budget does not allow the event
+        ├── LedgerMismatch   the ledger was edited, cut or does not belong here
+        └── UnsafeLayer      a layer mixes the examples of a batch
+
+A message names the thing, the reason and the fix. Anything else that escapes is a bug.
+"""
+
+from __future__ import annotations
+
+
+class DPVisionError(Exception):
+    """The root of the tree. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(DPVisionError):
+    """A setting is unknown, missing or contradicts another."""
+
+    exit_code = 2
+
+
+class DataError(DPVisionError):
+    """An input file can not be used. The message starts with its name."""
+
+    exit_code = 3
+
+
+class PrivacyError(DPVisionError):
+    """Going on would break the guarantee, so the run refuses."""
+
+    exit_code = 4
+
+
+class BudgetSpent(PrivacyError):
+    """The data set's budget does not allow the event."""
+
+
+class LedgerMismatch(PrivacyError):
+    """The ledger was edited, cut short, or does not belong to this data."""
+
+
+class UnsafeLayer(PrivacyError):
+    """A layer mixes the examples of a batch, so clipping one does not bound its influence."""
