@@ -1,0 +1,114 @@
+"""How much an event tells about any one record: dp-accounting's privacy loss distribution, always an upper bound.
+
+Formal guarantee: for neighbouring data sets (one record, or person, more or less), whatever was released by the event
+satisfies (epsilon(event, delta), delta)-differential privacy, for every delta at once. The discretisation is the
+pessimistic one; delta is reduced by what rounding may hide before epsilon is read off. For a class schedule the
+figure is that of the class that fares worst.
+
+    epsilon, delta, profile, mu    the truth, from the privacy loss distribution (PLD)
+    rdp_epsilon                    Rényi cross-check: another upper bound, looser
+    gdp.central_limit_mu           approximate, never used to decide
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.privacy import gdp, quick
+from dpvision.privacy.events import Event, Exposure, exposures
+
+NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
+
+# What rounding in dp-accounting's transforms may hide; taken off delta before epsilon is read.
+ROUNDING = 1e-12
+
+
+def epsilon(event: Event, delta: float) -> float:
+    """The least epsilon at `delta`, from above."""
+    return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
+
+
+def delta(event: Event, epsilon: float) -> float:
+    """The least delta at `epsilon`, from above."""
+    return float(profile(event, [epsilon])[0])
+
+
+def profile(event: Event, epsilons: Sequence[float]) -> NDArray[np.float64]:
+    """delta(epsilon) at each of the given, ascending, epsilons."""
+    worst = np.zeros(len(epsilons))
+    for kind in exposures(event):
+        if kind:
+            worst = np.maximum(worst, np.asarray(_loss_distribution(kind).get_delta_for_epsilon(list(epsilons))))
+    return np.where(worst > 0, np.minimum(worst + ROUNDING, 1.0), 0.0)
+
+
+def mu(event: Event, delta: float) -> float:
+    """The least mu such that mu-GDP implies the whole profile from delta up: a sound one-number summary."""
+    top = epsilon(event, delta)
+    if not 0 < top < quick.MOST_LOSS:
+        return 0.0 if top <= 0 else float("inf")
+    grid = np.linspace(0.0, top, 65)
+    return gdp.mu_of_profile(grid.tolist(), profile(event, grid.tolist()).tolist())
+
+
+def rdp_epsilon(event: Event, delta: float) -> float:
+    """The Rényi bound: independent of the discretisation, so a truth above it would show a mistake."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    worst = 0.0
+    for kind in exposures(event):
+        accountant = RdpAccountant()
+        for rate, sigma, steps in kind:
+            step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+            accountant.compose(step, steps)
+        worst = max(worst, float(accountant.get_epsilon(delta)))
+    return worst
+
+
+def lower_bound(event: Event, delta: float) -> float:
+    """dp-accounting's optimistic epsilon: the truth lies between this and `epsilon`. For tests and reports."""
+    return max(
+        (
+            float(_compose(kind, grid=quick.GRID / 8, optimistic=True).get_epsilon_for_delta(delta))
+            for kind in exposures(event)
+            if kind
+        ),
+        default=0.0,
+    )
+
+
+@lru_cache(maxsize=512)
+def _epsilon(kind: tuple[Exposure, ...], delta: float) -> float:
+    return float(_loss_distribution(kind).get_epsilon_for_delta(delta - ROUNDING)) if kind else 0.0
+
+
+@lru_cache(maxsize=8)
+def _loss_distribution(kind: tuple[Exposure, ...]) -> Any:
+    return _compose(kind, grid=quick.GRID / 2, optimistic=False)
+
+
+def _compose(kind: tuple[Exposure, ...], *, grid: float, optimistic: bool) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    kind = quick.join_unsampled(kind)
+    width = quick.grid_width(kind) * grid / quick.GRID
+    parts = [
+        pld.from_gaussian_mechanism(
+            sigma,
+            sampling_prob=rate,
+            value_discretization_interval=width,
+            use_connect_dots=not optimistic,
+            pessimistic_estimate=not optimistic,
+        ).self_compose(steps)
+        for rate, sigma, steps in kind
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.compose(part)
+    return total

@@ -1,0 +1,204 @@
+"""What was done to the private data, as immutable values; who reads them (accountants, the ledger) is separate.
+
+Every event is a sum of contributions, each of Euclidean norm at most 1 after scaling by the sensitivity, released
+with Gaussian noise of standard deviation `sigma` (the noise multiplier). They differ in who could have taken part:
+
+    Gaussian           every record, `count` times
+    PoissonGaussian    each record by its own coin of probability `rate`, anew in each of `steps` steps
+    ClassScheduled     only the records of one class, which everybody may know: a record of class k is in `rows[k]` of
+                       the releases, in each of them by its own coin of probability `rates[k]`
+    Composed           all of the events listed
+
+Formal reading: two data sets are neighbours when one has one record (or person) more. `exposures(event)` lists, for
+each kind of record that there may be, the Poisson-subsampled Gaussians that it meets; the guarantee is that of the
+kind that fares worst. Nothing here is averaged over classes: a class that is drawn is visible in what is released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from dpvision.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be told about any one record: epsilon at delta."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError(f"epsilon is {self.epsilon}: it must be a finite number above 0, such as 3.")
+        if not 1e-10 <= self.delta < 1:
+            raise ConfigError(
+                f"delta is {self.delta}: it must be below 1 and at least 1e-10, the least that the accountant can "
+                "prove in double precision. Usual: below one in the number of records, such as 1e-5."
+            )
+
+
+class Exposure(NamedTuple):
+    """What one record meets: `steps` Gaussian releases, in each with probability `rate`."""
+
+    rate: float
+    sigma: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """`count` releases that every record is in."""
+
+    sigma: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_sigma(self.sigma)
+        _check_count("count", self.count)
+
+
+@dataclass(frozen=True)
+class PoissonGaussian:
+    """`steps` releases; in each, every record is in by its own coin of probability `rate`."""
+
+    rate: float
+    sigma: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_sigma(self.sigma)
+        _check_rate(self.rate)
+        _check_count("steps", self.steps)
+
+
+@dataclass(frozen=True)
+class ClassScheduled:
+    """Releases by class: a record of class k meets `rows[k]` of them, at the rate *inside* its class, `rates[k]`.
+
+    Which class a row is about is taken as public, for the released labels show it. So there is no amplification from
+    the choice of the class, and rates over the whole data set must not be put here.
+    """
+
+    sigma: float
+    rates: tuple[float, ...]
+    rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_sigma(self.sigma)
+        if not self.rates or len(self.rates) != len(self.rows):
+            raise ConfigError(
+                f"a class schedule needs one rate and one number of rows per class; it has {len(self.rates)} rates "
+                f"and {len(self.rows)} numbers of rows."
+            )
+        for rate, rows in zip(self.rates, self.rows, strict=True):
+            _check_rate(rate)
+            _check_count("rows", rows)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """All of `events`, whatever their order; each may have been chosen after seeing the earlier ones' results."""
+
+    events: tuple[Event, ...]
+
+
+Event = Gaussian | PoissonGaussian | ClassScheduled | Composed
+
+
+def exposures(event: Event) -> list[tuple[Exposure, ...]]:
+    """For each kind of record, what it meets; equal exposures are merged and equal kinds listed once."""
+    kinds = {_merge(choice) for choice in _kinds(event)}
+    return sorted(kinds)
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as plain JSON; floats keep every bit."""
+    match event:
+        case Gaussian(sigma, count):
+            return {"type": "gaussian", "sigma": sigma, "count": count}
+        case PoissonGaussian(rate, sigma, steps):
+            return {"type": "poisson-gaussian", "rate": rate, "sigma": sigma, "steps": steps}
+        case ClassScheduled(sigma, rates, rows):
+            return {"type": "class-scheduled", "sigma": sigma, "rates": list(rates), "rows": list(rows)}
+        case Composed(events):
+            return {"type": "composed", "events": [to_json(e) for e in events]}
+
+
+def from_json(value: Any) -> Event:
+    """The event that `to_json` wrote. Anything else is a ConfigError that says what is wrong."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"an event must be a JSON object, not {type(value).__name__}.")
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "type"}
+    try:
+        match value.get("type"):
+            case "gaussian":
+                return Gaussian(**fields)
+            case "poisson-gaussian":
+                return PoissonGaussian(**fields)
+            case "class-scheduled":
+                return ClassScheduled(**fields)
+            case "composed":
+                return Composed(tuple(from_json(e) for e in fields["events"]))
+    except (TypeError, KeyError) as exc:
+        raise ConfigError(f"the event of type {value['type']!r} does not have the fields it needs: {exc}.") from exc
+    raise ConfigError(f"there is no event of type {value.get('type')!r}.")
+
+
+def describe(event: Event) -> str:
+    """The event in words, for tables."""
+    match event:
+        case Gaussian(sigma, count):
+            return f"{count:,} releases of every record, sigma {sigma:.4g}"
+        case PoissonGaussian(rate, sigma, steps):
+            return f"{steps:,} steps, each record in a step with probability {rate:.4g}, sigma {sigma:.4g}"
+        case ClassScheduled(sigma, rates, rows):
+            return f"{sum(rows):,} rows over {len(rates)} classes, rate inside a class up to {max(rates):.4g}, sigma {sigma:.4g}"
+        case Composed(events):
+            return "; ".join(describe(e) for e in events) or "nothing"
+
+
+def _kinds(event: Event) -> Iterator[tuple[Exposure, ...]]:
+    match event:
+        case Gaussian(sigma, count):
+            yield (Exposure(1.0, sigma, count),)
+        case PoissonGaussian(rate, sigma, steps):
+            yield (Exposure(rate, sigma, steps),)
+        case ClassScheduled(sigma, rates, rows):
+            for rate, count in set(zip(rates, rows, strict=True)):
+                yield (Exposure(rate, sigma, count),)
+        case Composed(events):
+            # Class k of one schedule need not be class k of another, so every combination is taken: never too little.
+            for choice in product(*(set(_kinds(e)) for e in events)):
+                yield _merge(tuple(x for part in choice for x in part))
+
+
+def _merge(parts: tuple[Exposure, ...]) -> tuple[Exposure, ...]:
+    steps: dict[tuple[float, float], int] = {}
+    for rate, sigma, count in parts:
+        if rate > 0 and count > 0:
+            steps[rate, sigma] = steps.get((rate, sigma), 0) + count
+    return tuple(sorted(Exposure(rate, sigma, count) for (rate, sigma), count in steps.items()))
+
+
+def _check_sigma(sigma: Any) -> None:
+    if not _is_number(sigma) or not (0 < sigma < math.inf):
+        raise ConfigError(f"sigma is {sigma!r}: the noise multiplier must be a finite number above 0.")
+
+
+def _check_rate(rate: Any) -> None:
+    if not _is_number(rate) or not 0 <= rate <= 1:
+        raise ConfigError(f"the sample rate is {rate!r}: it must be a number from 0 to 1 (batch divided by n).")
+
+
+def _check_count(name: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ConfigError(f"{name} is {count!r}: it must be a whole number, 0 or more.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
