@@ -119,9 +119,9 @@ def grid_width(kind: tuple[Exposure, ...]) -> float:
         out, into = _loss(x * sigma, q, sigma), _loss(x * sigma + 1, q, sigma)
         mean = (1 - q) * (w @ out) + q * (w @ into)
         variance += n * ((1 - q) * (w @ (out - mean) ** 2) + q * (w @ (into - mean) ** 2))
-        reach = max(reach, float(into[-1] - out[0]))
+        reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
         steps += n
-    h = GRID * math.sqrt(variance / steps)
+    h = min(GRID * math.sqrt(variance / steps), 1.0)
     return max(h, reach / (MOST_POINTS / 8), 20 * math.sqrt(variance) / MOST_POINTS)
 
 
@@ -134,6 +134,7 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     """One step's loss on the grid, dominating the true one: of P against Q, or (`added`) of Q against P."""
     edge = STEP_TAIL_SIGMAS * sigma
     ends = _loss(np.array([-edge, edge + 1.0]), q, sigma)
+    ends = np.clip(ends, -MOST_LOSS, MOST_LOSS)
     low, high = math.floor(ends[0] / h), math.ceil(ends[1] / h)
     grid = np.arange(low, high + 1) * h
     # x at which the loss is a grid value; below log(1-q) no x is.
@@ -176,7 +177,7 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
     for losses, n in steps:
         spectrum *= np.fft.rfft(losses.mass, size) ** n
         start += losses.low * n
-        log_finite += n * math.log1p(-losses.infinite)
+        log_finite += n * math.log1p(-losses.infinite) if losses.infinite < 1 else -math.inf
     # The transform is periodic: entry i holds the loss (start + i) modulo size; roll so that entry 0 is `low`.
     mass = np.roll(np.fft.irfft(spectrum, size), -((low - start) % size))[: high - low + 1]
     infinite = -math.expm1(log_finite) + 2 * WINDOW_TAIL + ROUNDING
@@ -210,7 +211,8 @@ def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
 
 def _log_mgf(mass: Floats, exponent: Floats) -> float:
     top = float(exponent.max())
-    return top + math.log(float(mass @ np.exp(exponent - top)))
+    value = float(mass @ np.exp(exponent - top))
+    return top + math.log(value) if value > 0 else -math.inf
 
 
 def _fast_length(n: int) -> int:

@@ -1,0 +1,286 @@
+"""The durable account of one data set: an append-only, hash-chained, locked file that is written before any result.
+
+Formal guarantees:
+  1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
+     charge for what was never released; it can not release what was never charged.
+  2. What is charged composes over all runs on the data set, at the budget's delta, by the upper-bound accountant;
+     an event that would take the total over the budget is refused and nothing is written.
+  3. Reading, deciding and writing happen under one exclusive lock: of two runs that want the last of the budget, one
+     gets it.
+  4. Each line carries the hash of the line before it, and the newest hash with the number of lines is kept in a seal
+     beside the file. An edited, cut, removed, swapped or copied-back line is found and refused.
+
+The chain finds mistakes and careless edits. Someone who can write both files can forge both: the operator is trusted
+(docs/PRIVACY_PROMISE.md).
+
+A line: {"n": 3, "time": "...", "kind": "open" | "budget" | "charge", ..., "previous": "...", "hash": "..."}.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
+from dpvision.privacy import accountant
+from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, to_json
+
+FORMAT = 1
+# A line is short; a longer one was not written by this file, and is not read into memory.
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One event in the ledger. `id` names the branch of a run it pays for: paid once, however often it is resumed."""
+
+    id: str
+    run: str
+    event: Event
+    time: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """All that the ledger says, after its chain was checked."""
+
+    id: str  # random: tells nothing about the data
+    budget: Budget
+    charges: tuple[Charge, ...]
+
+    @property
+    def total(self) -> Composed:
+        return Composed(tuple(c.event for c in self.charges))
+
+    def spent(self) -> float:
+        """Epsilon of everything charged so far, at the budget's delta."""
+        return accountant.epsilon(self.total, self.budget.delta)
+
+
+class Ledger:
+    """The ledger of the data set with this fingerprint, in `folder`."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        if not fingerprint or not all(c in "0123456789abcdef" for c in fingerprint):
+            raise ConfigError(f"a fingerprint is a lower-case hexadecimal string, not {fingerprint!r}.")
+        self.path = folder / f"{fingerprint[:32]}.jsonl"
+        self._seal = folder / f"{fingerprint[:32]}.seal"
+        self._fingerprint = fingerprint
+
+    def exists(self) -> bool:
+        return self.path.exists() or self._seal.exists()
+
+    def open(self, budget: Budget) -> Account:
+        """Start the account with this budget, unless it exists: then its own budget stays."""
+        with self._locked():
+            lines = self._read()
+            if not lines:
+                opening = {
+                    "format": FORMAT,
+                    "account": secrets.token_hex(8),
+                    "fingerprint": self._fingerprint,
+                    "epsilon": budget.epsilon,
+                    "delta": budget.delta,
+                }
+                lines = self._append(lines, "open", opening)
+            return self._account(lines)
+
+    def account(self) -> Account:
+        """Read and check the whole ledger."""
+        with self._locked():
+            lines = self._read()
+        if not lines:
+            raise LedgerMismatch(f"{self.path}: there is no ledger for this data set yet; it begins with the first run.")
+        return self._account(lines)
+
+    def set_budget(self, budget: Budget) -> Account:
+        """Change what the data set may spend in all. The change is a line of the ledger like any other."""
+        with self._locked():
+            lines = self._read()
+            account = self._account(lines)
+            spent = accountant.epsilon(account.total, budget.delta)
+            if spent > budget.epsilon:
+                raise BudgetSpent(
+                    f"the budget can not be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
+                    f"{spent:.4f} is spent already, and what was released can not be taken back."
+                )
+            return self._account(self._append(lines, "budget", {"epsilon": budget.epsilon, "delta": budget.delta}))
+
+    def spend(self, event: Event, *, id: str, run: str) -> Account:
+        """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
+        with self._locked():
+            lines = self._read()
+            if not lines:
+                raise LedgerMismatch(f"{self.path}: nothing can be charged before the ledger is opened with a budget.")
+            account = self._account(lines)
+            for charge in account.charges:
+                if charge.id == id:
+                    if charge.event != event:
+                        raise LedgerMismatch(
+                            f"{self.path}: the charge {id} is there already for another event "
+                            f"({describe(charge.event)}; now: {describe(event)})."
+                        )
+                    return account
+            after = accountant.epsilon(Composed((*account.total.events, event)), account.budget.delta)
+            if after > account.budget.epsilon:
+                raise BudgetSpent(
+                    f"the data set's budget is epsilon {account.budget.epsilon:g} at delta {account.budget.delta:g}, "
+                    f"{account.spent():.4f} of it is spent, and this would make it {after:.4f} "
+                    f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner of the data "
+                    "agrees that more may be told about each person, `dpvision ledger DATA --set-budget EPSILON`."
+                )
+            return self._account(self._append(lines, "charge", {"id": id, "run": run, "event": to_json(event)}))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The checked lines as they stand, for display."""
+        with self._locked():
+            return self._read()
+
+    def _account(self, lines: list[dict[str, Any]]) -> Account:
+        try:
+            budget = next(Budget(x["epsilon"], x["delta"]) for x in reversed(lines) if x["kind"] in ("open", "budget"))
+            charges = tuple(
+                Charge(x["id"], x["run"], from_json(x["event"]), x["time"]) for x in lines if x["kind"] == "charge"
+            )
+            return Account(lines[0]["account"], budget, charges)
+        except (KeyError, TypeError, StopIteration, ConfigError) as exc:
+            raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The lines of an unbroken chain that ends in the seal, or LedgerMismatch."""
+        sealed = self._sealed()
+        if not self.path.exists():
+            if sealed and sealed[0] > 0:
+                raise LedgerMismatch(f"{self.path}: the ledger was deleted, but its seal is here. {RESTORE}")
+            return []
+        if sealed is None:
+            raise LedgerMismatch(f"{self._seal}: the seal of the ledger is missing. {RESTORE}")
+        if self.path.stat().st_size > MOST_BYTES:
+            raise LedgerMismatch(f"{self.path}: larger than {MOST_BYTES >> 20} MiB; no ledger is. {RESTORE}")
+        raw = self.path.read_bytes()
+        whole, _, torn = raw.rpartition(b"\n")
+        lines: list[dict[str, Any]] = []
+        previous = ""
+        for number, text in enumerate(whole.split(b"\n") if whole else []):
+            try:
+                line = json.loads(text)
+                expected = _hash(previous, {k: v for k, v in line.items() if k != "hash"})
+                good = line["hash"] == expected and line["previous"] == previous and line["n"] == number
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                good = False
+            if not good:
+                raise LedgerMismatch(f"{self.path}: line {number + 1} was changed, or one before it is missing. {RESTORE}")
+            previous = line["hash"]
+            lines.append(line)
+        if lines and lines[0].get("fingerprint") != self._fingerprint:
+            raise LedgerMismatch(f"{self.path}: this ledger belongs to other data. {RESTORE}")
+        # A crash may leave the chain one line ahead of the seal (the line was written, the seal not yet), and half a
+        # line after it (then nothing was released on its account). Behind the seal, lines were taken away.
+        count, last = sealed
+        ahead = len(lines) - count
+        if not 0 <= ahead <= 1 or (count > 0 and lines[count - 1]["hash"] != last):
+            raise LedgerMismatch(f"{self.path}: lines are missing at the end, or were added by other means. {RESTORE}")
+        if torn:
+            os.truncate(self.path, len(raw) - len(torn))
+        if ahead:
+            self._write_seal(lines)
+        return lines
+
+    def _append(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
+        try:
+            return self._append_and_sync(lines, kind, content)
+        except OSError as exc:
+            raise PrivacyError(
+                f"{self.path}: the ledger could not be written ({exc.strerror}), so nothing was released. Fix: make "
+                "room or give write access, then run the same command again."
+            ) from exc
+
+    def _append_and_sync(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
+        if not lines:
+            self._write_seal(lines)  # the seal comes first, so that a ledger without one has lost it
+        previous = lines[-1]["hash"] if lines else ""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"n": len(lines), "time": now, "kind": kind, **content, "previous": previous}
+        line["hash"] = _hash(previous, line)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(descriptor, json.dumps(line).encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        _sync_folder(self.path.parent)
+        lines = [*lines, line]
+        self._write_seal(lines)
+        return lines
+
+    def _sealed(self) -> tuple[int, str] | None:
+        if not self._seal.exists():
+            return None
+        try:
+            count, last = self._seal.read_text("ascii")[:200].split()
+            return int(count), last
+        except (ValueError, OSError):
+            raise LedgerMismatch(f"{self._seal}: the seal of the ledger was changed. {RESTORE}") from None
+
+    def _write_seal(self, lines: list[dict[str, Any]]) -> None:
+        temporary = self._seal.with_suffix(".seal.new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(descriptor, f"{len(lines)} {lines[-1]['hash'] if lines else '-'}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, self._seal)
+        _sync_folder(self._seal.parent)
+
+
+RESTORE = (
+    "Nothing is charged or released on an account that can not be trusted. Fix: restore the ledger and its seal from a "
+    "backup."
+)
+
+
+def home() -> Path:
+    """Where ledgers and run keys live: $DPVISION_HOME, or ~/.dpvision."""
+    return Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+
+
+def ledger_of(fingerprint: str) -> Ledger:
+    return Ledger(home() / "ledgers", fingerprint)
+
+
+def _hash(previous: str, line: dict[str, Any]) -> str:
+    text = json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b((previous + text).encode(), digest_size=20).hexdigest()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
