@@ -1,0 +1,10 @@
+"""Reads image data from untrusted files into arrays, and knows what was declared and what was read off the data."""
+
+from dpvision.data.checking import check
+from dpvision.data.dataset import Broken, Dataset, Findings, Split
+from dpvision.data.identity import fingerprint
+from dpvision.data.packing import pack
+from dpvision.data.prediction import load_images
+from dpvision.data.source import load
+
+__all__ = ["Broken", "Dataset", "Findings", "Split", "check", "fingerprint", "load", "load_images", "pack"]

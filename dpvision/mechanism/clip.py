@@ -19,20 +19,48 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from dpvision.errors import ConfigError, UnsafeLayer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+# Called with (losses of the images, norms of the units' gradients, bound); for the operator's eyes.
+Watch = Callable[[Tensor, Tensor, float], None]
 
 # Modules that let one example of a batch change what another gives. Checked by class here and by trial in `probe`.
 MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
 
 
+class Seen:
+    """Tallies for the operator's own log: they depend on private data, are not noised, and must never be released."""
+
+    def __init__(self) -> None:
+        self.images = 0  # since the start
+        self._losses, self._images, self._units, self._clipped = 0.0, 0, 0, 0
+
+    def __call__(self, losses: Tensor, norms: Tensor, bound: float) -> None:
+        self.images += len(losses)
+        self._losses += float(losses.nansum())
+        self._images += len(losses)
+        self._units += len(norms)
+        self._clipped += int((norms > bound).sum())
+
+    def flush(self) -> dict[str, float]:
+        images, units = self._images, self._units
+        tally = {
+            "units": units,
+            "images": images,
+            "mean_loss": self._losses / images if images else 0.0,
+            "clipped_share": self._clipped / units if units else 0.0,
+        }
+        self._losses, self._images, self._units, self._clipped = 0.0, 0, 0, 0
+        return tally
+
+
 class ClippedSum:
     """sum over units of clip_C(mean over views of the gradient), for the trainable parameters of `model`."""
 
-    def __init__(self, model: nn.Module, loss: Loss, *, clip: float, physical: int = 256) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, *, clip: float, physical: int = 256, watch: Watch | None = None) -> None:
         if not clip > 0:
             raise ConfigError(f"clip is {clip}: the bound on a unit's gradient must be above 0.")
         refuse_unsafe(model)
@@ -40,12 +68,13 @@ class ClippedSum:
         self.size = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._model = model
         self._physical = max(1, physical)
+        self._watch = watch
 
         def one_loss(weights: dict[str, Tensor], frozen: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
             output = functional_call(model, (weights, frozen), (image.unsqueeze(0),))
             return loss(output, target.unsqueeze(0))
 
-        self._gradients = vmap(grad(one_loss), in_dims=(None, None, 0, 0), randomness="error")
+        self._gradients = vmap(grad_and_value(one_loss), in_dims=(None, None, 0, 0), randomness="error")
 
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int]) -> Tensor:
         """`views[u]` consecutive images belong to unit u; the result is one flat float64 vector."""
@@ -57,13 +86,17 @@ class ClippedSum:
             mean = torch.zeros(len(units), self.size, device=images.device)
             owner = torch.repeat_interleave(torch.arange(len(units)), torch.tensor(units)).to(images.device)
             share = (1.0 / torch.tensor(units, dtype=torch.float32)).to(images.device)
+            losses: list[Tensor] = []
             for first in range(start, stop, self._physical):
                 piece = slice(first, min(first + self._physical, stop))
-                parts = self._gradients(weights, frozen, images[piece], targets[piece])
+                parts, loss = self._gradients(weights, frozen, images[piece], targets[piece])
+                losses.append(loss)
                 flat = torch.cat([g.flatten(1) for g in parts.values()], dim=1)
                 own = owner[first - start : first - start + len(flat)]
                 mean.index_add_(0, own, flat * share[own].unsqueeze(1))
             total += clipped(mean, self.sensitivity)
+            if self._watch:
+                self._watch(torch.cat(losses), mean.norm(dim=1), self.sensitivity)
         return total
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from dpvision import atomic
 from dpvision.errors import PrivacyError
 
 KEY_BYTES = 32
@@ -56,19 +57,7 @@ class Key:
     def keep(self, path: Path) -> None:
         """Write the key for a later resume: owner only, on the disk before anything is drawn from it."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_suffix(".new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, (b"private\n" if self.private else b"fixed..\n") + self._secret)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        atomic.write(path, (b"private\n" if self.private else b"fixed..\n") + self._secret)
 
     @staticmethod
     def kept(path: Path) -> Key | None:

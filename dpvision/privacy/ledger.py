@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, to_json
@@ -227,7 +228,7 @@ class Ledger:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        _sync_folder(self.path.parent)
+        atomic.sync_folder(self.path.parent)
         lines = [*lines, line]
         self._write_seal(lines)
         return lines
@@ -242,15 +243,7 @@ class Ledger:
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger was changed. {RESTORE}") from None
 
     def _write_seal(self, lines: list[dict[str, Any]]) -> None:
-        temporary = self._seal.with_suffix(".seal.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(descriptor, f"{len(lines)} {lines[-1]['hash'] if lines else '-'}\n".encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, self._seal)
-        _sync_folder(self._seal.parent)
+        atomic.write(self._seal, f"{len(lines)} {lines[-1]['hash'] if lines else '-'}\n")
 
 
 RESTORE = (
@@ -277,10 +270,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
 
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

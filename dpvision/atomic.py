@@ -1,0 +1,31 @@
+"""Files that are there whole or not at all, and on the disk when the call returns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
+    """Write to a file beside and rename it over `path`; both are synced."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        # Readable by the owner only: what is shared is shared on purpose.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(descriptor, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,180 @@
+"""The settings of a run: recipe < --config file < flags; what is left open is computed from public numbers only."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from dpvision.errors import ConfigError
+from dpvision.privacy import calibrate
+from dpvision.privacy.events import Budget
+
+# Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
+UPKEEP = ("checkpoint_every", "budget")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that shapes a private training. None means: computed, from public numbers, before it starts."""
+
+    recipe: str = "default"
+    model: str | None = None  # None: by n, see default_model
+    # The guarantee.
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    unit: str = "image"  # or "person": all images of a person are views of one unit
+    # Public facts. What is not declared is read off the data, said aloud and written on the card.
+    n: int | None = None  # units in the training set, as a public number
+    classes: tuple[str, ...] | int | None = None
+    size: tuple[int, int] | None = None
+    skip_broken: bool = False
+    # The training.
+    batch: int | None = None  # expected, not actual; None: half of n, at most 4096
+    steps: int | None = None  # None: as many as make 50 expected passes over n units
+    sigma: float | None = None  # None: the least that keeps epsilon
+    lr: float = 4.0
+    momentum: float = 0.0
+    clip: float = 1.0
+    ema: float = 0.98  # decay of the weights' running average, warmed up as (1 + t) / (10 + t)
+    release: str = "ema"  # or "last"; fixed here, before training, never chosen by accuracy
+    seed: int = 0  # initial weights only; noise and sampling come from the operating system's entropy
+    physical: int = 512  # images worked on at a time
+    # Upkeep.
+    checkpoint_every: int = 25
+    budget: float | None = None  # the data set's epsilon over all runs; None: the first run's epsilon
+
+    def __post_init__(self) -> None:
+        Budget(self.epsilon, self.delta)
+        _one_of("unit", self.unit, ("image", "person"))
+        _one_of("release", self.release, ("ema", "last"))
+        for name in ("n", "batch", "steps", "sigma", "budget"):
+            _positive(name, getattr(self, name))
+        for name in ("lr", "clip", "physical", "checkpoint_every"):
+            _positive(name, getattr(self, name))
+        if not (0 <= self.momentum < 1 and 0 <= self.ema < 1):
+            raise ConfigError(f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1.")
+        if self.batch is not None and self.n is not None and self.batch > self.n:
+            raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch can not exceed n.")
+
+    def complete(self, n: int) -> Config:
+        """All that was left open, from `n` units and nothing else."""
+        n = self.n or n
+        if n < 2:
+            raise ConfigError(f"n is {n}: private training needs at least 2 units.")
+        model = self.model or default_model(n)
+        batch = self.batch or default_batch(n)
+        if batch > n:
+            raise ConfigError(f"batch is {batch} and n is {n}: the expected batch can not exceed n.")
+        steps = self.steps or default_steps(n, batch)
+        sigma = self.sigma or calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
+        return replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
+
+    def hash(self) -> str:
+        """Names the settings that shape the result; says nothing about the data."""
+        shaping = {k: v for k, v in to_dict(self).items() if k not in UPKEEP}
+        return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def default_model(n: int) -> str:
+    """With few units the noise on many weights outweighs what they can learn: measured in benchmarks/RESULTS.md."""
+    return "linear" if n < 5000 else "small-cnn"
+
+
+def default_batch(n: int) -> int:
+    return max(1, min(n // 2, 4096))
+
+
+def default_steps(n: int, batch: int) -> int:
+    return max(1, round(50 * n / batch))
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain values; what is None is left out."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+
+
+def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
+    """`base` with `changes`, each checked: an unknown key is an error with a suggestion."""
+    known = {f.name for f in fields(Config)}
+    values = {}
+    for raw, value in changes.items():
+        key = raw.replace("-", "_")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{source}: there is no setting {raw!r}.{hint}")
+        values[key] = _typed(key, value, source)
+    return replace(base, **values)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A settings file as a flat table."""
+    try:
+        if path.stat().st_size > 1 << 20:
+            raise ConfigError(f"{path}: a settings file is small; this one has {path.stat().st_size:,} bytes.")
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise ConfigError(f"{path}: can not be read as TOML: {exc}.") from exc
+
+
+def write_toml(config: Config) -> str:
+    """The settings as a file that `read_toml` reads back to the last bit."""
+    lines = []
+    for key, value in to_dict(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key} is {value}, which is not a number.")
+        lines.append(f"{key} = {json.dumps(value, ensure_ascii=True)}")
+    return "\n".join(lines) + "\n"
+
+
+def _typed(key: str, value: Any, source: str) -> Any:
+    allowed = get_args(_HINTS[key]) or (_HINTS[key],)
+    bad = ConfigError(f"{source}: {key} = {value!r} is not of the right kind ({_words(allowed)}).")
+    if value is None:
+        if NoneType in allowed:
+            return None
+        raise bad
+    if isinstance(value, list | tuple):
+        if key == "size" and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
+            return tuple(value)
+        if key == "classes" and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        raise bad
+    if key == "size" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return (value, value)
+    if isinstance(value, bool):
+        if bool in allowed:
+            return value
+        raise bad
+    if isinstance(value, int) and float in allowed:
+        return float(value)
+    if type(value) in allowed and not (isinstance(value, float) and not math.isfinite(value)):
+        return value
+    raise bad
+
+
+def _words(kinds: tuple[Any, ...]) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return " or ".join(names.get(k, "a list") for k in kinds if k is not NoneType)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}: it must be {' or '.join(map(repr, choices))}.")
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"{name} is {value}: it must be above 0.")
+
+
+_HINTS = get_type_hints(Config)

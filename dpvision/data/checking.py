@@ -1,0 +1,102 @@
+"""Looks through a source and tells what is in it, for the eyes of its owner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from dpvision.data import records
+from dpvision.data.classes import Classes, declared_names, sort_names
+from dpvision.data.dataset import SPLITS, Broken, Dataset, Findings
+from dpvision.data.listing import Item, Listing, broken_file, common_size, settle_classes, survey
+from dpvision.data.picture import decode
+from dpvision.data.refusal import Refusal, named
+from dpvision.data.regular_file import open_inside
+from dpvision.data.source import Source, kind_of, list_files, load
+
+
+def check(source: Source, *, classes: Classes = None, size: records.Size = None) -> Findings:
+    """Reads every image, one at a time, and never stops at a broken one.
+
+    Raises a DataError only if the source can not be read at all. What would make `load` refuse the source although
+    its files are readable, such as different sizes, is in `Findings.problems`.
+    """
+    kind = kind_of(source)
+    if kind not in ("folder", "csv"):
+        return _describe(load(source, classes=classes, size=size))
+    path = Path(source)
+    listing, name = list_files(path, kind)
+    with named(path):
+        return _look_through(listing, name, classes=classes, size=size)
+
+
+def _describe(dataset: Dataset) -> Findings:
+    parts = {split: part for split in SPLITS if (part := getattr(dataset, split)) is not None}
+    total = sum(len(part) for part in parts.values())
+    _, height, width, channels = dataset.train.images.shape
+    counts = {}
+    for split, part in parts.items():
+        numbers = Counter(part.labels.tolist())
+        counts[split] = {name: numbers[index] for index, name in enumerate(dataset.classes)}
+    persons = [int(part.persons.max()) + 1 for part in parts.values() if part.persons is not None]
+    return Findings(
+        name=dataset.name,
+        counts=counts,
+        sizes={(height, width): total},
+        channels={channels: total},
+        persons=max(persons) if persons else None,
+        problems=(),
+        broken=(),
+    )
+
+
+def _look_through(listing: Listing, name: str, *, classes: Classes, size: records.Size) -> Findings:
+    declared, sides = declared_names(classes), records.declared_size(size)
+    good, broken = survey(listing)
+    problems: list[str] = []
+    try:
+        settle_classes(listing, declared, numbered=isinstance(classes, int))
+    except Refusal as exc:
+        problems.append(str(exc))
+    labels = {item.label for items in listing.items.values() for item in items} | listing.classes
+    counts = {split: dict.fromkeys(declared or sort_names(labels), 0) for split in good}
+    sizes: Counter[tuple[int, int]] = Counter()
+    channels: Counter[int] = Counter()
+    persons: set[str] = set()
+    readable: dict[str, list[tuple[Item, tuple[int, int, int]]]] = {split: [] for split in good}
+    for split, pairs in good.items():
+        for item, found in pairs:
+            fault = _fault(listing, item, found=found)
+            if fault is not None:
+                broken.append(fault)
+                continue
+            readable[split].append((item, found))
+            counts[split][item.label] = counts[split].get(item.label, 0) + 1
+            sizes[found[0], found[1]] += 1
+            channels[found[2]] += 1
+            persons.update(() if item.person is None else (item.person,))
+    if not readable.get("train"):
+        problems.append("has no readable image in train.")
+    if sizes:
+        try:
+            common_size(readable, sides)
+        except Refusal as exc:
+            problems.append(str(exc))
+    return Findings(
+        name=name,
+        counts=counts,
+        sizes=dict(sizes),
+        channels=dict(channels),
+        persons=len(persons) if persons else None,
+        problems=tuple(problems),
+        broken=tuple(broken),
+    )
+
+
+def _fault(listing: Listing, item: Item, *, found: tuple[int, int, int]) -> Broken | None:
+    try:
+        with open_inside(listing.root, item.path) as file:
+            decode(file, size=(found[0], found[1]), channels=found[2])
+    except (Refusal, OSError) as exc:
+        return broken_file(item.path, exc)
+    return None

@@ -1,0 +1,118 @@
+"""Reads one PNG or JPEG file, of which nothing is believed: limits come before decoding, warnings are errors.
+
+The content decides what a file is, not its name. Transparency is dropped; a rotation in EXIF is not applied.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from dpvision.data import limits
+from dpvision.data.png_chunks import SIGNATURE, check_chunks
+from dpvision.data.refusal import Refusal, shown
+from dpvision.data.regular_file import file_length
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_GRAY_MODES = ("1", "L", "LA")
+_COLOUR_MODES = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
+_BLOCK = 1 * limits.MIB
+
+
+def measure(file: BinaryIO) -> tuple[int, int, int]:
+    """(height, width, channels) from the header alone; nothing is decoded."""
+    with _opened(file) as image:
+        return image.height, image.width, 1 if image.mode in _GRAY_MODES else 3
+
+
+def decode(file: BinaryIO, *, size: tuple[int, int], channels: int) -> np.ndarray:
+    """(H, W, C) uint8, resized by bilinear interpolation where the image has another size."""
+    with _opened(file) as image:
+        if image.format == "PNG":
+            check_chunks(file, file_length(file))
+        else:
+            _check_scans(file, pixels=image.width * image.height)
+        file.seek(0)
+        image.load()
+        plain = _converted(image, "L" if channels == 1 else "RGB")
+        if (plain.height, plain.width) != size:
+            from PIL import Image
+
+            plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.asarray(plain).reshape(*size, channels)
+
+
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    from PIL import Image
+
+    if file_length(file) > limits.IMAGE_FILE_BYTES:
+        raise Refusal(f"takes more than {limits.IMAGE_FILE_BYTES // limits.MIB} MiB as a file.")
+    kind = _kind(file)
+    file.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            with Image.open(file, formats=(kind,)) as image:
+                _check_header(image)
+                yield image
+        except (Refusal, MemoryError):
+            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise Refusal(_too_large()) from None
+        except Image.UnidentifiedImageError:
+            raise Refusal(f"is not a readable {kind} image.") from None
+        # Pillow raises nearly every kind of exception for damaged files; none of them may end a run.
+        except Exception as exc:
+            raise Refusal(f"is a damaged {kind} image ({shown(str(exc))}).") from exc
+
+
+def _kind(file: BinaryIO) -> str:
+    file.seek(0)
+    start = file.read(8)
+    if start == SIGNATURE:
+        return "PNG"
+    if start[:3] == b"\xff\xd8\xff":
+        return "JPEG"
+    raise Refusal("is empty." if not start else "is neither a PNG nor a JPEG image, whatever its name says.")
+
+
+def _check_header(image: Image.Image) -> None:
+    if image.width * image.height > limits.PIXELS:
+        raise Refusal(_too_large())
+    if image.width < 1 or image.height < 1:
+        raise Refusal("has no pixels.")
+    if getattr(image, "n_frames", 1) > 1:
+        raise Refusal("has more than one frame. Fix: save every frame as an image of its own.")
+    if image.mode not in _GRAY_MODES + _COLOUR_MODES:
+        raise Refusal(f"has pixels of the kind {shown(image.mode)}. Fix: save it with 8 bits per channel.")
+
+
+def _too_large() -> str:
+    return f"has more than {limits.PIXELS:,} pixels. Fix: shrink it."
+
+
+def _check_scans(file: BinaryIO, *, pixels: int) -> None:
+    """Every scan of a progressive JPEG costs a pass over all pixels, however few bytes it takes."""
+    file.seek(0)
+    scans, last = 0, b""
+    while block := file.read(_BLOCK):
+        scans += (last + block).count(b"\xff\xda")
+        last = block[-1:]
+    if scans > limits.JPEG_SCANS and scans * pixels > limits.JPEG_SCAN_PIXELS:
+        raise Refusal(f"has {scans:,} scans; a genuine progressive JPEG has about 10.")
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == mode:
+        return image
+    # Pillow wants transparency in a palette to be spelled out before it is dropped.
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert(mode)

@@ -1,0 +1,109 @@
+"""What the images, labels and persons of a data set must look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from dpvision.data import limits
+from dpvision.data.refusal import Refusal
+
+Size = int | tuple[int, int] | None
+
+
+def declared_size(size: Size) -> tuple[int, int] | None:
+    """(height, width), or None where the size is to be read off the data."""
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
+        raise Refusal(f"can not have images of size {size!r}. Fix: give one number or (height, width).")
+    return sides[0], sides[1]
+
+
+def image_shape(shape: tuple[int, ...], *, name: str) -> tuple[int, int, int, int]:
+    """(N, H, W, C) of an array that may lack the last axis."""
+    full = (*shape, 1) if len(shape) == 3 else shape
+    if len(full) != 4 or full[3] not in (1, 3):
+        hint = " The channels come last: numpy.moveaxis(images, 1, -1)." if len(full) == 4 and full[1] in (1, 3) else ""
+        raise Refusal(
+            f"has {name} of shape {shape}. Fix: save images as (N, H, W), (N, H, W, 1) or (N, H, W, 3).{hint}"
+        )
+    if 0 in full:
+        raise Refusal(f"has {name} of shape {shape}: there is no image in it.")
+    if full[1] * full[2] > limits.PIXELS:
+        raise Refusal(f"has {name} of {full[1]}x{full[2]} pixels; {limits.PIXELS:,} pixels per image are allowed.")
+    return full[0], full[1], full[2], full[3]
+
+
+def image_dtype(dtype: np.dtype, *, name: str) -> np.dtype:
+    """The type that images of `dtype` are kept as: uint8, or float32 for every kind of float."""
+    if dtype == np.uint8:
+        return np.dtype(np.uint8)
+    if dtype.kind == "f":
+        return np.dtype(np.float32)
+    raise Refusal(
+        f"has {name} of type {dtype}. Fix: save images as uint8 (0 to 255) or as float32 (0 to 1), "
+        "for example images.astype(numpy.uint8)."
+    )
+
+
+def check_pixels(block: np.ndarray, *, name: str) -> None:
+    """Refuses floats that are no brightness. NaN fails both comparisons."""
+    if block.dtype.kind == "f" and not (block.min() >= 0 and block.max() <= 1):
+        raise Refusal(f"has {name} with values that are NaN or outside of [0, 1]. Fix: scale floats to [0, 1].")
+
+
+def check_label_array(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
+    if dtype.kind not in "iu":
+        raise Refusal(f"has {name} of type {dtype}. Fix: save labels as integers from 0.")
+    if len(shape) == 2 and shape[1] > 1:
+        raise Refusal(f"has {name} of shape {shape}: one label per image is supported, not several.")
+    if shape not in ((count,), (count, 1)):
+        raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one label.")
+
+
+def check_person_array(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
+    if dtype.kind not in "iuUS":
+        raise Refusal(f"has {name} of type {dtype}. Fix: save person ids as integers or text.")
+    if shape not in ((count,), (count, 1)):
+        raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one person.")
+
+
+def check_same_kind(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype]) -> None:
+    """All splits must hold the same kind of image."""
+    first = next(iter(shapes))
+    for split, shape in shapes.items():
+        if shape[1:] != shapes[first][1:] or dtypes[split] != dtypes[first]:
+            raise Refusal(
+                f"has {split} images of {_kind(shape, dtypes[split])} but {first} images of "
+                f"{_kind(shapes[first], dtypes[first])}. Fix: make them the same."
+            )
+
+
+def settle_size(shape: tuple[int, ...], declared: tuple[int, int] | None) -> bool:
+    """Whether the size was read off the data. Arrays are not resized, so a declared size must be the true one."""
+    if declared is not None and shape[1:3] != declared:
+        raise Refusal(
+            f"holds images of {shape[1]}x{shape[2]}, not {declared[0]}x{declared[1]}. "
+            "Fix: declare their true size, or resize them before they are saved (only image files are resized)."
+        )
+    return declared is None
+
+
+def index_persons(ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Indices 0..P-1 in the sorted order of the ids, with one numbering for all splits."""
+    if not ids:
+        return {}
+    kinds = {array.dtype.kind in "US" for array in ids.values()}
+    if len(kinds) > 1:
+        raise Refusal("has person ids that are text in one split and numbers in another. Fix: use one of the two.")
+    _, indices = np.unique(np.concatenate([array.reshape(-1) for array in ids.values()]), return_inverse=True)
+    ends = np.cumsum([array.size for array in ids.values()])[:-1]
+    return dict(zip(ids, np.split(indices.astype(np.int64, copy=False), ends), strict=True))
+
+
+def _kind(shape: tuple[int, ...], dtype: np.dtype) -> str:
+    return f"{shape[1]}x{shape[2]}x{shape[3]} {dtype}"

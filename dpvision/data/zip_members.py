@@ -1,0 +1,191 @@
+"""A strict reader for the zip archive that an .npz file is; anything numpy would not write is refused.
+
+zipfile is not used: it builds its whole directory before a limit can be applied, allows members that overlap,
+and takes the sizes in the directory on trust.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import BinaryIO
+
+from dpvision.data import limits
+from dpvision.data.refusal import Refusal, shown
+
+_END = struct.Struct("<4s4H2LH")
+_END_LOCATOR = struct.Struct("<4sLQL")
+_END_WIDE = struct.Struct("<4sQ2H2L4Q")
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_FULL = 0xFFFFFFFF
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}\.npy")
+_STORED, _DEFLATED = 0, 8
+_PIECE = 64 * limits.KIB
+
+
+def list_members(file: BinaryIO, length: int) -> dict[str, Member]:
+    """The members by name without ".npy". Every range of bytes is proved to be inside the file and not shared."""
+    count, size, start = _directory_place(file, length)
+    if count > limits.ZIP_MEMBERS or size > limits.ZIP_DIRECTORY_BYTES:
+        raise Refusal(f"has {count:,} members; an .npz file of images has at most {limits.ZIP_MEMBERS}.")
+    directory = _read_at(file, start, size)
+    members: dict[str, Member] = {}
+    taken: list[tuple[int, int]] = [(start, length)]
+    position = 0
+    for _ in range(count):
+        member, local, position = _entry(file, directory, position)
+        key = member.name.removesuffix(".npy")
+        if key in members:
+            raise Refusal(f"has two members named {member.name}.")
+        members[key] = member
+        taken.append((local, member.start + member.packed))
+    if position != size:
+        raise Refusal("has a directory with bytes that belong to no member.")
+    taken.sort()
+    for (_, end), (begin, _) in pairwise(taken):
+        if end > begin:
+            raise Refusal("has members that overlap each other.")
+    return members
+
+
+def _directory_place(file: BinaryIO, length: int) -> tuple[int, int, int]:
+    """How many entries the directory has, how many bytes it takes and where it starts."""
+    if length < _END.size:
+        raise Refusal("is not an .npz file: it is too short.")
+    end = length - _END.size
+    sign, disk, first, here, count, size, start, _ = _END.unpack(_read_at(file, end, _END.size))
+    if sign != b"PK\5\6":
+        raise Refusal("is not an .npz file, or is cut short: it does not end with the directory of a zip archive.")
+    wide = end - _END_LOCATOR.size - _END_WIDE.size
+    if wide >= 0:
+        sign, _, place, _ = _END_LOCATOR.unpack(_read_at(file, end - _END_LOCATOR.size, _END_LOCATOR.size))
+        if sign == b"PK\6\7" and place == wide:
+            fields = _END_WIDE.unpack(_read_at(file, wide, _END_WIDE.size))
+            sign, _, _, _, disk, first, here, count, size, start = fields
+            end = wide
+            if sign != b"PK\6\6":
+                raise Refusal("has a malformed zip directory.")
+    if disk or first or here != count or start + size != end:
+        raise Refusal("has a malformed zip directory.")
+    return count, size, start
+
+
+def _entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Member, int, int]:
+    """One entry of the directory, where its local header starts, and where the next entry is."""
+    if position + _ENTRY.size > len(directory):
+        raise Refusal("has a zip directory that is cut short.")
+    fields = _ENTRY.unpack_from(directory, position)
+    sign, _, _, flags, method, _, _, crc, packed, size, name_len, extra_len, note_len, _, _, _, local = fields
+    position += _ENTRY.size
+    stop = position + name_len + extra_len + note_len
+    if sign != b"PK\1\2" or stop > len(directory):
+        raise Refusal("has a malformed zip directory.")
+    raw_name = directory[position : position + name_len]
+    name = raw_name.decode("ascii", "backslashreplace")
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise Refusal(f"has a member named {shown(name)!r}; the members of an .npz file are plain names with .npy.")
+    if flags & 0x2061 or method not in (_STORED, _DEFLATED):
+        raise Refusal(f"has the member {name} in an encrypted or unknown form. Fix: write it with numpy.savez.")
+    extra = directory[position + name_len : position + name_len + extra_len]
+    size, packed, local = _wide_fields(extra, size, packed, local)
+    head = _LOCAL.unpack(_read_at(file, local, _LOCAL.size))
+    if head[0] != b"PK\3\4" or head[3] != method or head[9] != name_len:
+        raise Refusal(f"has the member {name} with a header that contradicts the directory.")
+    if _read_at(file, local + _LOCAL.size, name_len) != raw_name:
+        raise Refusal(f"has the member {name} under another name than in the directory.")
+    if method == _STORED and size != packed:
+        raise Refusal(f"has the member {name} with two different sizes.")
+    start = local + _LOCAL.size + name_len + head[10]
+    member = Member(name=name, deflated=method == _DEFLATED, crc=crc, packed=packed, size=size, start=start)
+    return member, local, stop
+
+
+def _wide_fields(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
+    """The 64-bit values of fields that say "full" (zip64)."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, count = struct.unpack_from("<2H", extra, position)
+        body = extra[position + 4 : position + 4 + count]
+        position += 4 + count
+        if kind != 1:
+            continue
+        values = iter(struct.unpack(f"<{len(body) // 8}Q", body[: len(body) // 8 * 8]))
+        size = next(values, _FULL) if size == _FULL else size
+        packed = next(values, _FULL) if packed == _FULL else packed
+        local = next(values, _FULL) if local == _FULL else local
+        break
+    return size, packed, local
+
+
+def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
+    if position > 2**62:
+        raise Refusal("has a malformed zip directory.")
+    file.seek(position)
+    data = file.read(count)
+    if len(data) != count:
+        raise Refusal("is cut short.")
+    return data
+
+
+@dataclass(frozen=True)
+class Member:
+    """One array in the archive, and where its bytes are."""
+
+    name: str
+    deflated: bool
+    crc: int
+    packed: int
+    size: int
+    start: int
+
+
+class MemberStream:
+    """The bytes of one member in order; never gives, or holds, more than was asked for."""
+
+    def __init__(self, file: BinaryIO, member: Member) -> None:
+        self._file, self._member = file, member
+        self._left, self._crc = member.packed, 0
+        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS) if member.deflated else None
+        file.seek(member.start)
+
+    def read(self, count: int) -> bytearray:
+        """Exactly `count` bytes."""
+        out = bytearray()
+        while len(out) < count:
+            piece = self._piece(count - len(out))
+            if not piece:
+                raise Refusal(f"has the member {self._member.name} cut short.")
+            out += piece
+        self._crc = zlib.crc32(out, self._crc)
+        return out
+
+    def finish(self) -> None:
+        """Proves that the member ends here and that its check sum holds."""
+        inflate = self._inflate
+        over = self._piece(1) or self._left
+        if over or (inflate is not None and (inflate.unused_data or not inflate.eof)):
+            raise Refusal(f"has the member {self._member.name} with another length than its directory says.")
+        if self._crc != self._member.crc:
+            raise Refusal(f"has the member {self._member.name} with a wrong check sum: the file is damaged.")
+
+    def _piece(self, most: int) -> bytes:
+        if self._inflate is None:
+            return self._raw(min(most, 4 * limits.MIB))
+        while not self._inflate.eof:
+            data = self._inflate.unconsumed_tail or self._raw(_PIECE)
+            try:
+                piece = self._inflate.decompress(data, most)
+            except zlib.error:
+                raise Refusal(f"has the member {self._member.name} with damaged compression.") from None
+            if piece or not data:
+                return piece
+        return b""
+
+    def _raw(self, most: int) -> bytes:
+        data = self._file.read(min(most, self._left))
+        self._left -= len(data)
+        return data

@@ -1,0 +1,127 @@
+"""The folder of one run: what may be released at its top, what is for the operator's eyes only in `operator/`.
+
+    config.toml           every setting, complete
+    weights.safetensors   the released model, with its guarantee in the header
+    metrics.jsonl         step, epsilon so far, accuracy on the test split
+    ledger.jsonl          the data set's account, without the fingerprint of the data
+    card.md, card.json    the guarantee, for people and for programs
+    report.html           one page to look at
+    operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
+                          private data). Never release this folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpvision import atomic
+from dpvision.config import Config, merged, read_toml, write_toml
+from dpvision.errors import ConfigError, DataError
+from dpvision.privacy.ledger import home
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths of a run."""
+
+    folder: Path
+
+    @property
+    def operator(self) -> Path:
+        return self.folder / "operator"
+
+    @property
+    def state(self) -> Path:
+        return self.operator / "state.safetensors"
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "weights.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def config(self) -> Config:
+        path = self.folder / "config.toml"
+        if not path.exists():
+            raise ConfigError(f"{self.folder}: not the folder of a run (it has no config.toml).")
+        return merged(Config(), read_toml(path), source=str(path))
+
+    def facts(self) -> dict[str, Any]:
+        """What the run knows of itself: name, key, data, branch, whether it is complete."""
+        return read_json(self.operator / "run.json")
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        atomic.write(self.operator / "run.json", json.dumps(facts, indent=1) + "\n")
+
+    def write_config(self, config: Config) -> None:
+        atomic.write(self.folder / "config.toml", write_toml(config))
+
+
+def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) -> Run:
+    """Make the whole folder at once, by a rename: a run that exists can be resumed."""
+    folder = Path(os.path.abspath(folder))
+    require_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Run(folder.with_name(f".{folder.name}.{os.getpid()}.partial"))
+    shutil.rmtree(partial.folder, ignore_errors=True)
+    partial.operator.mkdir(parents=True, mode=0o700)
+    partial.write_config(config)
+    partial.write_facts(facts)
+    atomic.write(partial.state, state)
+    if folder.exists():
+        folder.rmdir()  # empty, see above
+    os.rename(partial.folder, folder)
+    atomic.sync_folder(folder.parent)
+    return Run(folder)
+
+
+def require_free(folder: Path) -> None:
+    """A run never writes into a folder that holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists already. Fix: another --out, or `dpvision resume {folder}`.")
+
+
+def key_path(name: str) -> Path:
+    """Where a run's key is kept: never in the run folder."""
+    return home() / "keys" / f"{name}.key"
+
+
+def append_json(path: Path, line: dict[str, Any]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSONL file; a last half line, from a crash, is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    texts = path.read_text("utf-8", errors="replace").split("\n")
+    for number, text in enumerate(texts[:-1], 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object.")
+        lines.append(line)
+    return lines
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > 16 << 20:
+            raise DataError(f"{path}: too large for what it should be.")
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise DataError(f"{path}: can not be read as JSON: {exc}.") from exc
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: holds {type(value).__name__}, not a JSON object.")
+    return value
