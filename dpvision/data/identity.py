@@ -51,6 +51,6 @@ def _record_digests(split: Split) -> list[bytes]:
         labels = np.ascontiguousarray(split.labels[start : start + step], dtype="<i8")
         rows[:, len(kind) : len(kind) + 8] = labels.view(np.uint8).reshape(-1, 8)
         rows[:, len(kind) + 8 :] = images.view(np.uint8).reshape(len(images), size)
-        flat = memoryview(rows.reshape(-1))
+        flat = rows.reshape(-1).data
         digests += [blake2b(flat[a : a + width], digest_size=_DIGEST).digest() for a in range(0, len(flat), width)]
     return digests

@@ -17,7 +17,7 @@ def declared_size(size: Size) -> tuple[int, int] | None:
     """(height, width), or None where the size is to be read off the data."""
     if size is None:
         return None
-    sides = (size, size) if isinstance(size, int) else tuple(size)
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
         raise Refusal(f"can not have images of size {size!r}. Fix: give one number or (height, width).")
     return sides[0], sides[1]

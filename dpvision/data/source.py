@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from dpvision.data.classes import Classes
-from dpvision.data.dataset import SPLITS, Dataset
+from dpvision.data.dataset import Dataset, Split
 from dpvision.data.digits import read_digits
 from dpvision.data.folder import list_folder
 from dpvision.data.listing import Listing, Progress
@@ -119,10 +119,16 @@ def _kind_of_folder(path: Path) -> str:
 
 
 def _placed(dataset: Dataset, room: Room) -> Dataset:
-    parts = {split: getattr(dataset, split) for split in SPLITS}
-    room.require(sum(part.images.nbytes for part in parts.values() if part is not None and room.copies))
-    placed = {
-        split: None if part is None else replace(part, images=room.keep(f"{split}_images", part.images))
-        for split, part in parts.items()
-    }
-    return replace(dataset, **placed)
+    """The finished data set with its images in the room."""
+    parts = [part for part in (dataset.train, dataset.val, dataset.test) if part is not None]
+    room.require(sum(part.images.nbytes for part in parts) if room.copies else 0)
+
+    def keep(split: str, part: Split) -> Split:
+        return replace(part, images=room.keep(f"{split}_images", part.images))
+
+    return replace(
+        dataset,
+        train=keep("train", dataset.train),
+        val=None if dataset.val is None else keep("val", dataset.val),
+        test=None if dataset.test is None else keep("test", dataset.test),
+    )

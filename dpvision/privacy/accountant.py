@@ -49,11 +49,7 @@ def profile(event: Event, epsilons: Sequence[float]) -> NDArray[np.float64]:
 
 def mu(event: Event, delta: float) -> float:
     """The least mu such that mu-GDP implies the whole profile from delta up: a sound one-number summary."""
-    top = epsilon(event, delta)
-    if not 0 < top < quick.MOST_LOSS:
-        return 0.0 if top <= 0 else float("inf")
-    grid = np.linspace(0.0, top, 65)
-    return gdp.mu_of_profile(grid.tolist(), profile(event, grid.tolist()).tolist())
+    return gdp.mu_of_curve(lambda at: profile(event, at).tolist(), epsilon(event, delta))
 
 
 def rdp_epsilon(event: Event, delta: float) -> float:

@@ -32,9 +32,17 @@ def mu_of_point(epsilon: float, delta: float) -> float:
     return _least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
 
 
-def mu_of_profile(epsilons: Sequence[float], deltas: Sequence[float]) -> float:
-    """The least mu whose whole curve lies on or above the given one."""
-    return max((mu_of_point(e, d) for e, d in zip(epsilons, deltas, strict=True) if d > 0), default=0.0)
+def mu_of_curve(profile: Callable[[Sequence[float]], Sequence[float]], top: float) -> float:
+    """The least mu whose curve lies on or above the given profile for every epsilon up to `top`.
+
+    A sound one-number summary: whatever mu-GDP implies at those epsilons holds. The profile falls, so between two grid
+    points it is bounded by its value at the left one.
+    """
+    if not 0 < top < math.inf:
+        return 0.0 if top <= 0 else math.inf
+    grid = [top * i / 1024 for i in range(1025)]
+    points = list(zip(grid[1:], (float(d) for d in profile(grid)), strict=False))
+    return _least(lambda mu: all(gaussian_delta(mu, e) >= d for e, d in reversed(points)), start=1.0, rounds=16)
 
 
 def central_limit_mu(event: Event) -> float:
@@ -52,7 +60,7 @@ def _phi(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
 
 
-def _least(holds: Callable[[float], bool], start: float) -> float:
+def _least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
     """The least x > 0 at which a monotone condition holds, by doubling and halving; the end returned satisfies it."""
     high = start
     while not holds(high):
@@ -62,7 +70,7 @@ def _least(holds: Callable[[float], bool], start: float) -> float:
     low = high / 2
     while low > 1e-12 and holds(low):
         high, low = low, low / 2
-    for _ in range(48):
+    for _ in range(rounds):
         mid = (low + high) / 2
         low, high = (low, mid) if holds(mid) else (mid, high)
     return high

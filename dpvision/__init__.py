@@ -1,0 +1,29 @@
+"""Differentially private image learning: private images in, a classifier and its proof out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Name -> module. Loaded on first use, so that `import dpvision` costs nothing.
+_HOMES = {
+    "Budget": "dpvision.privacy.events",
+    "Composed": "dpvision.privacy.events",
+    "ClassScheduled": "dpvision.privacy.events",
+    "Config": "dpvision.config",
+    "DPVisionError": "dpvision.errors",
+    "Gaussian": "dpvision.privacy.events",
+    "PoissonGaussian": "dpvision.privacy.events",
+    "plan": "dpvision.plan",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'dpvision' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m dpvision`."""
+
+from dpvision.cli import main
+
+main()

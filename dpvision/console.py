@@ -1,0 +1,125 @@
+"""What the operator sees in the terminal: tables, the plan of a training, a progress bar, the closing lines."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpvision.train import Prepared, Progress
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def table(rows: Mapping[str, Any], *, title: str | None = None) -> None:
+    """Two columns: what, and how much."""
+    if title:
+        say(title)
+    width = max((len(k) for k in rows), default=0)
+    for key, value in rows.items():
+        say(f"  {key:<{width}}  {value}")
+
+
+def grid(header: list[str], rows: list[list[str]]) -> None:
+    """A plain table with a line under the header."""
+    widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
+    for row in [header, ["-" * w for w in widths], *rows]:
+        say("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def as_json(value: Any) -> None:
+    say(json.dumps(value, indent=1))
+
+
+def show_training(prepared: Prepared) -> None:
+    """The plan of a training, with what is public and how it is known."""
+    from dpvision.privacy import accountant, gdp
+
+    config, event = prepared.config, prepared.event()
+    epsilon = accountant.epsilon(event, config.delta)
+    rough = gdp.gaussian_epsilon(gdp.central_limit_mu(event), config.delta)
+    channels, height, width = prepared.shape
+    weights = sum(p.numel() for p in prepared.model().parameters() if p.requires_grad)
+    table(
+        {
+            "data": f"{prepared.data.name}: images {height}x{width}x{channels}, {len(prepared.data.classes)} classes",
+            "unit": f"{config.unit}; n = {config.n:,} {config.unit}s",
+            "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
+            "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
+            "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
+            "guarantee": f"epsilon {epsilon:.4f} at delta {config.delta:g}, by {accountant.NAME}",
+            "cross-check": f"Rényi {accountant.rdp_epsilon(event, config.delta):.4f}; "
+            f"central limit {rough:.4f} (approximate, not a bound)",
+        },
+        title="plan",
+    )
+    if prepared.read_off:
+        say(
+            f"  note: {', '.join(prepared.read_off)}: read off the data and taken as public. The card says so. "
+            "Declare them (--n, --classes, --size) if they are not public."
+        )
+    for broken in prepared.data.broken:
+        say(f"  left out: {broken}")
+
+
+@contextmanager
+def training_bar(target: float) -> Iterator[Callable[[Progress], None]]:
+    """Step, images per second, time left and epsilon spent of the target; on stderr, so that output can be piped."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]:>7,.0f} images/s"),
+        TimeRemainingColumn(),
+        TextColumn("epsilon {task.fields[epsilon]:.2f} of {task.fields[target]:.2f}"),
+    )
+    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("training", total=None, speed=0.0, epsilon=0.0, target=target)
+        began = time.monotonic()
+
+        def update(progress: Progress) -> None:
+            speed = progress.images / max(time.monotonic() - began, 1e-9)
+            bar.update(task, total=progress.steps, completed=progress.step, speed=speed, epsilon=progress.epsilon)
+
+        yield update
+
+
+@contextmanager
+def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work of a known length: called with (done, of)."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, total=of, completed=done)
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask the training to save its state and stop; a second one stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

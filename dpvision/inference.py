@@ -1,0 +1,95 @@
+"""Use a released model: load it from its weights file alone, measure its accuracy, classify images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpvision import checkpoint
+from dpvision.data import load, load_images
+from dpvision.errors import DataError
+from dpvision.models import build
+from dpvision.train import accuracy, to_tensor
+
+
+@dataclass(frozen=True)
+class Released:
+    """A model with the shape of its images (channels, height, width) and its classes."""
+
+    model: nn.Module
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+
+
+def released(run: Path) -> Released:
+    """The model of a run folder, or of a weights.safetensors file given by name."""
+    path = run / "weights.safetensors" if run.is_dir() else run
+    if not path.exists():
+        raise DataError(f"{path}: there is no released model here. Fix: finish the run with `dpvision resume {run}`.")
+    _, header = checkpoint.read(path)
+    try:
+        if header["format"] != "dpvision-weights-1":
+            raise ValueError(f"format {header['format']!r}")
+        channels, height, width = (int(x) for x in json.loads(header["shape"]))
+        classes = tuple(str(c) for c in json.loads(header["classes"]))
+        if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= 4096 and 2 <= len(classes) <= 100_000):
+            raise ValueError("an impossible shape or number of classes")
+        name = header["model"]
+    except (KeyError, ValueError, TypeError, RecursionError) as exc:
+        raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
+    model = build(name, (channels, height, width), classes=len(classes), seed=0)
+    tensors, _ = checkpoint.load(path, model.state_dict())
+    model.load_state_dict(tensors)
+    return Released(model.eval(), (channels, height, width), classes)
+
+
+def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> dict[str, Any]:
+    """Accuracy on one split of a data set whose classes and shape are the model's."""
+    made = released(run)
+    data = load(source, classes=list(made.classes), size=size or made.shape[1:])
+    part = {"train": data.train, "val": data.val, "test": data.test}[split]
+    if part is None or not len(part.labels):
+        raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
+    _same_shape(source, part.images.shape, made)
+    return {"accuracy": accuracy(made.model, part), "images": len(part.labels), "split": split}
+
+
+def predict(run: Path, images: Path, *, progress: Callable[[int, int], None], physical: int = 1024) -> str:
+    """CSV text: file, class, probability."""
+    made = released(run)
+    names, pixels = load_images(images, size=made.shape[1:])
+    _same_shape(str(images), pixels.shape, made)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["file", "class", "probability"])
+    for start in range(0, len(names), physical):
+        with torch.no_grad():
+            chances = made.model(to_tensor(np.asarray(pixels[start : start + physical]))).softmax(1)
+        best, which = chances.max(1)
+        for name, chance, index in zip(names[start : start + physical], best.tolist(), which.tolist(), strict=True):
+            writer.writerow([_inert(name), _inert(made.classes[index]), f"{chance:.4f}"])
+        progress(min(start + physical, len(names)), len(names))
+    return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A cell that a spreadsheet will not take for a formula."""
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _same_shape(source: str, shape: tuple[int, ...], made: Released) -> None:
+    height, width, channels = shape[1:]
+    if (channels, height, width) != made.shape:
+        raise DataError(
+            f"{source}: its images are {height}x{width}x{channels}; the model takes "
+            f"{made.shape[1]}x{made.shape[2]}x{made.shape[0]}."
+        )

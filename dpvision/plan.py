@@ -1,0 +1,95 @@
+"""Answers from public numbers alone: how much noise, how many steps, how large a batch, or what epsilon. Touches no data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpvision.config import default_batch, default_steps
+from dpvision.errors import ConfigError
+from dpvision.privacy import calibrate, gdp, quick
+from dpvision.privacy.events import Budget, PoissonGaussian
+
+
+def plan(
+    *,
+    n: int,
+    batch: int | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    sigma: float | None = None,
+    delta: float = 1e-5,
+    confirm: bool = False,
+) -> dict[str, Any]:
+    """Solve for what is missing.
+
+    epsilon given, sigma not    the least sigma (batch and steps have defaults)
+    sigma given, epsilon not    epsilon
+    both given, steps not       the most steps
+    both and steps, not batch   the largest expected batch
+    all four                    an error: nothing is missing
+    """
+    if n < 1:
+        raise ConfigError(f"n is {n}: the number of units must be at least 1.")
+    if batch is not None and not 0 < batch <= n:
+        raise ConfigError(f"batch is {batch} and n is {n}: it must be 0 < batch <= n.")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps is {steps}: it must be at least 1.")
+    if epsilon is None and sigma is None:
+        raise ConfigError("plan needs --epsilon (to find the noise) or --sigma (to find epsilon).")
+    solved_for = "epsilon" if epsilon is None else "sigma" if sigma is None else "steps" if steps is None else "batch"
+    if solved_for == "batch" and batch is not None:
+        raise ConfigError("n, batch, steps, sigma and epsilon are all given: leave out the one to solve for.")
+    budget = Budget(1.0 if epsilon is None else epsilon, delta)
+    if solved_for == "batch":
+        assert sigma is not None and steps is not None
+        batch = int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n)
+        if batch < 1:
+            raise ConfigError(
+                f"even an expected batch of 1 in {n:,} exceeds epsilon {budget.epsilon:g} at sigma {sigma:g} and "
+                f"{steps:,} steps. Fix: more noise, fewer steps, or a larger epsilon."
+            )
+    batch = batch or default_batch(n)
+    rate = batch / n
+    if solved_for == "steps":
+        assert sigma is not None
+        steps = calibrate.steps(budget, sigma=sigma, rate=rate, confirm=confirm)
+    steps = steps or default_steps(n, batch)
+    sigma = sigma or calibrate.sigma(budget, rate=rate, steps=steps, confirm=confirm)
+    return _answer(n, batch, PoissonGaussian(rate, sigma, steps), delta, solved_for=solved_for, confirm=confirm)
+
+
+def _answer(
+    n: int, batch: int, event: PoissonGaussian, delta: float, *, solved_for: str, confirm: bool
+) -> dict[str, Any]:
+    epsilon = quick.epsilon(event, delta)
+    approximate = gdp.central_limit_mu(event)
+    answer: dict[str, Any] = {
+        "n": n,
+        "batch": batch,
+        "sample_rate": event.rate,
+        "steps": event.steps,
+        "sigma": event.sigma,
+        "epsilon": epsilon,
+        "delta": delta,
+        "mu": gdp.mu_of_curve(lambda at: quick.profile(event, at), epsilon),
+        "passes": event.steps * event.rate,
+        "solved_for": solved_for,
+        "accountant": "dpvision quick PLD, an upper bound; a run is charged by dp-accounting's, which is never above it"
+        " by more than rounding",
+        "approximate": {
+            "label": "approximate: central limit, not a bound",
+            "mu": approximate,
+            "epsilon": gdp.gaussian_epsilon(approximate, delta),
+        },
+    }
+    if confirm:
+        from dpvision.privacy import accountant
+
+        answer |= {
+            "accountant": accountant.NAME,
+            "quick_epsilon": epsilon,
+            "epsilon": accountant.epsilon(event, delta),
+            "mu": accountant.mu(event, delta),
+            "rdp_epsilon": accountant.rdp_epsilon(event, delta),
+        }
+    return answer
