@@ -67,7 +67,9 @@ def plan(
         return
     rough = answer.pop("approximate")
     rows = {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()}
-    console.table({**rows, "approximate": f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (no bound)"})
+    console.table(
+        {**rows, "approximate": f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (no bound)"}
+    )
 
 
 @app.command
@@ -80,12 +82,8 @@ def check(source: Data, /, *, classes: Classes = None, size: Size = None, json: 
     from dpvision.data import check as look
 
     findings = look(source, classes=_classes(classes), size=size)
-    if json:
-        console.as_json(findings.to_json())
-    else:
-        for line in findings.lines():
-            console.say(line)
-    if findings.broken:
+    (console.as_json if json else console.show_findings)(console.findings_json(findings))
+    if findings.broken or findings.problems:
         sys.exit(3)
 
 
@@ -116,8 +114,12 @@ def train(
     seed: Annotated[int | None, Parameter(help="initial weights only; noise never has a seed")] = None,
     physical: int | None = None,
     checkpoint_every: int | None = None,
-    budget: Annotated[float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="print the plan and stop; nothing is written or charged")] = False,
+    budget: Annotated[
+        float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="print the plan and stop; nothing is written or charged")
+    ] = False,
 ) -> None:
     """Train a classifier privately.
 
@@ -213,7 +215,13 @@ def resume(
 
 @app.command(name="eval")
 def evaluate(
-    run: Path, source: Data, /, *, split: Literal["test", "val", "train"] = "test", size: Size = None, json: Json = False
+    run: Path,
+    source: Data,
+    /,
+    *,
+    split: Literal["test", "val", "train"] = "test",
+    size: Size = None,
+    json: Json = False,
 ) -> None:
     """Accuracy of a released model on a data set. For your eyes: the figure is not private.
 

@@ -60,7 +60,9 @@ class Config:
         for name in ("lr", "clip", "physical", "checkpoint_every"):
             _positive(name, getattr(self, name))
         if not (0 <= self.momentum < 1 and 0 <= self.ema < 1):
-            raise ConfigError(f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1.")
+            raise ConfigError(
+                f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1."
+            )
         if self.batch is not None and self.n is not None and self.batch > self.n:
             raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch can not exceed n.")
 

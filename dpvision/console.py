@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpvision.data import Findings
     from dpvision.train import Prepared, Progress
 
 
@@ -36,6 +37,41 @@ def grid(header: list[str], rows: list[list[str]]) -> None:
 
 def as_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
+
+
+def findings_json(findings: Findings) -> dict[str, Any]:
+    """What `check` found, with the flags that would declare it as public."""
+    train = findings.counts.get("train", {})
+    n = sum(train.values())
+    size = next(iter(findings.sizes), (0, 0))
+    return {
+        "name": findings.name,
+        "counts": {split: dict(classes) for split, classes in findings.counts.items()},
+        "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.items()},
+        "channels": {str(k): v for k, v in findings.channels.items()},
+        "persons": findings.persons,
+        "problems": list(findings.problems),
+        "broken": [{"path": b.path, "reason": b.reason} for b in findings.broken],
+        "declare": f"--n {n} --classes {','.join(train)}" + (f" --size {size[0]}" if size[0] == size[1] else ""),
+    }
+
+
+def show_findings(findings: dict[str, Any]) -> None:
+    say(f"{findings['name']} (for your eyes: nothing of this is private)")
+    for split, counts in findings["counts"].items():
+        say(f"  {split}: {sum(counts.values()):,} images, {len(counts)} classes")
+        for name, count in counts.items():
+            say(f"    {name}: {count:,}")
+    say(f"  sizes: {', '.join(f'{k} ({v:,})' for k, v in findings['sizes'].items())}")
+    if findings["persons"] is not None:
+        say(f"  persons: {findings['persons']:,}")
+    for problem in findings["problems"]:
+        say(f"  problem: {problem}")
+    for broken in findings["broken"]:
+        say(f"  broken: {broken['path']}: {broken['reason']}")
+    if findings["broken"]:
+        say("  To go on without the broken files: --skip-broken")
+    say(f"  If these figures are public, declare them: {findings['declare']}")
 
 
 def show_training(prepared: Prepared) -> None:
@@ -67,7 +103,7 @@ def show_training(prepared: Prepared) -> None:
             "Declare them (--n, --classes, --size) if they are not public."
         )
     for broken in prepared.data.broken:
-        say(f"  left out: {broken}")
+        say(f"  left out: {broken.path}: {broken.reason}")
 
 
 @contextmanager

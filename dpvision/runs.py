@@ -1,13 +1,13 @@
 """The folder of one run: what may be released at its top, what is for the operator's eyes only in `operator/`.
 
-    config.toml           every setting, complete
-    weights.safetensors   the released model, with its guarantee in the header
-    metrics.jsonl         step, epsilon so far, accuracy on the test split
-    ledger.jsonl          the data set's account, without the fingerprint of the data
-    card.md, card.json    the guarantee, for people and for programs
-    report.html           one page to look at
-    operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
-                          private data). Never release this folder.
+config.toml           every setting, complete
+weights.safetensors   the released model, with its guarantee in the header
+metrics.jsonl         step, epsilon so far, accuracy on the test split
+ledger.jsonl          the data set's account, without the fingerprint of the data
+card.md, card.json    the guarantee, for people and for programs
+report.html           one page to look at
+operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
+                      private data). Never release this folder.
 """
 
 from __future__ import annotations

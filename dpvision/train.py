@@ -11,13 +11,11 @@ clipped) goes to `operator/log.jsonl` and steers nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +27,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, runs
-from dpvision.config import Config, merged, to_dict
+from dpvision.config import Config, merged
 from dpvision.data import Dataset, Split, fingerprint, load
-from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError
+from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
 from dpvision.mechanism.clip import ClippedSum, Seen, probe
 from dpvision.mechanism.private_sum import Fetch, PrivateSum
 from dpvision.mechanism.sampling import PoissonSampler, by_person
 from dpvision.mechanism.streams import Key
 from dpvision.models import build
 from dpvision.privacy import quick
-from dpvision.privacy.events import Budget, Composed, Event, from_json, to_json
-from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.privacy.events import Budget, Event, to_json
+from dpvision.privacy.ledger import ledger_of
+from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = ("lr", "momentum", "clip", "ema", "release", "steps", "sigma", "batch", "physical", "checkpoint_every")
@@ -111,6 +110,7 @@ def prepare(source: str, config: Config) -> Prepared:
 def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> runs.Run:
     """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`."""
     runs.require_free(folder)
+    _require_room(prepared)
     model = prepared.model()
     probe(model, torch.zeros(prepared.shape), len(prepared.data.classes))
     key_name = secrets.token_hex(8)
@@ -125,8 +125,8 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
         "threads": torch.get_num_threads(),
         "complete": False,
     }
-    weights = parameters_to_vector(_trainable(model)).detach()
-    state = _State(
+    weights = parameters_to_vector(trainable(model)).detach()
+    state = State(
         weights=weights,
         momentum=torch.zeros_like(weights),
         ema=weights.clone(),
@@ -134,14 +134,29 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
         private=test_key is None,
         config=prepared.config,
     )
-    state = replace(state, branch=_branch_name(state, prepared, key_name))
+    state = replace(
+        state, branch=branch_name(state, prepared.config, fingerprint=prepared.fingerprint, key_name=key_name)
+    )
     return runs.create(folder, prepared.config, facts, state.dump())
+
+
+def _require_room(prepared: Prepared) -> None:
+    """Refuse before anything is made what the ledger would refuse later."""
+    config, ledger = prepared.config, ledger_of(prepared.fingerprint)
+    if config.budget and ledger.exists() and ledger.account().budget != Budget(config.budget, config.delta):
+        now = ledger.account().budget
+        raise ConfigError(
+            f"--budget {config.budget:g} at delta {config.delta:g}: the data set has a budget of epsilon "
+            f"{now.epsilon:g} at delta {now.delta:g} since its first run. Fix: leave --budget out, or change it with "
+            f"`dpvision ledger DATA --set-budget {config.budget:g}`."
+        )
+    ledger.require_room(prepared.event(), Budget(config.budget or config.epsilon, config.delta))
 
 
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     """The training of an existing run, with changed settings if asked for."""
     facts = run.facts()
-    before = _State.config_of(checkpoint.read(run.state)[1], run.state)
+    before = State.config_of(checkpoint.read(run.state)[1], run.state)
     config = merged(before, changes or {}, source="resume")
     fixed = sorted(k for k in (changes or {}) if k not in CHANGEABLE and getattr(config, k) != getattr(before, k))
     if fixed:
@@ -168,11 +183,11 @@ def proceed(
     config, sampler = prepared.config, prepared.sampler
     assert config.sigma  # complete
     model = prepared.model()
-    state = _State.load(run.state, model)
+    state = State.load(run.state, model)
     if facts["complete"]:
         Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
-    state, key = _same_or_new_branch(run, prepared, state)
+    state, key = same_or_new_branch(state, config, fingerprint=prepared.fingerprint)
 
     ledger = ledger_of(prepared.fingerprint)
     ledger.open(Budget(config.budget or config.epsilon, config.delta))
@@ -194,7 +209,7 @@ def proceed(
         if stop():
             state.save(run)
             return _outcome(run, state, prepared, time.monotonic() - began)
-        vector_to_parameters(state.weights, _trainable(model))
+        vector_to_parameters(state.weights, trainable(model))
         gradient = private_sum.step(number, everyone, fetch).float()
         state = _descend(state, gradient, config)
         runs.append_json(run.operator / "log.jsonl", {"step": state.step, **seen.flush()})
@@ -234,11 +249,6 @@ def accuracy(model: nn.Module, split: Split, *, physical: int = 1024) -> float:
     return hits / len(split.labels)
 
 
-def software() -> str:
-    """What computes: another version may round otherwise, so it gets fresh noise."""
-    return f"dpvision {version('dpvision')}, torch {torch.__version__}, numpy {np.__version__}, cpu"
-
-
 def _fetcher(split: Split, unit: str) -> Fetch:
     """Images and labels of the units drawn; a person's images follow each other."""
     if unit == "image":
@@ -260,72 +270,7 @@ def _fetcher(split: Split, unit: str) -> Fetch:
     return of_persons
 
 
-@dataclass(frozen=True)
-class _State:
-    """All that the next step needs, and every bit of it a function of noisy sums only."""
-
-    weights: Tensor
-    momentum: Tensor
-    ema: Tensor
-    config: Config
-    key: str  # name of the key's file
-    private: bool  # False once a fixed key was used
-    step: int = 0
-    branch: str = ""  # names the noise and the charge
-    first: int = 0  # the step at which this branch began
-    path: tuple[Event, ...] = ()  # what earlier branches did, up to where they were left
-    software: str = ""
-    digest: str = ""  # of the file it was read from
-
-    def dump(self) -> bytes:
-        header = {
-            "step": str(self.step),
-            "first": str(self.first),
-            "branch": self.branch,
-            "key": self.key,
-            "private": json.dumps(self.private),
-            "software": self.software or software(),
-            "config": json.dumps(to_dict(self.config), sort_keys=True),
-            "path": json.dumps([to_json(e) for e in self.path]),
-        }
-        return checkpoint.dump({"weights": self.weights, "momentum": self.momentum, "ema": self.ema}, header)
-
-    def save(self, run: runs.Run) -> None:
-        atomic.write(run.state, self.dump())
-
-    @staticmethod
-    def config_of(header: dict[str, str], path: Path) -> Config:
-        try:
-            return merged(Config(), json.loads(header["config"]), source=str(path))
-        except (KeyError, ValueError, AttributeError) as exc:
-            raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
-
-    @staticmethod
-    def load(path: Path, model: nn.Module) -> _State:
-        flat = parameters_to_vector(_trainable(model)).detach()
-        tensors, header = checkpoint.load(path, dict.fromkeys(("weights", "momentum", "ema"), flat))
-        try:
-            return _State(
-                **tensors,
-                config=_State.config_of(header, path),
-                key=header["key"],
-                private=header["private"] == "true",
-                step=int(header["step"]),
-                branch=header["branch"],
-                first=int(header["first"]),
-                path=tuple(from_json(e) for e in json.loads(header["path"])),
-                software=header["software"],
-                digest=header["digest"],
-            )
-        except (KeyError, ValueError) as exc:
-            raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
-
-
-def _descend(state: _State, gradient: Tensor, config: Config) -> _State:
+def _descend(state: State, gradient: Tensor, config: Config) -> State:
     """SGD with momentum on the noisy gradient; the average's decay warms up as (1 + t) / (10 + t)."""
     momentum = config.momentum * state.momentum + gradient
     weights = state.weights - config.lr * momentum
@@ -334,88 +279,47 @@ def _descend(state: _State, gradient: Tensor, config: Config) -> _State:
     return replace(state, step=state.step + 1, weights=weights, momentum=momentum, ema=ema)
 
 
-def _branch_name(state: _State, prepared: Prepared, key_name: str) -> str:
-    """Names a stretch of training by everything that shapes it: the same name means the same bits."""
-    where = [state.branch, state.step, state.digest]
-    shaping = [*where, prepared.config.hash(), prepared.fingerprint, software(), key_name]
-    return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
-
-
-def _same_or_new_branch(run: runs.Run, prepared: Prepared, state: _State) -> tuple[_State, Key]:
-    """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
-    before = state.config
-    key = Key.kept(runs.key_path(state.key))
-    if key and prepared.config.hash() == before.hash() and state.software == software():
-        return replace(state, config=prepared.config), key
-    if prepared.sampler.steps < state.step:
-        raise ConfigError(f"{run.folder}: {state.step} steps are done; steps can not be set to {prepared.sampler.steps}.")
-    name = state.key
-    if key is None:  # without the old key the old noise can not be drawn again
-        name, key = secrets.token_hex(8), Key.fresh()
-        key.keep(runs.key_path(name))
-    assert before.batch and before.n and before.sigma
-    done = PoissonSampler(before.batch, before.n, state.step).event(before.sigma, first=state.first)
-    return replace(
-        state,
-        config=prepared.config,
-        key=name,
-        private=state.private and key.private,
-        branch=_branch_name(state, prepared, name),
-        first=state.step,
-        path=(*state.path, done),
-        software=software(),
-    ), key
-
-
-def _event_so_far(state: _State) -> Composed:
-    """What the weights at this step tell: earlier branches up to where they were left, and this one."""
-    config = state.config
-    assert config.sigma and config.batch and config.n
-    here = PoissonSampler(config.batch, config.n, state.step).event(config.sigma, first=state.first)
-    return Composed((*state.path, here))
-
-
-def _epsilon_at_mark(state: _State, prepared: Prepared, marks: set[int]) -> float:
+def _epsilon_at_mark(state: State, prepared: Prepared, marks: set[int]) -> float:
     """For display: the bound at the next mark, so that a bar costs twenty evaluations and never shows too little."""
     ahead = min((m for m in marks if m >= state.step), default=state.step)
-    return quick.epsilon(_event_so_far(replace(state, step=ahead)), prepared.config.delta)
+    return quick.epsilon(event_so_far(replace(state, step=ahead)), prepared.config.delta)
 
 
-def _metrics(state: _State, prepared: Prepared, model: nn.Module) -> dict[str, Any]:
-    line: dict[str, Any] = {"step": state.step, "epsilon": quick.epsilon(_event_so_far(state), prepared.config.delta)}
+def _metrics(state: State, prepared: Prepared, model: nn.Module) -> dict[str, Any]:
+    line: dict[str, Any] = {"step": state.step, "epsilon": quick.epsilon(event_so_far(state), prepared.config.delta)}
     if prepared.data.test is not None:
         for name, weights in (("ema", state.ema), ("last", state.weights)):
-            vector_to_parameters(weights, _trainable(model))
+            vector_to_parameters(weights, trainable(model))
             line[f"test_accuracy_{name}"] = accuracy(model, prepared.data.test)
     return line
 
 
-def _release(run: runs.Run, state: _State, prepared: Prepared, model: nn.Module) -> None:
+def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) -> None:
     """Write what may be released, then mark the run complete, then destroy the key."""
-    if torch.equal(state.weights, parameters_to_vector(_trainable(prepared.model())).detach()):
-        raise PrivacyError(f"{run.folder}: the weights did not move in {state.step} steps; this is a fault, not a result.")
-    vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights, _trainable(model))
+    if torch.equal(state.weights, parameters_to_vector(trainable(prepared.model())).detach()):
+        raise PrivacyError(f"{run.folder}: the weights did not move in {state.step} steps; that is a fault.")
+    vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights, trainable(model))
     header = {
         "format": "dpvision-weights-1",
         "model": str(prepared.config.model),
         "shape": json.dumps(list(prepared.shape)),
         "classes": json.dumps(list(prepared.data.classes)),
         "config": prepared.config.hash(),
-        "event": json.dumps(to_json(_event_so_far(state))),
+        "event": json.dumps(to_json(event_so_far(state))),
         "delta": repr(prepared.config.delta),
         "private": "yes" if state.private else NOT_PRIVATE,
     }
     atomic.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
     run.write_config(prepared.config)
-    run.write_facts({**run.facts(), "complete": True, "event": to_json(_event_so_far(state)), "private": state.private})
+    run.write_facts({**run.facts(), "complete": True, "event": to_json(event_so_far(state)), "private": state.private})
     Key.destroy(runs.key_path(state.key))
 
 
-def _outcome(run: runs.Run, state: _State, prepared: Prepared, seconds: float) -> Outcome:
+def _outcome(run: runs.Run, state: State, prepared: Prepared, seconds: float) -> Outcome:
     complete = bool(run.facts()["complete"])
-    last = next(reversed(runs.read_lines(run.metrics)), {})
+    last: dict[str, Any] = next(reversed(runs.read_lines(run.metrics)), {})
     hit = last.get(f"test_accuracy_{prepared.config.release}") if complete else None
-    return Outcome(run, complete, _event_so_far(state), hit, seconds, state.private)
+    return Outcome(run, complete, event_so_far(state), hit, seconds, state.private)
 
 
 def _drop_after(path: Path, step: int) -> None:

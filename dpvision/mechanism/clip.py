@@ -60,7 +60,9 @@ class Seen:
 class ClippedSum:
     """sum over units of clip_C(mean over views of the gradient), for the trainable parameters of `model`."""
 
-    def __init__(self, model: nn.Module, loss: Loss, *, clip: float, physical: int = 256, watch: Watch | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, *, clip: float, physical: int = 256, watch: Watch | None = None
+    ) -> None:
         if not clip > 0:
             raise ConfigError(f"clip is {clip}: the bound on a unit's gradient must be above 0.")
         refuse_unsafe(model)

@@ -89,6 +89,5 @@ class Stream:
 
     def words(self, count: int) -> NDArray[np.uint64]:
         out = np.zeros(count, dtype="<u8")
-        view = memoryview(out).cast("B")
-        self._cipher.update_into(view, view)  # type: ignore[arg-type]
+        self._cipher.update_into(out.data.cast("B"), out.data.cast("B"))
         return out

@@ -22,7 +22,9 @@ def small_cnn(shape: tuple[int, int, int], classes: int, width: int = 16) -> nn.
     """
     channels, height, width_px = shape
     if min(height, width_px) < 4:
-        raise ConfigError(f"small-cnn needs images of at least 4x4 pixels, not {height}x{width_px}. Fix: --model linear.")
+        raise ConfigError(
+            f"small-cnn needs images of at least 4x4 pixels, not {height}x{width_px}. Fix: --model linear."
+        )
     layers: list[nn.Module] = []
     while min(height, width_px) >= 4 and len(layers) < 12:
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.Tanh(), nn.AvgPool2d(2)]

@@ -133,7 +133,7 @@ def from_json(value: Any) -> Event:
     """The event that `to_json` wrote. Anything else is a ConfigError that says what is wrong."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"an event must be a JSON object, not {type(value).__name__}.")
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "type"}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "type"}
     try:
         match value.get("type"):
             case "gaussian":
@@ -157,7 +157,8 @@ def describe(event: Event) -> str:
         case PoissonGaussian(rate, sigma, steps):
             return f"{steps:,} steps, each record in a step with probability {rate:.4g}, sigma {sigma:.4g}"
         case ClassScheduled(sigma, rates, rows):
-            return f"{sum(rows):,} rows over {len(rates)} classes, rate inside a class up to {max(rates):.4g}, sigma {sigma:.4g}"
+            inside = f"rate inside a class up to {max(rates):.4g}"
+            return f"{sum(rows):,} rows over {len(rates)} classes, {inside}, sigma {sigma:.4g}"
         case Composed(events):
             return "; ".join(describe(e) for e in events) or "nothing"
 

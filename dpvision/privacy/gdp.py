@@ -7,7 +7,7 @@ of 1, the true one is 1.42. It may be shown beside the truth under the name "app
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dpvision.privacy.events import Event, exposures
 
@@ -32,7 +32,7 @@ def mu_of_point(epsilon: float, delta: float) -> float:
     return _least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
 
 
-def mu_of_curve(profile: Callable[[Sequence[float]], Sequence[float]], top: float) -> float:
+def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: float) -> float:
     """The least mu whose curve lies on or above the given profile for every epsilon up to `top`.
 
     A sound one-number summary: whatever mu-GDP implies at those epsilons holds. The profile falls, so between two grid

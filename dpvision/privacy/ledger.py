@@ -100,7 +100,9 @@ class Ledger:
         with self._locked():
             lines = self._read()
         if not lines:
-            raise LedgerMismatch(f"{self.path}: there is no ledger for this data set yet; it begins with the first run.")
+            raise LedgerMismatch(
+                f"{self.path}: there is no ledger for this data set yet; it begins with the first run."
+            )
         return self._account(lines)
 
     def set_budget(self, budget: Budget) -> Account:
@@ -115,6 +117,13 @@ class Ledger:
                     f"{spent:.4f} is spent already, and what was released can not be taken back."
                 )
             return self._account(self._append(lines, "budget", {"epsilon": budget.epsilon, "delta": budget.delta}))
+
+    def require_room(self, event: Event, budget: Budget) -> None:
+        """Refuse early what `spend` would refuse, where `budget` is that of a ledger still to be opened."""
+        if not self.exists():
+            return _require_room(budget, Composed(()), event)
+        account = self.account()
+        _require_room(account.budget, account.total, event)
 
     def spend(self, event: Event, *, id: str, run: str) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
@@ -131,14 +140,7 @@ class Ledger:
                             f"({describe(charge.event)}; now: {describe(event)})."
                         )
                     return account
-            after = accountant.epsilon(Composed((*account.total.events, event)), account.budget.delta)
-            if after > account.budget.epsilon:
-                raise BudgetSpent(
-                    f"the data set's budget is epsilon {account.budget.epsilon:g} at delta {account.budget.delta:g}, "
-                    f"{account.spent():.4f} of it is spent, and this would make it {after:.4f} "
-                    f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner of the data "
-                    "agrees that more may be told about each person, `dpvision ledger DATA --set-budget EPSILON`."
-                )
+            _require_room(account.budget, account.total, event)
             return self._account(self._append(lines, "charge", {"id": id, "run": run, "event": to_json(event)}))
 
     def lines(self) -> list[dict[str, Any]]:
@@ -189,7 +191,9 @@ class Ledger:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 good = False
             if not good:
-                raise LedgerMismatch(f"{self.path}: line {number + 1} was changed, or one before it is missing. {RESTORE}")
+                raise LedgerMismatch(
+                    f"{self.path}: line {number + 1} was changed, or one before it is missing. {RESTORE}"
+                )
             previous = line["hash"]
             lines.append(line)
         if lines and lines[0].get("fingerprint") != self._fingerprint:
@@ -261,6 +265,17 @@ def ledger_of(fingerprint: str) -> Ledger:
     return Ledger(home() / "ledgers", fingerprint)
 
 
+def _require_room(budget: Budget, before: Composed, event: Event) -> None:
+    after = accountant.epsilon(Composed((*before.events, event)), budget.delta)
+    if after > budget.epsilon:
+        raise BudgetSpent(
+            f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
+            f"{accountant.epsilon(before, budget.delta):.4f} of it is spent, and this would make it {after:.4f} "
+            f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner of the data "
+            "agrees that more may be told about each person, `dpvision ledger DATA --set-budget EPSILON`."
+        )
+
+
 def _hash(previous: str, line: dict[str, Any]) -> str:
     text = json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b((previous + text).encode(), digest_size=20).hexdigest()
@@ -269,4 +284,3 @@ def _hash(previous: str, line: dict[str, Any]) -> str:
 def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-

@@ -118,7 +118,7 @@ def grid_width(kind: tuple[Exposure, ...]) -> float:
     for q, sigma, n in kind:
         out, into = _loss(x * sigma, q, sigma), _loss(x * sigma + 1, q, sigma)
         mean = (1 - q) * (w @ out) + q * (w @ into)
-        variance += n * ((1 - q) * (w @ (out - mean) ** 2) + q * (w @ (into - mean) ** 2))
+        variance += n * float((1 - q) * (w @ (out - mean) ** 2) + q * (w @ (into - mean) ** 2))
         reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
         steps += n
     h = min(GRID * math.sqrt(variance / steps), 1.0)
@@ -186,7 +186,9 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
     mass = np.maximum(mass, 0.0)
     infinite += float(mass[max(last + 1 - low, 0) :].sum())
     mass = mass[max(0, -low) : max(last + 1 - low, 0)] if last >= low else np.zeros(1)
-    losses_up = (max(low, 0) + np.arange(len(mass))) * h if last >= low else np.array([MOST_LOSS])
+    losses_up: Floats = (max(low, 0) + np.arange(len(mass), dtype=np.float64)) * h
+    if last < low:
+        losses_up = np.array([MOST_LOSS])
     above = np.cumsum(mass[::-1])[::-1] + infinite
     above_q = np.cumsum((mass * np.exp(-losses_up))[::-1])[::-1]
     return _Total(losses_up, above, above_q)
@@ -194,7 +196,9 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
 
 def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
     """Indices between which the composed loss lies but for WINDOW_TAIL on each side (Chernoff)."""
-    points = [(s, n, (np.arange(len(s.mass)) + s.low) * h) for s, n in steps]
+    points: list[tuple[_Losses, int, Floats]] = [
+        (s, n, (np.arange(len(s.mass), dtype=np.float64) + s.low) * h) for s, n in steps
+    ]
     mean = sum(n * float(s.mass @ l) for s, n, l in points)
     spread = math.sqrt(sum(n * max(float(s.mass @ l**2) - float(s.mass @ l) ** 2, 0.0) for s, n, l in points)) + h
     low, high = sum(n * float(l[0]) for _, n, l in points), sum(n * float(l[-1]) for _, n, l in points)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpvision.recipes.default import default
 from dpvision.config import Config
+from dpvision.recipes.default import default
 
 
 def linear() -> Config:

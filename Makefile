@@ -1,0 +1,44 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Everything is set up in .venv by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test check test-slow bench fix clean
+
+# Train on the built-in digits at epsilon 3 and write a report. Digits are public, so each demo opens a new ledger.
+demo: .venv/ready
+	rm -rf .demo
+	DPVISION_HOME=.demo/home $(BIN)/dpvision train digits --epsilon 3 --out .demo/run
+	@echo "Look at .demo/run/report.html"
+
+# All tests but the full-size ones, and the static checks; under 12 minutes on 2 cores.
+test: .venv/ready check
+	$(BIN)/pytest -n 2 -m "not slow"
+
+# The full-size figures: 2,000 accountant settings, 100 kills.
+test-slow: .venv/ready
+	$(BIN)/pytest -n 2 -m slow
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: .venv/ready
+	for b in accountant noise first_learner; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
+
+fix: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch comes first and pinned: anything that asks for "torch" without a pin downloads gigabytes.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch .venv/ready
+
+clean:
+	rm -rf .venv .demo .mypy_cache .ruff_cache

@@ -1,0 +1,138 @@
+"""The machine-readable card: the guarantee of a finished run, what it rests on, and what it does not cover."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+from dpvision.config import Config, to_dict
+from dpvision.errors import ConfigError, DataError, LedgerMismatch
+from dpvision.privacy.events import Composed, Event, exposures, from_json, to_json
+from dpvision.privacy.ledger import Account
+from dpvision.report import attack, guarantee, wording
+from dpvision.report.metrics import last_accuracy, read
+from dpvision.runs import Run
+
+FORMAT = "dpvision-card-1"
+NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
+FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again; grid-rounded"
+
+
+def card(run: Run, account: Account | None) -> dict[str, Any]:
+    """All that a card says, as plain JSON values. `account` is the ledger of the data set, where there is one."""
+    facts, config = _facts(run), run.config()
+    event = from_json(facts["event"])
+    if account is not None:
+        _require_charged(run, facts["run"], event=event, account=account)
+    secret = facts["private"] is True  # anything else, and the card claims nothing
+    figures = guarantee.figures(event, config.delta)
+    bounds = [1.0] * len(attack.FALSE_POSITIVE_RATES)
+    status = wording.FIXED_KEY
+    if secret and figures["epsilon"] is None:
+        status = wording.TOO_LITTLE_NOISE
+    elif secret:
+        status = "private"
+        bounds = attack.most_true_positives(event, attack.FALSE_POSITIVE_RATES).tolist()
+    else:
+        figures = {**guarantee.no_figures(config.delta), "if_the_noise_were_secret": figures}
+    return {
+        "format": FORMAT,
+        "status": status,
+        "run": facts["run"],
+        "unit": config.unit,
+        "adjacency": wording.ZERO_OUT if f"number of {config.unit}s" in facts["read_off"] else wording.ADD_OR_REMOVE,
+        "public_facts": _public_facts(facts, config),
+        "sampler": _sampler(config),
+        "mechanism": {"clip": config.clip, "sigma": config.sigma, "noise": NOISE if secret else FIXED_NOISE},
+        "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
+        "guarantee": figures,
+        "attack_success": [
+            {"false_positive_rate": f, "true_positive_rate_at_most": t}
+            for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
+        ],
+        "data_set": _data_set(account),
+        "accuracy": last_accuracy(read(run), release=config.release),
+        "tuning": wording.TUNING,
+        "not_covered": wording.not_covered(
+            unit=config.unit, read_off=facts["read_off"], fixed_key=not secret, ledger=account is not None
+        ),
+        "config": to_dict(config),
+        "config_hash": config.hash(),
+        "software": _software(),
+    }
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """The facts that a card may use, and no others; checked, for the file can be edited."""
+    facts = run.facts()
+    if facts.get("complete") is not True:
+        raise ConfigError(
+            f"{run.folder}: the run is not finished, so there is nothing to certify. Fix: `dpvision resume {run.folder}`."
+        )
+    kinds = {"run": str, "read_off": list, "shape": list, "class_names": list, "event": dict, "private": bool}
+    for key, kind in kinds.items():
+        if not isinstance(facts.get(key), kind):
+            raise DataError(f"{run.operator / 'run.json'}: {key} is missing or is not a JSON {kind.__name__}.")
+    for key in ("read_off", "class_names"):
+        if not all(isinstance(v, str) for v in facts[key]):
+            raise DataError(f"{run.operator / 'run.json'}: {key} must be a list of texts.")
+    return {key: facts[key] for key in kinds}
+
+
+def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> None:
+    """What the released weights tell must be on the account, step for step; more may be, after a resumed branch."""
+    charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
+
+    def paid(met: tuple[Any, ...]) -> bool:
+        return any(
+            all(any(q == rate and s == sigma and n >= steps for q, s, n in kind) for rate, sigma, steps in met)
+            for kind in charged
+        )
+
+    if not all(paid(met) for met in exposures(event)):
+        raise LedgerMismatch(
+            f"{run.folder}: the ledger {account.id} does not charge what this run did. Fix: name the data set that the "
+            "run was trained on, or restore its ledger from a backup."
+        )
+
+
+def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
+    def known(fact: str) -> str:
+        return "read off the data" if fact in facts["read_off"] else "declared"
+
+    return {
+        "n": {"value": config.n, "known": known(f"number of {config.unit}s")},
+        "classes": {"value": facts["class_names"], "known": known("classes")},
+        "image_shape": {"value": facts["shape"], "known": known("image size")},
+    }
+
+
+def _sampler(config: Config) -> dict[str, Any]:
+    if not (config.batch and config.n and config.steps):
+        raise ConfigError("config.toml: batch, n and steps must be there; those of a finished run are.")
+    return {
+        "name": "Poisson",
+        "rate": config.batch / config.n,
+        "batch": config.batch,
+        "n": config.n,
+        "steps": config.steps,
+    }
+
+
+def _data_set(account: Account | None) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    return {
+        "account": account.id,
+        "epsilon_spent": guarantee.proven(account.total, account.budget.delta),
+        "epsilon_budget": account.budget.epsilon,
+        "delta": account.budget.delta,
+        "charges": len(account.charges),
+    }
+
+
+def _software() -> dict[str, str]:
+    """What made the card."""
+    packages = {name: version(name) for name in ("dpvision", "dp-accounting", "numpy")}
+    return {**packages, "python": platform.python_version()}

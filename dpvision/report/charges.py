@@ -1,0 +1,33 @@
+"""The account of the data set as lines that may be read by anyone: who was charged for what, and the total after it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dpvision.privacy.events import Composed, to_json
+from dpvision.privacy.ledger import Account
+from dpvision.report import guarantee
+
+
+def lines(account: Account) -> list[dict[str, Any]]:
+    """One line per charge. `epsilon` is that of all charges up to this one, composed, at the budget's delta.
+
+    The fingerprint of the data and the name of the charge, which is made from it, are left out.
+    """
+    told = []
+    for count, charge in enumerate(account.charges, 1):
+        so_far = Composed(tuple(c.event for c in account.charges[:count]))
+        told.append(
+            {
+                "time": charge.time,
+                "run": charge.run,
+                "event": to_json(charge.event),
+                "epsilon": guarantee.proven(so_far, account.budget.delta),
+            }
+        )
+    return told
+
+
+def as_text(told: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in told)

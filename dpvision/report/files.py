@@ -1,0 +1,28 @@
+"""Writes the card, the page and the ledger's lines into the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dpvision import atomic
+from dpvision.privacy.ledger import Account
+from dpvision.report import charges, markdown, metrics, page
+from dpvision.report.card import card
+from dpvision.runs import Run
+
+
+def write(run: Run, account: Account | None) -> list[Path]:
+    """Write card.json, card.md, report.html and, where there is an account, ledger.jsonl; each whole or not at all."""
+    made = card(run, account)
+    told = charges.lines(account) if account else []
+    texts = {
+        "card.json": json.dumps(made, indent=1, allow_nan=False) + "\n",
+        "card.md": markdown.render(made, told),
+        "report.html": page.render(made, told, points=metrics.read(run)),
+    }
+    if account:
+        texts["ledger.jsonl"] = charges.as_text(told)
+    for name, text in texts.items():
+        atomic.write(run.folder / name, text, mode=0o644)
+    return [run.folder / name for name in texts]

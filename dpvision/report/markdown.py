@@ -1,0 +1,57 @@
+"""card.md: the card as a page of text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dpvision.privacy.events import describe, from_json
+from dpvision.report import tables
+from dpvision.report.figures import names, plain, upper
+from dpvision.report.wording import sentence
+
+
+def render(card: dict[str, Any], charges: list[dict[str, Any]]) -> str:
+    """The whole page. The sentence comes first."""
+    parts = ["# Privacy card", sentence(card)]
+    if card["status"] != "private":
+        parts.insert(1, f"**{card['status']}**")
+    parts += ["## Figures", _table(("figure", "value"), tables.figures(card))]
+    parts += ["## What any membership test can do at best", _table(tables.ATTACK_HEAD, tables.attack(card))]
+    parts += ["## What is public, and how it is known", _table(("fact", "value", "known"), tables.public(card))]
+    shown, more = names(card["public_facts"]["classes"]["value"])
+    parts.append("Classes: " + ", ".join(map(_code, shown)) + (f" and {more:,} more, all in card.json." if more else "."))
+    parts += ["## What is not covered", "\n".join(f"- {line}" for line in map(_escaped, card["not_covered"]))]
+    parts += ["## Accountant", _table(("figure", "value", "what it is"), tables.accountant(card))]
+    parts += ["## Settings", _table(("setting", "value"), tables.settings(card))]
+    parts += ["## Ledger of the data set", *_ledger(card, charges)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _ledger(card: dict[str, Any], charges: list[dict[str, Any]]) -> list[str]:
+    if card["data_set"] is None:
+        return ["No ledger was read."]
+    shown, earlier = tables.latest(charges)
+    rows = [
+        (plain(c["time"]), plain(c["run"]), describe(from_json(c["event"])), upper(c["epsilon"])) for c in shown
+    ]
+    left_out = [f"{earlier:,} earlier charges are in ledger.jsonl."] if earlier else []
+    return [tables.spent(card), *left_out, _table(("time", "run", "charged for", "epsilon of all so far"), rows)]
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(_escaped, row)) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """Text that means itself: no mark-up, no HTML, no end of the table's cell, no link made of a bare address."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("://", "&#58;//").replace("www.", "www&#46;")
+    return re.sub(r"([\\`*_\[\]|~])", r"\\\1", text).replace("@", "&#64;")
+
+
+def _code(text: str) -> str:
+    """Text between more backticks than it has in a row, so that nothing in it is mark-up."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") or not text else ""
+    return f"{fence}{space}{text}{space}{fence}"

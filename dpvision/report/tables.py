@@ -1,0 +1,115 @@
+"""The rows of the tables that card.md and report.html share, as plain text that is not escaped yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpvision.report.figures import lower, percent, plain, setting, upper, upper_percent
+
+Row = tuple[str, ...]
+
+# A page shows the newest charges of a long ledger; ledger.jsonl has all.
+MOST_CHARGES = 300
+ATTACK_HEAD = ("wrongly reported outside", "found inside, at most")
+
+
+def figures(card: dict[str, Any]) -> list[Row]:
+    """What one looks for first."""
+    accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
+    rows = [
+        ("epsilon", upper(card["guarantee"]["epsilon"])),
+        ("delta", f"{card['guarantee']['delta']:g}"),
+        ("unit", f"one {card['unit']}"),
+        ("neighbouring data sets", card["adjacency"]),
+        ("test accuracy of the released weights", percent(accuracy["released_test_accuracy"]) if accuracy else "unknown"),
+    ]
+    if data_set:
+        rows.append(("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}"))
+    rows += [
+        ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
+        ("steps", f"{sampler['steps']:,}"),
+        ("clipping norm", setting(card["mechanism"]["clip"])),
+        ("noise multiplier sigma", setting(card["mechanism"]["sigma"])),
+        ("noise", card["mechanism"]["noise"]),
+        ("tuning", card["tuning"]),
+        ("run", plain(card["run"])),
+    ]
+    return rows
+
+
+def attack(card: dict[str, Any]) -> list[Row]:
+    return [
+        (f"{100 * x['false_positive_rate']:g}%", upper_percent(x["true_positive_rate_at_most"]))
+        for x in card["attack_success"]
+    ]
+
+
+def public(card: dict[str, Any]) -> list[Row]:
+    """Facts that the guarantee takes as known to everyone."""
+    facts = card["public_facts"]
+    units = "images" if card["unit"] == "image" else "persons"
+    shape = " × ".join(str(int(v)) for v in facts["image_shape"]["value"])
+    return [
+        (f"number of {units}", f"{facts['n']['value']:,}", facts["n"]["known"]),
+        ("classes", f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
+        ("image: channels, height, width", shape, facts["image_shape"]["known"]),
+    ]
+
+
+def accountant(card: dict[str, Any]) -> list[Row]:
+    """The figure that counts, its cross-check, and the approximation under its own name."""
+    guarantee = card["guarantee"]
+    would_be = guarantee.get("if_the_noise_were_secret")
+    shown = would_be or guarantee
+    note = " if the noise were secret, which it is not" if would_be else ""
+    approximate = shown["approximate"]
+    about = approximate["gdp_central_limit_epsilon"], approximate["gdp_central_limit_mu"]
+    name = f"{shown['accountant']}, version {shown['dp_accounting_version']}"
+    return [
+        (f"epsilon{note}", upper(shown["epsilon"], 4), f"an upper bound, and the figure that counts: {name}"),
+        (f"epsilon by Rényi accounting{note}", upper(shown["rdp_epsilon"], 4), "a cross-check: an upper bound too, looser"),
+        (f"mu{note}", upper(shown["mu"], 4), "the Gaussian whose curve lies above the whole privacy curve"),
+        (f"epsilon by the central limit{note}", _about(about[0]), approximate["label"]),
+        (f"mu by the central limit{note}", _about(about[1]), approximate["label"]),
+    ]
+
+
+def settings(card: dict[str, Any]) -> list[Row]:
+    rows = [(key, setting(value)) for key, value in card["config"].items()]
+    return [*rows, ("hash of the settings", card["config_hash"]), ("card made by", _software(card["software"]))]
+
+
+def spent(card: dict[str, Any]) -> str:
+    """The state of the account in a sentence."""
+    data_set = card["data_set"]
+    charges = "1 charge" if data_set["charges"] == 1 else f"{data_set['charges']:,} charges"
+    return (
+        f"Account {data_set['account']}: {charges}, epsilon {_spent(data_set)} of {data_set['epsilon_budget']:g} spent at "
+        f"delta {data_set['delta']:g}. Epsilons of several runs do not simply add up; the ledger composes them."
+    )
+
+
+def left(card: dict[str, Any]) -> str:
+    """What is left of the data set's budget, never too much."""
+    data_set = card["data_set"]
+    if data_set is None:
+        return "unknown"
+    total = data_set["epsilon_spent"]
+    return "none" if total is None else lower(max(0.0, data_set["epsilon_budget"] - total))
+
+
+def latest(charges: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The charges that a page shows, and how many earlier ones it leaves out."""
+    return charges[-MOST_CHARGES:], max(0, len(charges) - MOST_CHARGES)
+
+
+def _spent(data_set: dict[str, Any]) -> str:
+    return "without a bound" if data_set["epsilon_spent"] is None else upper(data_set["epsilon_spent"])
+
+
+def _about(value: float | None) -> str:
+    return "none" if value is None else f"about {value:.4f}"
+
+
+def _software(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items())

@@ -1,0 +1,77 @@
+"""The guarantee and its limits in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dpvision.privacy import quick
+from dpvision.report.figures import upper, upper_percent
+
+FIXED_KEY = "NOT PRIVATE: made with a fixed key, for tests only"
+TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {quick.MOST_LOSS:g} can be proven"
+ADD_OR_REMOVE = "add or remove one unit"
+ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
+TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
+
+# Beyond this, the best test may find so many of those inside that the sentence says so.
+_WEAK = 0.5
+
+
+def sentence(card: dict[str, Any]) -> str:
+    """The guarantee in one sentence, for someone who answers for the data but does not compute with it."""
+    guarantee = card["guarantee"]
+    if card["status"] == FIXED_KEY:
+        return (
+            "This model gives no privacy guarantee: its noise comes from a fixed key, as in tests, so whoever knows the "
+            "key can take the noise away; do not release it."
+        )
+    if card["status"] != "private" or guarantee["epsilon"] is None:
+        return (
+            f"This model gives no privacy guarantee: there is so little noise that no epsilon below {quick.MOST_LOSS:g} "
+            f"can be proven at delta {guarantee['delta']:g}; do not release it."
+        )
+    one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
+    most = one["true_positive_rate_at_most"]
+    person = card["unit"] == "person"
+    whose = "any one person's images were" if person else "any one image was"
+    many = "people" if person else "images"
+    weak = ", which is a weak guarantee" if most > _WEAK else ""
+    return (
+        f"Whoever sees this model, whatever else they know, learns only a limited amount about whether {whose} in the "
+        f"training data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a test "
+        f"that wrongly reports 1% of the {many} outside finds at most {upper_percent(most)} of those inside{weak}."
+    )
+
+
+def not_covered(*, unit: str, read_off: Sequence[str], fixed_key: bool, ledger: bool) -> list[str]:
+    """What epsilon says nothing about."""
+    said = []
+    if fixed_key:
+        said.append(
+            "Nothing is covered: the noise of this run can be computed again from its key. The total of the data set "
+            "counts the run as if its noise were secret, so that total does not hold either once this model is released."
+        )
+    said += [
+        "Test accuracy is computed on the test split. Epsilon covers the training data only.",
+        "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
+        "The folder operator/ holds values that depend on private data. It is never released.",
+        "Side channels, such as how long the training ran, are not covered.",
+    ]
+    if unit == "image":
+        said.append("The unit is one image. Someone with several images in the training data is protected less.")
+    said += [_read_off(fact) for fact in read_off]
+    if not ledger:
+        said.append("No ledger was read, so other runs on the same data are not counted here.")
+    return said
+
+
+def _read_off(fact: str) -> str:
+    if fact.startswith("number of "):
+        return f"The {fact} was read off the data and is treated as public. Epsilon does not cover it."
+    if fact == "classes":
+        return (
+            "The list of classes was read off the data and is treated as public. Epsilon does not cover it: a class that "
+            "only one person's images have would show that person."
+        )
+    return f"This was read off the data and is treated as public, so epsilon does not cover it: {fact}."

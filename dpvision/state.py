@@ -1,0 +1,138 @@
+"""The state of a run between two steps, and the branch it is on: what names its noise and its charge.
+
+Formal guarantee: two stretches of training with the same branch name, key and step draw the same noise for the same
+weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
+noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
+point is another branch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from dpvision import __version__, atomic, checkpoint, runs
+from dpvision.config import Config, merged, to_dict
+from dpvision.errors import ConfigError, DataError
+from dpvision.mechanism.sampling import PoissonSampler
+from dpvision.mechanism.streams import Key
+from dpvision.privacy.events import Composed, Event, from_json, to_json
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the next step needs, and every bit of it a function of noisy sums only."""
+
+    weights: Tensor
+    momentum: Tensor
+    ema: Tensor
+    config: Config
+    key: str  # name of the key's file
+    private: bool  # False once a fixed key was used
+    step: int = 0
+    branch: str = ""  # names the noise and the charge
+    first: int = 0  # the step at which this branch began
+    path: tuple[Event, ...] = ()  # what earlier branches did, up to where they were left
+    software: str = ""
+    digest: str = ""  # of the file it was read from
+
+    def dump(self) -> bytes:
+        header = {
+            "step": str(self.step),
+            "first": str(self.first),
+            "branch": self.branch,
+            "key": self.key,
+            "private": json.dumps(self.private),
+            "software": self.software or software(),
+            "config": json.dumps(to_dict(self.config), sort_keys=True),
+            "path": json.dumps([to_json(e) for e in self.path]),
+        }
+        return checkpoint.dump({"weights": self.weights, "momentum": self.momentum, "ema": self.ema}, header)
+
+    def save(self, run: runs.Run) -> None:
+        atomic.write(run.state, self.dump())
+
+    @staticmethod
+    def config_of(header: dict[str, str], path: Path) -> Config:
+        try:
+            return merged(Config(), json.loads(header["config"]), source=str(path))
+        except (KeyError, ValueError, AttributeError) as exc:
+            raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
+
+    @staticmethod
+    def load(path: Path, model: nn.Module) -> State:
+        flat = parameters_to_vector(trainable(model)).detach()
+        tensors, header = checkpoint.load(path, dict.fromkeys(("weights", "momentum", "ema"), flat))
+        try:
+            return State(
+                **tensors,
+                config=State.config_of(header, path),
+                key=header["key"],
+                private=header["private"] == "true",
+                step=int(header["step"]),
+                branch=header["branch"],
+                first=int(header["first"]),
+                path=tuple(from_json(e) for e in json.loads(header["path"])),
+                software=header["software"],
+                digest=header["digest"],
+            )
+        except (KeyError, ValueError) as exc:
+            raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
+
+
+def branch_name(state: State, config: Config, *, fingerprint: str, key_name: str) -> str:
+    """Names a stretch of training by everything that shapes it: the same name means the same bits."""
+    where = [state.branch, state.step, state.digest]
+    shaping = [*where, config.hash(), fingerprint, software(), key_name]
+    return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
+
+
+def same_or_new_branch(state: State, config: Config, *, fingerprint: str) -> tuple[State, Key]:
+    """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
+    before = state.config
+    key = Key.kept(runs.key_path(state.key))
+    if key and config.hash() == before.hash() and state.software == software():
+        return replace(state, config=config), key
+    if (config.steps or 0) < state.step:
+        raise ConfigError(f"{state.step} steps are done already; steps can not be set to {config.steps}.")
+    name = state.key
+    if key is None:  # without the old key the old noise can not be drawn again
+        name, key = secrets.token_hex(8), Key.fresh()
+        key.keep(runs.key_path(name))
+    assert before.batch and before.n and before.sigma
+    done = PoissonSampler(before.batch, before.n, state.step).event(before.sigma, first=state.first)
+    return replace(
+        state,
+        config=config,
+        key=name,
+        private=state.private and key.private,
+        branch=branch_name(state, config, fingerprint=fingerprint, key_name=name),
+        first=state.step,
+        path=(*state.path, done),
+        software=software(),
+    ), key
+
+
+def event_so_far(state: State) -> Composed:
+    """What the weights at this step tell: earlier branches up to where they were left, and this one."""
+    config = state.config
+    assert config.sigma and config.batch and config.n
+    here = PoissonSampler(config.batch, config.n, state.step).event(config.sigma, first=state.first)
+    return Composed((*state.path, here))
+
+
+def software() -> str:
+    """What computes: another version may round otherwise, so it gets fresh noise."""
+    return f"dpvision {__version__}, torch {torch.__version__}, numpy {np.__version__}, cpu"
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]

@@ -1,0 +1,86 @@
+"""Loads every source of a manifest in a process of its own, and reports what happened, how long and how much memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from dpvision import data
+from dpvision.errors import DataError
+
+SECONDS = 5
+
+
+class Hang(BaseException):
+    """Not an Exception, so that nothing can take it for a broken file."""
+
+
+def on_alarm(number: int, frame: object) -> None:
+    raise Hang
+
+
+def peak_memory() -> int:
+    """Highest resident size of this process in bytes. getrusage would count the process that started this one."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def validate(split: data.Split, classes: int) -> None:
+    """Every promise of `Split`."""
+    count, _, _, channels = split.images.shape
+    assert count > 0 and channels in (1, 3) and split.images.dtype in (np.uint8, np.float32)
+    if split.images.dtype == np.float32:
+        assert split.images.min() >= 0 and split.images.max() <= 1
+    assert split.labels.shape == (count,) and split.labels.dtype == np.int64
+    assert split.labels.min() >= 0 and split.labels.max() < classes
+    if split.persons is not None:
+        assert split.persons.shape == (count,) and split.persons.dtype == np.int64 and split.persons.min() >= 0
+
+
+def attempt(job: dict) -> tuple[str, str]:
+    if job["verb"] == "load_images":
+        names, images = data.load_images(job["source"], **job["options"])
+        assert len(names) == len(images)
+        return "loaded", ""
+    found = data.load(job["source"], **job["options"])
+    parts = [part for part in (found.train, found.val, found.test) if part is not None]
+    for part in parts:
+        validate(part, len(found.classes))
+    return "loaded", " ".join(data.fingerprint(part) for part in parts)
+
+
+def main(manifest: str, report: str) -> None:
+    signal.signal(signal.SIGALRM, on_alarm)
+    data.load("digits")
+    import PIL.JpegImagePlugin
+    import PIL.PngImagePlugin  # noqa: F401
+
+    base, results = peak_memory(), []
+    for job in json.loads(Path(manifest).read_text()):
+        start = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        try:
+            outcome, text = attempt(job)
+        except DataError as exc:
+            outcome, text = "refused", str(exc)
+        except Hang:
+            outcome, text = "hang", ""
+        except BaseException as exc:
+            outcome, text = "escaped", f"{type(exc).__name__}: {exc}"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds = time.perf_counter() - start
+        results.append({"outcome": outcome, "text": text, "seconds": seconds, "memory": peak_memory() - base})
+    Path(report).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
