@@ -1,4 +1,4 @@
-"""Answers from public numbers alone: how much noise, how many steps, how large a batch, or what epsilon. Touches no data."""
+"""Answers from public numbers alone: how much noise, how many steps, how large a batch, or what epsilon."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def units(split: Split, unit: str) -> int:
     if unit == "image":
         return len(split.labels)
     assert split.persons is not None
-    return int(split.persons.max()) + 1 if len(split.persons) else 0
+    return len(np.unique(split.persons))
 
 
 def to_tensor(images: NDArray[Any]) -> Tensor:

@@ -1,8 +1,8 @@
 """The one place where sampling, clipping and noise meet: a step of the mechanism that was charged, and no other.
 
-Formal guarantee: over the steps first..steps-1, `step` releases exactly what `charge.event` describes. It can not be built
-without a charge whose event is the sampler's own, and the charge exists only once it is on the disk (ledger.spend). The
-result is divided by the public expected batch size, never by how many units were drawn.
+Formal guarantee: over the steps first..steps-1, `step` releases exactly what `charge.event` describes. It can not be
+built without a charge whose event is the sampler's own, and the charge exists only once it is on the disk
+(ledger.spend). The result is divided by the public expected batch size, never by how many units were drawn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Poisson sampling: in every step each unit takes part by its own coin; the sampler makes the event that is charged.
 
 Formal guarantee: in step t the units that take part are drawn independently of each other, of the data and of all
-other steps, each with probability floor(rate * 2^64) / 2^64 <= rate. `rate` is batch / n with both numbers public, never
-taken from the data: how many units there really are changes neither the rate, nor the number of steps, nor what the
+other steps, each with probability floor(rate * 2^64) / 2^64 <= rate. `rate` is batch / n, both of them public numbers
+and never taken from the data: how many units there really are changes neither the rate, nor the number of steps, nor what the
 sum is divided by. `event` is the only account of what this sampler does.
 
     edge case                      behaviour
@@ -61,5 +61,6 @@ class PoissonSampler:
 def by_person(persons: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
     """The images of each person, so that a person is one unit and their images are its views."""
     order = np.argsort(persons, kind="stable")
-    starts = np.searchsorted(persons[order], np.arange(int(persons.max()) + 2 if persons.size else 1))
-    return lambda person: order[starts[person] : starts[person + 1]]
+    _, starts = np.unique(persons[order], return_index=True)  # ids need not be consecutive; nobody is without images
+    images = np.split(order, starts[1:])
+    return lambda person: images[person]

@@ -16,7 +16,7 @@ def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def small_cnn(shape: tuple[int, int, int], classes: int, width: int = 16) -> nn.Module:
-    """Convolutions with tanh, which keeps gradients small under clipping (Papernot et al. 2021), each halving the image.
+    """Convolutions with tanh, which keeps gradients small (Papernot et al. 2021), each halving the image.
 
     As many halvings as the image allows, at most three: 8x8 gets two, 28x28 and larger three.
     """

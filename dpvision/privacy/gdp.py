@@ -1,4 +1,4 @@
-"""Gaussian differential privacy: the curve of N(0, 1) against N(mu, 1), and the central limit, which is only approximate.
+"""Gaussian differential privacy: the curve of N(0, 1) against N(mu, 1), and the central limit, which is approximate.
 
 The central limit theorem (Dong, Roth, Su; Bu et al.) is not a bound: at rate 16/50000, T = 50000 and a claimed epsilon
 of 1, the true one is 1.42. It may be shown beside the truth under the name "approximate" and decides nothing.
