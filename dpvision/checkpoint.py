@@ -20,7 +20,9 @@ MOST_HEADER = 16 << 20
 def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
     """The file's bytes. The digest in the header covers names, shapes, values and the rest of the header."""
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    return safetensors.torch.save(plain, {**header, "digest": _digest(plain, header)})
+    whole = {**header, "digest": _digest(plain, header)}
+    # One entry: safetensors writes several in any order, and the same run must give the same bytes.
+    return safetensors.torch.save(plain, {"dpvision": json.dumps(whole, sort_keys=True)})
 
 
 def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -53,11 +55,13 @@ def read(path: Path) -> tuple[bytes, dict[str, str]]:
             if not 2 <= size <= MOST_HEADER:
                 raise DataError(f"{path}: not a safetensors file (its header would have {size:,} bytes).")
             head = json.loads(file.read(size))
-            meta = head.get("__metadata__", {}) if isinstance(head, dict) else None
+            meta = json.loads(head["__metadata__"]["dpvision"])
             if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
-                raise DataError(f"{path}: not a safetensors file (its header is not a table).")
+                raise DataError(f"{path}: its header does not come from dpvision.")
             file.seek(0)
             return file.read(), meta
+    except (KeyError, TypeError) as exc:
+        raise DataError(f"{path}: its header does not come from dpvision.") from exc
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(f"{path}: can not be read as safetensors: {exc}.") from exc
 

@@ -42,12 +42,12 @@ def plan(
     budget = Budget(1.0 if epsilon is None else epsilon, delta)
     if solved_for == "batch":
         assert sigma is not None and steps is not None
-        batch = int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n)
-        if batch < 1:
+        if quick.epsilon(PoissonGaussian(1 / n, sigma, steps), delta) > budget.epsilon:
             raise ConfigError(
                 f"even an expected batch of 1 in {n:,} exceeds epsilon {budget.epsilon:g} at sigma {sigma:g} and "
                 f"{steps:,} steps. Fix: more noise, fewer steps, or a larger epsilon."
             )
+        batch = max(1, int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n))
     batch = batch or default_batch(n)
     rate = batch / n
     if solved_for == "steps":

@@ -91,7 +91,9 @@ class State:
 def branch_name(state: State, config: Config, *, fingerprint: str, key_name: str) -> str:
     """Names a stretch of training by everything that shapes it: the same name means the same bits."""
     where = [state.branch, state.step, state.digest]
-    shaping = [*where, config.hash(), fingerprint, software(), key_name]
+    # A fixed key is the same secret whatever its file is called; a fresh one is another secret.
+    secret = key_name if state.private else "fixed"
+    shaping = [*where, config.hash(), fingerprint, software(), secret]
     return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
 
 

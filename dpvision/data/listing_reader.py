@@ -73,6 +73,7 @@ def decode_listing(
 ) -> tuple[dict[str, np.ndarray], dict[str, list[Item]], list[Broken]]:
     """Images and items by split, and what was left out. The first pass reads headers, the second decodes."""
     good, broken = survey(listing)
+    # What is already known to be broken does not end the work here: the message has to tell how many there are.
     total = sum(len(pairs) for pairs in good.values())
     images: dict[str, np.ndarray] = {}
     kept: dict[str, list[Item]] = {}
@@ -83,7 +84,6 @@ def decode_listing(
         room.require(math.prod((total, height, width, depth)))
         done = 0
         for split, pairs in good.items():
-            # An image that only looked good in its header still has to be counted, even if the run stops after all.
             shape = (len(pairs), height, width, depth)
             out = room.array(f"{split}_images", shape=shape, dtype=np.dtype(np.uint8)) if pairs else None
             kept[split] = []

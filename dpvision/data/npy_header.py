@@ -64,7 +64,7 @@ def _fields(raw: bytes) -> tuple[tuple[int, ...], np.dtype, bool]:
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise Refusal("has a malformed header.")
     shape, fortran = fields["shape"], fields["fortran_order"]
-    if not isinstance(shape, tuple) or len(shape) > 8 or any(type(n) is not int or n < 0 for n in shape):
+    if not isinstance(shape, tuple) or len(shape) > 8 or any(type(n) is not int or not 0 <= n < 2**62 for n in shape):
         raise Refusal("has a malformed shape in its header.")
     if type(fortran) is not bool:
         raise Refusal("has a malformed header.")

@@ -44,7 +44,7 @@ def read_npz(path: Path, *, classes: Classes, size: records.Size, room: Room) ->
             for split in present
         }
     inferred = ("classes",) * (declared is None) + ("image size",) * inferred_size
-    return Dataset(path.stem, names, splits["train"], splits.get("val"), splits.get("test"), inferred)
+    return Dataset(shown(path.stem), names, splits["train"], splits.get("val"), splits.get("test"), inferred)
 
 
 def read_npz_images(path: Path, *, size: records.Size) -> np.ndarray:

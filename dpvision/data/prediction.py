@@ -17,6 +17,7 @@ from dpvision.data.npz import read_npz_images
 from dpvision.data.refusal import Refusal, named, shown
 from dpvision.data.room import MemoryRoom
 from dpvision.data.source import Source
+from dpvision.errors import DataError
 
 
 def load_images(
@@ -40,22 +41,27 @@ def load_images(
         if not stat.S_ISDIR(mode) and place.suffix.lower() == ".npz":
             images = _with_channels(read_npz_images(place, size=size), channels)
             return [str(number) for number in range(len(images))], images
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            raise Refusal("is neither a regular file nor a folder.")
         listing = _list_images(place, folder=stat.S_ISDIR(mode))
         sides = records.declared_size(size)
-        images_by_split, kept, _ = decode_listing(
-            listing, place, sides=sides, skip_broken=False, room=MemoryRoom(), channels=channels
+        images_by_split, kept, broken = decode_listing(
+            listing, place, sides=sides, skip_broken=True, room=MemoryRoom(), channels=channels
         )
+        # A prediction that is missing would go unnoticed, so nothing is left out here.
+        if broken:
+            count = "It is the only broken file" if len(broken) == 1 else f"{len(broken):,} files are broken"
+            first = shown(Path(listing.shown_root) / broken[0].path)
+            raise DataError(f"{first}: {broken[0].reason} {count}. Fix: mend it or take it away.")
         return [shown(item.path) for item in kept["test"]], images_by_split["test"]
 
 
 def _list_images(path: Path, *, folder: bool) -> Listing:
-    root = os.path.realpath(path) if folder else os.path.realpath(path.parent)
+    root = os.path.realpath(path)
     if not folder:
         # Links are followed here, because the user named this very file.
-        real = os.path.realpath(path)
-        return Listing(
-            os.path.dirname(real), {"test": [Item(os.path.basename(real), "")]}, frozenset(), str(path.parent)
-        )
+        place, name = os.path.split(root)
+        return Listing(place, {"test": [Item(name, "")]}, frozenset(), place if path.is_symlink() else str(path.parent))
     reasons = {name: unsuitable(root, name) for name in image_names(root)}
     items = [Item(name, "") for name, reason in reasons.items() if reason is None]
     if not items:

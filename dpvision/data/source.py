@@ -16,7 +16,7 @@ from dpvision.data.listing import Listing, Progress
 from dpvision.data.listing_reader import read_listing
 from dpvision.data.npz import read_npz
 from dpvision.data.records import Size
-from dpvision.data.refusal import Refusal, named
+from dpvision.data.refusal import Refusal, named, shown
 from dpvision.data.room import MemoryRoom, Room
 from dpvision.data.store import META, read_store
 from dpvision.data.table import list_table
@@ -82,7 +82,9 @@ def read_source(
 def list_files(path: Path, kind: str) -> tuple[Listing, str]:
     """The listing of a folder or CSV file, and the name of the data set."""
     with named(path):
-        return (list_folder(path), path.resolve().name) if kind == "folder" else (list_table(path), path.stem)
+        if kind == "folder":
+            return list_folder(path), shown(path.resolve().name)
+        return list_table(path), shown(path.stem)
 
 
 def kind_of(source: Source) -> str:

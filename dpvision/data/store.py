@@ -13,7 +13,7 @@ from dpvision.data import limits, records
 from dpvision.data.classes import Classes, check_names, declared_names, match_stored
 from dpvision.data.dataset import SPLITS, Dataset, Split
 from dpvision.data.npy_header import ArrayHeader, parse_header
-from dpvision.data.refusal import Refusal, named
+from dpvision.data.refusal import Refusal, named, shown
 from dpvision.data.regular_file import file_length, open_inside
 from dpvision.data.room import MemoryRoom
 
@@ -44,7 +44,7 @@ def read_store(path: Path, *, classes: Classes, size: records.Size) -> Dataset:
     final = {split: Split(part.images, part.labels, persons.get(split)) for split, part in splits.items()}
     settled = {"classes": agreed, "image size": not inferred_size}
     inferred = tuple(fact for fact in _INFERABLE if fact in stored_inferred and not settled[fact])
-    return Dataset(path.resolve().name, names, final["train"], final.get("val"), final.get("test"), inferred)
+    return Dataset(shown(path.resolve().name), names, final["train"], final.get("val"), final.get("test"), inferred)
 
 
 def written_meta(dataset: Dataset) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dpvision.data import limits
 from dpvision.data.classes import check_name
@@ -32,9 +32,10 @@ def list_table(path: Path) -> Listing:
         split = values.get("split", "").strip() or "train"
         if split not in SPLITS:
             raise Refusal(f"line {number} has the split {shown(split)!r}. Fix: use train, val or test.")
-        if values["path"] in seen:
+        plain = str(PurePosixPath(values["path"]))  # ./a.png and a.png are one image, and one record
+        if plain in seen:
             raise Refusal(f"line {number} names {shown(values['path'])} again. Fix: list every image once.")
-        seen.add(values["path"])
+        seen.add(plain)
         items.setdefault(split, []).append(_item(values, labels, number=number))
     train = items.get("train", [])
     ordered = {split: items[split] for split in SPLITS if split in items}

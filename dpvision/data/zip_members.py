@@ -57,7 +57,7 @@ def _directory_place(file: BinaryIO, length: int) -> tuple[int, int, int]:
     if length < _END.size:
         raise Refusal("is not an .npz file: it is too short.")
     end = length - _END.size
-    sign, disk, first, here, count, size, start, _ = _END.unpack(_read_at(file, end, _END.size))
+    sign, disk, first, here, count, size, start, note = _END.unpack(_read_at(file, end, _END.size))
     if sign != b"PK\5\6":
         raise Refusal("is not an .npz file, or is cut short: it does not end with the directory of a zip archive.")
     wide = end - _END_LOCATOR.size - _END_WIDE.size
@@ -69,7 +69,7 @@ def _directory_place(file: BinaryIO, length: int) -> tuple[int, int, int]:
             end = wide
             if sign != b"PK\6\6":
                 raise Refusal("has a malformed zip directory.")
-    if disk or first or here != count or start + size != end:
+    if note or disk or first or here != count or start + size != end:
         raise Refusal("has a malformed zip directory.")
     return count, size, start
 

@@ -2,8 +2,8 @@
 
 Formal guarantee: in step t the units that take part are drawn independently of each other, of the data and of all
 other steps, each with probability floor(rate * 2^64) / 2^64 <= rate. `rate` is batch / n, both of them public numbers
-and never taken from the data: how many units there really are changes neither the rate, nor the number of steps, nor what the
-sum is divided by. `event` is the only account of what this sampler does.
+and never taken from the data: how many units there really are changes neither the rate, nor the number of steps, nor
+what the sum is divided by. `event` is the only account of what this sampler does.
 
     edge case                      behaviour
     nobody is drawn                an empty array; the step happens, with noise only

@@ -187,7 +187,8 @@ class Ledger:
             try:
                 line = json.loads(text)
                 expected = _hash(previous, {k: v for k, v in line.items() if k != "hash"})
-                good = line["hash"] == expected and line["previous"] == previous and line["n"] == number
+                good = text == json.dumps(line).encode()  # not even a space may differ
+                good &= line["hash"] == expected and line["previous"] == previous and line["n"] == number
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 good = False
             if not good:
@@ -241,7 +242,10 @@ class Ledger:
         if not self._seal.exists():
             return None
         try:
-            count, last = self._seal.read_text("ascii")[:200].split()
+            text = self._seal.read_text("ascii")[:200]
+            count, last = text.split()
+            if text != f"{int(count)} {last}\n":
+                raise ValueError
             return int(count), last
         except (ValueError, OSError):
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger was changed. {RESTORE}") from None

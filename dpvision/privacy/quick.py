@@ -27,8 +27,10 @@ Floats = NDArray[np.float64]
 # Width of the loss grid, in standard deviations of one step's loss. Connecting the dots adds a variance of about
 # h^2/6 to a step of variance v, so epsilon is too high by a factor of about 1 + (h^2/v)/12: 3e-4 at 0.06.
 GRID = 0.06
-# The most grid points of one composed distribution; beyond, the grid is made wider (more pessimistic, never less).
-MOST_POINTS = 1 << 22
+# The most grid points of one step and of a composed distribution; beyond, the grid is made wider: faster and more
+# pessimistic, never less. Only rates below about 1e-4 at little noise get there.
+MOST_STEP_POINTS = 1 << 17
+MOST_POINTS = 1 << 20
 # A step's losses are cut where Q and P have less mass than this on the far side; P's goes to infinite loss.
 STEP_TAIL_SIGMAS = 10.5
 # Mass that the composed window may leave out on each side; both are counted as infinite loss.
@@ -122,7 +124,7 @@ def grid_width(kind: tuple[Exposure, ...]) -> float:
         reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
         steps += n
     h = min(GRID * math.sqrt(variance / steps), 1.0)
-    return max(h, reach / (MOST_POINTS / 8), 20 * math.sqrt(variance) / MOST_POINTS)
+    return max(h, reach / MOST_STEP_POINTS, 20 * math.sqrt(variance) / MOST_POINTS)
 
 
 def _loss(x: Floats, q: float, sigma: float) -> Floats:

@@ -68,7 +68,8 @@ def _facts(run: Run) -> dict[str, Any]:
     facts = run.facts()
     if facts.get("complete") is not True:
         raise ConfigError(
-            f"{run.folder}: the run is not finished, so there is nothing to certify. Fix: `dpvision resume {run.folder}`."
+            f"{run.folder}: the run is not finished, so there is nothing to report. "
+            f"Fix: `dpvision resume {run.folder}`."
         )
     kinds = {"run": str, "read_off": list, "shape": list, "class_names": list, "event": dict, "private": bool}
     for key, kind in kinds.items():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -22,15 +19,13 @@ PROFILE_POINTS = 25
 def figures(event: Event, delta: float) -> dict[str, Any]:
     """The figures of the card. A figure is None where nothing finite can be said."""
     epsilon = proven(event, delta)
-    with _quiet_rdp():
-        renyi = accountant.rdp_epsilon(event, delta)
     limit = gdp.central_limit_mu(event)
     return {
         "epsilon": epsilon,
         "delta": delta,
         "mu": None if epsilon is None else _finite(accountant.mu(event, delta)),
         "profile": [] if epsilon is None else _profile(event),
-        "rdp_epsilon": _finite(renyi),
+        "rdp_epsilon": _finite(accountant.rdp_epsilon(event, delta)),
         "approximate": {
             "gdp_central_limit_mu": _finite(limit),
             "gdp_central_limit_epsilon": _finite(gdp.gaussian_epsilon(limit, delta)) if math.isfinite(limit) else None,
@@ -70,15 +65,3 @@ def _profile(event: Event) -> list[list[float]]:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-@contextmanager
-def _quiet_rdp() -> Iterator[None]:
-    """dp-accounting logs each Rényi order that it leaves out; leaving one out only loosens the cross-check."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from dpvision.privacy.events import describe, from_json
@@ -20,7 +21,9 @@ def render(card: dict[str, Any], charges: list[dict[str, Any]]) -> str:
     parts += ["## What any membership test can do at best", _table(tables.ATTACK_HEAD, tables.attack(card))]
     parts += ["## What is public, and how it is known", _table(("fact", "value", "known"), tables.public(card))]
     shown, more = names(card["public_facts"]["classes"]["value"])
-    parts.append("Classes: " + ", ".join(map(_code, shown)) + (f" and {more:,} more, all in card.json." if more else "."))
+    parts.append(
+        "Classes: " + ", ".join(map(_code, shown)) + (f" and {more:,} more, all in card.json." if more else ".")
+    )
     parts += ["## What is not covered", "\n".join(f"- {line}" for line in map(_escaped, card["not_covered"]))]
     parts += ["## Accountant", _table(("figure", "value", "what it is"), tables.accountant(card))]
     parts += ["## Settings", _table(("setting", "value"), tables.settings(card))]
@@ -32,14 +35,12 @@ def _ledger(card: dict[str, Any], charges: list[dict[str, Any]]) -> list[str]:
     if card["data_set"] is None:
         return ["No ledger was read."]
     shown, earlier = tables.latest(charges)
-    rows = [
-        (plain(c["time"]), plain(c["run"]), describe(from_json(c["event"])), upper(c["epsilon"])) for c in shown
-    ]
+    rows = [(plain(c["time"]), plain(c["run"]), describe(from_json(c["event"])), upper(c["epsilon"])) for c in shown]
     left_out = [f"{earlier:,} earlier charges are in ledger.jsonl."] if earlier else []
     return [tables.spent(card), *left_out, _table(("time", "run", "charged for", "epsilon of all so far"), rows)]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *(tuple(map(_escaped, row)) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -16,15 +16,20 @@ ATTACK_HEAD = ("wrongly reported outside", "found inside, at most")
 def figures(card: dict[str, Any]) -> list[Row]:
     """What one looks for first."""
     accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
-    rows = [
+    rows: list[Row] = [
         ("epsilon", upper(card["guarantee"]["epsilon"])),
         ("delta", f"{card['guarantee']['delta']:g}"),
         ("unit", f"one {card['unit']}"),
         ("neighbouring data sets", card["adjacency"]),
-        ("test accuracy of the released weights", percent(accuracy["released_test_accuracy"]) if accuracy else "unknown"),
+        (
+            "test accuracy of the released weights",
+            percent(accuracy["released_test_accuracy"]) if accuracy else "unknown",
+        ),
     ]
     if data_set:
-        rows.append(("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}"))
+        rows.append(
+            ("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
+        )
     rows += [
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
@@ -48,7 +53,7 @@ def public(card: dict[str, Any]) -> list[Row]:
     """Facts that the guarantee takes as known to everyone."""
     facts = card["public_facts"]
     units = "images" if card["unit"] == "image" else "persons"
-    shape = " × ".join(str(int(v)) for v in facts["image_shape"]["value"])
+    shape = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}".join(str(int(v)) for v in facts["image_shape"]["value"])
     return [
         (f"number of {units}", f"{facts['n']['value']:,}", facts["n"]["known"]),
         ("classes", f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
@@ -67,8 +72,16 @@ def accountant(card: dict[str, Any]) -> list[Row]:
     name = f"{shown['accountant']}, version {shown['dp_accounting_version']}"
     return [
         (f"epsilon{note}", upper(shown["epsilon"], 4), f"an upper bound, and the figure that counts: {name}"),
-        (f"epsilon by Rényi accounting{note}", upper(shown["rdp_epsilon"], 4), "a cross-check: an upper bound too, looser"),
-        (f"mu{note}", upper(shown["mu"], 4), "the Gaussian whose curve lies above the whole privacy curve"),
+        (
+            f"epsilon by Rényi accounting{note}",
+            upper(shown["rdp_epsilon"], 4),
+            "a cross-check: an upper bound too, looser",
+        ),
+        (
+            f"mu{note}",
+            upper(shown["mu"], 4),
+            "the Gaussian whose curve lies above the privacy curve down to this delta",
+        ),
         (f"epsilon by the central limit{note}", _about(about[0]), approximate["label"]),
         (f"mu by the central limit{note}", _about(about[1]), approximate["label"]),
     ]
@@ -84,8 +97,8 @@ def spent(card: dict[str, Any]) -> str:
     data_set = card["data_set"]
     charges = "1 charge" if data_set["charges"] == 1 else f"{data_set['charges']:,} charges"
     return (
-        f"Account {data_set['account']}: {charges}, epsilon {_spent(data_set)} of {data_set['epsilon_budget']:g} spent at "
-        f"delta {data_set['delta']:g}. Epsilons of several runs do not simply add up; the ledger composes them."
+        f"Account {data_set['account']}: {charges}, epsilon {_spent(data_set)} of {data_set['epsilon_budget']:g} spent "
+        f"at delta {data_set['delta']:g}. Epsilons of several runs do not simply add up; the ledger composes them."
     )
 
 
@@ -108,7 +121,7 @@ def _spent(data_set: dict[str, Any]) -> str:
 
 
 def _about(value: float | None) -> str:
-    return "none" if value is None else f"about {value:.4f}"
+    return "none" if value is None else f"about\N{NO-BREAK SPACE}{value:.4f}"
 
 
 def _software(versions: dict[str, str]) -> str:

@@ -23,13 +23,13 @@ def sentence(card: dict[str, Any]) -> str:
     guarantee = card["guarantee"]
     if card["status"] == FIXED_KEY:
         return (
-            "This model gives no privacy guarantee: its noise comes from a fixed key, as in tests, so whoever knows the "
-            "key can take the noise away; do not release it."
+            "This model gives no privacy guarantee: its noise comes from a fixed key, as in tests, so whoever knows "
+            "the key can take the noise away; do not release it."
         )
     if card["status"] != "private" or guarantee["epsilon"] is None:
         return (
-            f"This model gives no privacy guarantee: there is so little noise that no epsilon below {quick.MOST_LOSS:g} "
-            f"can be proven at delta {guarantee['delta']:g}; do not release it."
+            f"This model gives no privacy guarantee: there is so little noise that no epsilon below "
+            f"{quick.MOST_LOSS:g} can be proven at delta {guarantee['delta']:g}; do not release it."
         )
     one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
     most = one["true_positive_rate_at_most"]
@@ -39,8 +39,8 @@ def sentence(card: dict[str, Any]) -> str:
     weak = ", which is a weak guarantee" if most > _WEAK else ""
     return (
         f"Whoever sees this model, whatever else they know, learns only a limited amount about whether {whose} in the "
-        f"training data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a test "
-        f"that wrongly reports 1% of the {many} outside finds at most {upper_percent(most)} of those inside{weak}."
+        f"training data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a "
+        f"test that wrongly reports 1% of the {many} outside finds at most {upper_percent(most)} of those inside{weak}."
     )
 
 
@@ -50,7 +50,7 @@ def not_covered(*, unit: str, read_off: Sequence[str], fixed_key: bool, ledger: 
     if fixed_key:
         said.append(
             "Nothing is covered: the noise of this run can be computed again from its key. The total of the data set "
-            "counts the run as if its noise were secret, so that total does not hold either once this model is released."
+            "counts the run as if its noise were secret, so that total does not hold either once this model is out."
         )
     said += [
         "Test accuracy is computed on the test split. Epsilon covers the training data only.",
@@ -71,7 +71,7 @@ def _read_off(fact: str) -> str:
         return f"The {fact} was read off the data and is treated as public. Epsilon does not cover it."
     if fact == "classes":
         return (
-            "The list of classes was read off the data and is treated as public. Epsilon does not cover it: a class that "
-            "only one person's images have would show that person."
+            "The list of classes was read off the data and is treated as public. Epsilon does not cover it: a class "
+            "that only one person's images have would show that person."
         )
     return f"This was read off the data and is treated as public, so epsilon does not cover it: {fact}."

@@ -24,6 +24,8 @@ class Case:
     """The file, below the folder, whose name must start the message; the source where not given."""
     verb: str = "load"
     options: dict[str, object] = field(default_factory=dict)
+    only_load: bool = False
+    """`check` would honestly look for each of a great many files."""
 
 
 def pickle_payload(folder: Path) -> bytes:

@@ -98,10 +98,10 @@ def png_tricks() -> Iterator[Case]:
         (16, 3, 0),
         (1, 2, 0),
         (4, 6, 0),
-        (8, 3, 0),
         (16, 0, 0),
     ):
         yield case(f"png-kind-{depth}-{colour}-{interlace}", png(png_header(6, 6, depth=depth, colour=colour), data))
+    yield case("png-no-palette", png(png_header(6, 6, colour=3), data), want="valid")
     yield case("png-interlace-9", png(png_header(6, 6, interlace=9), data), want="valid")
     short = png_chunk(b"IDAT", zlib.compress(rows[:20]))
     for name, chunks in {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -46,6 +47,8 @@ class Result:
     text: str
     seconds: float
     memory: int
+    checked: str
+    packed: str
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,13 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
             folder = arena / f"{len(jobs):04d}"
             folder.mkdir()
             source = str(case.build(folder))
-            contents.add(content(folder) + case.verb + json.dumps(case.options))
+            digest = content(folder) + case.verb + json.dumps(case.options)
+            if digest in contents:  # random damage sometimes hits twice; the second does not count
+                shutil.rmtree(folder)
+                continue
+            contents.add(digest)
             jobs.append({"source": source, "verb": case.verb, "options": case.options})
+            jobs[-1]["only_load"] = case.only_load or case.verb != "load"
             built.append((group, case, folder, source))
     (root / "manifest.json").write_text(json.dumps(jobs))
     before = snapshot(arena)
@@ -122,8 +130,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 def test_there_are_enough_of_them(campaign: Campaign) -> None:
     names = Counter(result.case.name for result in campaign.results)
     assert [name for name, count in names.items() if count > 1] == []
-    assert campaign.distinct >= 500
-    assert campaign.distinct == len(campaign.results), "every file is different from every other"
+    assert campaign.distinct == len(campaign.results) >= 1400
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -158,6 +165,26 @@ def test_few_of_the_damaged_ones_pass(campaign: Campaign) -> None:
     passed = [result.case.name for result in campaign.results if result.outcome == "loaded"]
     print(f"{len(campaign.results)} hostile files, {len(passed)} harmless: {passed}")
     assert len(passed) < len(campaign.results) / 5
+
+
+def test_check_and_pack_raise_nothing_else(campaign: Campaign) -> None:
+    for result in campaign.results:
+        assert result.checked in ("refused", "found"), f"{result.case.name}: {result.checked}"
+        if result.packed:
+            assert result.packed == result.outcome, f"{result.case.name}: {result.packed}"
+    assert sum(1 for result in campaign.results if result.packed) > 200
+
+
+def test_check_goes_on_after_a_broken_image(campaign: Campaign) -> None:
+    images = [result for result in campaign.results if result.group == "images"]
+    stopped = [result.case.name for result in images if result.checked != "found"]
+    assert stopped == []
+
+
+def test_a_pickle_is_called_a_pickle(campaign: Campaign) -> None:
+    pickled = [result for result in campaign.results if result.case.name.startswith(("pickle-t", "store-pickle-"))]
+    assert len(pickled) >= 10
+    assert [result.text for result in pickled if "holds pickled Python objects" not in result.text] == []
 
 
 def test_nothing_was_executed(campaign: Campaign) -> None:

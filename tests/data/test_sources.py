@@ -89,17 +89,17 @@ def test_npz_forms_of_the_same_data(tmp_path: Path) -> None:
 
 
 def test_npz_of_the_size_of_cifar_is_fast(tmp_path: Path) -> None:
-    from time import perf_counter
+    from time import process_time
 
     images = np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "big.npz", train_images=images, train_labels=np.arange(50_000) % 10)
-    start = perf_counter()
+    start = process_time()
     data = load(tmp_path / "big.npz")
-    assert perf_counter() - start < 3
+    assert process_time() - start < 3
     assert np.array_equal(data.train.images[::5000], images[::5000])
-    start = perf_counter()
+    start = process_time()
     fingerprint(data.train)
-    assert images.nbytes / (perf_counter() - start) > 100e6, "300 MB/s on an idle core"
+    assert images.nbytes / (process_time() - start) > 100e6, "300 MB/s on an idle core"
 
 
 def test_npz_near_constant_images_are_no_bomb(tmp_path: Path) -> None:
