@@ -281,9 +281,9 @@ def ledger(
     """
     from dpvision import console
     from dpvision.data import fingerprint, load
-    from dpvision.privacy.account_view import show, to_json
     from dpvision.privacy.events import Budget
     from dpvision.privacy.ledger import ledger_of
+    from dpvision.report.charges import lines
 
     options: dict[str, Any] = {"classes": _classes(classes), "size": size, "skip_broken": bool(skip_broken)}
     book = ledger_of(fingerprint(load(source, **options).train))
@@ -295,13 +295,7 @@ def ledger(
         return
     else:
         account = book.account()
-    if json:
-        console.as_json(to_json(account))
-    else:
-        header, rows, closing = show(account)
-        console.grid(header, rows)
-        console.say(closing)
-        console.say(f"file: {book.path}")
+    console.show_account(account, lines(account), file=book.path, json=json)
 
 
 @app.command

@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpvision.data import Findings
+    from dpvision.privacy.ledger import Account
     from dpvision.train import Prepared, Progress
 
 
@@ -37,6 +39,29 @@ def grid(header: list[str], rows: list[list[str]]) -> None:
 
 def as_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
+
+
+def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
+    """The ledger of a data set: each charge with what is spent up to and including it."""
+    from dpvision.privacy.events import describe, from_json
+
+    spent, budget = account.spent(), account.budget
+    if json:
+        limits = {"epsilon": budget.epsilon, "delta": budget.delta}
+        as_json({"account": account.id, "budget": limits, "spent": spent, "charges": charges, "file": str(file)})
+        return
+    rows = [
+        [
+            c["time"],
+            c["run"],
+            describe(from_json(c["event"])) + ("" if c["private"] else " (NOT PRIVATE: fixed key)"),
+            "none" if c["epsilon"] is None else f"{c['epsilon']:.4f}",
+        ]
+        for c in charges
+    ]
+    grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
+    say(f"account {account.id}: epsilon {spent:.4f} of {budget.epsilon:g} spent at delta {budget.delta:g}")
+    say(f"file: {file}")
 
 
 def findings_json(findings: Findings) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def proceed(
     ledger = ledger_of(prepared.fingerprint)
     ledger.open(Budget(config.budget or config.epsilon, config.delta))
     event = sampler.event(config.sigma, first=state.first)
-    account = ledger.spend(event, id=state.branch, run=facts["run"])  # on the disk from here on
+    account = ledger.spend(event, id=state.branch, run=facts["run"], private=state.private)  # on the disk from here on
     charge = next(c for c in account.charges if c.id == state.branch)
     state.save(run)
     run.write_config(config)

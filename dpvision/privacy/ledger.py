@@ -48,6 +48,7 @@ class Charge:
     run: str
     event: Event
     time: str
+    private: bool = True  # False: its noise came from a fixed key, so it hides nothing
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Ledger:
         account = self.account()
         _require_room(account.budget, account.total, event)
 
-    def spend(self, event: Event, *, id: str, run: str) -> Account:
+    def spend(self, event: Event, *, id: str, run: str, private: bool = True) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
         with self._locked():
             lines = self._read()
@@ -141,7 +142,9 @@ class Ledger:
                         )
                     return account
             _require_room(account.budget, account.total, event)
-            return self._account(self._append(lines, "charge", {"id": id, "run": run, "event": to_json(event)}))
+            return self._account(
+                self._append(lines, "charge", {"id": id, "run": run, "event": to_json(event), "private": private})
+            )
 
     def lines(self) -> list[dict[str, Any]]:
         """The checked lines as they stand, for display."""
@@ -152,7 +155,9 @@ class Ledger:
         try:
             budget = next(Budget(x["epsilon"], x["delta"]) for x in reversed(lines) if x["kind"] in ("open", "budget"))
             charges = tuple(
-                Charge(x["id"], x["run"], from_json(x["event"]), x["time"]) for x in lines if x["kind"] == "charge"
+                Charge(x["id"], x["run"], from_json(x["event"]), x["time"], x["private"])
+                for x in lines
+                if x["kind"] == "charge"
             )
             return Account(lines[0]["account"], budget, charges)
         except (KeyError, TypeError, StopIteration, ConfigError) as exc:

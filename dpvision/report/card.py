@@ -56,7 +56,8 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "tuning": wording.TUNING,
         "not_covered": wording.not_covered(
             unit=config.unit, read_off=facts["read_off"], fixed_key=not secret, ledger=account is not None
-        ),
+        )
+        + wording.other_fixed_keys(facts["run"], account),
         "config": to_dict(config),
         "config_hash": config.hash(),
         "software": _software(),

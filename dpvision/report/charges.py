@@ -23,6 +23,7 @@ def lines(account: Account) -> list[dict[str, Any]]:
                 "time": charge.time,
                 "run": charge.run,
                 "event": to_json(charge.event),
+                "private": charge.private,
                 "epsilon": guarantee.proven(so_far, account.budget.delta),
             }
         )

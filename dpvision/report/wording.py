@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpvision.privacy import quick
+from dpvision.privacy.ledger import Account
 from dpvision.report.figures import upper, upper_percent
 
 FIXED_KEY = "NOT PRIVATE: made with a fixed key, for tests only"
@@ -64,6 +65,15 @@ def not_covered(*, unit: str, read_off: Sequence[str], fixed_key: bool, ledger: 
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")
     return said
+
+
+def other_fixed_keys(run: str, account: Account | None) -> list[str]:
+    """Runs on the same data whose noise hides nothing void the data set's total, not this run's guarantee."""
+    others = sorted({c.run for c in account.charges if not c.private and c.run != run}) if account else []
+    if not others:
+        return []
+    names = ", ".join(others[:5])
+    return [f"The total of the data set does not hold if a run with a fixed key is released as well: {names}."]
 
 
 def _read_off(fact: str) -> str:

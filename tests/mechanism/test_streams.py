@@ -84,7 +84,9 @@ def test_processes_never_share_a_stream() -> None:
     seen = [
         word
         for _ in range(5)
-        for word in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        for word in subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
     ]
     assert len(set(seen)) == len(seen) == 200
 

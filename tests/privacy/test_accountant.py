@@ -135,7 +135,9 @@ def test_mu_implies_the_whole_profile(by: str) -> None:
         assert accountant.mu(event, DELTA) == pytest.approx(mu)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps"), list(itertools.product([1e-3, 0.3, 1.0], [0.01, 0.1, 1e5], [1, 100_000])))
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"), list(itertools.product([1e-3, 0.3, 1.0], [0.01, 0.1, 1e5], [1, 100_000]))
+)
 def test_extremes_are_answered_without_a_warning(q: float, sigma: float, steps: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,7 +13,6 @@ import pytest
 from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
-from dpvision.privacy.account_view import running_total, show, to_json
 from dpvision.privacy.events import Budget, Composed, Gaussian, PoissonGaussian
 from dpvision.privacy.ledger import Ledger
 
@@ -228,12 +227,6 @@ def test_two_runs_can_not_both_take_the_last_of_it(tmp_path: Path) -> None:
         assert len(Ledger(folder, DATA).account().charges) == 1
 
 
-def test_views_show_the_running_total(ledger: Ledger) -> None:
-    _filled(ledger, 3)
-    account = ledger.account()
-    totals = running_total(account)
-    assert totals == sorted(totals) and totals[-1] == account.spent()
-    _, rows, closing = show(account)
-    assert len(rows) == 3 and account.id in closing
-    assert to_json(account)["spent"] == account.spent()
-    assert DATA not in json.dumps(to_json(account)), "the fingerprint of the data is not for display"
+def test_a_fixed_key_is_marked(ledger: Ledger) -> None:
+    ledger.spend(STEP, id="a", run="r", private=False)
+    assert [c.private for c in ledger.spend(STEP, id="b", run="r").charges] == [False, True]

@@ -122,7 +122,7 @@ def test_pictures_have_text_alternatives_and_follow_the_theme(private_run: Run) 
 
 def test_ledger_lines_compose(private_run: Run) -> None:
     lines = [json.loads(line) for line in released(private_run)["ledger.jsonl"].splitlines()]
-    assert [set(line) for line in lines] == [{"time", "run", "event", "epsilon"}] * 3
+    assert [set(line) for line in lines] == [{"time", "run", "event", "epsilon", "private"}] * 3
     assert tuple(from_json(line["event"]) for line in lines) == EVENTS
     assert [line["run"] for line in lines] == [NAME, "other1", "other2"]
     for count, line in enumerate(lines, 1):

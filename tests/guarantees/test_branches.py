@@ -1,0 +1,228 @@
+"""Resume and branches: the same settings give the same bits for the same charge; a change gives new noise and a new one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpvision import checkpoint, runs, train
+from dpvision.config import Config
+from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch
+from dpvision.mechanism import noise
+from dpvision.mechanism.streams import Key
+from dpvision.privacy import accountant
+from dpvision.privacy.events import Composed, PoissonGaussian
+from dpvision.privacy.ledger import Account, ledger_of
+from tests.guarantees.commands import write_data
+
+SETTINGS = Config(epsilon=3.0, batch=20, steps=30, checkpoint_every=5, budget=20.0)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return str(write_data(tmp_path / "data.npz"))
+
+
+def _begin(data: str, folder: Path, **settings: Any) -> tuple[runs.Run, train.Prepared]:
+    prepared = train.prepare(data, replace(SETTINGS, **settings))
+    return train.begin(prepared, folder), prepared
+
+
+def _until(step: int):
+    """A `stop` that lets `step` steps pass."""
+    left = [step]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    return stop
+
+
+def _account(prepared: train.Prepared) -> Account:
+    return ledger_of(prepared.fingerprint).account()
+
+
+def _final(run: runs.Run) -> torch.Tensor:
+    return torch.cat([t.flatten() for _, t in sorted(load_file(run.weights).items())])
+
+
+def test_stopping_and_resuming_changes_no_bit(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    for step in (3, 8, 1):
+        outcome = train.proceed(run, train.reopen(run), stop=_until(step))
+        assert not outcome.complete
+    copy = tmp_path / "copy"
+    shutil.copytree(run.folder, copy)
+    keys = list((tmp_path / "home" / "keys").glob("*.key"))
+    kept = {k: k.read_bytes() for k in keys}
+    assert train.proceed(run, train.reopen(run)).complete
+    assert not list((tmp_path / "home" / "keys").glob("*.key")), "the key is destroyed when the run is complete"
+    for path, secret in kept.items():
+        path.write_bytes(secret)
+    other = runs.Run(copy)
+    train.proceed(other, train.reopen(other))
+    assert run.weights.read_bytes() == other.weights.read_bytes()
+    account = _account(prepared)
+    assert len(account.charges) == 1, "the same noise for the same steps is paid once"
+    assert account.charges[0].event == PoissonGaussian(0.1, prepared.config.sigma, 30)
+
+
+def test_one_checkpoint_resumed_twice_with_changed_settings_is_charged_for_both(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(10))
+    seen: dict[str, list[bytes]] = {}
+    original = noise.release
+    finals = []
+    for name, change in (("plain", {}), ("lr", {"lr": 1.0}), ("clip", {"clip": 0.5}), ("lr again", {"lr": 1.0})):
+        folder = tmp_path / name
+        shutil.copytree(run.folder, folder)
+        keys = {k: k.read_bytes() for k in (tmp_path / "home" / "keys").glob("*.key")}
+        drawn = seen.setdefault(name, [])
+
+        def recording(total, stream, *, sensitivity, sigma, drawn=drawn):
+            result = original(total, stream, sensitivity=sensitivity, sigma=sigma)
+            drawn.append(((result - total) / sensitivity).round(4).tobytes())
+            return result
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(noise, "release", recording)
+            train.proceed(runs.Run(folder), train.reopen(runs.Run(folder), change))
+        for path, secret in keys.items():
+            path.write_bytes(secret)
+        finals.append(_final(runs.Run(folder)))
+    for a, b in (("plain", "lr"), ("plain", "clip"), ("lr", "clip")):
+        assert not set(seen[a]) & set(seen[b]), f"branches {a} and {b} share noise"
+    assert torch.equal(finals[1], finals[3]), "the same change at the same point is the same branch"
+    steps = sorted(c.event.steps for c in _account(prepared).charges)  # type: ignore[union-attr]
+    assert steps == [20, 20, 30], "one whole run and two branches of the last twenty steps"
+
+
+def test_the_same_change_at_another_point_is_another_branch(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    for step in (5, 5):
+        train.proceed(run, train.reopen(run), stop=_until(step))
+        folder = tmp_path / f"after-{runs.Run(run.folder).state.stat().st_mtime_ns}"
+        shutil.copytree(run.folder, folder)
+        train.proceed(runs.Run(folder), train.reopen(runs.Run(folder), {"lr": 1.0}), stop=_until(2))
+    charges = _account(prepared).charges
+    assert sorted(c.event.steps for c in charges) == [20, 25, 30]  # type: ignore[union-attr]
+    assert len({c.id for c in charges}) == 3
+
+
+def test_the_card_of_a_branch_counts_its_whole_path(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(12))
+    before = prepared.config.sigma
+    assert before
+    outcome = train.proceed(run, train.reopen(run, {"sigma": before * 2}))
+    path = Composed((PoissonGaussian(0.1, before, 12), PoissonGaussian(0.1, before * 2, 18)))
+    assert outcome.event == path
+    assert accountant.epsilon(path, 1e-5) <= _account(prepared).spent()
+
+
+def test_a_refused_branch_changes_nothing_and_the_old_one_goes_on(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run", budget=3.0)
+    train.proceed(run, prepared, stop=_until(10))
+    state = run.state.read_bytes()
+    with pytest.raises(BudgetSpent):
+        train.proceed(run, train.reopen(run, {"lr": 1.0}))
+    assert run.state.read_bytes() == state
+    assert train.proceed(run, train.reopen(run)).complete
+    assert len(_account(prepared).charges) == 1
+
+
+def test_a_lost_key_means_new_noise_and_a_new_charge(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(10))
+    for key in (tmp_path / "home" / "keys").glob("*.key"):
+        Key.destroy(key)
+    assert train.proceed(run, train.reopen(run)).complete
+    assert sorted(c.event.steps for c in _account(prepared).charges) == [20, 30]  # type: ignore[union-attr]
+
+
+def test_other_software_means_new_noise_and_a_new_charge(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(10))
+    monkeypatch.setattr("dpvision.state.software", lambda: "another torch")
+    assert train.proceed(run, train.reopen(run)).complete
+    assert sorted(c.event.steps for c in _account(prepared).charges) == [20, 30]  # type: ignore[union-attr]
+
+
+def test_changed_data_can_not_go_on_with_the_same_noise(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(10))
+    with np.load(data) as file:
+        arrays = dict(file)
+    arrays["train_images"] = arrays["train_images"].copy()
+    arrays["train_images"][7, 0, 0] ^= 1
+    np.savez(data, **arrays)
+    with pytest.raises(LedgerMismatch, match="changed since the run began"):
+        train.reopen(run)
+
+
+@pytest.mark.parametrize(
+    "change", [{"epsilon": 9.0}, {"model": "small-cnn"}, {"n": 300}, {"seed": 3}, {"unit": "person"}]
+)
+def test_what_defines_the_run_can_not_change(change: dict, data: str, tmp_path: Path) -> None:
+    run, _ = _begin(data, tmp_path / "run")
+    with pytest.raises(ConfigError, match="can not change"):
+        train.reopen(run, change)
+
+
+def test_a_changed_state_is_refused(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(10))
+    whole = run.state.read_bytes()
+    rng = np.random.default_rng(0)
+    for at in [len(whole) - 3, *rng.integers(0, len(whole), 60)]:
+        run.state.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises((DataError, ConfigError)):
+            train.proceed(run, train.reopen(run))
+    for cut in (0, 4, 8, 100, len(whole) - 1):
+        run.state.write_bytes(whole[:cut])
+        with pytest.raises(DataError):
+            train.proceed(run, train.reopen(run))
+    assert len(_account(prepared).charges) == 1
+
+
+def test_nothing_is_drawn_before_the_charge_is_on_the_disk(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    assert not ledger_of(prepared.fingerprint).exists()
+    charged = []
+    original = noise.release
+
+    def checking(*args, **kwargs):
+        charged.append(len(_account(prepared).charges))
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "release", checking)
+        train.proceed(run, prepared)
+    assert charged == [1] * 30
+
+
+def test_a_refused_training_leaves_nothing_behind(data: str, tmp_path: Path) -> None:
+    with pytest.raises(BudgetSpent):
+        _begin(data, tmp_path / "run", epsilon=3.0, budget=1.0)
+    assert not (tmp_path / "run").exists() and not (tmp_path / "home" / "keys").exists()
+
+
+def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run", model="small-cnn")
+    start = prepared.model().state_dict()
+    train.proceed(run, prepared)
+    tensors, header = checkpoint.load(run.weights, start)
+    assert all(not torch.equal(tensors[k], start[k]) for k in start)
+    assert json.loads(header["event"])["events"][0]["steps"] == 30
+    assert header["private"] == "yes"
