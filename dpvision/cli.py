@@ -56,7 +56,7 @@ def plan(
     batch
         Expected batch size; by default half of n, at most 4096.
     steps
-        Number of steps; by default 50 expected passes.
+        Number of steps; by default 30 expected passes, 50 below 5,000 units.
     """
     from dpvision import console
     from dpvision.plan import plan as solve

@@ -38,7 +38,7 @@ class Config:
     skip_broken: bool = False
     # The training.
     batch: int | None = None  # expected, not actual; None: half of n, at most 4096
-    steps: int | None = None  # None: as many as make 50 expected passes over n units
+    steps: int | None = None  # None: as many as make 30 to 50 expected passes over n units
     sigma: float | None = None  # None: the least that keeps epsilon
     lr: float = 4.0
     momentum: float = 0.0
@@ -46,7 +46,7 @@ class Config:
     ema: float = 0.98  # decay of the weights' running average, warmed up as (1 + t) / (10 + t)
     release: str = "ema"  # or "last"; fixed here, before training, never chosen by accuracy
     seed: int = 0  # initial weights only; noise and sampling come from the operating system's entropy
-    physical: int = 512  # images worked on at a time
+    physical: int = 128  # images worked on at a time
     # Upkeep.
     checkpoint_every: int = 25
     budget: float | None = None  # the data set's epsilon over all runs; None: the first run's epsilon
@@ -95,7 +95,8 @@ def default_batch(n: int) -> int:
 
 
 def default_steps(n: int, batch: int) -> int:
-    return max(1, round(50 * n / batch))
+    """50 expected passes over few units, 30 over many: there, more would cost hours and gain little."""
+    return max(1, round((50 if n < 5000 else 30) * n / batch))
 
 
 def to_dict(config: Config) -> dict[str, Any]:

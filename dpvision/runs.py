@@ -12,9 +12,12 @@ operator/             run.json (where the data is), state.safetensors (to resume
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,21 @@ class Run:
 
     def write_config(self, config: Config) -> None:
         atomic.write(self.folder / "config.toml", write_toml(config))
+
+
+@contextmanager
+def only_one(run: Run) -> Iterator[None]:
+    """Let one process at a time work on a run; a second one is told so."""
+    descriptor = os.open(run.operator / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ConfigError(
+            f"{run.folder}: another process is working on this run. Fix: wait for it, or stop it."
+        ) from None
+    finally:
+        os.close(descriptor)
 
 
 def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) -> Run:

@@ -178,6 +178,11 @@ def proceed(
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits."""
+    with runs.only_one(run):
+        return _proceed(run, prepared, watch, stop)
+
+
+def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome:
     facts = run.facts()
     torch.set_num_threads(int(facts["threads"]))  # the order of sums, so the last bits, depend on it
     config, sampler = prepared.config, prepared.sampler

@@ -15,18 +15,19 @@ def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), head)
 
 
-def small_cnn(shape: tuple[int, int, int], classes: int, width: int = 16) -> nn.Module:
-    """Convolutions with tanh, which keeps gradients small (Papernot et al. 2021), each halving the image.
+def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Strided convolutions with GroupNorm and tanh, which keeps gradients small (Papernot et al. 2021).
 
-    As many halvings as the image allows, at most three: 8x8 gets two, 28x28 and larger three.
+    At least two, each halving the image, until its side is at most 8: 28x28 becomes 14 and 7.
     """
-    channels, height, width_px = shape
-    if min(height, width_px) < 4:
-        raise ConfigError(
-            f"small-cnn needs images of at least 4x4 pixels, not {height}x{width_px}. Fix: --model linear."
-        )
+    channels, height, width = shape
+    if min(height, width) < 4:
+        raise ConfigError(f"small-cnn needs 4x4 pixels at least, not {height}x{width}. Fix: --model linear.")
     layers: list[nn.Module] = []
-    while min(height, width_px) >= 4 and len(layers) < 12:
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.Tanh(), nn.AvgPool2d(2)]
-        channels, width, height, width_px = width, width * 2, height // 2, width_px // 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width_px, classes))
+    filters, kernel = 16, 5
+    while len(layers) < 6 or max(height, width) > 8:
+        layers += [nn.Conv2d(channels, filters, kernel, stride=2, padding=kernel // 2)]
+        layers += [nn.GroupNorm(4, filters), nn.Tanh()]
+        channels, filters, kernel = filters, min(2 * filters, 64), 3
+        height, width = (height + 1) // 2, (width + 1) // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))

@@ -212,6 +212,14 @@ def test_nothing_is_drawn_before_the_charge_is_on_the_disk(data: str, tmp_path: 
     assert charged == [1] * 30
 
 
+def test_two_processes_can_not_work_on_one_run(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    with runs.only_one(run), pytest.raises(ConfigError, match="another process"):
+        train.proceed(run, prepared)
+    assert not ledger_of(prepared.fingerprint).exists()
+    assert train.proceed(run, prepared).complete
+
+
 def test_a_refused_training_leaves_nothing_behind(data: str, tmp_path: Path) -> None:
     with pytest.raises(BudgetSpent):
         _begin(data, tmp_path / "run", epsilon=3.0, budget=1.0)

@@ -1,0 +1,89 @@
+"""One way to run a benchmark and to keep its result: figures with their limits, date, machine and command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value and what it must reach: at least `low`, at most `high`."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+
+    @property
+    def good(self) -> bool:
+        return (self.low is None or self.value >= self.low) and (self.high is None or self.value <= self.high)
+
+    @property
+    def limit(self) -> str:
+        parts = [
+            f"at least {self.low:g}" if self.low is not None else "",
+            f"at most {self.high:g}" if self.high else "",
+        ]
+        return " and ".join(p for p in parts if p) or "reported"
+
+
+def main(name: str, measure: Callable[[bool], list[Figure]], *, about: str) -> None:
+    """`python -m benchmarks.NAME [--quick] [--json]`; the full form also writes RESULTS.md."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
+    parser.add_argument("--quick", action="store_true", help="at most 5 minutes; writes nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    figures = measure(options.quick)
+    good = all(f.good for f in figures)
+    if options.json:
+        print(
+            json.dumps({"benchmark": name, "good": good, "figures": [{**asdict(f), "good": f.good} for f in figures]})
+        )
+    else:
+        for f in figures:
+            print(f"{'ok  ' if f.good else 'FAIL'} {f.name}: {f.value:.5g} {f.unit} ({f.limit})")
+    if not options.quick:
+        keep(name, figures, about=about)
+    sys.exit(0 if good else 1)
+
+
+def keep(name: str, figures: list[Figure], *, about: str) -> None:
+    """Replace this benchmark's section of RESULTS.md, leaving the others."""
+    rows = [f"| {f.name} | {f.value:.5g} {f.unit} | {f.limit} | {'yes' if f.good else '**no**'} |" for f in figures]
+    section = [
+        f"## {name}",
+        "",
+        about,
+        "",
+        f"{date.today()}, {machine()}, `python -m benchmarks.{name}`",
+        "",
+        "| figure | measured | limit | reached |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+    parts = RESULTS.read_text().split("\n## ") if RESULTS.exists() else ["# Results\n\nMeasured, not promised.\n"]
+    kept = [p for p in parts[1:] if not p.startswith(f"{name}\n")]
+    sections = sorted([*(f"## {p.strip()}\n" for p in kept), "\n".join(section).strip() + "\n"])
+    RESULTS.write_text("\n".join([parts[0].strip() + "\n", *sections]))
+
+
+def machine() -> str:
+    import numpy
+    import torch
+
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    return f"{os.cpu_count()} cores {cpu or platform.processor()}, torch {torch.__version__}, numpy {numpy.__version__}"
