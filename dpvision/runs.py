@@ -72,12 +72,11 @@ def only_one(run: Run) -> Iterator[None]:
     """Let one process at a time work on a run; a second one is told so."""
     descriptor = os.open(run.operator / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{run.folder}: another process is working on this run. Fix: wait for it.") from None
         yield
-    except BlockingIOError:
-        raise ConfigError(
-            f"{run.folder}: another process is working on this run. Fix: wait for it, or stop it."
-        ) from None
     finally:
         os.close(descriptor)
 

@@ -88,16 +88,16 @@ class State:
             raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
 
 
-def branch_name(state: State, config: Config, *, fingerprint: str, key_name: str) -> str:
+def branch_name(state: State, config: Config, *, data: str, key_name: str) -> str:
     """Names a stretch of training by everything that shapes it: the same name means the same bits."""
     where = [state.branch, state.step, state.digest]
     # A fixed key is the same secret whatever its file is called; a fresh one is another secret.
     secret = key_name if state.private else "fixed"
-    shaping = [*where, config.hash(), fingerprint, software(), secret]
+    shaping = [*where, config.hash(), data, software(), secret]
     return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
 
 
-def same_or_new_branch(state: State, config: Config, *, fingerprint: str) -> tuple[State, Key]:
+def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[State, Key]:
     """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
     before = state.config
     key = Key.kept(runs.key_path(state.key))
@@ -116,7 +116,7 @@ def same_or_new_branch(state: State, config: Config, *, fingerprint: str) -> tup
         config=config,
         key=name,
         private=state.private and key.private,
-        branch=branch_name(state, config, fingerprint=fingerprint, key_name=name),
+        branch=branch_name(state, config, data=data, key_name=name),
         first=state.step,
         path=(*state.path, done),
         software=software(),

@@ -28,7 +28,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, runs
 from dpvision.config import Config, merged
-from dpvision.data import Dataset, Split, fingerprint, load
+from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
 from dpvision.mechanism.clip import ClippedSum, Seen, probe
 from dpvision.mechanism.private_sum import Fetch, PrivateSum
@@ -54,7 +54,8 @@ class Prepared:
     data: Dataset
     config: Config
     read_off: tuple[str, ...]
-    fingerprint: str
+    fingerprint: str  # of the records in any order: finds the ledger
+    in_order: str  # of the records in their order: coins are drawn by place, so it belongs to the branch
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -104,7 +105,7 @@ def prepare(source: str, config: Config) -> Prepared:
     public = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
     read_off = data.inferred if config.n or public else (*data.inferred, f"number of {config.unit}s")
     complete = config.complete(units(data.train, config.unit))
-    return Prepared(source, data, complete, read_off, fingerprint(data.train))
+    return Prepared(source, data, complete, read_off, *identify(data.train))
 
 
 def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> runs.Run:
@@ -119,6 +120,7 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
         "run": secrets.token_hex(6),
         "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
         "fingerprint": prepared.fingerprint,
+        "in_order": prepared.in_order,
         "read_off": list(prepared.read_off),
         "shape": list(prepared.shape),
         "class_names": list(prepared.data.classes),
@@ -134,9 +136,7 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
         private=test_key is None,
         config=prepared.config,
     )
-    state = replace(
-        state, branch=branch_name(state, prepared.config, fingerprint=prepared.fingerprint, key_name=key_name)
-    )
+    state = replace(state, branch=branch_name(state, prepared.config, data=prepared.in_order, key_name=key_name))
     return runs.create(folder, prepared.config, facts, state.dump())
 
 
@@ -162,10 +162,10 @@ def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     if fixed:
         raise ConfigError(f"{run.folder}: {', '.join(fixed)} can not change in a run that has begun. Fix: a new run.")
     prepared = prepare(facts["data"], config)
-    if prepared.fingerprint != facts["fingerprint"]:
+    if (prepared.fingerprint, prepared.in_order) != (facts["fingerprint"], facts["in_order"]):
         raise LedgerMismatch(
-            f"{facts['data']}: the training data changed since the run began, so going on with the same noise would "
-            "show the difference. Fix: restore the data, or start a new run."
+            f"{facts['data']}: the training data, or its order, changed since the run began, so going on with the same "
+            "noise would show the difference. Fix: restore the data, or start a new run."
         )
     return prepared
 
@@ -192,7 +192,7 @@ def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None
     if facts["complete"]:
         Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
-    state, key = same_or_new_branch(state, config, fingerprint=prepared.fingerprint)
+    state, key = same_or_new_branch(state, config, data=prepared.in_order)
 
     ledger = ledger_of(prepared.fingerprint)
     ledger.open(Budget(config.budget or config.epsilon, config.delta))

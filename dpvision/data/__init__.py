@@ -2,9 +2,9 @@
 
 from dpvision.data.checking import check
 from dpvision.data.dataset import Broken, Dataset, Findings, Split
-from dpvision.data.identity import fingerprint
+from dpvision.data.identity import fingerprint, identify
 from dpvision.data.packing import pack
 from dpvision.data.prediction import load_images
 from dpvision.data.source import load
 
-__all__ = ["Broken", "Dataset", "Findings", "Split", "check", "fingerprint", "load", "load_images", "pack"]
+__all__ = ["Broken", "Dataset", "Findings", "Split", "check", "fingerprint", "identify", "load", "load_images", "pack"]
