@@ -85,9 +85,9 @@ class ClippedSum:
         frozen |= dict(self._model.named_buffers())
         total = torch.zeros(self.size, dtype=torch.float64, device=images.device)
         for units, start, stop in _groups(views, self._physical):
+            count = torch.tensor(units, device=images.device)
+            owner = torch.repeat_interleave(count)  # the unit of each image
             mean = torch.zeros(len(units), self.size, device=images.device)
-            owner = torch.repeat_interleave(torch.arange(len(units)), torch.tensor(units)).to(images.device)
-            share = (1.0 / torch.tensor(units, dtype=torch.float32)).to(images.device)
             losses: list[Tensor] = []
             for first in range(start, stop, self._physical):
                 piece = slice(first, min(first + self._physical, stop))
@@ -95,7 +95,7 @@ class ClippedSum:
                 losses.append(loss)
                 flat = torch.cat([g.flatten(1) for g in parts.values()], dim=1)
                 own = owner[first - start : first - start + len(flat)]
-                mean.index_add_(0, own, flat * share[own].unsqueeze(1))
+                mean.index_add_(0, own, flat / count[own].unsqueeze(1))
             total += clipped(mean, self.sensitivity)
             if self._watch:
                 self._watch(torch.cat(losses), mean.norm(dim=1), self.sensitivity)
