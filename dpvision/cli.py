@@ -28,6 +28,7 @@ Out = Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the run, n
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON object")]
 Classes = Annotated[str | None, Parameter(help="declare the classes: a number, or names with commas between")]
 Size = Annotated[int | None, Parameter(help="resize images to this many pixels a side")]
+Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gray, 3 for colour")]
 SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
 
 
@@ -102,6 +103,7 @@ def train(
     n: Annotated[int | None, Parameter(help="declare the public number of units")] = None,
     classes: Classes = None,
     size: Size = None,
+    channels: Channels = None,
     skip_broken: SkipBroken = None,
     batch: int | None = None,
     steps: int | None = None,
@@ -135,6 +137,7 @@ def train(
         "n": n,
         "classes": _classes(classes),
         "size": size,
+        "channels": channels,
         "skip_broken": skip_broken,
         "batch": batch,
         "steps": steps,
@@ -168,7 +171,7 @@ def train(
     if dry_run:
         console.say("dry run: nothing was written, nothing was charged.")
         return
-    _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY")), prepared)
+    _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared)
 
 
 @app.command
@@ -358,6 +361,7 @@ def pack(
     out: Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the store, new")],
     classes: Classes = None,
     size: Size = None,
+    channels: Channels = None,
     skip_broken: SkipBroken = None,
 ) -> None:
     """Pack a data set into a memory-mapped store, for data larger than memory.
@@ -369,7 +373,13 @@ def pack(
 
     with console.counting_bar("packing") as progress:
         made = pack_into(
-            source, out, classes=_classes(classes), size=size, skip_broken=bool(skip_broken), progress=progress
+            source,
+            out,
+            classes=_classes(classes),
+            size=size,
+            channels=channels,
+            skip_broken=bool(skip_broken),
+            progress=progress,
         )
     console.say(f"wrote {made}; use it wherever a data set is asked for")
 

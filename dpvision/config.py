@@ -35,6 +35,7 @@ class Config:
     n: int | None = None  # units in the training set, as a public number
     classes: tuple[str, ...] | int | None = None
     size: tuple[int, int] | None = None
+    channels: int | None = None  # 1 for gray, 3 for colour
     skip_broken: bool = False
     # The training.
     batch: int | None = None  # expected, not actual; None: half of n, at most 4096
@@ -68,15 +69,17 @@ class Config:
 
     def complete(self, n: int) -> Config:
         """All that was left open, from `n` units and nothing else."""
-        n = self.n or n
+        n = n if self.n is None else self.n
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
-        model = self.model or default_model(n)
-        batch = self.batch or default_batch(n)
+        model = default_model(n) if self.model is None else self.model
+        batch = default_batch(n) if self.batch is None else self.batch
         if batch > n:
             raise ConfigError(f"batch is {batch} and n is {n}: the expected batch can not exceed n.")
-        steps = self.steps or default_steps(n, batch)
-        sigma = self.sigma or calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
+        steps = default_steps(n, batch) if self.steps is None else self.steps
+        sigma = self.sigma
+        if sigma is None:
+            sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
         return replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
 
     def hash(self) -> str:

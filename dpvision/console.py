@@ -41,9 +41,33 @@ def as_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
 
 
+def account_notes(prepared: Prepared) -> list[str]:
+    """Which account will be charged, what is on it, and whether other accounts are about the same images."""
+    from dpvision.privacy.ledger import ledger_of
+    from dpvision.privacy.overlap import others
+    from dpvision.report.figures import upper
+
+    config, ledger = prepared.config, ledger_of(prepared.fingerprint)
+    if ledger.exists():
+        account = ledger.account()
+        spent, most = upper(account.spent(), 4), account.budget.epsilon
+        notes = [f"ledger: account {account.id}, epsilon {spent} of {most:g} spent by {len(account.charges)} charges"]
+    else:
+        notes = [
+            f"ledger: a NEW account with a budget of epsilon {config.budget or config.epsilon:g} at {config.delta:g}"
+        ]
+    for other, share in others(prepared.fingerprint, prepared.sketch):
+        notes.append(
+            f"note: about {share:.0%} of these images are on account {other.id} too, which has spent epsilon "
+            f"{upper(other.spent(), 4)}. Accounts do not add up by themselves: what is told about those images is both."
+        )
+    return notes
+
+
 def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
     """The ledger of a data set: each charge with what is spent up to and including it."""
     from dpvision.privacy.events import describe, from_json
+    from dpvision.report.figures import upper
 
     spent, budget = account.spent(), account.budget
     if json:
@@ -55,12 +79,12 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
             c["time"],
             c["run"],
             describe(from_json(c["event"])) + ("" if c["private"] else " (NOT PRIVATE: fixed key)"),
-            "none" if c["epsilon"] is None else f"{c['epsilon']:.4f}",
+            upper(c["epsilon"], 4),
         ]
         for c in charges
     ]
     grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
-    say(f"account {account.id}: epsilon {spent:.4f} of {budget.epsilon:g} spent at delta {budget.delta:g}")
+    say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
     say(f"file: {file}")
 
 
@@ -102,6 +126,7 @@ def show_findings(findings: dict[str, Any]) -> None:
 def show_training(prepared: Prepared) -> None:
     """The plan of a training, with what is public and how it is known."""
     from dpvision.privacy import accountant, gdp
+    from dpvision.report.figures import upper
 
     config, event = prepared.config, prepared.event()
     epsilon = accountant.epsilon(event, config.delta)
@@ -116,8 +141,8 @@ def show_training(prepared: Prepared) -> None:
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
-            "guarantee": f"epsilon {epsilon:.4f} at delta {config.delta:g}, by {accountant.NAME}",
-            "cross-check": f"Rényi {accountant.rdp_epsilon(event, config.delta):.4f}; "
+            "guarantee": f"epsilon {upper(epsilon, 4)} at delta {config.delta:g}, by {accountant.NAME}",
+            "cross-check": f"Rényi {upper(accountant.rdp_epsilon(event, config.delta), 4)}; "
             f"central limit {rough:.4f} (approximate, not a bound)",
         },
         title="plan",
@@ -127,6 +152,8 @@ def show_training(prepared: Prepared) -> None:
             f"  note: {', '.join(prepared.read_off)}: read off the data and taken as public. The card says so. "
             "Declare them (--n, --classes, --size) if they are not public."
         )
+    for line in account_notes(prepared):
+        say(f"  {line}")
     for broken in prepared.data.broken:
         say(f"  left out: {broken.path}: {broken.reason}")
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpvision import checkpoint
+from dpvision import checkpoint, sealed
 from dpvision.data import load, load_images
 from dpvision.errors import DataError
 from dpvision.models import build
@@ -35,7 +35,7 @@ def released(run: Path) -> Released:
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
         raise DataError(f"{path}: there is no released model here. Fix: finish the run with `dpvision resume {run}`.")
-    _, header = checkpoint.read(path)
+    header = sealed.read(path).header
     try:
         if header["format"] != "dpvision-weights-1":
             raise ValueError(f"format {header['format']!r}")
@@ -46,8 +46,10 @@ def released(run: Path) -> Released:
         name = header["model"]
     except (KeyError, ValueError, TypeError, RecursionError) as exc:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
+    with torch.device("meta"):  # shapes only: a small file must not make a large model
+        sketch = build(name, (channels, height, width), classes=len(classes), seed=0)
+    tensors, _ = checkpoint.load(path, sketch.state_dict())
     model = build(name, (channels, height, width), classes=len(classes), seed=0)
-    tensors, _ = checkpoint.load(path, model.state_dict())
     model.load_state_dict(tensors)
     return Released(model.eval(), (channels, height, width), classes)
 

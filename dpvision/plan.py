@@ -48,13 +48,14 @@ def plan(
                 f"{steps:,} steps. Fix: more noise, fewer steps, or a larger epsilon."
             )
         batch = max(1, int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n))
-    batch = batch or default_batch(n)
+    batch = default_batch(n) if batch is None else batch
     rate = batch / n
     if solved_for == "steps":
         assert sigma is not None
         steps = calibrate.steps(budget, sigma=sigma, rate=rate, confirm=confirm)
-    steps = steps or default_steps(n, batch)
-    sigma = sigma or calibrate.sigma(budget, rate=rate, steps=steps, confirm=confirm)
+    steps = default_steps(n, batch) if steps is None else steps
+    if sigma is None:
+        sigma = calibrate.sigma(budget, rate=rate, steps=steps, confirm=confirm)
     return _answer(n, batch, PoissonGaussian(rate, sigma, steps), delta, solved_for=solved_for, confirm=confirm)
 
 
@@ -74,8 +75,7 @@ def _answer(
         "mu": gdp.mu_of_curve(lambda at: quick.profile(event, at), epsilon),
         "passes": event.steps * event.rate,
         "solved_for": solved_for,
-        "accountant": "dpvision quick PLD, an upper bound; a run is charged by dp-accounting's, which is never above it"
-        " by more than rounding",
+        "accountant": "dpvision quick PLD, an upper bound; a run is charged by dp-accounting's PLD (--confirm)",
         "approximate": {
             "label": "approximate: central limit, not a bound",
             "mu": approximate,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from dpvision import atomic
 from dpvision.config import Config, merged, read_toml, write_toml
 from dpvision.errors import ConfigError, DataError
 from dpvision.privacy.ledger import home
+
+# What the header of weights says that were made with a fixed key.
+NOT_PRIVATE = "NO: made with a fixed key, for tests only"
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,9 @@ def require_free(folder: Path) -> None:
 
 
 def key_path(name: str) -> Path:
-    """Where a run's key is kept: never in the run folder."""
+    """Where a run's key is kept: never in the run folder. The name may come from a file, so it can not be a path."""
+    if not re.fullmatch(r"[0-9a-f]{16}", name):
+        raise DataError(f"{name!r} is not the name of a key: the state of the run was made by other means.")
     return home() / "keys" / f"{name}.key"
 
 
@@ -130,6 +136,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}: line {number} is not a JSON object.")
         lines.append(line)
     return lines
+
+
+def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
+    """One fact of run.json, of the kind it must have."""
+    value = facts.get(name)
+    if type(value) is not kind or (type(value) is int and not 0 < value <= 4096):
+        raise DataError(f"operator/run.json: {name} is missing or is not what a run writes.")
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import secrets
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -88,12 +89,10 @@ class State:
             raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
 
 
-def branch_name(state: State, config: Config, *, data: str, key_name: str) -> str:
+def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
     """Names a stretch of training by everything that shapes it: the same name means the same bits."""
     where = [state.branch, state.step, state.digest]
-    # A fixed key is the same secret whatever its file is called; a fresh one is another secret.
-    secret = key_name if state.private else "fixed"
-    shaping = [*where, config.hash(), data, software(), secret]
+    shaping = [*where, config.hash(), data, software(), key]
     return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
 
 
@@ -116,7 +115,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
         config=config,
         key=name,
         private=state.private and key.private,
-        branch=branch_name(state, config, data=data, key_name=name),
+        branch=branch_name(state, config, data=data, key=key.label(name)),
         first=state.step,
         path=(*state.path, done),
         software=software(),
@@ -132,8 +131,18 @@ def event_so_far(state: State) -> Composed:
 
 
 def software() -> str:
-    """What computes: another version may round otherwise, so it gets fresh noise."""
-    return f"dpvision {__version__}, torch {torch.__version__}, numpy {np.__version__}, cpu"
+    """What computes: anything else here may round otherwise, so it gets fresh noise."""
+    versions = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
+    return f"{versions}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def _source() -> str:
+    """Digest of this package's own code: two versions of it may share a number while it is being changed."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

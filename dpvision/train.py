@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import atomic, checkpoint, runs
+from dpvision import atomic, checkpoint, runs, sealed
 from dpvision.config import Config, merged
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
@@ -35,7 +35,7 @@ from dpvision.mechanism.private_sum import Fetch, PrivateSum
 from dpvision.mechanism.sampling import PoissonSampler, by_person
 from dpvision.mechanism.streams import Key
 from dpvision.models import build
-from dpvision.privacy import quick
+from dpvision.privacy import overlap, quick
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import ledger_of
 from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, trainable
@@ -43,7 +43,6 @@ from dpvision.state import State, branch_name, event_so_far, same_or_new_branch,
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = ("lr", "momentum", "clip", "ema", "release", "steps", "sigma", "batch", "physical", "checkpoint_every")
 METRIC_POINTS = 20
-NOT_PRIVATE = "NO: made with a fixed key, for tests only"
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class Prepared:
     read_off: tuple[str, ...]
     fingerprint: str  # of the records in any order: finds the ledger
     in_order: str  # of the records in their order: coins are drawn by place, so it belongs to the branch
+    sketch: tuple[str, ...]  # some digests of images: finds other accounts about the same ones
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -99,13 +99,20 @@ class Outcome:
 
 def prepare(source: str, config: Config) -> Prepared:
     """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
-    data = load(source, classes=config.classes, size=config.size, skip_broken=config.skip_broken)
+    data = load(
+        source,
+        classes=config.classes,
+        size=config.size,
+        channels=config.channels,
+        skip_broken=config.skip_broken,
+    )
     if config.unit == "person" and data.train.persons is None:
         raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
     public = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
     read_off = data.inferred if config.n or public else (*data.inferred, f"number of {config.unit}s")
     complete = config.complete(units(data.train, config.unit))
-    return Prepared(source, data, complete, read_off, *identify(data.train))
+    fingerprint, in_order, digests = identify(data.train)
+    return Prepared(source, data, complete, read_off, fingerprint, in_order, overlap.sketch(digests))
 
 
 def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> runs.Run:
@@ -114,8 +121,8 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
     _require_room(prepared)
     model = prepared.model()
     probe(model, torch.zeros(prepared.shape), len(prepared.data.classes))
-    key_name = secrets.token_hex(8)
-    (Key.for_tests(test_key) if test_key else Key.fresh()).keep(runs.key_path(key_name))
+    key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
+    key.keep(runs.key_path(key_name))
     facts = {
         "run": secrets.token_hex(6),
         "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
@@ -133,10 +140,10 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
         momentum=torch.zeros_like(weights),
         ema=weights.clone(),
         key=key_name,
-        private=test_key is None,
+        private=key.private,
         config=prepared.config,
     )
-    state = replace(state, branch=branch_name(state, prepared.config, data=prepared.in_order, key_name=key_name))
+    state = replace(state, branch=branch_name(state, prepared.config, data=prepared.in_order, key=key.label(key_name)))
     return runs.create(folder, prepared.config, facts, state.dump())
 
 
@@ -156,18 +163,22 @@ def _require_room(prepared: Prepared) -> None:
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     """The training of an existing run, with changed settings if asked for."""
     facts = run.facts()
-    before = State.config_of(checkpoint.read(run.state)[1], run.state)
+    before = State.config_of(sealed.read(run.state).header, run.state)
     config = merged(before, changes or {}, source="resume")
     fixed = sorted(k for k in (changes or {}) if k not in CHANGEABLE and getattr(config, k) != getattr(before, k))
     if fixed:
         raise ConfigError(f"{run.folder}: {', '.join(fixed)} can not change in a run that has begun. Fix: a new run.")
-    prepared = prepare(facts["data"], config)
-    if (prepared.fingerprint, prepared.in_order) != (facts["fingerprint"], facts["in_order"]):
-        raise LedgerMismatch(
-            f"{facts['data']}: the training data, or its order, changed since the run began, so going on with the same "
-            "noise would show the difference. Fix: restore the data, or start a new run."
-        )
+    prepared = prepare(runs.fact(facts, "data", str), config)
+    _require_same_data(facts, prepared)
     return prepared
+
+
+def _require_same_data(facts: dict[str, Any], prepared: Prepared) -> None:
+    if (prepared.fingerprint, prepared.in_order) != (facts.get("fingerprint"), facts.get("in_order")):
+        raise LedgerMismatch(
+            f"{prepared.source}: the training data, or its order, changed since the run began, so going on with the "
+            "same noise would show the difference. Fix: restore the data, or start a new run."
+        )
 
 
 def proceed(
@@ -184,20 +195,23 @@ def proceed(
 
 def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome:
     facts = run.facts()
-    torch.set_num_threads(int(facts["threads"]))  # the order of sums, so the last bits, depend on it
+    _require_same_data(facts, prepared)
+    torch.set_num_threads(runs.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
     config, sampler = prepared.config, prepared.sampler
     assert config.sigma  # complete
     model = prepared.model()
     state = State.load(run.state, model)
-    if facts["complete"]:
+    if facts.get("complete") is True:
         Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
     state, key = same_or_new_branch(state, config, data=prepared.in_order)
 
     ledger = ledger_of(prepared.fingerprint)
     ledger.open(Budget(config.budget or config.epsilon, config.delta))
+    overlap.keep(ledger, prepared.sketch)
     event = sampler.event(config.sigma, first=state.first)
-    account = ledger.spend(event, id=state.branch, run=facts["run"], private=state.private)  # on the disk from here on
+    name = runs.fact(facts, "run", str)
+    account = ledger.spend(event, id=state.branch, run=name, private=state.private)  # on the disk from here on
     charge = next(c for c in account.charges if c.id == state.branch)
     state.save(run)
     run.write_config(config)
@@ -312,7 +326,7 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
         "config": prepared.config.hash(),
         "event": json.dumps(to_json(event_so_far(state))),
         "delta": repr(prepared.config.delta),
-        "private": "yes" if state.private else NOT_PRIVATE,
+        "private": "yes" if state.private else runs.NOT_PRIVATE,
     }
     atomic.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
     run.write_config(prepared.config)
@@ -321,7 +335,7 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
 
 
 def _outcome(run: runs.Run, state: State, prepared: Prepared, seconds: float) -> Outcome:
-    complete = bool(run.facts()["complete"])
+    complete = run.facts().get("complete") is True
     last: dict[str, Any] = next(reversed(runs.read_lines(run.metrics)), {})
     hit = last.get(f"test_accuracy_{prepared.config.release}") if complete else None
     return Outcome(run, complete, event_so_far(state), hit, seconds, state.private)

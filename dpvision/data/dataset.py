@@ -20,6 +20,8 @@ class Split:
     """(N,) int64, an index into the classes."""
     persons: np.ndarray | None
     """(N,) int64 index of the person an image is of; the same person has the same index in every split."""
+    originals: np.ndarray | None = None
+    """(N, 32) uint8 digests of the images as they were before they were resized or recoloured, or None if they are."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,7 +45,7 @@ class Dataset:
     val: Split | None
     test: Split | None
     inferred: tuple[str, ...]
-    """Public facts that were read off the private data instead of declared: some of "classes", "image size"."""
+    """Public facts read off the private data instead of declared: some of "classes", "image size", "channels"."""
     broken: tuple[Broken, ...] = ()
     """Files that were left out because skip_broken was asked for."""
 

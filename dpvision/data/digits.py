@@ -13,7 +13,7 @@ _TRAIN = 1_437
 _BRIGHTEST = 16
 
 
-def read_digits(*, classes: Classes, size: records.Size) -> Dataset:
+def read_digits(*, classes: Classes, size: records.Size, channels: int | None) -> Dataset:
     """1,437 images to train and 360 to test, in an order that is the same for everyone."""
     from sklearn.datasets import load_digits
 
@@ -23,6 +23,7 @@ def read_digits(*, classes: Classes, size: records.Size) -> Dataset:
     with named("digits"):
         match_stored(names, declared_names(classes), numbered=isinstance(classes, int))
         records.settle_size(pixels.shape, records.declared_size(size))
+        records.settle_channels(pixels.shape, channels)
     order = np.random.default_rng(0).permutation(len(pixels))
     train, test = (
         Split(images=pixels[part], labels=labels[part].astype(np.int64), persons=None)

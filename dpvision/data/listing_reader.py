@@ -10,6 +10,7 @@ import numpy as np
 from dpvision.data import records
 from dpvision.data.classes import Classes, declared_names
 from dpvision.data.dataset import Broken, Dataset, Split
+from dpvision.data.identity import DIGEST
 from dpvision.data.listing import (
     Item,
     Listing,
@@ -34,16 +35,18 @@ def read_listing(
     name: str,
     classes: Classes,
     size: records.Size,
+    channels: int | None,
     skip_broken: bool,
     room: Room,
     progress: Progress | None,
 ) -> Dataset:
     declared, sides = declared_names(classes), records.declared_size(size)
+    records.check_channels(channels)
     if not listing.items.get("train") and not listing.broken:
         raise Refusal("has no image in train.")
     names = settle_classes(listing, declared, numbered=isinstance(classes, int))
-    images, kept, broken = decode_listing(
-        listing, source, sides=sides, skip_broken=skip_broken, room=room, progress=progress
+    images, kept, broken, originals = decode_listing(
+        listing, source, sides=sides, skip_broken=skip_broken, room=room, progress=progress, channels=channels
     )
     if "train" not in images:
         raise Refusal("has no readable image in train.")
@@ -54,10 +57,11 @@ def read_listing(
             images=array,
             labels=np.array([numbers[item.label] for item in kept[split]], dtype=np.int64),
             persons=persons.get(split),
+            originals=originals[split],
         )
         for split, array in images.items()
     }
-    inferred = ("classes",) * (declared is None) + ("image size",) * (sides is None)
+    inferred = records.inferred(classes=declared is None, size=sides is None, channels=channels is None)
     return Dataset(name, names, splits["train"], splits.get("val"), splits.get("test"), inferred, tuple(broken))
 
 
@@ -70,13 +74,14 @@ def decode_listing(
     room: Room,
     progress: Progress | None = None,
     channels: int | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, list[Item]], list[Broken]]:
-    """Images and items by split, and what was left out. The first pass reads headers, the second decodes."""
+) -> tuple[dict[str, np.ndarray], dict[str, list[Item]], list[Broken], dict[str, np.ndarray]]:
+    """Images and items by split, what was left out, and the originals' digests. First headers are read, then images."""
     good, broken = survey(listing)
     # What is already known to be broken does not end the work here: the message has to tell how many there are.
     total = sum(len(pairs) for pairs in good.values())
     images: dict[str, np.ndarray] = {}
     kept: dict[str, list[Item]] = {}
+    originals: dict[str, np.ndarray] = {}
     if total:
         height, width = common_size(good, sides)
         # Gray stays gray only if everything is gray.
@@ -87,26 +92,29 @@ def decode_listing(
             shape = (len(pairs), height, width, depth)
             out = room.array(f"{split}_images", shape=shape, dtype=np.dtype(np.uint8)) if pairs else None
             kept[split] = []
+            digests: list[bytes] = []
             for item, _ in pairs:
                 try:
                     with open_inside(listing.root, item.path) as file:
-                        picture = decode(file, size=(height, width), channels=depth)
+                        picture, digest = decode(file, size=(height, width), channels=depth)
                 except (Refusal, OSError) as exc:
                     broken.append(broken_file(item.path, exc))
                 else:
                     assert out is not None
                     out[len(kept[split])] = picture
                     kept[split].append(item)
+                    digests.append(digest)
                 done += 1
                 if progress is not None:
                     progress(done, total)
+            originals[split] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST)
             if out is not None and kept[split]:
                 whole = len(kept[split]) == len(pairs)
                 name = f"{split}_images"
                 images[split] = out if whole else room.shorten(name, count=len(kept[split]), array=out)
     if not skip_broken:
         refuse_broken(source, Path(listing.shown_root), broken)
-    return images, kept, broken
+    return images, kept, broken, originals
 
 
 def _index_persons(kept: dict[str, list[Item]]) -> dict[str, np.ndarray]:

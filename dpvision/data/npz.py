@@ -20,7 +20,7 @@ from dpvision.data.zip_members import Member, MemberStream, list_members
 _BLOCK = 4 * limits.MIB
 
 
-def read_npz(path: Path, *, classes: Classes, size: records.Size, room: Room) -> Dataset:
+def read_npz(path: Path, *, classes: Classes, size: records.Size, channels: int | None, room: Room) -> Dataset:
     """The whole file. Headers are proved and compared before the first array is read."""
     with named(path), open_regular(path) as file:
         declared, sides = declared_names(classes), records.declared_size(size)
@@ -29,7 +29,10 @@ def read_npz(path: Path, *, classes: Classes, size: records.Size, room: Room) ->
         if "train" not in present:
             raise Refusal(f"has no train_images; its arrays are: {arrays.listed}.")
         shapes, dtypes = _kinds(arrays, present)
-        inferred_size = records.settle_size(shapes["train"], sides)
+        read_off = {
+            "size": records.settle_size(shapes["train"], sides),
+            "channels": records.settle_channels(shapes["train"], channels),
+        }
         arrays.require(room, shapes, dtypes)
         labels = {split: arrays.integers(f"{split}_labels") for split in present}
         names = name_numbered(labels, declared)
@@ -43,7 +46,7 @@ def read_npz(path: Path, *, classes: Classes, size: records.Size, room: Room) ->
             )
             for split in present
         }
-    inferred = ("classes",) * (declared is None) + ("image size",) * inferred_size
+    inferred = records.inferred(classes=declared is None, **read_off)
     return Dataset(shown(path.stem), names, splits["train"], splits.get("val"), splits.get("test"), inferred)
 
 

@@ -23,6 +23,7 @@ def pack(
     *,
     classes: Classes = None,
     size: Size = None,
+    channels: int | None = None,
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -41,7 +42,15 @@ def pack(
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
     try:
         room = FolderRoom(temporary)
-        dataset = read_source(source, classes=classes, size=size, skip_broken=skip_broken, room=room, progress=progress)
+        dataset = read_source(
+            source,
+            classes=classes,
+            size=size,
+            channels=channels,
+            skip_broken=skip_broken,
+            room=room,
+            progress=progress,
+        )
         with named(target):
             _finish(dataset, temporary, room=room)
             os.rename(temporary, target)
@@ -58,7 +67,7 @@ def _finish(dataset: Dataset, folder: Path, *, room: FolderRoom) -> None:
         if part is None:
             continue
         part.images.flush()
-        for what in ("labels", "persons"):
+        for what in ("labels", "persons", "originals"):
             values = getattr(part, what)
             if values is not None:
                 room.keep(f"{split}_{what}", values).flush()  # type: ignore[attr-defined]

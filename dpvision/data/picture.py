@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from dpvision.data import limits
+from dpvision.data.identity import image_digest
 from dpvision.data.png_chunks import SIGNATURE, check_chunks
 from dpvision.data.refusal import Refusal, shown
 from dpvision.data.regular_file import file_length
@@ -31,8 +32,8 @@ def measure(file: BinaryIO) -> tuple[int, int, int]:
         return image.height, image.width, 1 if image.mode in _GRAY_MODES else 3
 
 
-def decode(file: BinaryIO, *, size: tuple[int, int], channels: int) -> np.ndarray:
-    """(H, W, C) uint8, resized by bilinear interpolation where the image has another size."""
+def decode(file: BinaryIO, *, size: tuple[int, int], channels: int) -> tuple[np.ndarray, bytes]:
+    """(H, W, C) uint8, resized bilinearly where the image has another size, and the digest of the original."""
     with _opened(file) as image:
         if image.format == "PNG":
             check_chunks(file, file_length(file))
@@ -40,12 +41,14 @@ def decode(file: BinaryIO, *, size: tuple[int, int], channels: int) -> np.ndarra
             _check_scans(file, pixels=image.width * image.height)
         file.seek(0)
         image.load()
-        plain = _converted(image, "L" if channels == 1 else "RGB")
+        own = _converted(image, "L" if image.mode in _GRAY_MODES else "RGB")
+        digest = image_digest(np.asarray(own).reshape(own.height, own.width, -1))
+        plain = _converted(own, "L" if channels == 1 else "RGB")
         if (plain.height, plain.width) != size:
             from PIL import Image
 
             plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        return np.asarray(plain).reshape(*size, channels)
+        return np.asarray(plain).reshape(*size, channels), digest
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def load_images(
             raise Refusal("is neither a regular file nor a folder.")
         listing = _list_images(place, folder=stat.S_ISDIR(mode))
         sides = records.declared_size(size)
-        images_by_split, kept, broken = decode_listing(
+        images_by_split, kept, broken, _ = decode_listing(
             listing, place, sides=sides, skip_broken=True, room=MemoryRoom(), channels=channels
         )
         # A prediction that is missing would go unnoticed, so nothing is left out here.

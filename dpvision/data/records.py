@@ -83,6 +83,24 @@ def check_same_kind(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, 
             )
 
 
+def check_channels(channels: int | None) -> None:
+    if channels not in (None, 1, 3):
+        raise Refusal(f"can not have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
+
+
+def settle_channels(shape: tuple[int, ...], declared: int | None) -> bool:
+    """Whether the channels were read off the data. Arrays are not recoloured: declared ones must be the true ones."""
+    check_channels(declared)
+    if declared is not None and shape[3] != declared:
+        raise Refusal(f"holds images with {shape[3]} channels, not {declared}. Fix: declare their true number.")
+    return declared is None
+
+
+def inferred(*, classes: bool, size: bool, channels: bool) -> tuple[str, ...]:
+    """The names of the facts that were read off the data."""
+    return ("classes",) * classes + ("image size",) * size + ("channels",) * channels
+
+
 def settle_size(shape: tuple[int, ...], declared: tuple[int, int] | None) -> bool:
     """Whether the size was read off the data. Arrays are not resized, so a declared size must be the true one."""
     if declared is not None and shape[1:3] != declared:

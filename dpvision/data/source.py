@@ -25,19 +25,29 @@ Source = str | PathLike[str]
 DIGITS = "digits"
 
 
-def load(source: Source, *, classes: Classes = None, size: Size = None, skip_broken: bool = False) -> Dataset:
+def load(
+    source: Source,
+    *,
+    classes: Classes = None,
+    size: Size = None,
+    channels: int | None = None,
+    skip_broken: bool = False,
+) -> Dataset:
     """Reads a data set, or raises a DataError that names the file, the reason and the fix.
 
     `source` is the word "digits" (./digits is a folder of that name), an .npz file with train_images and
     train_labels, a CSV file with path,label[,person][,split], a folder with train/CLASS/x.png, or a packed store.
 
     `classes` is the number of classes or their names in order, `size` the height and width of the images (one number
-    if they are square). Both are public facts and should be declared; what is not declared is read off the data and
-    listed in `Dataset.inferred`. Image files are resized to `size`; arrays must have it.
+    if they are square), `channels` 1 for gray and 3 for colour. They are public facts and should be declared; what is
+    not declared is read off the data and listed in `Dataset.inferred`. Image files are resized and recoloured; arrays
+    must have what is declared.
 
     `skip_broken` leaves image files out that can not be read and lists them in `Dataset.broken`.
     """
-    return read_source(source, classes=classes, size=size, skip_broken=skip_broken, room=MemoryRoom())
+    return read_source(
+        source, classes=classes, size=size, channels=channels, skip_broken=skip_broken, room=MemoryRoom()
+    )
 
 
 def read_source(
@@ -45,6 +55,7 @@ def read_source(
     *,
     classes: Classes,
     size: Size,
+    channels: int | None,
     skip_broken: bool,
     room: Room,
     progress: Progress | None = None,
@@ -61,16 +72,18 @@ def read_source(
                 name=name,
                 classes=classes,
                 size=size,
+                channels=channels,
                 skip_broken=skip_broken,
                 room=room,
                 progress=progress,
             )
     if kind == "npz":
-        dataset = read_npz(path, classes=classes, size=size, room=room)
+        dataset = read_npz(path, classes=classes, size=size, channels=channels, room=room)
     else:
-        finished = (
-            read_digits(classes=classes, size=size) if kind == DIGITS else read_store(path, classes=classes, size=size)
-        )
+        if kind == DIGITS:
+            finished = read_digits(classes=classes, size=size, channels=channels)
+        else:
+            finished = read_store(path, classes=classes, size=size, channels=channels)
         with named(source):
             dataset = _placed(finished, room)
     if progress is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,7 @@ import numpy as np
 from dpvision.data import limits, records
 from dpvision.data.classes import Classes, check_names, declared_names, match_stored
 from dpvision.data.dataset import SPLITS, Dataset, Split
+from dpvision.data.identity import DIGEST
 from dpvision.data.npy_header import ArrayHeader, parse_header
 from dpvision.data.refusal import Refusal, named, shown
 from dpvision.data.regular_file import file_length, open_inside
@@ -19,11 +21,11 @@ from dpvision.data.room import MemoryRoom
 
 META = "meta.json"
 _FORMAT, _VERSION = "dpvision store", 1
-_INFERABLE = ("classes", "image size")
+_INFERABLE = ("classes", "image size", "channels")
 _BLOCK = 4 * limits.MIB
 
 
-def read_store(path: Path, *, classes: Classes, size: records.Size) -> Dataset:
+def read_store(path: Path, *, classes: Classes, size: records.Size, channels: int | None) -> Dataset:
     """The store with its images left on disk. Every header is compared with meta.json and with the file's length."""
     root = str(path.resolve())
     with named(path / META), open_inside(root, META) as file:
@@ -32,6 +34,7 @@ def read_store(path: Path, *, classes: Classes, size: records.Size) -> Dataset:
         declared, sides = declared_names(classes), records.declared_size(size)
         agreed = match_stored(names, declared, numbered=isinstance(classes, int))
         inferred_size = records.settle_size(described["train"][0], sides)
+        inferred_channels = records.settle_channels(described["train"][0], channels)
     splits = {split: _read_split(path, root, split=split, described=described[split]) for split in described}
     with named(path):
         MemoryRoom().require(16 * sum(len(split) for split in splits.values()))
@@ -41,8 +44,8 @@ def read_store(path: Path, *, classes: Classes, size: records.Size) -> Dataset:
         with named(path / f"{split}_labels.npy"):
             if part.labels.min() < 0 or part.labels.max() >= len(names):
                 raise Refusal(f"has labels that are none of the {len(names)} classes.")
-    final = {split: Split(part.images, part.labels, persons.get(split)) for split, part in splits.items()}
-    settled = {"classes": agreed, "image size": not inferred_size}
+    final = {split: replace(part, persons=persons.get(split)) for split, part in splits.items()}
+    settled = {"classes": agreed, "image size": not inferred_size, "channels": not inferred_channels}
     inferred = tuple(fact for fact in _INFERABLE if fact in stored_inferred and not settled[fact])
     return Dataset(shown(path.resolve().name), names, final["train"], final.get("val"), final.get("test"), inferred)
 
@@ -60,6 +63,7 @@ def written_meta(dataset: Dataset) -> bytes:
                 "images": list(part.images.shape),
                 "dtype": part.images.dtype.name,
                 "persons": part.persons is not None,
+                "originals": part.originals is not None,
             }
             for split, part in parts.items()
             if part is not None
@@ -71,7 +75,7 @@ def written_meta(dataset: Dataset) -> bytes:
     return text
 
 
-_Described = tuple[tuple[int, int, int, int], np.dtype, bool]
+_Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
 
 
 def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, _Described]]:
@@ -111,15 +115,16 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _describe(entry: object, *, split: str) -> _Described:
     entry = entry if isinstance(entry, dict) else {}
     shape, dtype, persons = entry.get("images"), entry.get("dtype"), entry.get("persons")
+    originals = entry.get("originals")
     if not isinstance(shape, list) or len(shape) != 4 or any(type(n) is not int or n < 1 for n in shape):
         raise Refusal(f"has a malformed shape for {split}. Fix: pack the data again.")
-    if dtype not in ("uint8", "float32") or type(persons) is not bool:
+    if dtype not in ("uint8", "float32") or type(persons) is not bool or type(originals) is not bool:
         raise Refusal(f"has a malformed entry for {split}. Fix: pack the data again.")
-    return records.image_shape(tuple(shape), name=f"{split}_images"), np.dtype(dtype), persons
+    return records.image_shape(tuple(shape), name=f"{split}_images"), np.dtype(dtype), persons, originals
 
 
 def _read_split(path: Path, root: str, *, split: str, described: _Described) -> Split:
-    shape, dtype, has_persons = described
+    shape, dtype, has_persons, has_originals = described
     images = _mapped(path, root, name=f"{split}_images", shape=shape, dtype=dtype)
     with named(path / f"{split}_images.npy"):
         if dtype.kind == "f":
@@ -129,7 +134,9 @@ def _read_split(path: Path, root: str, *, split: str, described: _Described) -> 
     whole = np.dtype(np.int64)
     labels = _mapped(path, root, name=f"{split}_labels", shape=shape[:1], dtype=whole)
     persons = _mapped(path, root, name=f"{split}_persons", shape=shape[:1], dtype=whole) if has_persons else None
-    return Split(images=images, labels=np.asarray(labels), persons=persons)
+    digests, byte = (shape[0], DIGEST), np.dtype(np.uint8)
+    originals = _mapped(path, root, name=f"{split}_originals", shape=digests, dtype=byte) if has_originals else None
+    return Split(images=images, labels=np.asarray(labels), persons=persons, originals=originals)
 
 
 def _mapped(path: Path, root: str, *, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -41,7 +41,13 @@ class Key:
     @staticmethod
     def for_tests(word: str) -> Key:
         """A fixed key. Everything it touches must be stamped "not private"."""
+        if not word:
+            raise PrivacyError("a fixed key needs a word.")
         return Key(hashlib.blake2b(word.encode(), digest_size=KEY_BYTES).digest(), private=False)
+
+    def label(self, name: str) -> str:
+        """What tells this key from others in the name of a branch: its file's name, or what a fixed key was made of."""
+        return name if self.private else "fixed " + hashlib.blake2b(self._secret, digest_size=8).hexdigest()
 
     def __repr__(self) -> str:
         return f"Key(private={self.private})"  # never the secret
@@ -56,7 +62,7 @@ class Key:
 
     def keep(self, path: Path) -> None:
         """Write the key for a later resume: owner only, on the disk before anything is drawn from it."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic.make_folder(path.parent)
         atomic.write(path, (b"private\n" if self.private else b"fixed..\n") + self._secret)
 
     @staticmethod
@@ -72,7 +78,7 @@ class Key:
     @staticmethod
     def destroy(path: Path) -> None:
         """Overwrite and remove. (Journals and snapshots of the file system may keep copies: see the promise.)"""
-        if path.exists():
+        if Key.kept(path) is not None:  # never a file that is not a key
             with open(path, "r+b") as file:
                 file.write(b"\0" * (KEY_BYTES + 8))
                 file.flush()

@@ -12,6 +12,7 @@ figure is that of the class that fares worst.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,8 +25,6 @@ from dpvision.privacy.events import Event, Exposure, exposures
 
 NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
 
-# What rounding in dp-accounting's transforms may hide; taken off delta before epsilon is read.
-ROUNDING = 1e-12
 # Whole orders only: the series for fractional ones does not always converge, and leaving them out is still a bound.
 RDP_ORDERS = [*range(2, 65), *range(72, 257, 8), 320, 512, 1024]
 
@@ -45,8 +44,9 @@ def profile(event: Event, epsilons: Sequence[float]) -> NDArray[np.float64]:
     worst = np.zeros(len(epsilons))
     for kind in exposures(event):
         if kind:
-            worst = np.maximum(worst, np.asarray(_loss_distribution(kind).get_delta_for_epsilon(list(epsilons))))
-    return np.where(worst > 0, np.minimum(worst + ROUNDING, 1.0), 0.0)
+            deltas = np.asarray(_loss_distribution(kind).get_delta_for_epsilon(list(epsilons)))
+            worst = np.maximum(worst, np.where(deltas > 0, deltas + _hidden(kind), 0.0))
+    return np.minimum(worst, 1.0)
 
 
 def mu(event: Event, delta: float) -> float:
@@ -83,7 +83,14 @@ def lower_bound(event: Event, delta: float) -> float:
 
 @lru_cache(maxsize=512)
 def _epsilon(kind: tuple[Exposure, ...], delta: float) -> float:
-    return float(_loss_distribution(kind).get_epsilon_for_delta(delta - ROUNDING)) if kind else 0.0
+    if not kind:
+        return 0.0
+    provable = delta - _hidden(kind)  # what rounding may hide is taken off delta before epsilon is read
+    return float(_loss_distribution(kind).get_epsilon_for_delta(provable)) if provable > 0 else math.inf
+
+
+def _hidden(kind: tuple[Exposure, ...]) -> float:
+    return quick.hidden_by_rounding(sum(steps for _, _, steps in quick.join_unsampled(kind)))
 
 
 @lru_cache(maxsize=8)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from dpvision.errors import ConfigError
 from dpvision.privacy import quick
-from dpvision.privacy.events import Budget, Composed, Event, PoissonGaussian
+from dpvision.privacy.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian
 
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
-MOST_STEPS = 100_000_000
+MOST_STEPS = MOST_COUNT
 # Relative precision of sigma and rate; the answer is on the safe side of the true one by at most this.
 PRECISION = 1e-5
 
@@ -35,7 +35,7 @@ def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] 
         if high > MOST_SIGMA:
             raise ConfigError(
                 f"no noise up to {MOST_SIGMA:g} keeps {steps:,} steps at rate {rate:g} within epsilon "
-                f"{budget.epsilon:g}. Fix: fewer steps, or a larger epsilon."
+                f"{budget.epsilon:g} at delta {budget.delta:g}. Fix: fewer steps, or a larger epsilon or delta."
             )
     if high == LEAST_SIGMA:
         return high
@@ -77,7 +77,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
     while _within(budget, event(high), before):
         low, high = high, high * 2
         if high > MOST_STEPS:
-            return MOST_STEPS
+            return low
     while high - low > 1:
         mid = (low + high) // 2
         low, high = (mid, high) if _within(budget, event(mid), before) else (low, mid)
@@ -113,9 +113,15 @@ def _confirmed(
     *,
     confirm: bool,
 ) -> float:
-    while confirm and not _truly_within(budget, event(value), before):
+    for _ in range(40):
+        if not confirm or _truly_within(budget, event(value), before):
+            return value
         value *= factor
-    return value
+        factor *= factor  # larger steps each time: a hair is usually enough, and the end is near in any case
+    raise ConfigError(
+        f"dp-accounting can not confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
+        "its rounding is larger than the budget. Fix: fewer steps, or a larger delta."
+    )
 
 
 def _check_room(budget: Budget, before: tuple[Event, ...]) -> None:

@@ -24,6 +24,10 @@ from typing import Any, NamedTuple
 
 from dpvision.errors import ConfigError
 
+# Outside of these no event makes sense, and the accountants' arithmetic would leave the range of numbers.
+LEAST_SIGMA, MOST_SIGMA = 1e-3, 1e8
+MOST_COUNT = 10_000_000
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -187,8 +191,10 @@ def _merge(parts: tuple[Exposure, ...]) -> tuple[Exposure, ...]:
 
 
 def _check_sigma(sigma: Any) -> None:
-    if not _is_number(sigma) or not (0 < sigma < math.inf):
-        raise ConfigError(f"sigma is {sigma!r}: the noise multiplier must be a finite number above 0.")
+    if not _is_number(sigma) or not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+        raise ConfigError(
+            f"sigma is {sigma!r}: the noise multiplier must be between {LEAST_SIGMA:g} and {MOST_SIGMA:g}."
+        )
 
 
 def _check_rate(rate: Any) -> None:
@@ -197,8 +203,8 @@ def _check_rate(rate: Any) -> None:
 
 
 def _check_count(name: str, count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ConfigError(f"{name} is {count!r}: it must be a whole number, 0 or more.")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_COUNT:
+        raise ConfigError(f"{name} is {count!r}: it must be a whole number from 0 to {MOST_COUNT:,}.")
 
 
 def _is_number(value: Any) -> bool:

@@ -76,10 +76,13 @@ class Ledger:
             raise ConfigError(f"a fingerprint is a lower-case hexadecimal string, not {fingerprint!r}.")
         self.path = folder / f"{fingerprint[:32]}.jsonl"
         self._seal = folder / f"{fingerprint[:32]}.seal"
-        self._fingerprint = fingerprint
+        self.sketch_path = folder / f"{fingerprint[:32]}.sketch"
+        self.fingerprint = fingerprint
 
     def exists(self) -> bool:
-        return self.path.exists() or self._seal.exists()
+        """Whether it was opened. (A seal that counts no line is left of a crash while opening.)"""
+        sealed = self._sealed()
+        return self.path.exists() or (sealed is not None and sealed[0] > 0)
 
     def open(self, budget: Budget) -> Account:
         """Start the account with this budget, unless it exists: then its own budget stays."""
@@ -89,7 +92,7 @@ class Ledger:
                 opening = {
                     "format": FORMAT,
                     "account": secrets.token_hex(8),
-                    "fingerprint": self._fingerprint,
+                    "fingerprint": self.fingerprint,
                     "epsilon": budget.epsilon,
                     "delta": budget.delta,
                 }
@@ -165,7 +168,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic.make_folder(self.path.parent)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -202,7 +205,7 @@ class Ledger:
                 )
             previous = line["hash"]
             lines.append(line)
-        if lines and lines[0].get("fingerprint") != self._fingerprint:
+        if lines and lines[0].get("fingerprint") != self.fingerprint:
             raise LedgerMismatch(f"{self.path}: this ledger belongs to other data. {RESTORE}")
         # A crash may leave the chain one line ahead of the seal (the line was written, the seal not yet), and half a
         # line after it (then nothing was released on its account). Behind the seal, lines were taken away.

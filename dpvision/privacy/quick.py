@@ -37,8 +37,14 @@ STEP_TAIL_SIGMAS = 10.5
 WINDOW_TAIL = 1e-14
 # Losses above this are counted as infinite: no such guarantee means anything, and exp() of it is out of range.
 MOST_LOSS = 600.0
-# What rounding in the transforms may hide, counted as infinite loss.
-ROUNDING = 1e-12
+
+
+def hidden_by_rounding(steps: int) -> float:
+    """What rounding in the transforms may hide of delta: a power of a spectrum loses about 2^-52 per factor.
+
+    Measured against exact Gaussians composed 10^6 times: 5e-11, where this allows 9e-10.
+    """
+    return 1e-12 + 2.0**-50 * steps
 
 
 class _Losses(NamedTuple):
@@ -86,7 +92,9 @@ def _epsilon_at(total: _Total, delta: float) -> float:
         return math.inf
     # Between loss j-1 and loss j: delta(epsilon) = above_j - exp(epsilon) * above_q_j.
     excess = total.above[j] - delta
-    return max(0.0, math.log(excess / total.above_q[j])) if excess > 0 else 0.0
+    if excess <= 0:  # cancellation between the two lines above: the grid loss before is safe
+        return float(total.losses[j - 1]) if j else 0.0
+    return max(0.0, math.log(excess / total.above_q[j]))
 
 
 def _deltas(total: _Total, epsilons: Floats) -> Floats:
@@ -105,9 +113,12 @@ def _both_ways(kind: tuple[Exposure, ...]) -> tuple[_Total, _Total]:
 
 
 def join_unsampled(kind: tuple[Exposure, ...]) -> tuple[Exposure, ...]:
-    """Gaussians that every record is in add up exactly: 1/sigma^2 = sum of n/sigma^2."""
-    precision = sum(n / sigma**2 for q, sigma, n in kind if q == 1.0)
-    sampled = tuple(x for x in kind if x.rate < 1.0)
+    """Gaussians that every record is in add up exactly: 1/sigma^2 = sum of n/sigma^2.
+
+    A rate within 1e-9 of 1 counts as 1, which is never too little.
+    """
+    precision = sum(n / sigma**2 for q, sigma, n in kind if q > 1 - 1e-9)
+    sampled = tuple(x for x in kind if x.rate <= 1 - 1e-9)
     return (*sampled, Exposure(1.0, precision**-0.5, 1)) if precision else sampled
 
 
@@ -182,7 +193,7 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
         log_finite += n * math.log1p(-losses.infinite) if losses.infinite < 1 else -math.inf
     # The transform is periodic: entry i holds the loss (start + i) modulo size; roll so that entry 0 is `low`.
     mass = np.roll(np.fft.irfft(spectrum, size), -((low - start) % size))[: high - low + 1]
-    infinite = -math.expm1(log_finite) + 2 * WINDOW_TAIL + ROUNDING
+    infinite = -math.expm1(log_finite) + 2 * WINDOW_TAIL + hidden_by_rounding(sum(n for _, n in steps))
     # Only losses from 0 up matter, since epsilon >= 0; from MOST_LOSS up they are as good as infinite.
     last = min(high, int(MOST_LOSS / h))
     mass = np.maximum(mass, 0.0)

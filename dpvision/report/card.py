@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from importlib.metadata import version
 from typing import Any
 
+from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.privacy.events import Composed, Event, exposures, from_json, to_json
 from dpvision.privacy.ledger import Account
 from dpvision.report import attack, guarantee, wording
 from dpvision.report.metrics import last_accuracy, read
-from dpvision.runs import Run
+from dpvision.runs import NOT_PRIVATE, Run
 
 FORMAT = "dpvision-card-1"
 NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
@@ -23,6 +25,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
     """All that a card says, as plain JSON values. `account` is the ledger of the data set, where there is one."""
     facts, config = _facts(run), run.config()
     event = from_json(facts["event"])
+    weights = _bound_to_weights(run, facts, config)
     if account is not None:
         _require_charged(run, facts["run"], event=event, account=account)
     secret = facts["private"] is True  # anything else, and the card claims nothing
@@ -60,6 +63,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         + wording.other_fixed_keys(facts["run"], account),
         "config": to_dict(config),
         "config_hash": config.hash(),
+        "weights_digest": weights,
         "software": _software(),
     }
 
@@ -82,6 +86,20 @@ def _facts(run: Run) -> dict[str, Any]:
     return {key: facts[key] for key in kinds}
 
 
+def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:
+    """The digest of the weights that the card is about; what they say of themselves must be what the run says."""
+    header = sealed.read(run.weights).header
+    said = {"event": json.dumps(facts["event"]), "config": config.hash(), "delta": repr(config.delta)}
+    said["private"] = "yes" if facts["private"] else NOT_PRIVATE
+    for key, value in said.items():
+        if header.get(key) != value:
+            raise DataError(
+                f"{run.weights}: its {key} is not the one of the run's other files, so no card can be written. Fix: "
+                "restore the run folder from a backup, or train again."
+            )
+    return header["digest"]
+
+
 def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> None:
     """What the released weights tell must be on the account, step for step; more may be, after a resumed branch."""
     charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
@@ -100,13 +118,13 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
 
 
 def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
-    def known(fact: str) -> str:
-        return "read off the data" if fact in facts["read_off"] else "declared"
+    def known(*facts_of: str) -> str:
+        return "read off the data" if set(facts_of) & set(facts["read_off"]) else "declared"
 
     return {
         "n": {"value": config.n, "known": known(f"number of {config.unit}s")},
         "classes": {"value": facts["class_names"], "known": known("classes")},
-        "image_shape": {"value": facts["shape"], "known": known("image size")},
+        "image_shape": {"value": facts["shape"], "known": known("image size", "channels")},
     }
 
 

@@ -55,6 +55,17 @@ def test_forbidden_calls(file: Path) -> None:
 
 
 def test_the_public_names() -> None:
-    names = {"Broken", "Dataset", "Findings", "Split", "check", "fingerprint", "load", "load_images", "pack"}
+    names = {
+        "Broken",
+        "Dataset",
+        "Findings",
+        "Split",
+        "check",
+        "fingerprint",
+        "identify",
+        "load",
+        "load_images",
+        "pack",
+    }
     assert set(dpvision.data.__all__) == names
     assert all(getattr(dpvision.data, name).__doc__ for name in names)

@@ -47,9 +47,9 @@ def test_digits_pack(tmp_path: Path) -> None:
 def test_what_was_inferred_stays_inferred(tmp_path: Path) -> None:
     npz = save_npz(tmp_path / "a.npz", good_arrays())
     pack(npz, tmp_path / "s")
-    pack(npz, tmp_path / "t", classes=["x", "y", "z"], size=6)
-    assert load(tmp_path / "s").inferred == ("classes", "image size")
-    assert load(tmp_path / "s", classes=3).inferred == ("image size",)
+    pack(npz, tmp_path / "t", classes=["x", "y", "z"], size=6, channels=1)
+    assert load(tmp_path / "s").inferred == ("classes", "image size", "channels")
+    assert load(tmp_path / "s", classes=3).inferred == ("image size", "channels")
     assert load(tmp_path / "t").inferred == () and load(tmp_path / "t").classes == ("x", "y", "z")
     with pytest.raises(DataError, match="none of"):
         load(tmp_path / "t", classes=["x", "y", "w"])
@@ -60,7 +60,12 @@ def test_what_was_inferred_stays_inferred(tmp_path: Path) -> None:
 def test_meta_names_format_and_shapes(tmp_path: Path) -> None:
     meta = json.loads((pack("digits", tmp_path / "d") / "meta.json").read_text())
     assert meta["format"] == "dpvision store" and meta["version"] == 1
-    assert meta["splits"]["train"] == {"images": [1437, 8, 8, 1], "dtype": "uint8", "persons": False}
+    assert meta["splits"]["train"] == {
+        "images": [1437, 8, 8, 1],
+        "dtype": "uint8",
+        "persons": False,
+        "originals": False,
+    }
 
 
 def test_numpy_reads_the_arrays(tmp_path: Path) -> None:
@@ -91,8 +96,9 @@ def test_progress_and_skipped_files(tmp_path: Path) -> None:
     assert prints(load(store)) == prints(load(folder, skip_broken=True))
     assert load(store).val is None and len(load(store).train) == 12
     assert sorted(file.name for file in store.iterdir()) == [
-        "meta.json", "test_images.npy", "test_labels.npy", "train_images.npy", "train_labels.npy"
-    ]  # fmt: skip
+        "meta.json",
+        *(f"{split}_{what}.npy" for split in ("test", "train") for what in ("images", "labels", "originals")),
+    ]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError, RuntimeError])

@@ -30,7 +30,7 @@ def unpack() -> ModuleType:
 def test_dermamnist_loads_and_packs(unpack: ModuleType, tmp_path: Path, compressed: bool) -> None:
     arrays = unpack.load("dermamnist")
     (np.savez_compressed if compressed else np.savez)(tmp_path / "derma.npz", **arrays)
-    data = load(tmp_path / "derma.npz", classes=7, size=28)
+    data = load(tmp_path / "derma.npz", classes=7, size=28, channels=3)
     assert data.inferred == () and data.val is not None and data.test is not None
     assert [len(part) for part in (data.train, data.val, data.test)] == [7007, 1003, 2005]
     assert np.array_equal(data.train.images, arrays["train_images"])

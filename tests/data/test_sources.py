@@ -46,7 +46,7 @@ def test_npz(tmp_path: Path, compressed: bool, channels: int) -> None:
     arrays = good_arrays(channels=channels, persons=True)
     data = load(save_npz(tmp_path / "set.npz", arrays, compressed=compressed))
     assert data.name == "set" and data.classes == ("0", "1", "2")
-    assert data.inferred == ("classes", "image size") and data.broken == ()
+    assert data.inferred == ("classes", "image size", "channels") and data.broken == ()
     for split in ("train", "val", "test"):
         part = getattr(data, split)
         assert np.array_equal(part.images.reshape(arrays[f"{split}_images"].shape), arrays[f"{split}_images"])
@@ -59,9 +59,9 @@ def test_npz(tmp_path: Path, compressed: bool, channels: int) -> None:
 
 def test_npz_declared_facts(tmp_path: Path) -> None:
     path = save_npz(tmp_path / "a.npz", good_arrays())
-    assert load(path, classes=5, size=6).inferred == ()
+    assert load(path, classes=5, size=6, channels=1).inferred == ()
     assert load(path, classes=["cat", "dog", "hen"]).classes == ("cat", "dog", "hen")
-    assert load(path, classes=5).inferred == ("image size",)
+    assert load(path, classes=5).inferred == ("image size", "channels")
     with pytest.raises(DataError, match=r"has the label 2 in train, but the classes are 0 to 1"):
         load(path, classes=2)
     with pytest.raises(DataError, match=r"holds images of 6x6, not 8x8"):
@@ -112,10 +112,10 @@ def test_npz_near_constant_images_are_no_bomb(tmp_path: Path) -> None:
 def test_folder(tmp_path: Path, channels: int) -> None:
     arrays = good_arrays(channels=channels, classes=12)
     data = load(save_folder(tmp_path / "pets", arrays))
-    assert data.name == "pets" and data.inferred == ("classes", "image size")
+    assert data.name == "pets" and data.inferred == ("classes", "image size", "channels")
     assert data.classes == tuple(str(n) for n in range(12)), "sorted as numbers"
     assert data.train.images.shape == (48, 6, 6, channels) and data.train.persons is None
-    assert load(tmp_path / "pets", classes=12, size=6).inferred == ()
+    assert load(tmp_path / "pets", classes=12, size=6).inferred == ("channels",)
 
 
 def test_folder_with_names(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 
 from dpvision import checkpoint, runs, train
 from dpvision.config import Config
-from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch
+from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Composed, PoissonGaussian
 from dpvision.privacy.ledger import Account, ledger_of
+from dpvision.state import State
 from tests.guarantees.commands import write_data
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=30, checkpoint_every=5, budget=20.0)
@@ -239,3 +240,49 @@ def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> No
     assert all(not torch.equal(tensors[k], start[k]) for k in start)
     assert json.loads(header["event"])["events"][0]["steps"] == 30
     assert header["private"] == "yes"
+
+
+def test_the_same_noise_is_never_drawn_for_other_data(data: str, tmp_path: Path) -> None:
+    """Not through the Python interface either: a run begun on D can not go on with D without one record."""
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(5))
+    with np.load(data) as file:
+        fewer = {k: v[1:] if k.startswith("train") else v for k, v in file.items()}
+    np.savez(tmp_path / "fewer.npz", **fewer)
+    with pytest.raises(LedgerMismatch):
+        train.proceed(run, train.prepare(str(tmp_path / "fewer.npz"), prepared.config))
+
+
+def test_a_state_made_by_others_can_not_reach_other_files(data: str, tmp_path: Path) -> None:
+    """The name of the key comes from a file: it must not become a path."""
+    run, prepared = _begin(data, tmp_path / "run")
+    victim = tmp_path / "home" / "victim.key"
+    victim.write_bytes(b"a server's certificate")
+    model = prepared.model()
+    state = replace(State.load(run.state, model), key="../victim")
+    run.state.write_bytes(state.dump())
+    for complete in (False, True):
+        run.write_facts({**run.facts(), "complete": complete})
+        with pytest.raises(DataError, match="name of a key"):
+            train.proceed(run, prepared)
+    with pytest.raises(PrivacyError):
+        Key.destroy(victim)
+    assert victim.read_bytes() == b"a server's certificate"
+
+
+@pytest.mark.parametrize(
+    "facts", [{"threads": None}, {"threads": -1}, {"threads": "2"}, {"run": 7}, {"threads": 10**9}]
+)
+def test_a_damaged_run_file_is_a_clear_error(facts: dict, data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    run.write_facts({**run.facts(), **facts})
+    with pytest.raises(DataError, match=r"run\.json"):
+        train.proceed(run, prepared)
+
+
+def test_different_fixed_keys_are_different_charges(data: str, tmp_path: Path) -> None:
+    prepared = train.prepare(data, SETTINGS)
+    for i, word in enumerate(("one", "two", "one")):
+        train.proceed(train.begin(prepared, tmp_path / f"run{i}", test_key=word), prepared)
+    assert len(_account(prepared).charges) == 2
+    assert _final(runs.Run(tmp_path / "run0")).equal(_final(runs.Run(tmp_path / "run2")))

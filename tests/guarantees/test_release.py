@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from dpvision import report, runs, train
+from dpvision import checkpoint, report, runs, sealed, train
 from dpvision.config import Config
+from dpvision.console import account_notes
+from dpvision.errors import DataError
 from dpvision.inference import predict, released
 from dpvision.mechanism.streams import Key
+from dpvision.privacy import overlap
 from dpvision.privacy.ledger import ledger_of
 from tests.guarantees.commands import write_data
 
@@ -87,8 +92,8 @@ def test_a_fixed_key_stamps_everything(tmp_path: Path) -> None:
 def test_facts_read_off_the_data_are_said_aloud(tmp_path: Path) -> None:
     data = str(write_data(tmp_path / "data.npz"))
     silent = train.prepare(data, SETTINGS)
-    assert set(silent.read_off) == {"classes", "image size", "number of images"}
-    declared = train.prepare(data, replace(SETTINGS, n=200, classes=4, size=(8, 8)))
+    assert set(silent.read_off) == {"classes", "image size", "channels", "number of images"}
+    declared = train.prepare(data, replace(SETTINGS, n=200, classes=4, size=(8, 8), channels=1))
     assert declared.read_off == ()
     run, _ = _run(data, tmp_path / "run", SETTINGS)
     card = json.loads((run.folder / "card.json").read_text())
@@ -98,7 +103,7 @@ def test_facts_read_off_the_data_are_said_aloud(tmp_path: Path) -> None:
 
 def test_a_declared_n_is_the_only_n(tmp_path: Path) -> None:
     """One record more or less changes neither rate, noise, steps nor divisor, and not the first weights."""
-    settings = replace(SETTINGS, n=200, classes=4, size=(8, 8))
+    settings = replace(SETTINGS, n=200, classes=4, size=(8, 8), channels=1)
     facts = set()
     for images in (199, 200, 201, 150):
         prepared = train.prepare(str(write_data(tmp_path / f"{images}.npz", images=images)), settings)
@@ -138,3 +143,60 @@ def test_the_released_model_predicts_from_its_file_alone(tmp_path: Path) -> None
     with np.load(data) as file:
         right = [row.split(",")[1] == str(label) for row, label in zip(text[1:], file["test_labels"], strict=True)]
     assert np.mean(right) > 0.8
+
+
+def test_the_card_is_about_the_weights_beside_it(tmp_path: Path) -> None:
+    """Editing the run's other files can not make a better card: the weights say what they are."""
+    data = write_data(tmp_path / "data.npz")
+    run, prepared = _run(str(data), tmp_path / "run", SETTINGS)
+    card = json.loads((run.folder / "card.json").read_text())
+    assert card["weights_digest"] == sealed.read(run.weights).header["digest"]
+    account, facts, config = ledger_of(prepared.fingerprint).account(), run.facts(), run.config()
+    fewer = {**facts, "event": {"type": "composed", "events": [{**facts["event"]["events"][0], "steps": 1}]}}
+    run.write_facts(fewer)
+    with pytest.raises(DataError, match="event"):
+        report.write(run, account)
+    run.write_facts(facts)
+    run.write_config(replace(config, unit="person"))
+    with pytest.raises(DataError, match="config"):
+        report.write(run, account)
+    run.write_config(config)
+    whole = run.weights.read_bytes()
+    run.weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match="changed after"):
+        report.write(run, account)
+
+
+def test_a_small_file_can_not_make_a_large_model(tmp_path: Path) -> None:
+    header = {
+        "format": "dpvision-weights-1",
+        "model": "linear",
+        "shape": "[3, 4096, 4096]",
+        "classes": json.dumps([str(i) for i in range(100_000)]),
+    }
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(checkpoint.dump({"1.weight": torch.zeros(2)}, header))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="by the settings"):
+        released(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+def test_near_copies_are_pointed_out(tmp_path: Path) -> None:
+    """One image changed is another account; the operator is told that they are about the same images."""
+    data = write_data(tmp_path / "data.npz", images=400)
+    _run(str(data), tmp_path / "run", SETTINGS)
+    with np.load(data) as file:
+        arrays = {k: v.copy() for k, v in file.items()}
+    arrays["train_images"][0] ^= 255
+    np.savez(tmp_path / "near.npz", **arrays)
+    near = train.prepare(str(tmp_path / "near.npz"), SETTINGS)
+    (other, share), *more = overlap.others(near.fingerprint, near.sketch)
+    assert share > 0.9 and not more and other.charges
+    assert any("NEW account" in note for note in account_notes(near)) and any(
+        other.id in n for n in account_notes(near)
+    )
+    far = train.prepare(str(write_data(tmp_path / "far.npz", images=400, seed=9)), SETTINGS)
+    assert overlap.others(far.fingerprint, far.sketch) == []
+    same = train.prepare(str(data), SETTINGS)
+    assert overlap.others(same.fingerprint, same.sketch) == []

@@ -43,6 +43,22 @@ def test_never_below_the_exact_gaussian(sigma: float, delta: float) -> None:
         assert exact * (1 - 1e-9) <= value <= exact * 1.002
 
 
+@pytest.mark.parametrize(("steps", "delta"), [(10_000, 1e-10), (100_000, 1e-9), (1_000_000, 1e-8)])
+@pytest.mark.parametrize("mu", [0.5, 1.0])
+def test_many_steps_hide_nothing(steps: int, delta: float, mu: float) -> None:
+    """At a rate just below 1 the truth is the exact Gaussian, and rounding in long compositions would show."""
+    event = PoissonGaussian(1 - 1e-7, math.sqrt(steps) / mu, steps)
+    exact = gdp.gaussian_epsilon(mu * (1 - 5e-7), delta)
+    for by in (accountant, quick):
+        assert by.epsilon(event, delta) >= exact
+
+
+def test_what_can_not_be_proven_is_infinite() -> None:
+    event = PoissonGaussian(0.5, 1000.0, 1_000_000)
+    assert accountant.epsilon(event, 1e-10) == quick.epsilon(event, 1e-10) == math.inf
+    assert accountant.epsilon(event, 1e-5) < 10
+
+
 def test_the_two_accountants_agree() -> None:
     rng = np.random.default_rng(5)
     for _ in range(25):
@@ -161,22 +177,45 @@ def test_against_prv_many(seed: int) -> None:
 def _compare_with_prv(seed: int, count: int) -> None:
     """No under-report against the independent lower bound; at most 1.02 times the upper one; both accountants."""
     from prv_accountant.dpsgd import DPSGDAccountant
+    from prv_accountant.privacy_random_variables import PrivacyRandomVariableTruncated
 
     rng = np.random.default_rng(seed)
-    for _ in range(count):
-        q, sigma, steps, delta = _random_setting(rng)
-        event = PoissonGaussian(q, sigma, steps)
-        ours = quick.epsilon(event, delta), accountant.epsilon(event, delta)
-        prv = DPSGDAccountant(
-            noise_multiplier=sigma,
-            sampling_probability=q,
-            max_steps=steps,
-            eps_error=max(0.01 * ours[1], 1e-3),
-            delta_error=delta * 1e-3,
-        )
-        low, _, high = prv.compute_epsilon(delta=delta, num_steps=steps)
-        for value in ours:
-            assert low <= value <= 1.02 * high, (event, delta, low, value, high)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivacyRandomVariableTruncated, "mean", _exact_mean)
+        for _ in range(count):
+            q, sigma, steps, delta = _random_setting(rng)
+            event = PoissonGaussian(q, sigma, steps)
+            ours = quick.epsilon(event, delta), accountant.epsilon(event, delta)
+            prv = DPSGDAccountant(
+                noise_multiplier=sigma,
+                sampling_probability=q,
+                max_steps=steps,
+                eps_error=max(0.01 * ours[1], 1e-3),
+                delta_error=delta * 1e-3,
+            )
+            low, _, high = prv.compute_epsilon(delta=delta, num_steps=steps)
+            for value in ours:
+                assert low <= value <= 1.02 * high, (event, delta, low, value, high)
+
+
+def _exact_mean(variable) -> float:
+    """The mean of a truncated privacy loss, t_max - integral of its distribution function, by Gauss-Legendre.
+
+    prv-accountant 0.2 integrates over [t_min, -0.1] at once and can miss the kink at log(1 - q): its mean is then wrong
+    in the fourth digit, which T steps multiply (epsilon 15.10 for a true 14.91 at q 0.137, sigma 1.85, T 937).
+    """
+    kink = math.log1p(-float(variable.prv.p))
+    near = [kink * (1 - 10.0**-k) for k in range(1, 13)] + [kink * 10.0**-k for k in range(1, 7)]
+    near += [0.0, *(10.0**k for k in range(-8, 1)), 2.0, 4.0, 8.0, 16.0]
+    points = sorted({p for p in [variable.t_min, kink, *near, variable.t_max] if variable.t_min <= p <= variable.t_max})
+    nodes, weights = np.polynomial.legendre.leggauss(120)
+    area = 0.0
+    for left, right in itertools.pairwise(points):
+        at = (right - left) / 2 * nodes + (right + left) / 2
+        with np.errstate(all="ignore"):  # a hair above the kink the logarithm of a negative zero stands for 0
+            below = np.nan_to_num(np.asarray(variable.cdf(at), dtype=np.float64))
+        area += float((right - left) / 2 * (weights @ below))
+    return variable.t_max - area
 
 
 def _central_limit_sigma(m: int, n: int, *, epsilon: float) -> float:

@@ -26,7 +26,7 @@ from dpvision.privacy.events import (
 
 sigmas = st.floats(1e-3, 1e6)
 rates = st.floats(0, 1)
-counts = st.integers(0, 10**9)
+counts = st.integers(0, 10**7)
 simple = st.one_of(
     st.builds(Gaussian, sigmas, counts),
     st.builds(PoissonGaussian, rates, sigmas, counts),

@@ -191,7 +191,10 @@ def test_a_crash_while_opening_is_mended(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "ledgers", DATA)
     book.path.parent.mkdir()
     atomic.write(book._seal, "0 -\n")
+    assert not book.exists()
+    book.require_room(STEP, BUDGET)
     assert book.open(BUDGET).charges == ()
+    assert book.exists()
 
 
 def test_a_fingerprint_can_not_name_another_file(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
+
+from dpvision import sealed
 from dpvision.config import Config
 from dpvision.privacy.events import Budget, Composed, Event, Gaussian, PoissonGaussian, to_json
 from dpvision.privacy.ledger import Account, Charge
-from dpvision.runs import Run, append_json
+from dpvision.runs import NOT_PRIVATE, Run, append_json
 
 NAME = "b82f234dd638"
 EVENT = PoissonGaussian(rate=0.1, sigma=2.0, steps=200)
@@ -41,11 +46,25 @@ def make(folder: Path, *, event: Event = EVENT, config: dict[str, Any] | None = 
         "private": True,
     }
     run.write_facts(known | facts)
+    weigh(run)
     for i in range(1, 5):
         line = {"step": 50 * i, "epsilon": 0.8 * i**0.5, "test_accuracy_ema": 0.6 + 0.08 * i, "test_accuracy_last": 0.9}
         append_json(run.metrics, line)
     append_json(run.operator / "log.jsonl", {"step": 1, "units": TRUE_BATCH, "mean_loss": 2.3, "clipped_share": 0.5})
     return run
+
+
+def weigh(run: Run) -> None:
+    """A weights file that fits what the run says of itself."""
+    facts, config = run.facts(), run.config()
+    header = {
+        "event": json.dumps(facts["event"]),
+        "config": config.hash(),
+        "delta": repr(config.delta),
+        "private": "yes" if facts["private"] else NOT_PRIVATE,
+    }
+    save = partial(safetensors.numpy.save, {"w": np.zeros(3, np.float32)})
+    run.weights.write_bytes(sealed.seal(save, header))
 
 
 def account(*events: Event, run: str = NAME, budget: float = 50.0) -> Account:
@@ -59,7 +78,7 @@ def account(*events: Event, run: str = NAME, budget: float = 50.0) -> Account:
 
 def released(run: Run) -> dict[str, str]:
     """The text of every file at the top of the folder."""
-    return {p.name: p.read_text("utf-8") for p in run.folder.iterdir() if p.is_file()}
+    return {p.name: p.read_text("utf-8", errors="replace") for p in run.folder.iterdir() if p.is_file()}
 
 
 def card_of(run: Run) -> dict[str, Any]:

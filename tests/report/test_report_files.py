@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
 def test_all_files_are_written_for_anyone_to_read(private_run: Run) -> None:
     assert all((private_run.folder / name).stat().st_mode & 0o777 == 0o644 for name in FILES)
-    assert set(released(private_run)) == {*FILES, "config.toml", "metrics.jsonl"}
+    assert set(released(private_run)) == {*FILES, "config.toml", "metrics.jsonl", "weights.safetensors"}
 
 
 def test_same_run_same_bytes(private_run: Run) -> None:
@@ -172,4 +172,4 @@ def test_writing_without_a_ledger_loads_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, run.folder], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert done.stderr == ""
-    assert set(released(run)) == {*FILES - {"ledger.jsonl"}, "config.toml", "metrics.jsonl"}
+    assert set(released(run)) == {*FILES - {"ledger.jsonl"}, "config.toml", "metrics.jsonl", "weights.safetensors"}
