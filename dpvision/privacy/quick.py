@@ -216,8 +216,8 @@ def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
     spread = math.sqrt(sum(n * max(float(s.mass @ l**2) - float(s.mass @ l) ** 2, 0.0) for s, n, l in points)) + h
     low, high = sum(n * float(l[0]) for _, n, l in points), sum(n * float(l[-1]) for _, n, l in points)
     budget = -math.log(WINDOW_TAIL)
-    # Orders in units of the spread suit sums that are nearly normal, whole ones the rare large losses of small rates.
-    for size in (*(z / spread for z in (0.5, 1, 2, 3, 4, 5, 6, 7, 8, 10)), 0.5, 1, 2, 4, 8, 16, 32, 64):
+    # Orders near 1/spread suit sums that are nearly normal, small ones the rare large losses of small rates.
+    for size in np.geomspace(min(0.5, 0.5 / spread), 10 / spread, 24).tolist():
         for order in (size, -size):
             log_mgf = sum(n * _log_mgf(s.mass, order * l) for s, n, l in points)
             bound = (log_mgf + budget) / order
