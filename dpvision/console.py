@@ -53,9 +53,8 @@ def account_notes(prepared: Prepared) -> list[str]:
         spent, most = upper(account.spent(), 4), account.budget.epsilon
         notes = [f"ledger: account {account.id}, epsilon {spent} of {most:g} spent by {len(account.charges)} charges"]
     else:
-        notes = [
-            f"ledger: a NEW account with a budget of epsilon {config.budget or config.epsilon:g} at {config.delta:g}"
-        ]
+        most = config.budget or config.epsilon
+        notes = [f"ledger: a NEW account, with a budget of epsilon {most:g} at delta {config.delta:g}"]
     for other, share in others(prepared.fingerprint, prepared.sketch):
         notes.append(
             f"note: about {share:.0%} of these images are on account {other.id} too, which has spent epsilon "

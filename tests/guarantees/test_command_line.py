@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.guarantees.commands import run, write_data
+from tests.guarantees.commands import run, start, write_data
 
 PLAN = ("plan", "--n", "50000", "--batch", "4096", "--steps", "875", "--epsilon", "1", "--delta", "1e-5", "--json")
 
@@ -200,3 +201,24 @@ def test_recipes_can_be_listed_shown_and_copied(home: Path, tmp_path: Path) -> N
     assert code == 0 and (tmp_path / "linear.toml").exists()
     code, out, err = run("train", "digits", "--config", "linear.toml", "--dry-run", home=home, cwd=tmp_path)
     assert code == 0, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_stop_saves_and_can_be_resumed(number: int, home: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data.npz")
+    process = start("train", data, "--steps", "3000", "--batch", "20", "--out", tmp_path / "run", home=home)
+    log = tmp_path / "run" / "operator" / "log.jsonl"
+    for _ in range(600):
+        time.sleep(0.1)
+        if log.exists() and log.stat().st_size > 1000:
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "dpvision resume" in out and "Traceback" not in err
+    done = len(log.read_text().splitlines())
+    assert 0 < done < 3000
+    code, _, err = run("report", tmp_path / "run", home=home)
+    assert code == 2 and "not finished" in err
+    code, out, err = run("ledger", data, "--json", home=home)
+    assert json.loads(out)["charges"][0]["event"]["steps"] == 3000, "all of it was charged before it began"
