@@ -94,28 +94,28 @@ def train(
     /,
     *,
     out: Out = Path("runs/latest"),
-    epsilon: float | None = None,
-    delta: float | None = None,
+    epsilon: Annotated[float | None, Parameter(help="how much may be told; 1 is strong, 8 is weak")] = None,
+    delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
     recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "default",
     config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
-    model: str | None = None,
+    model: Annotated[str | None, Parameter(help="linear or small-cnn; by default by n")] = None,
     unit: Annotated[Literal["image", "person"] | None, Parameter(help="whom the guarantee protects")] = None,
     n: Annotated[int | None, Parameter(help="declare the public number of units")] = None,
     classes: Classes = None,
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
-    batch: int | None = None,
-    steps: int | None = None,
-    sigma: float | None = None,
-    lr: float | None = None,
+    batch: Annotated[int | None, Parameter(help="expected batch; half of n, at most 4096")] = None,
+    steps: Annotated[int | None, Parameter(help="by default 30 expected passes, 50 below 5,000 units")] = None,
+    sigma: Annotated[float | None, Parameter(help="noise multiplier; by default what epsilon needs")] = None,
+    lr: Annotated[float | None, Parameter(help="learning rate")] = None,
     momentum: float | None = None,
-    clip: float | None = None,
-    ema: float | None = None,
-    release: Literal["ema", "last"] | None = None,
+    clip: Annotated[float | None, Parameter(help="bound on one unit's gradient")] = None,
+    ema: Annotated[float | None, Parameter(help="decay of the running average of the weights")] = None,
+    release: Annotated[Literal["ema", "last"] | None, Parameter(help="which weights; chosen before training")] = None,
     seed: Annotated[int | None, Parameter(help="initial weights only; noise never has a seed")] = None,
-    physical: int | None = None,
-    checkpoint_every: int | None = None,
+    physical: Annotated[int | None, Parameter(help="images worked on at a time: memory against speed")] = None,
+    checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
@@ -156,9 +156,13 @@ def train(
     from dpvision.recipes import recipe as named
     from dpvision.runs import require_free
 
-    settings = named(recipe)
-    if config is not None:
-        settings = merged(settings, read_toml(config), source=str(config))
+    settings, stated = named(recipe), {} if config is None else read_toml(config)
+    settings = merged(settings, stated, source=str(config))
+    if epsilon is None and "epsilon" not in stated:
+        raise ConfigError(
+            "--epsilon is missing: how much may be told about any one image or person is a decision, so it has no "
+            "default. Usual: 1 for a strong guarantee, 3 for a sound one, 8 for a weak one."
+        )
     settings = merged(settings, _given(flags), source="command line")
     if not dry_run:
         require_free(out)
@@ -237,7 +241,13 @@ def evaluate(
     if json:
         console.as_json(result)
     else:
-        console.say(f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}")
+        console.say(
+            f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}; mean over the classes "
+            f"{result['balanced_accuracy']:.2%}; always answering {result['majority_class']!r} would give "
+            f"{result['majority_share']:.2%}"
+        )
+        rows = [[k, f"{v['images']:,}", f"{v['recall']:.1%}"] for k, v in result["classes"].items()]
+        console.grid(["class", "images", "found"], rows)
 
 
 @app.command
@@ -415,9 +425,11 @@ def _train_on(run: Any, prepared: Any) -> None:
     from dpvision.report import card, sentence
 
     paths = _write_report(run)
-    console.say(f"trained in {outcome.seconds:.1f} s")
+    console.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
     if outcome.accuracy is not None:
-        console.say(f"test accuracy {outcome.accuracy:.2%} ({prepared.config.release} weights, fixed before training)")
+        most = console.majority(prepared.data.test, prepared.data.classes)
+        which = f"{prepared.config.release} weights, a choice made before training"
+        console.say(f"test accuracy {outcome.accuracy:.2%} ({which}){most}")
     console.say(sentence(card(run, None)))
     console.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
 

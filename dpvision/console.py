@@ -6,13 +6,14 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpvision.data import Findings
+    from dpvision.data import Findings, Split
     from dpvision.privacy.ledger import Account
     from dpvision.train import Prepared, Progress
 
@@ -37,6 +38,15 @@ def grid(header: list[str], rows: list[list[str]]) -> None:
         say("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
+def majority(split: Split | None, classes: tuple[str, ...]) -> str:
+    """What the dullest guess would reach, so that an accuracy can be judged."""
+    if split is None:
+        return ""
+    counts = Counter(split.labels.tolist())
+    best, count = counts.most_common(1)[0]
+    return f"; always answering {classes[best]!r} would give {count / len(split.labels):.2%}"
+
+
 def as_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
 
@@ -51,7 +61,7 @@ def account_notes(prepared: Prepared) -> list[str]:
     if ledger.exists():
         account = ledger.account()
         spent, most = upper(account.spent(), 4), account.budget.epsilon
-        notes = [f"ledger: account {account.id}, epsilon {spent} of {most:g} spent by {len(account.charges)} charges"]
+        notes = [f"ledger: account {account.id}, epsilon {spent} of {most:g} spent"]
     else:
         most = config.budget or config.epsilon
         notes = [f"ledger: a NEW account, with a budget of epsilon {most:g} at delta {config.delta:g}"]
@@ -90,7 +100,8 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
 def findings_json(findings: Findings) -> dict[str, Any]:
     """What `check` found, with the flags that would declare it as public."""
     train = findings.counts.get("train", {})
-    n = sum(train.values())
+    n = findings.persons or sum(train.values())
+    unit = "--unit person " if findings.persons else ""
     size = next(iter(findings.sizes), (0, 0))
     return {
         "name": findings.name,
@@ -100,7 +111,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         "persons": findings.persons,
         "problems": list(findings.problems),
         "broken": [{"path": b.path, "reason": b.reason} for b in findings.broken],
-        "declare": f"--n {n} --classes {','.join(train)}" + (f" --size {size[0]}" if size[0] == size[1] else ""),
+        "declare": f"{unit}--n {n} --classes {','.join(train)}" + (f" --size {size[0]}" if size[0] == size[1] else ""),
     }
 
 
@@ -112,25 +123,28 @@ def show_findings(findings: dict[str, Any]) -> None:
             say(f"    {name}: {count:,}")
     say(f"  sizes: {', '.join(f'{k} ({v:,})' for k, v in findings['sizes'].items())}")
     if findings["persons"] is not None:
-        say(f"  persons: {findings['persons']:,}")
+        say(f"  persons in train: {findings['persons']:,}")
     for problem in findings["problems"]:
         say(f"  problem: {problem}")
     for broken in findings["broken"]:
         say(f"  broken: {broken['path']}: {broken['reason']}")
     if findings["broken"]:
         say("  To go on without the broken files: --skip-broken")
-    say(f"  If these figures are public, declare them: {findings['declare']}")
+    say(f"  These figures become public by training. To declare them yourself: {findings['declare']}")
 
 
 def show_training(prepared: Prepared) -> None:
     """The plan of a training, with what is public and how it is known."""
     from dpvision.privacy import accountant, gdp
     from dpvision.report.figures import upper
+    from dpvision.train import images_per_second, units
 
     config, event = prepared.config, prepared.event()
     epsilon = accountant.epsilon(event, config.delta)
     rough = gdp.gaussian_epsilon(gdp.central_limit_mu(event), config.delta)
     channels, height, width = prepared.shape
+    here = units(prepared.data.train, config.unit)
+    expected = prepared.sampler.rate * prepared.sampler.steps * len(prepared.data.train.labels)
     weights = sum(p.numel() for p in prepared.model().parameters() if p.requires_grad)
     table(
         {
@@ -138,6 +152,7 @@ def show_training(prepared: Prepared) -> None:
             "unit": f"{config.unit}; n = {config.n:,} {config.unit}s",
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
+            "time": f"about {_duration(expected / images_per_second(prepared))} on this machine as it is now",
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": f"epsilon {upper(epsilon, 4)} at delta {config.delta:g}, by {accountant.NAME}",
@@ -148,18 +163,32 @@ def show_training(prepared: Prepared) -> None:
     )
     if prepared.read_off:
         say(
-            f"  note: {', '.join(prepared.read_off)}: read off the data and taken as public. The card says so. "
-            "Declare them (--n, --classes, --size) if they are not public."
+            f"  note: {', '.join(prepared.read_off)}: read off the data and treated as public; the card says so. "
+            "If they must not be told, declare other figures: --n (rounded), --classes, --size, --channels."
         )
+    if prepared.data.test is None:
+        say("  note: there is no test split, so no accuracy will be told.")
+    assert config.n
+    if not 0.67 < here / config.n < 1.5:
+        say(f"  note, for your eyes: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
     for line in account_notes(prepared):
         say(f"  {line}")
     for broken in prepared.data.broken:
         say(f"  left out: {broken.path}: {broken.reason}")
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
 def training_bar(target: float) -> Iterator[Callable[[Progress], None]]:
-    """Step, images per second, time left and epsilon spent of the target; on stderr, so that output can be piped."""
+    """Step, images per second, time left and epsilon spent of the target; on stderr, so that output can be piped.
+
+    Where stderr is no terminal, a line every half minute.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -174,10 +203,23 @@ def training_bar(target: float) -> Iterator[Callable[[Progress], None]]:
     )
     with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("training", total=None, speed=0.0, epsilon=0.0, target=target)
-        began = time.monotonic()
+        began = told = time.monotonic()
+        first: int | None = None
 
         def update(progress: Progress) -> None:
-            speed = progress.images / max(time.monotonic() - began, 1e-9)
+            nonlocal told, first
+            now = time.monotonic()
+            first = progress.step - 1 if first is None else first
+            speed = progress.images / max(now - began, 1e-9)
+            if not sys.stderr.isatty() and now - told > 30:
+                told = now
+                left = (now - began) / (progress.step - first) * (progress.steps - progress.step)
+                print(
+                    f"training {progress.step}/{progress.steps}, {speed:,.0f} images/s, about {_duration(left)} left, "
+                    f"epsilon {progress.epsilon:.2f} of {target:.2f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             bar.update(task, total=progress.steps, completed=progress.step, speed=speed, epsilon=progress.epsilon)
 
         yield update

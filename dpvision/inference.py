@@ -18,7 +18,7 @@ from dpvision import checkpoint, sealed
 from dpvision.data import load, load_images
 from dpvision.errors import DataError
 from dpvision.models import build
-from dpvision.train import accuracy, to_tensor
+from dpvision.train import guesses, to_tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,23 @@ def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> 
     if part is None or not len(part.labels):
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     _same_shape(source, part.images.shape, made)
-    return {"accuracy": accuracy(made.model, part), "images": len(part.labels), "split": split}
+    labels = np.asarray(part.labels)
+    right = guesses(made.model, part) == labels
+    counts = np.bincount(labels, minlength=len(made.classes))
+    recalls = {
+        name: {"images": int(counts[i]), "recall": float(right[labels == i].mean())}
+        for i, name in enumerate(made.classes)
+        if counts[i]
+    }
+    return {
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean([r["recall"] for r in recalls.values()])),
+        "majority_class": made.classes[int(counts.argmax())],
+        "majority_share": float(counts.max() / len(labels)),
+        "images": len(labels),
+        "split": split,
+        "classes": recalls,
+    }
 
 
 def predict(run: Path, images: Path, *, progress: Callable[[int, int], None], physical: int = 1024) -> str:

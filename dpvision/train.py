@@ -157,7 +157,7 @@ def _require_room(prepared: Prepared) -> None:
             f"{now.epsilon:g} at delta {now.delta:g} since its first run. Fix: leave --budget out, or change it with "
             f"`dpvision ledger DATA --set-budget {config.budget:g}`."
         )
-    ledger.require_room(prepared.event(), Budget(config.budget or config.epsilon, config.delta))
+    ledger.require_room(prepared.event(), Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
 
 
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
@@ -207,11 +207,12 @@ def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None
     state, key = same_or_new_branch(state, config, data=prepared.in_order)
 
     ledger = ledger_of(prepared.fingerprint)
-    ledger.open(Budget(config.budget or config.epsilon, config.delta))
+    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
     overlap.keep(ledger, prepared.sketch)
     event = sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
-    account = ledger.spend(event, id=state.branch, run=name, private=state.private)  # on the disk from here on
+    account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+    # On the disk from here on.
     charge = next(c for c in account.charges if c.id == state.branch)
     state.save(run)
     run.write_config(config)
@@ -242,6 +243,17 @@ def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None
     return _outcome(run, state, prepared, time.monotonic() - began)
 
 
+def images_per_second(prepared: Prepared) -> float:
+    """How fast this machine would go, from random images: no private image is touched."""
+    clipped_sum = ClippedSum(prepared.model(), F.cross_entropy, clip=1.0, physical=prepared.config.physical)
+    count = min(prepared.config.physical, prepared.sampler.batch)
+    images, targets = torch.rand(count, *prepared.shape), torch.zeros(count, dtype=torch.int64)
+    clipped_sum(images[:2], targets[:2], [1, 1])  # the first call sets things up
+    began = time.perf_counter()
+    clipped_sum(images, targets, [1] * count)
+    return count / (time.perf_counter() - began)
+
+
 def units(split: Split, unit: str) -> int:
     """How many there are: for the sampler's coins, and for `n` where it was not declared."""
     if unit == "image":
@@ -257,15 +269,19 @@ def to_tensor(images: NDArray[Any]) -> Tensor:
     return (tensor / scale - 0.5) / 0.5
 
 
-def accuracy(model: nn.Module, split: Split, *, physical: int = 1024) -> float:
+def accuracy(model: nn.Module, split: Split) -> float:
     """Share of the split's images that the model gets right."""
-    hits = 0
+    return float((guesses(model, split) == np.asarray(split.labels)).mean())
+
+
+def guesses(model: nn.Module, split: Split, *, physical: int = 1024) -> NDArray[np.int64]:
+    """The class that the model gives each image."""
+    found = []
     for start in range(0, len(split.labels), physical):
         part = slice(start, start + physical)
         with torch.no_grad():
-            guess = model(to_tensor(np.asarray(split.images[part]))).argmax(1)
-        hits += int((guess == torch.from_numpy(np.asarray(split.labels[part]))).sum())
-    return hits / len(split.labels)
+            found.append(model(to_tensor(np.asarray(split.images[part]))).argmax(1).numpy())
+    return np.concatenate(found)
 
 
 def _fetcher(split: Split, unit: str) -> Fetch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from dpvision.data import records
 from dpvision.data.classes import Classes, declared_names, sort_names
 from dpvision.data.dataset import SPLITS, Broken, Dataset, Findings
@@ -38,13 +40,12 @@ def _describe(dataset: Dataset) -> Findings:
     for split, part in parts.items():
         numbers = Counter(part.labels.tolist())
         counts[split] = {name: numbers[index] for index, name in enumerate(dataset.classes)}
-    persons = [int(part.persons.max()) + 1 for part in parts.values() if part.persons is not None]
     return Findings(
         name=dataset.name,
         counts=counts,
         sizes={(height, width): total},
         channels={channels: total},
-        persons=max(persons) if persons else None,
+        persons=None if dataset.train.persons is None else len(np.unique(dataset.train.persons)),
         problems=(),
         broken=(),
     )
@@ -74,7 +75,7 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: record
             counts[split][item.label] = counts[split].get(item.label, 0) + 1
             sizes[found[0], found[1]] += 1
             channels[found[2]] += 1
-            persons.update(() if item.person is None else (item.person,))
+            persons.update((item.person,) if item.person is not None and split == "train" else ())
     if not readable.get("train"):
         problems.append("has no readable image in train.")
     if sizes:

@@ -62,7 +62,7 @@ class Findings:
     channels: Mapping[int, int]
     """1 or 3 -> readable images."""
     persons: int | None
-    """How many different persons there are, or None where the source does not say."""
+    """How many different persons are in train, or None where the source does not say."""
     problems: tuple[str, ...]
     """Reasons why `load` would refuse the source as it is, apart from the broken files."""
     broken: tuple[Broken, ...]

@@ -72,7 +72,7 @@ def common_size(
             advice = usual[0] if usual[0] == usual[1] else f"({usual[0]}, {usual[1]})"
             raise Refusal(
                 f"has images of {len(counts):,} sizes: {shown(item.path)} is {height}x{width}, most are "
-                f"{usual[0]}x{usual[1]} (height x width). Fix: give the size to resize all to, such as size={advice}."
+                f"{usual[0]}x{usual[1]} (height x width). Fix: give the size to resize all to, such as --size {advice}."
             )
     return usual
 

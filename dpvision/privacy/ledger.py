@@ -7,7 +7,9 @@ Formal guarantees:
      an event that would take the total over the budget is refused and nothing is written.
   3. Reading, deciding and writing happen under one exclusive lock: of two runs that want the last of the budget, one
      gets it.
-  4. Each line carries the hash of the line before it, and the newest hash with the number of lines is kept in a seal
+  4. An account counts one kind of unit, images or persons, from its first run on: epsilons for different units do not
+     compose, since a person may have many images.
+  5. Each line carries the hash of the line before it, and the newest hash with the number of lines is kept in a seal
      beside the file. An edited, cut, removed, swapped or copied-back line is found and refused.
 
 The chain finds mistakes and careless edits. Someone who can write both files can forge both: the operator is trusted
@@ -57,6 +59,7 @@ class Account:
 
     id: str  # random: tells nothing about the data
     budget: Budget
+    unit: str  # "image" or "person": whom every epsilon on this account is about
     charges: tuple[Charge, ...]
 
     @property
@@ -84,8 +87,8 @@ class Ledger:
         sealed = self._sealed()
         return self.path.exists() or (sealed is not None and sealed[0] > 0)
 
-    def open(self, budget: Budget) -> Account:
-        """Start the account with this budget, unless it exists: then its own budget stays."""
+    def open(self, budget: Budget, *, unit: str = "image") -> Account:
+        """Start the account with this budget and unit, unless it exists: then its own stay."""
         with self._locked():
             lines = self._read()
             if not lines:
@@ -93,6 +96,7 @@ class Ledger:
                     "format": FORMAT,
                     "account": secrets.token_hex(8),
                     "fingerprint": self.fingerprint,
+                    "unit": unit,
                     "epsilon": budget.epsilon,
                     "delta": budget.delta,
                 }
@@ -122,20 +126,22 @@ class Ledger:
                 )
             return self._account(self._append(lines, "budget", {"epsilon": budget.epsilon, "delta": budget.delta}))
 
-    def require_room(self, event: Event, budget: Budget) -> None:
+    def require_room(self, event: Event, budget: Budget, *, unit: str = "image") -> None:
         """Refuse early what `spend` would refuse, where `budget` is that of a ledger still to be opened."""
         if not self.exists():
             return _require_room(budget, Composed(()), event)
         account = self.account()
+        _require_unit(account, unit)
         _require_room(account.budget, account.total, event)
 
-    def spend(self, event: Event, *, id: str, run: str, private: bool = True) -> Account:
+    def spend(self, event: Event, *, id: str, run: str, unit: str = "image", private: bool = True) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
         with self._locked():
             lines = self._read()
             if not lines:
                 raise LedgerMismatch(f"{self.path}: nothing can be charged before the ledger is opened with a budget.")
             account = self._account(lines)
+            _require_unit(account, unit)
             for charge in account.charges:
                 if charge.id == id:
                     if charge.event != event:
@@ -162,7 +168,7 @@ class Ledger:
                 for x in lines
                 if x["kind"] == "charge"
             )
-            return Account(lines[0]["account"], budget, charges)
+            return Account(lines[0]["account"], budget, lines[0]["unit"], charges)
         except (KeyError, TypeError, StopIteration, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
@@ -277,6 +283,15 @@ def ledger_of(fingerprint: str) -> Ledger:
     return Ledger(home() / "ledgers", fingerprint)
 
 
+def _require_unit(account: Account, unit: str) -> None:
+    if account.unit != unit:
+        raise PrivacyError(
+            f"the account of this data set counts {account.unit}s since its first run, and this run would count "
+            f"{unit}s: what is told about one {account.unit} and about one {unit} does not add up to one figure. "
+            f"Nothing was charged. Fix: --unit {account.unit}."
+        )
+
+
 def _require_room(budget: Budget, before: Composed, event: Event) -> None:
     after = accountant.epsilon(Composed((*before.events, event)), budget.delta)
     if after > budget.epsilon:
@@ -284,7 +299,7 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
             f"{accountant.epsilon(before, budget.delta):.4f} of it is spent, and this would make it {after:.4f} "
             f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner of the data "
-            "agrees that more may be told about each person, `dpvision ledger DATA --set-budget EPSILON`."
+            "agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
 
 

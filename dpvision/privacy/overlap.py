@@ -1,8 +1,9 @@
 """Finds other accounts about many of the same images: a data set with one image changed has a fingerprint of its own.
 
-Beside each ledger lies a sketch: the smallest digests of its images (a bottom-k sample, Broder 1997). The share of the
-new sketch's members that the other sketch has, among the smallest of both, estimates how much they overlap. It finds
-copies that were cropped, cleaned or extended, not images that were encoded or resized anew. For the operator's eyes.
+Beside each ledger lies a sketch: the smallest digests of its images (a bottom-k sample, Broder 1997). Among the
+smallest of both, the share of the new sketch that the other one has estimates how many of the new images are on that
+account. It finds parts, copies and extensions of a data set, not images that were encoded anew. For the operator's
+eyes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dpvision import atomic
 from dpvision.errors import DPVisionError
 from dpvision.privacy.ledger import Account, Ledger, home
 
-SKETCH = 256
+SKETCH = 2048
 
 
 def sketch(digests: Sequence[bytes]) -> tuple[str, ...]:
@@ -28,12 +29,12 @@ def keep(ledger: Ledger, members: Sequence[str]) -> None:
 
 
 def others(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> list[tuple[Account, float]]:
-    """Other accounts that share at least `least` of their images with these, the largest share first."""
+    """Other accounts that have at least the share `least` of these images, the largest share first."""
     found = []
     for path in sorted((home() / "ledgers").glob("*.sketch")):
         try:
             owner, *theirs = path.read_text("ascii").split()[: SKETCH + 1]
-            share = _resemblance(members, theirs)
+            share = _share(members, theirs)
             if owner != fingerprint and share >= least:
                 found.append((Ledger(path.parent, owner).account(), share))
         except (DPVisionError, OSError, ValueError):
@@ -41,7 +42,12 @@ def others(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> 
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def _resemblance(ours: Sequence[str], theirs: Sequence[str]) -> float:
-    both = sorted(set(ours) | set(theirs))[: max(len(ours), len(theirs))]
-    common = set(ours) & set(theirs)
-    return sum(member in common for member in both) / len(both) if both else 0.0
+def _share(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """How much of ours is theirs too: both sketches are complete up to the smaller of their largest members."""
+    if not ours or not theirs:
+        return 0.0
+    limit, known = min(max(ours), max(theirs)), set(theirs)
+    if len(theirs) < SKETCH:
+        limit = max(ours)  # theirs is the whole set
+    below = [member for member in ours if member <= limit]
+    return sum(member in known for member in below) / len(below) if below else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -61,12 +62,13 @@ def test_help_and_plan_load_no_torch(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", [("--help",), PLAN])
 def test_help_and_plan_are_quick(words: tuple[str, ...]) -> None:
-    """Half a second on an idle machine; the least of several counts, since neighbours are noisy."""
+    """Half a second on an idle machine. Here processor time counts, and the least of several: neighbours are noisy."""
     times = []
     for _ in range(7):
-        began = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "dpvision", *words], capture_output=True, check=True)
-        times.append(time.monotonic() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if times[-1] < 0.5:
             break
     assert min(times) < 0.7, times
@@ -87,15 +89,16 @@ def test_every_verb_has_help_with_an_example(home: Path) -> None:
     [
         (("trian", "digits"), 2, 'Did you mean "train"'),
         (("train", "digits", "--epsilom", "3"), 2, "Did you mean --epsilon"),
-        (("train", "digits", "--recipe", "linaer"), 2, "Did you mean 'linear'"),
-        (("train", "digits", "--model", "resnet"), 2, "no model named"),
+        (("train", "digits", "--epsilon", "3", "--recipe", "linaer"), 2, "Did you mean 'linear'"),
+        (("train", "digits", "--epsilon", "3", "--model", "resnet"), 2, "no model named"),
+        (("train", "digits"), 2, "--epsilon is missing"),
         (("train", "digits", "--epsilon", "0"), 2, "epsilon is 0"),
         (("train", "digits", "--epsilon", "nan"), 2, "epsilon"),
-        (("train", "digits", "--delta", "2"), 2, "delta is 2"),
-        (("train", "digits", "--batch", "100000"), 2, "can not exceed n"),
-        (("train", "nowhere.npz"), 3, "nowhere.npz"),
-        (("train", "digits", "--unit", "person"), 2, "person"),
-        (("train", "digits", "--budget", "1"), 4, "budget"),
+        (("train", "digits", "--epsilon", "3", "--delta", "2"), 2, "delta is 2"),
+        (("train", "digits", "--epsilon", "3", "--batch", "100000"), 2, "can not exceed n"),
+        (("train", "nowhere.npz", "--epsilon", "3"), 3, "nowhere.npz"),
+        (("train", "digits", "--epsilon", "3", "--unit", "person"), 2, "person"),
+        (("train", "digits", "--epsilon", "3", "--budget", "1"), 4, "budget"),
         (("resume", "nowhere"), 2, "not the folder of a run"),
         (("eval", "nowhere", "digits"), 3, "no released model"),
         (("plan", "--n", "100"), 2, "--epsilon"),
@@ -134,7 +137,12 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(home: Path, tmp_pa
 
 def test_train_tells_the_guarantee_and_writes_everything(trained: tuple[Path, Path, str]) -> None:
     folder, _, out = trained
-    assert "test accuracy" in out and "Whoever sees this model" in out and "read off the data" in out
+    assert (
+        "test accuracy" in out
+        and "Whoever sees this model" in out
+        and "read off the data" in out
+        and "NEW account" in out
+    )
     for name in ("card.md", "card.json", "report.html", "weights.safetensors", "config.toml", "ledger.jsonl"):
         assert (folder / "run" / name).stat().st_size
 
@@ -142,7 +150,11 @@ def test_train_tells_the_guarantee_and_writes_everything(trained: tuple[Path, Pa
 def test_the_other_verbs_work_on_a_run(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
     folder, home, _ = trained
     code, out, err = run("eval", folder / "run", folder / "data.npz", "--json", home=home)
-    assert code == 0 and json.loads(out)["accuracy"] > 0.5, err
+    result = json.loads(out)
+    assert code == 0 and result["accuracy"] > 0.5 and 0.2 < result["majority_share"] < 0.5, err
+    assert set(result["classes"]) == {"0", "1", "2", "3"}
+    code, out, err = run("eval", folder / "run", folder / "data.npz", home=home)
+    assert code == 0 and "always answering" in out, err
     code, out, err = run("ledger", folder / "data.npz", "--json", home=home)
     assert code == 0 and 7.9 < json.loads(out)["spent"] <= 8.0, err
     code, out, err = run("resume", folder / "run", home=home)
@@ -156,7 +168,7 @@ def test_the_other_verbs_work_on_a_run(trained: tuple[Path, Path, str], tmp_path
     code, out, err = run("predict", folder / "run", images, "--out", tmp_path / "guess.csv", home=home)
     assert code == 0, err
     assert len((tmp_path / "guess.csv").read_text().splitlines()) == 4
-    code, _, err = run("train", folder / "data.npz", "--out", folder / "run", home=home)
+    code, _, err = run("train", folder / "data.npz", "--epsilon", "3", "--out", folder / "run", home=home)
     assert code == 2 and "exists already" in err
     code, _, err = run("train", folder / "data.npz", "--epsilon", "1", "--out", tmp_path / "second", home=home)
     assert code == 4 and "--set-budget" in err
@@ -206,7 +218,9 @@ def test_recipes_can_be_listed_shown_and_copied(home: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_stop_saves_and_can_be_resumed(number: int, home: Path, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data.npz")
-    process = start("train", data, "--steps", "3000", "--batch", "20", "--out", tmp_path / "run", home=home)
+    process = start(
+        "train", data, "--epsilon", "3", "--steps", "3000", "--batch", "20", "--out", tmp_path / "run", home=home
+    )
     log = tmp_path / "run" / "operator" / "log.jsonl"
     for _ in range(600):
         time.sleep(0.1)

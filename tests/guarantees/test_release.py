@@ -14,7 +14,7 @@ import torch
 from dpvision import checkpoint, report, runs, sealed, train
 from dpvision.config import Config
 from dpvision.console import account_notes
-from dpvision.errors import DataError
+from dpvision.errors import DataError, PrivacyError
 from dpvision.inference import predict, released
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import overlap
@@ -129,6 +129,8 @@ def test_persons_are_units(tmp_path: Path) -> None:
     assert all(x["images"] == 5 * x["units"] for x in log)
     by_image = train.prepare(str(source), Config(epsilon=3.0, batch=6, steps=10))
     assert by_image.fingerprint == prepared.fingerprint, "one ledger for the data, whatever the unit"
+    with pytest.raises(PrivacyError, match="counts persons"):
+        train.begin(by_image, tmp_path / "second")
 
 
 def test_the_released_model_predicts_from_its_file_alone(tmp_path: Path) -> None:
@@ -196,6 +198,10 @@ def test_near_copies_are_pointed_out(tmp_path: Path) -> None:
     assert any("NEW account" in note for note in account_notes(near)) and any(
         other.id in n for n in account_notes(near)
     )
+    part = {k: v[:40] if k.startswith("train") else v for k, v in arrays.items()}
+    np.savez(tmp_path / "part.npz", **part)
+    small = train.prepare(str(tmp_path / "part.npz"), SETTINGS)
+    assert overlap.others(small.fingerprint, small.sketch)[0][1] > 0.9, "a small part is all on the other account"
     far = train.prepare(str(write_data(tmp_path / "far.npz", images=400, seed=9)), SETTINGS)
     assert overlap.others(far.fingerprint, far.sketch) == []
     same = train.prepare(str(data), SETTINGS)

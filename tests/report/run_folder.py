@@ -73,7 +73,7 @@ def account(*events: Event, run: str = NAME, budget: float = 50.0) -> Account:
         Charge(f"{CHARGE_ID}{i}", run if i == 0 else f"other{i}", event, f"2026-11-15T22:0{i}:00+00:00")
         for i, event in enumerate(events or (EVENT,))
     )
-    return Account("a0736a507830ef2b", Budget(budget, 1e-5), charges)
+    return Account("a0736a507830ef2b", Budget(budget, 1e-5), "image", charges)
 
 
 def released(run: Run) -> dict[str, str]:
