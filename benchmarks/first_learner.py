@@ -19,7 +19,6 @@ from dpvision.privacy import accountant
 
 REAL = {
     "mnist": ("linear", "small-cnn"),
-    "fashion_mnist": ("small-cnn",),
     "dermamnist": ("linear", "small-cnn"),
 }
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
