@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from dpvision.errors import ConfigError
-from dpvision.privacy import quick
+from dpvision.privacy import gdp, quick
 from dpvision.privacy.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian
 
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
@@ -29,17 +29,22 @@ def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] 
     if not steps or not rate:
         raise ConfigError("there is nothing to calibrate: the number of steps and the sample rate must be above 0.")
     _check_room(budget, before)
-    high = LEAST_SIGMA
+    # The central limit is no bound, but a good place to start; from there the bracket grows until it holds the answer.
+    mu = gdp.mu_of_point(budget.epsilon, budget.delta)
+    high = min(max(gdp.central_limit_sigma(mu, rate=rate, steps=steps), LEAST_SIGMA), MOST_SIGMA)
+    low, step = high, 1.02
     while not _within(budget, event(high), before):
-        high *= 2
+        low, high, step = high, high * step, step * step
         if high > MOST_SIGMA:
             raise ConfigError(
                 f"no noise up to {MOST_SIGMA:g} keeps {steps:,} steps at rate {rate:g} within epsilon "
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Fix: fewer steps, or a larger epsilon or delta."
             )
-    if high == LEAST_SIGMA:
-        return high
-    value = _bisect(math.log(high / 2), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
+    while low == high or _within(budget, event(low), before):
+        if low == LEAST_SIGMA:
+            return _confirmed(LEAST_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
+        low, high, step = max(low / step, LEAST_SIGMA), low, step * step
+    value = _bisect(math.log(low), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
     return _confirmed(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
 
 

@@ -56,6 +56,13 @@ def central_limit_mu(event: Event) -> float:
     return max((math.sqrt(sum(squared(*x) for x in kind)) for kind in exposures(event)), default=0.0)
 
 
+def central_limit_sigma(mu: float, *, rate: float, steps: int) -> float:
+    """Approximate, for a first guess: the sigma whose central_limit_mu is `mu`."""
+    if rate == 1.0:
+        return math.sqrt(steps) / mu
+    return math.log1p((mu / rate) ** 2 / steps) ** -0.5
+
+
 def _phi(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
 
