@@ -158,7 +158,7 @@ def test_folder_modes_of_png(tmp_path: Path, mode: str) -> None:
 def test_folder_of_several_sizes(tmp_path: Path) -> None:
     path = save_folder(tmp_path / "a", good_arrays())
     Image.new("L", (9, 12), 50).save(path / "train" / "1" / "z.png")
-    with pytest.raises(DataError, match=r"train/1/z.png is 12x9, most are 6x6 .* such as size=6") as caught:
+    with pytest.raises(DataError, match=r"train/1/z.png is 12x9, most are 6x6 .* such as --size 6") as caught:
         load(path)
     assert str(caught.value).startswith(str(path))
     data = load(path, size=(4, 5))
