@@ -10,7 +10,7 @@ def default() -> Config:
 
     Paper: Abadi et al. 2016 (DP-SGD), with the average of the weights of De et al. 2022.
     Command: dpvision train DATA --epsilon 3
-    Hardware and minutes: 2 CPU cores; digits 3 s, MNIST about 6 min.
-    Expect: see the README's table, measured by `python -m benchmarks.first_learner`.
+    Hardware and minutes: 2 CPU cores; digits 2 s, DermaMNIST 1 min, MNIST about 10 min (from the rate, not run).
+    Expect at epsilon 3: digits 95.4%, DermaMNIST 67.5% (the most frequent class alone: 66.9%).
     """
     return Config()

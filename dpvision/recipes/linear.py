@@ -13,7 +13,7 @@ def linear() -> Config:
 
     Paper: Abadi et al. 2016 (DP-SGD).
     Command: dpvision train digits --epsilon 3 --recipe linear
-    Hardware and minutes: 2 CPU cores, seconds.
-    Expect: see the README's table, measured by `python -m benchmarks.first_learner`.
+    Hardware and minutes: 2 CPU cores; digits 2 s, MNIST 2 min.
+    Expect at epsilon 3: digits 95.4%, MNIST 91.4%, DermaMNIST 67.2%.
     """
     return replace(default(), recipe="linear", model="linear")

@@ -13,7 +13,7 @@ def small_cnn() -> Config:
 
     Paper: Papernot et al. 2021 (tempered activations), with GroupNorm as De et al. 2022.
     Command: dpvision train mnist.npz --epsilon 3 --recipe small-cnn
-    Hardware and minutes: 2 CPU cores; see the README's table.
-    Expect: see the README's table, measured by `python -m benchmarks.first_learner`.
+    Hardware and minutes: 2 CPU cores; DermaMNIST 1 min, MNIST about 10 min (from the rate, not run).
+    Expect at epsilon 3: digits 94.8%, DermaMNIST 67.5%.
     """
     return replace(default(), recipe="small-cnn", model="small-cnn")
