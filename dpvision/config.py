@@ -44,10 +44,11 @@ class Config:
     lr: float = 4.0
     momentum: float = 0.0
     clip: float = 1.0
+    clip_style: str = "flat"  # or "automatic", "per-layer": see mechanism/clip/styles.py
     ema: float = 0.98  # decay of the weights' running average, warmed up as (1 + t) / (10 + t)
     release: str = "ema"  # or "last"; fixed here, before training, never chosen by accuracy
     seed: int = 0  # initial weights only; noise and sampling come from the operating system's entropy
-    physical: int = 128  # images worked on at a time
+    physical: int | None = None  # images worked on at a time; None: as many as suit the memory and its caches
     # Upkeep.
     checkpoint_every: int = 25
     budget: float | None = None  # the data set's epsilon over all runs; None: the first run's epsilon
@@ -56,9 +57,10 @@ class Config:
         Budget(self.epsilon, self.delta)
         _one_of("unit", self.unit, ("image", "person"))
         _one_of("release", self.release, ("ema", "last"))
-        for name in ("n", "batch", "steps", "sigma", "budget"):
+        _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
+        for name in ("n", "batch", "steps", "sigma", "budget", "physical"):
             _positive(name, getattr(self, name))
-        for name in ("lr", "clip", "physical", "checkpoint_every"):
+        for name in ("lr", "clip", "checkpoint_every"):
             _positive(name, getattr(self, name))
         if not (0 <= self.momentum < 1 and 0 <= self.ema < 1):
             raise ConfigError(

@@ -30,7 +30,7 @@ from dpvision import atomic, checkpoint, runs, sealed
 from dpvision.config import Config, merged
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
-from dpvision.mechanism.clip import ClippedSum, Seen, probe
+from dpvision.mechanism.clip import STYLES, ClippedSum, Seen, verify
 from dpvision.mechanism.private_sum import Fetch, PrivateSum
 from dpvision.mechanism.sampling import PoissonSampler, by_person
 from dpvision.mechanism.streams import Key
@@ -41,7 +41,8 @@ from dpvision.privacy.ledger import ledger_of
 from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
-CHANGEABLE = ("lr", "momentum", "clip", "ema", "release", "steps", "sigma", "batch", "physical", "checkpoint_every")
+CHANGEABLE = ("lr", "momentum", "clip", "clip_style", "ema", "release", "steps", "sigma", "batch", "physical")
+CHANGEABLE += ("checkpoint_every",)
 METRIC_POINTS = 20
 
 
@@ -120,7 +121,7 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
     runs.require_free(folder)
     _require_room(prepared)
     model = prepared.model()
-    probe(model, torch.zeros(prepared.shape), len(prepared.data.classes))
+    verify(model, each_loss, prepared.shape, len(prepared.data.classes))
     key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
     key.keep(runs.key_path(key_name))
     facts = {
@@ -218,7 +219,8 @@ def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None
     run.write_config(config)
 
     seen = Seen()
-    clipped_sum = ClippedSum(model, F.cross_entropy, clip=config.clip, physical=config.physical, watch=seen)
+    clip = STYLES[config.clip_style](config.clip)
+    clipped_sum = ClippedSum(model, each_loss, clip=clip, physical=config.physical, watch=seen)
     private_sum = PrivateSum(sampler, clipped_sum, key, sigma=config.sigma, charge=charge, first=state.first)
     everyone, fetch = units(prepared.data.train, config.unit), _fetcher(prepared.data.train, config.unit)
     marks = {max(1, round(i * sampler.steps / METRIC_POINTS)) for i in range(1, METRIC_POINTS + 1)}
@@ -245,13 +247,18 @@ def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None
 
 def images_per_second(prepared: Prepared) -> float:
     """How fast this machine would go, from random images: no private image is touched."""
-    clipped_sum = ClippedSum(prepared.model(), F.cross_entropy, clip=1.0, physical=prepared.config.physical)
-    count = min(prepared.config.physical, prepared.sampler.batch)
+    clipped_sum = ClippedSum(prepared.model(), each_loss, clip=1.0, physical=prepared.config.physical)
+    count = min(prepared.config.physical or 1024, prepared.sampler.batch)
     images, targets = torch.rand(count, *prepared.shape), torch.zeros(count, dtype=torch.int64)
     clipped_sum(images[:2], targets[:2], [1, 1])  # the first call sets things up
     began = time.perf_counter()
     clipped_sum(images, targets, [1] * count)
     return count / (time.perf_counter() - began)
+
+
+def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One cross-entropy per image; targets are classes or shares of classes."""
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def units(split: Split, unit: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ def _charge(tmp_path: Path, *, first: int = 0) -> Charge:
 
 def _sum(charge: Charge, *, key: Key | None = None, sigma: float = SIGMA, first: int = 0) -> PrivateSum:
     model = build("linear", (1, 8, 8), classes=10, seed=0)
-    clipped_sum = ClippedSum(model, F.cross_entropy, clip=1.0)
+    clipped_sum = ClippedSum(model, partial(F.cross_entropy, reduction="none"), clip=1.0)
     return PrivateSum(SAMPLER, clipped_sum, key or Key.for_tests("x"), sigma=sigma, charge=charge, first=first)
 
 

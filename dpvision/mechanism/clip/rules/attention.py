@@ -1,0 +1,55 @@
+"""torch's own multi-head attention, rewritten as what it is built of: linear layers and a scaled dot product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dpvision.errors import UnsafeLayer
+from dpvision.mechanism.clip.trace import Pass, rule_for
+
+
+@rule_for(F.multi_head_attention_forward)
+def attention(
+    current: Pass,
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    training: bool = True,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    use_separate_proj_weight: bool = False,
+    **others: Any,
+) -> Any:
+    """Inputs are (tokens, images, width), as torch gives them; attention over the tokens of each image."""
+    unusual = [bias_k, bias_v, key_padding_mask, attn_mask]
+    if any(u is not None for u in unusual) or add_zero_attn or use_separate_proj_weight or (training and dropout_p):
+        raise UnsafeLayer(
+            "MultiheadAttention with masks, extra biases, dropout or separate projections has no rule. "
+            "Fix: build it of Linear layers and F.scaled_dot_product_attention."
+        )
+    if query is key and key is value:
+        projected = F.linear(query.transpose(0, 1), in_proj_weight, in_proj_bias).chunk(3, dim=-1)
+    else:
+        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+        three = zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True)
+        projected = [F.linear(tensor.transpose(0, 1), weight, bias) for tensor, weight, bias in three]
+    q, k, v = (p.unflatten(-1, (num_heads, -1)).transpose(1, 2) for p in projected)
+    shares = torch.softmax(q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5), dim=-1)
+    mixed = (shares @ v).transpose(1, 2).flatten(2)
+    out = F.linear(mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
+    return out, (shares.mean(1) if need_weights else None)

@@ -1,0 +1,152 @@
+"""Convolutions: the data gradient for the whole pass at once, the weight gradient one unit at a time.
+
+A unit's weight gradient is computed in one of two ways, chosen from the shapes alone so that a run can be repeated:
+the library's own kernel over the unit's images, or a matrix product with the unfolded patches of a few images, which
+wins where filters are large, images small, or the stride is above 1 (measured in benchmarks/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpvision.mechanism.clip.rules.linear import sums_by_unit
+from dpvision.mechanism.clip.trace import RULES, Data, Pass, Sink, plain, rule_for
+
+# Patches unfolded at a time, in bytes: what fits a core's own cache.
+PATCH_BYTES = 2 << 20
+# From here on the library's kernel spends more time on rearranging its result than on computing it.
+LARGE_FILTERS = 1 << 17
+FEW_POSITIONS = 2048
+# From so many output channels on, products are faster with them last in memory.
+MANY_CHANNELS = 256
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, options: Any, current: Pass, sinks: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.options, ctx.current, ctx.sinks = options, current, sinks
+        stride, padding, dilation, groups = options
+        arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
+        return _at_least_two(lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        of_weight, of_bias = ctx.sinks
+        spans = ctx.current.spans(dy, "convolution")
+        if weight.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            dy = dy.contiguous(memory_format=torch.channels_last)
+        if of_weight:
+            _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
+        if of_bias:
+            of_bias.put(sums_by_unit(dy.flatten(2).transpose(1, 2), spans))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = _at_least_two(lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
+        return dx, None, None, None, None, None
+
+
+def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any) -> None:
+    positions = dy.shape[2:].numel() * (sink.current.equal_views or 1) * (dy.shape[0] // sink.current.images)
+    if _unfolding_wins(x, weight, options, positions):
+        order = (2, 3, 1, 0) if weight.shape[0] >= MANY_CHANNELS else (0, 2, 3, 1)
+        sink.write(_by_patches(sink.current, x, dy, weight, spans, options), order)
+        return
+
+    def one(e: int, row: Tensor, add: bool) -> None:
+        gradient = _backward(dy[spans[e]], x[spans[e]], weight, options, of_input=False)
+        row.add_(gradient) if add else row.copy_(gradient)
+
+    sink.write(one, (0, 2, 3, 1) if weight.dim() == 4 else None)
+
+
+def _unfolding_wins(x: Tensor, weight: Tensor, options: Any, positions: int) -> bool:
+    stride, _, _, groups = options
+    if weight.dim() != 4 or groups != 1 or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    return max(stride) > 1 or weight.shape[2:].numel() == 1 or (weight.numel() >= LARGE_FILTERS and positions < FEW_POSITIONS)
+
+
+def _by_patches(
+    current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any
+) -> Callable[[int, Tensor, bool], None]:
+    """dW = D'U, with U the patches under each output position, unfolded for a few images at a time."""
+    stride, padding, dilation, _ = options
+    filters, channels, *kernel = weight.shape
+    height, width = dy.shape[2:]
+    patch_bytes = height * width * kernel[0] * kernel[1] * channels * x.element_size()
+    most = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
+    size = (most, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
+    padded = current.slots.scratch(("padded", *padding), size, x)  # the border stays zero: only `inside` is written
+    inside = padded[:, padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
+    image, row_, column, channel = padded.stride()
+    windows = padded.as_strided(
+        (most, height, width, *kernel, channels),
+        (image, row_ * stride[0], column * stride[1], row_ * dilation[0], column * dilation[1], channel),
+    )
+    patches = current.slots.scratch(("patches",), tuple(windows.shape), x)
+    inputs, outputs = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
+
+    def one(e: int, row: Tensor, add: bool) -> None:
+        flat = row.permute(0, 2, 3, 1).flatten(1)  # a view in either order of memory
+        for start in range(spans[e].start, spans[e].stop, most):
+            stop = min(start + most, spans[e].stop)
+            inside[: stop - start].copy_(inputs[start:stop])
+            patches[: stop - start].copy_(windows[: stop - start])
+            u = patches[: stop - start].reshape(-1, flat.shape[1])
+            d = outputs[start:stop].reshape(-1, filters)
+            again = add or start > spans[e].start
+            torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
+
+    return one
+
+
+def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: bool) -> Tensor:
+    stride, padding, dilation, groups = options
+    mask = [of_input, not of_input, False]
+    zeros = [0] * len(stride)
+    out = torch.ops.aten.convolution_backward(dy, x, weight, None, stride, padding, dilation, False, zeros, groups, mask)
+    return out[0] if of_input else out[1]
+
+
+def _at_least_two(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The kernels give an image the same bits in any batch but one of its own: that gets a blank second image."""
+    if len(tensors[0]) != 1:
+        return function(*tensors)
+    return function(*(torch.cat([t, torch.zeros_like(t)]) for t in tensors))[:1]
+
+
+def _numbers(value: Any, axes: int) -> list[int]:
+    return [int(value)] * axes if isinstance(value, int) else [int(v) for v in value] * (axes // len(value))
+
+
+@rule_for(F.conv1d, F.conv2d, F.conv3d)
+def conv(
+    current: Pass,
+    func: Any,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    axes = weight.dim() - 2
+    if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data) or input.dim() != axes + 2:
+        return RULES["anything"](current, func, input, weight, bias, stride, padding, dilation, groups)
+    current.spans(input, f"convolution with {current.name_of(weight)}")
+    stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
+    if isinstance(padding, str):
+        total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        input = F.pad(input, [side for t in reversed(total) for side in (t // 2, t - t // 2)])
+        padding = 0
+    options = (stride, _numbers(padding, axes), dilation, groups)
+    sinks = (current.sink(weight), current.sink(bias))
+    return _Conv.apply(plain(input), plain(weight), plain(bias), options, current, sinks)

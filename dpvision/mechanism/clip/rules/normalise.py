@@ -1,0 +1,123 @@
+"""GroupNorm, LayerNorm and InstanceNorm: the library's own backward kernels, one unit at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpvision.errors import UnsafeLayer
+from dpvision.mechanism.clip.trace import RULES, Data, Pass, plain, rule_for
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, groups: int, eps: float, current: Pass, sinks: Any
+    ) -> Tensor:
+        if not x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format):
+            x = x.contiguous()
+        count, channels = x.shape[:2]
+        y, mean, rstd = torch.native_group_norm(x, weight, bias, count, channels, x.shape[2:].numel(), groups, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.groups, ctx.current, ctx.sinks = groups, current, sinks
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight, mean, rstd = ctx.saved_tensors
+        if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            dy = dy.contiguous(memory_format=torch.channels_last)
+        else:
+            dy = dy.contiguous()
+        mask = [ctx.needs_input_grad[0], ctx.sinks[0] is not None, ctx.sinks[1] is not None]
+        parts = [
+            torch.ops.aten.native_group_norm_backward(
+                dy[s], x[s], mean[s], rstd[s], weight, s.stop - s.start, *_sizes(x), ctx.groups, mask
+            )
+            for s in ctx.current.spans(dy, "GroupNorm")
+        ]
+        return (*_gather(parts, ctx.sinks, mask), None, None, None, None)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shape: list[int], weight: Any, bias: Any, eps: float, current: Pass, sinks: Any
+    ) -> Tensor:
+        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.shape, ctx.current, ctx.sinks = shape, current, sinks
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        dy = dy.contiguous()
+        mask = [ctx.needs_input_grad[0], ctx.sinks[0] is not None, ctx.sinks[1] is not None]
+        parts = [
+            torch.ops.aten.native_layer_norm_backward(dy[s], x[s], ctx.shape, mean[s], rstd[s], weight, bias, mask)
+            for s in ctx.current.spans(dy, "LayerNorm")
+        ]
+        dx, *_ = _gather(parts, ctx.sinks, mask)
+        return dx, None, None, None, None, None, None
+
+
+def _gather(parts: list[Any], sinks: Any, mask: list[bool]) -> tuple[Tensor | None, None, None]:
+    """Per-unit scale and shift gradients to their sinks; the data gradient in one piece."""
+    for which, sink in enumerate(sinks, start=1):
+        if sink is not None:
+            sink.put(torch.stack([p[which] for p in parts]))
+    return (torch.cat([p[0] for p in parts]) if mask[0] else None), None, None
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    return x.shape[1], x.shape[2:].numel()
+
+
+@rule_for(F.group_norm)
+def group_norm(
+    current: Pass, func: Any, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data):
+        return RULES["anything"](current, func, input, num_groups, weight, bias, eps)
+    current.spans(input, f"GroupNorm with {current.name_of(weight)}")
+    sinks = (current.sink(weight), current.sink(bias))
+    return _GroupNorm.apply(plain(input), plain(weight), plain(bias), num_groups, eps, current, sinks)
+
+
+@rule_for(F.layer_norm)
+def layer_norm(
+    current: Pass, func: Any, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data):
+        return RULES["anything"](current, func, input, normalized_shape, weight, bias, eps)
+    if input.dim() <= len(normalized_shape):
+        raise UnsafeLayer(
+            f"LayerNorm with {current.name_of(weight)} normalises over the images of the batch. Fix: leave out axis 0."
+        )
+    current.spans(input, f"LayerNorm with {current.name_of(weight)}")
+    sinks = (current.sink(weight), current.sink(bias))
+    shape = list(normalized_shape)
+    return _LayerNorm.apply(plain(input).contiguous(), shape, plain(weight), plain(bias), eps, current, sinks)
+
+
+@rule_for(F.instance_norm)
+def instance_norm(
+    current: Pass,
+    func: Any,
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Each channel is a group of its own."""
+    if running_mean is not None or running_var is not None or not use_input_stats:
+        raise UnsafeLayer("InstanceNorm keeps statistics of the data. Fix: track_running_stats=False.")
+    return group_norm(current, F.group_norm, input, input.shape[1], weight, bias, eps)

@@ -1,0 +1,88 @@
+"""What must not be trained: layers that mix the images of a batch, keep statistics of them, or draw at random.
+
+`refuse_unsafe` knows some of them by class. `verify` knows nothing and tries: on random images it computes every unit's
+gradient in a batch by the rules, and alone by ordinary autograd. They agree only if the rules are right for this model
+and no unit's gradient depends on another unit.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from dpvision.errors import ConfigError, UnsafeLayer
+from dpvision.mechanism.clip.clipped_sum import ClippedSum, Loss
+
+MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)
+DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
+TOLERANCE = 1e-6
+
+
+def refuse_unsafe(model: nn.Module) -> None:
+    """Refuse, by name, the modules that couple examples, keep statistics of the data, or draw at random."""
+    for name, module in model.named_modules():
+        what = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, MIXES_IMAGES) or getattr(module, "track_running_stats", False):
+            raise UnsafeLayer(
+                f"{what} mixes the examples of a batch or keeps statistics of them, so clipping one example does not "
+                "bound its influence. Fix: use GroupNorm instead."
+            )
+        if isinstance(module, DRAWS) and module.training and getattr(module, "p", 1.0) > 0:
+            raise UnsafeLayer(
+                f"{what} draws from torch's global generator, so a run could not be resumed bit by bit. "
+                "Fix: leave it out, or call .eval() on it."
+            )
+
+
+def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -> None:
+    """By trial: the gradient of each unit in a batch equals that of the unit alone, or the model is refused.
+
+    In float64, where rounding can not hide a difference nor a kink of the activation function make one.
+    """
+    model = copy.deepcopy(model).double()
+    generator = torch.Generator().manual_seed(0)
+    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for views in ([1, 2, 2], [1, 1, 1, 1]):
+        count = sum(views)
+        images = (torch.rand(count, *shape, generator=generator, dtype=torch.float64) * 2 - 1).to(place)
+        targets = torch.randint(0, classes, (count,), generator=generator).to(place)
+        with torch.no_grad():
+            got = tuple(model(images).shape)
+        if got != (count, classes):
+            raise ConfigError(
+                f"the model gives outputs of shape {got} for {count} images; with {classes} classes it must be "
+                f"({count}, {classes})."
+            )
+        together = ClippedSum(model, loss, clip=1.0).gradients(images, targets, views)
+        start = 0
+        for unit, number in enumerate(views):
+            part = slice(start, start + number)
+            _compare(model, together[unit], _alone(model, loss, images[part], targets[part]).detach())
+            start += number
+
+
+def _alone(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor) -> Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss(model(images), targets).mean(), parameters, allow_unused=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)])
+
+
+def _compare(model: nn.Module, batch: Tensor, alone: Tensor) -> None:
+    least = float(alone.norm()) * 1e-3
+    start = 0
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        part = slice(start, start + parameter.numel())
+        off, size = float((batch[part] - alone[part]).norm()), float(alone[part].norm())
+        if not off <= TOLERANCE * max(size, least):
+            owner = name.rpartition(".")[0]
+            kind = type(model.get_submodule(owner)).__name__
+            raise UnsafeLayer(
+                f"{name} ({kind}): its gradient for an image differs when other images are in the batch, by "
+                f"{off / max(size, least):.1%}. Either a layer after it mixes the examples of a batch, or it is used in a "
+                "way that has no rule. Fix: let every layer work on each image alone, or freeze this one."
+            )
+        start += parameter.numel()

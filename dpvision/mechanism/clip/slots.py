@@ -1,0 +1,203 @@
+"""Where the units' gradients wait until their norms are known: one slot per parameter, one row per unit.
+
+A slot keeps its rows in the order of memory that its rule writes fastest (convolutions: channels last), padded with
+zeros; everything that is done to rows here is done number by number, so the order only matters once, at the end.
+
+A linear layer that sees few rows of each unit keeps no gradient at all, but the two factors of it: the unit's inputs X
+and output gradients D. Their Gram matrices give the norm of D'X, and one float64 product gives the weighted sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpvision.mechanism.clip.exact import ExactSum
+
+# Norms are taken of this many float32 numbers at a time and added in float64: relative error below 2^-15.
+BLOCK = 1024
+# Factors are multiplied in groups of this many units, wherever the batch is cut.
+TILE = 64
+# Below this share of |X||D|, a norm by Gram matrices has lost its digits; taking the larger only clips more.
+GRAM_FLOOR = 1e-10
+
+
+class Slot:
+    """Per-unit gradients of one parameter."""
+
+    def __init__(self, name: str, like: Tensor, capacity: int, bound: float) -> None:
+        self.name, self.shape, self.numel = name, tuple(like.shape), like.numel()
+        self._device, self._dtype = like.device, like.dtype
+        block = BLOCK if self.numel >= BLOCK else 16
+        self._padded = max(1, math.ceil(self.numel / block)) * block
+        self._block = block
+        self._capacity = capacity
+        self._rows: Tensor | None = None
+        self._order: tuple[int, ...] = tuple(range(len(self.shape)))
+        self.total = ExactSum(self._padded, bound, like.device)
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._settled = False
+        self.used = False
+
+    def reset(self) -> None:
+        self.used = False
+        self._factors = None
+
+    def inherit(self, previous: Slot) -> None:
+        self._order, self._settled = previous._order, previous._settled
+        self.total, self._waiting = previous.total, previous._waiting
+
+    def prefer(self, order: tuple[int, ...]) -> None:
+        """The order of axes in memory; only the first one to ask decides, as sums of different orders can not mix."""
+        if not self._settled:
+            self._order, self._settled = order, True
+
+    def rows(self, units: int) -> Tensor:
+        """(units, *shape), to be written or added to."""
+        self._settled = True
+        flat = self._flat(units)[:, : self.numel]
+        sizes = [self.shape[a] for a in self._order]
+        inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
+        return flat.unflatten(1, sizes).permute(0, *(i + 1 for i in inverse)) if sizes else flat.squeeze(1)
+
+    def put(self, values: Tensor) -> None:
+        """Write (units, *shape) values, or add them where the slot was used before."""
+        self.spread()
+        rows = self.rows(len(values))
+        rows.add_(values) if self.used else rows.copy_(values)
+        self.used = True
+
+    def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
+        """(units, T, d) and (units, T, p) whose product is the gradient; only where the slot is not used yet."""
+        self._factors = (inputs, outputs)
+        self.used = True
+
+    def spread(self) -> None:
+        """Turn factors into rows: the weight is used a second time."""
+        if self._factors is not None:
+            inputs, outputs = self._factors
+            self._factors = None
+            self.rows(len(inputs)).copy_(torch.bmm(outputs.transpose(1, 2), inputs))
+
+    def transform(self, units: int, scale: Tensor | None, shift: Tensor | None) -> None:
+        """rows <- scale * rows - shift, for flat public vectors in the parameter's own order."""
+        self.spread()
+        rows = self.rows(units)
+        if not self.used:
+            rows.zero_()
+            self.used = True
+        if scale is not None:
+            rows.mul_(scale.view(self.shape))
+        if shift is not None:
+            rows.sub_(shift.view(self.shape))
+
+    def squares(self, units: int) -> Tensor:
+        """|row|^2 of each unit, in float64; not finite where the row is not."""
+        if not self.used:
+            return torch.zeros(units, dtype=torch.float64, device=self._device)
+        if self._factors is not None:
+            return _gram_squares(*self._factors)
+        blocks = self._flat(units).view(units, -1, self._block)
+        return torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+
+    def inner(self, units: int, direction: Tensor) -> Tensor:
+        """<row, direction> of each unit, in float64."""
+        self.spread()
+        if not self.used:
+            return torch.zeros(units, dtype=torch.float64, device=self._device)
+        return (self.rows(units).double() * direction.view(self.shape)).flatten(1).sum(1)
+
+    def add(self, factors: Tensor, bad: Tensor) -> None:
+        """Add sum_e factors[e] * row[e] to the total; rows that are not finite have factor 0 and count as zero."""
+        if not self.used:
+            return
+        if self._factors is not None:
+            inputs, outputs = (torch.where(bad.view(-1, 1, 1), 0.0, f) if bad.any() else f for f in self._factors)
+            self._waiting.append((inputs, outputs.double() * factors.view(-1, 1, 1)))
+            self._multiply(least=TILE)
+            return
+        rows = self._flat(len(factors))
+        if bad.any():
+            rows[bad] = 0
+        self.total.add(rows, factors)
+
+    def take(self) -> Tensor:
+        """The total in the parameter's own order, flat; the next one starts at zero."""
+        self._multiply(least=1)
+        total = self.total.take()[: self.numel]
+        sizes = [self.shape[a] for a in self._order]
+        inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
+        return total.view(sizes).permute(inverse).reshape(-1) if sizes else total
+
+    def _flat(self, units: int) -> Tensor:
+        if self._rows is None:
+            self._rows = torch.zeros(self._capacity, self._padded, dtype=self._dtype, device=self._device)
+        return self._rows[:units]
+
+    def _multiply(self, least: int) -> None:
+        """Add the products of the factors that wait, a tile of units at a time."""
+        if sum(len(x) for x, _ in self._waiting) < least:
+            return
+        inputs, outputs = (torch.cat(f) if len(f) > 1 else f[0] for f in zip(*self._waiting, strict=True))
+        whole = len(inputs) if least == 1 else len(inputs) // TILE * TILE
+        padded = torch.zeros(self._padded, dtype=torch.float64, device=self._device)
+        for start in range(0, whole, TILE):
+            x, d = inputs[start : min(start + TILE, whole)], outputs[start : min(start + TILE, whole)]
+            product = padded[: self.numel].view(self.shape)
+            torch.mm(d.reshape(-1, d.shape[2]).T, x.reshape(-1, x.shape[2]).double(), out=product)
+            self.total.add_whole(padded)
+            padded.zero_()
+        self._waiting = [(inputs[whole:], outputs[whole:])] if whole < len(inputs) else []
+
+
+class Slots(dict[str, Slot]):
+    """The slots of all trainable parameters, by name."""
+
+    def __init__(self, parameters: dict[str, Tensor], capacity: int, bounds: dict[str, float]) -> None:
+        super().__init__((n, Slot(n, p, capacity, bounds[n])) for n, p in parameters.items())
+        self.capacity = capacity
+        self._scratch: dict[tuple[object, ...], Tensor] = {}
+
+    def scratch(self, use: tuple[object, ...], size: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory for one use and size, zero at first, kept: fresh memory costs more than what is done with it here."""
+        key = (*use, size, like.dtype, like.device)
+        if key not in self._scratch:
+            self._scratch[key] = torch.zeros(size, dtype=like.dtype, device=like.device)
+        return self._scratch[key]
+
+    def inherit(self, previous: Slots) -> None:
+        """Take over the sums of slots that had room for fewer units."""
+        for name, slot in self.items():
+            slot.inherit(previous[name])
+
+    def reset(self) -> None:
+        for slot in self.values():
+            slot.reset()
+
+    def squares(self, units: int) -> Tensor:
+        """(units, parameters)"""
+        return torch.stack([slot.squares(units) for slot in self.values()], dim=1)
+
+    def take(self) -> Tensor:
+        return torch.cat([slot.take() for slot in self.values()])
+
+
+def _gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """|D'X|^2 = sum_ts <x_t, x_s> <d_t, d_s>; for one row each, |x|^2 |d|^2."""
+    if inputs.shape[1] == 1:
+        norms = (torch.linalg.vector_norm(f.flatten(1).view(len(f), -1, _fitting(f)), dim=2).double() for f in (inputs, outputs))
+        x, d = (n.square().sum(1) for n in norms)
+        return x * d
+    x, d = inputs.double(), outputs.double()
+    gram_x, gram_d = torch.bmm(x, x.transpose(1, 2)), torch.bmm(d, d.transpose(1, 2))
+    most = gram_x.diagonal(dim1=1, dim2=2).sum(1) * gram_d.diagonal(dim1=1, dim2=2).sum(1)
+    return torch.maximum((gram_x * gram_d).sum((1, 2)), GRAM_FLOOR * most)
+
+
+def _fitting(factor: Tensor) -> int:
+    """The largest block of at most BLOCK numbers that divides a unit's."""
+    size = factor[0].numel() if len(factor) else 1
+    return next(b for b in range(min(BLOCK, max(1, size)), 0, -1) if size % b == 0)

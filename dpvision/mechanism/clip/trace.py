@@ -1,0 +1,235 @@
+"""Follow a forward pass: which tensors are made of weights alone, which carry the batch, and where the two meet.
+
+During a pass every trainable parameter is a `Weight` and the images are `Data`. An operation among weights gives a
+weight (weight standardisation, a reshaped scale), an operation among data gives data, constants change nothing. Where a
+weight meets data, the rule of that operation (rules/) takes over: it computes what the operation computes, and in the
+backward pass puts the gradient of each unit alone into the parameter's slot. No gradient of a weight may leave a rule in
+any other way, which `Pass.backward` checks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dpvision.errors import UnsafeLayer
+from dpvision.mechanism.clip.slots import Slot, Slots
+
+# What is done where a weight meets data: (the pass, the torch function, its arguments) -> its result, not traced.
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+_here = threading.local()
+
+
+def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
+    """Register a rule for these torch functions."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return register
+
+
+class _Traced(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+
+class Data(_Traced):
+    """A tensor whose first axis is the images of the pass, or a whole number of rows of each, in their order."""
+
+
+class Weight(_Traced):
+    """A function of parameters and constants only."""
+
+
+def plain(value: Any) -> Any:
+    """The same tensors without their roles."""
+    return tree_map_only(_Traced, lambda t: t.as_subclass(Tensor), value)
+
+
+def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, _Traced)]
+    weights, data = (any(isinstance(t, kind) for t in tensors) for kind in (Weight, Data))
+    current: Pass | None = getattr(_here, "current", None)
+    if current is not None and weights and data:
+        return _as(Data, RULES.get(func, RULES["anything"])(current, func, *args, **kwargs))
+    if current is not None and weights and func in SPREADS:
+        spread = SPREADS[func](current, func, *args, **kwargs)
+        if spread is not None:
+            return _as(Data, spread)
+    with torch._C.DisableTorchFunctionSubclass():
+        out = func(*args, **kwargs)
+    if current is not None and weights and hasattr(func, "pullback"):
+        out = out.as_subclass(Weight)
+        current.made[id(out)] = (out, func, args, kwargs)
+        return out
+    return _as(Weight if weights and not data else Data, out)
+
+
+# Operations that may give a parameter to every image of the pass (a class token): func -> rule, None if it does not.
+SPREADS: dict[Any, Rule] = {}
+
+
+def _as(kind: type[_Traced], value: Any) -> Any:
+    return tree_map_only(Tensor, lambda t: t if isinstance(t, _Traced) else t.as_subclass(kind), value)
+
+
+class Pass:
+    """One forward and backward pass over images of `len(views)` units; unit e has `views[e]` consecutive images."""
+
+    def __init__(self, slots: Slots, views: Sequence[int], *, factors: bool) -> None:
+        self.slots, self.views = slots, list(views)
+        self.factors = factors  # whether a slot may keep factors instead of rows
+        self.made: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any]]] = {}
+        self._leaves: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+
+    @cached_property
+    def images(self) -> int:
+        return sum(self.views)
+
+    @cached_property
+    def equal_views(self) -> int:
+        """K where every unit has K views, otherwise 0."""
+        return self.views[0] if len(set(self.views)) == 1 else 0
+
+    def weights(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters as traced leaves, to be put into the model."""
+        traced = {}
+        for name, value in values.items():
+            self._leaves[name] = value.detach().requires_grad_()
+            traced[name] = self._leaves[name].as_subclass(Weight)
+            self._names[id(traced[name])] = name
+        return traced
+
+    def __enter__(self) -> Pass:
+        _here.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.current = None
+
+    def spans(self, tensor: Tensor, what: str) -> list[slice]:
+        """Which rows of a tensor belong to each unit."""
+        each, rest = divmod(tensor.shape[0], self.images)
+        if rest or not each:
+            raise UnsafeLayer(
+                f"{what}: its input of shape {tuple(tensor.shape)} does not have the {self.images} images along its first "
+                "axis, so no gradient can be told apart by image. Fix: keep the batch as the first axis."
+            )
+        out, start = [], 0
+        for count in self.views:
+            out.append(slice(start, start + count * each))
+            start += count * each
+        return out
+
+    def sink(self, weight: Any) -> Sink | None:
+        """Where the gradients of a weight go; None for what is not trained."""
+        if not isinstance(weight, Weight):
+            return None
+        name = self._names.get(id(weight))
+        if name is not None:
+            return Sink(self, self.slots[name])
+        made = self.made.get(id(weight))
+        if made is not None:
+            _, func, args, options = made
+            names = [self._names.get(id(a)) for a in args]
+            if all(names) and self.slots[str(names[0])].shape == tuple(weight.shape):
+                return _InPlace(self, [self.slots[str(n)] for n in names], partial(func.pullback, **options), plain(args))
+        bare = plain(weight)
+        slot = Slot("", bare.detach(), len(self.views), 1.0)
+        return Sink(self, slot, lambda: self._pull_back(bare, slot))
+
+    def name_of(self, weight: Any) -> str:
+        return self._names.get(id(weight), "a function of parameters")
+
+    def _pull_back(self, weight: Tensor, slot: Slot) -> None:
+        """Carry the gradients of a function of parameters to the parameters, one unit at a time."""
+        slot.spread()
+        leaves = list(self._leaves.values())
+        per_unit = [
+            torch.autograd.grad(weight, leaves, row, retain_graph=True, allow_unused=True)
+            for row in slot.rows(len(self.views))
+        ]
+        for name, gradients in zip(self._leaves, zip(*per_unit, strict=True), strict=True):
+            if gradients[0] is not None:
+                self.slots[name].put(torch.stack(gradients))
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the rules' backward passes; nothing else may reach a parameter."""
+        gradients = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
+        loose = [n for n, g in zip(self._leaves, gradients, strict=True) if g is not None]
+        if loose:
+            raise UnsafeLayer(
+                f"{loose[0]}: it reaches the loss in a way that does not pass through the images, so its gradient can not "
+                "be told apart by unit. Fix: freeze it, or compute it from the images."
+            )
+
+
+class Sink:
+    """Takes the gradients of one weight, of all units at once."""
+
+    def __init__(self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None) -> None:
+        self.current, self.slot, self._finish = current, slot, finish
+
+    def put(self, values: Tensor) -> None:
+        """(units, *shape)"""
+        self.slot.put(values)
+        self._finish()
+
+    def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
+        """`one(e, row, add)` writes, or adds, the gradient of unit e; `order` is how it would like to lie in memory."""
+        if order is not None:
+            self.slot.prefer(order)
+        self.slot.spread()
+        for e, row in enumerate(self.slot.rows(len(self.current.views))):
+            one(e, row, self.slot.used)
+        self.slot.used = True
+        self._finish()
+
+    def may_keep_factors(self) -> bool:
+        return self.current.factors and self.slot.name != "" and not self.slot.used
+
+
+class _InPlace(Sink):
+    """For a weight whose function brings its own pullback: rows become the first argument's gradient where they lie."""
+
+    def __init__(self, current: Pass, slots: list[Slot], pullback: Any, args: Any) -> None:
+        super().__init__(current, slots[0], self._carry)
+        self._slots, self._pullback, self._args = slots, pullback, args
+
+    def put(self, values: Tensor) -> None:
+        self._open()
+        super().put(values)
+
+    def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
+        """Output channels first: the pullback works on one filter at a time."""
+        self._open()
+        super().write(one, order and (0, *(a for a in order if a)))
+
+    def may_keep_factors(self) -> bool:
+        return False
+
+    def _open(self) -> None:
+        """Rows that are gradients already must not be pulled back again: a second use gets a slot for itself."""
+        first = self._slots[0]
+        first.spread()
+        self.slot = Slot("", self._args[0].detach(), len(self.current.views), 1.0) if first.used else first
+
+    def _carry(self) -> None:
+        rows = self.slot.rows(len(self.current.views))
+        with torch.no_grad():
+            others = self._pullback(rows, *(a.detach() for a in self._args))
+        if self.slot is not self._slots[0]:
+            self._slots[0].put(rows)
+        for slot, gradient in zip(self._slots[1:], others, strict=True):
+            slot.put(gradient)

@@ -1,0 +1,55 @@
+"""The naive loop: one unit at a time, by ordinary autograd in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+each_loss = partial(F.cross_entropy, reduction="none")
+
+
+def flat_gradient(model: nn.Module, images: Tensor, targets: Tensor, at: Tensor | None = None) -> Tensor:
+    """The gradient of the mean loss, at weights moved by `at`."""
+    model = copy.deepcopy(model).double()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if at is not None:
+        with torch.no_grad():
+            for parameter, move in zip(parameters, at.double().split([p.numel() for p in parameters]), strict=True):
+                parameter += move.view(parameter.shape)
+    images = images.double() if images.is_floating_point() else images
+    loss = each_loss(model(images), targets).mean()
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)])
+
+
+def unit_gradients(
+    model: nn.Module, images: Tensor, targets: Tensor, views: Sequence[int], perturbations: Sequence[Tensor] = ()
+) -> Tensor:
+    """(units, weights)"""
+    found, start = [], 0
+    for count in views:
+        part = slice(start, start + count)
+        if perturbations:
+            each = [
+                flat_gradient(model, images[i : i + 1], targets[i : i + 1], v)
+                for i, v in zip(range(start, start + count), perturbations, strict=True)
+            ]
+            found.append(torch.stack(each).mean(0))
+        else:
+            found.append(flat_gradient(model, images[part], targets[part]))
+        start += count
+    return torch.stack(found)
+
+
+def clipped_sum(gradients: Tensor, bound: float) -> Tensor:
+    """sum of g * min(1, C / |g|), leaving out what is not finite."""
+    total = torch.zeros(gradients.shape[1], dtype=torch.float64)
+    for gradient in gradients:
+        if torch.isfinite(gradient).all():
+            total += gradient * min(1.0, bound / max(float(gradient.norm()), 1e-300))
+    return total
