@@ -38,8 +38,10 @@ class Figure:
         return " and ".join(p for p in parts if p) or "reported"
 
 
-def main(name: str, measure: Callable[[bool], list[Figure]], *, about: str) -> None:
-    """`python -m benchmarks.NAME [--quick] [--json]`; the full form also writes RESULTS.md."""
+def main(
+    name: str, measure: Callable[[bool], list[Figure]], *, about: str, below: Callable[[], str] = lambda: ""
+) -> None:
+    """`python -m benchmarks.NAME [--quick] [--json]`; the full form also writes RESULTS.md, `below()` at the end."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
     parser.add_argument("--quick", action="store_true", help="at most 5 minutes; writes nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -54,11 +56,11 @@ def main(name: str, measure: Callable[[bool], list[Figure]], *, about: str) -> N
         for f in figures:
             print(f"{'ok  ' if f.good else 'FAIL'} {f.name}: {f.value:.5g} {f.unit} ({f.limit})")
     if not options.quick:
-        keep(name, figures, about=about)
+        keep(name, figures, about=about, below=below())
     sys.exit(0 if good else 1)
 
 
-def keep(name: str, figures: list[Figure], *, about: str) -> None:
+def keep(name: str, figures: list[Figure], *, about: str, below: str = "") -> None:
     """Replace this benchmark's section of RESULTS.md, leaving the others."""
     rows = [f"| {f.name} | {f.value:.5g} {f.unit} | {f.limit} | {'yes' if f.good else '**no**'} |" for f in figures]
     section = [
@@ -72,6 +74,7 @@ def keep(name: str, figures: list[Figure], *, about: str) -> None:
         "|---|---|---|---|",
         *rows,
         "",
+        below,
     ]
     parts = RESULTS.read_text().split("\n## ") if RESULTS.exists() else ["# Results\n\nMeasured, not promised.\n"]
     kept = [p for p in parts[1:] if not p.startswith(f"{name}\n")]

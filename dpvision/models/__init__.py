@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
 from dpvision.errors import ConfigError
 from dpvision.models.small import linear, small_cnn
+from dpvision.models.wide_resnet import wide_resnet
 
 Shape = tuple[int, int, int]
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {"linear": linear, "small-cnn": small_cnn}
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "linear": linear,
+    "small-cnn": small_cnn,
+    "wrn-16-4": partial(wide_resnet, depth=16, width=4),
+    "wrn-40-4": partial(wide_resnet, depth=40, width=4),
+}
 
 
 def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
