@@ -14,14 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.mechanism.clip import ClippedSum
+from dpvision.mechanism.clip.reference import ReferenceSum
 
-try:
-    from dpvision.mechanism.clip.reference import ReferenceSum
-
-    LOSSES = partial(F.cross_entropy, reduction="none")
-except ImportError:
-    ReferenceSum, LOSSES = ClippedSum, F.cross_entropy
-
+LOSSES = partial(F.cross_entropy, reduction="none")
 CLIP = 1.0
 Pass = Callable[[], list[Tensor]]
 

@@ -29,7 +29,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.tanh(self.layer(x))
-        y = y.mean(tuple(range(1, y.dim() - 1))) if self.last else y.flatten(2).mean(2) if y.dim() > 2 else y
+        if y.dim() > 2:
+            y = y.flatten(1, -2).mean(1) if self.last else y.flatten(2).mean(2)
         return self.head(y)
 
 
@@ -93,7 +94,7 @@ class Standardised(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        mean, var = weight.mean((1, 2, 3), keepdim=True), weight.var((1, 2, 3), keepdim=True)
+        mean, var = weight.mean((1, 2, 3), keepdim=True), weight.var((1, 2, 3), keepdim=True, correction=0)
         return self._conv_forward(x, (weight - mean) / (var + 1e-3).sqrt(), self.bias)
 
 
