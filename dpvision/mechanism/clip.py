@@ -1,6 +1,6 @@
 """The clipped sum: every unit's gradient, averaged over its views, is scaled to norm at most C; only the sum leaves.
 
-Formal guarantee: `ClippedSum.__call__` returns sum_u clip_C(mean over views k of u of grad l(w; x_k, y_k)) in float64.
+Formal guarantee: `ClippedSum` returns sum_u clip_C(mean over views k of u of grad l(w; x_k, y_k)) in float64.
 Adding or removing one unit moves it by at most `sensitivity` = C in Euclidean norm, whatever the unit's images and
 labels are: the gradient of a unit depends on no other unit (vmap computes each alone; modules that mix the examples of
 a batch are refused), the norm and the scaling are in float64, and a gradient that is not finite counts as zero.
@@ -14,7 +14,7 @@ a batch are refused), the norm and the scaling are in float64, and a gradient th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class ClippedSum:
         self.sensitivity = float(clip)
         self.size = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._model = model
-        self._physical = max(1, physical)
+        self._physical = self.part = max(1, physical)  # images worked on, and units to fetch, at a time
         self._watch = watch
 
         def one_loss(weights: dict[str, Tensor], frozen: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
@@ -77,6 +77,13 @@ class ClippedSum:
             return loss(output, target.unsqueeze(0))
 
         self._gradients = vmap(grad_and_value(one_loss), in_dims=(None, None, 0, 0), randomness="error")
+
+    def sum(self, batches: Iterable[tuple[Tensor, Tensor, list[int]]]) -> Tensor:
+        """The clipped sum over all batches, of which one at a time is in memory."""
+        total = torch.zeros(self.size, dtype=torch.float64)
+        for images, targets, views in batches:
+            total += self(images, targets, views).cpu()
+        return total
 
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int]) -> Tensor:
         """`views[u]` consecutive images belong to unit u; the result is one flat float64 vector."""
