@@ -68,6 +68,11 @@ class Deaf(Team):
 
 def _share(sampler: PoissonSampler, step: int, units: int, *, rank: int, ranks: int) -> list[int]:
     """Who takes part in one step on one rank."""
+    return _step(sampler, step, units, Deaf(rank, ranks))[0]
+
+
+def _step(sampler: PoissonSampler, step: int, units: int, team: Team) -> tuple[list[int], Tensor]:
+    """Who takes part in one step, and what it releases."""
     found: list[int] = []
 
     def fetch(drawn):
@@ -76,9 +81,9 @@ def _share(sampler: PoissonSampler, step: int, units: int, *, rank: int, ranks: 
 
     charge = Charge("b", "r", sampler.event(2.0), "now")
     key = Key.for_tests("shares")
-    private = PrivateSum(sampler, FewUnits(), key, sigma=2.0, charge=charge, first=0, team=Deaf(rank, ranks))  # type: ignore[arg-type]
-    private.step(step, units, fetch)
-    return found
+    private = PrivateSum(sampler, FewUnits(), key, sigma=2.0, charge=charge, first=0, team=team)  # type: ignore[arg-type]
+    noisy = private.step(step, units, fetch)
+    return found, noisy
 
 
 def _account(home: Path) -> Account:
@@ -134,7 +139,10 @@ def test_one_rank_is_what_it_was_without_ranks() -> None:
     sampler, key = PoissonSampler(30, 100, 5), Key.for_tests("shares")
     for step in range(5):
         coins = sampler.draw(100, key.stream("sampling", step=step, branch="b"))
-        assert _share(sampler, step, 100, rank=0, ranks=1) == coins.tolist()
+        total, stream = np.full(3, float(coins.sum())), key.stream("noise", step=step, branch="b")
+        drawn, noisy = _step(sampler, step, 100, distributed.team())
+        assert drawn == coins.tolist()
+        assert (noisy.numpy() == noise.release(total, stream, sensitivity=1.0, sigma=2.0) / 30).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
