@@ -17,7 +17,8 @@ app = App(
     version=__version__,
     help="Differentially private image learning: private images in, a classifier and its proof out.",
     help_epilogue="Example: `dpvision train digits --epsilon 3 --out runs/first`, then open runs/first/report.html.\n\n"
-    "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 130 interrupted. Tracebacks: `--debug`.",
+    "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 5 a rank was lost, 130 interrupted. "
+    "Tracebacks: `--debug`.",
     help_format="markdown",
 )
 data_app = App(name="data", help="Prepare data sets.")
@@ -125,7 +126,8 @@ def train(
 ) -> None:
     """Train a classifier privately.
 
-    The data set's ledger is charged before training starts. What is not given is computed from public numbers.
+    The data set's ledger is charged before training starts. What is not given is computed from public numbers. Several
+    processes train together by `torchrun --nproc-per-node 2 -m dpvision train ...`.
 
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
@@ -167,13 +169,16 @@ def train(
     if not dry_run:
         require_free(out)
 
-    from dpvision import console
+    from dpvision import console, distributed
     from dpvision.train import begin, prepare
 
+    distributed.start()
     prepared = prepare(source, settings)
-    console.show_training(prepared)
+    if distributed.rank() == 0:
+        console.show_training(prepared)
     if dry_run:
-        console.say("dry run: nothing was written, nothing was charged.")
+        if distributed.rank() == 0:
+            console.say("dry run: nothing was written, nothing was charged.")
         return
     _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared)
 
@@ -200,6 +205,7 @@ def resume(
 
     Example: `dpvision resume runs/first`
     """
+    from dpvision import console, distributed
     from dpvision.runs import Run
     from dpvision.train import reopen
 
@@ -217,6 +223,9 @@ def resume(
     }
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if this is no run
+    distributed.start()
+    if distributed.rank() == 0:
+        console.note_other_ranks(folder.facts(), distributed.ranks())
     _train_on(folder, reopen(folder, _given(flags)))
 
 
@@ -414,14 +423,19 @@ def main() -> None:
 
 
 def _train_on(run: Any, prepared: Any) -> None:
-    from dpvision import console
+    from dpvision import console, distributed
     from dpvision.train import proceed
 
-    with console.stoppable() as stop, console.training_bar(prepared.config.epsilon) as watch:
+    alone, first = distributed.ranks() == 1, distributed.rank() == 0
+    with console.stoppable() as stop, console.training_bar(prepared.config.epsilon, shown=first) as watch:
         outcome = proceed(run, prepared, watch=watch, stop=stop)
     if not outcome.complete:
-        console.say(f"stopped; every step is charged and saved. Go on with: dpvision resume {run.folder}")
+        if first:
+            launch = "dpvision" if alone else f"torchrun --nproc-per-node {distributed.ranks()} -m dpvision"
+            console.say(f"stopped; every step is charged and saved. Go on with: {launch} resume {run.folder}")
         sys.exit(130)
+    if not first:
+        return
     from dpvision.report import card, sentence
 
     paths = _write_report(run)
@@ -455,5 +469,15 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 def _fail(message: str, code: int, *, debug: bool) -> None:
     if debug:
         raise
-    print(f"dpvision: {message}", file=sys.stderr)
+    if "WORLD_SIZE" not in os.environ:
+        print(f"dpvision: {message}", file=sys.stderr)
+    elif _first_to_tell():
+        print(f"dpvision (rank {os.environ.get('RANK', '0')}): {message}", file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def _first_to_tell() -> bool:
+    """Of several ranks that stop, one tells why."""
+    from dpvision import distributed
+
+    return distributed.first_to_tell()

@@ -135,6 +135,7 @@ def show_findings(findings: dict[str, Any]) -> None:
 
 def show_training(prepared: Prepared) -> None:
     """The plan of a training, with what is public and how it is known."""
+    from dpvision import distributed
     from dpvision.privacy import accountant, gdp
     from dpvision.report.figures import upper
     from dpvision.train import images_per_second, units
@@ -145,6 +146,8 @@ def show_training(prepared: Prepared) -> None:
     channels, height, width = prepared.shape
     here = units(prepared.data.train, config.unit)
     expected = prepared.sampler.rate * prepared.sampler.steps * len(prepared.data.train.labels)
+    ranks = distributed.ranks()
+    where = "this machine" if ranks == 1 else f"{ranks} ranks like this one"
     weights = sum(p.numel() for p in prepared.model().parameters() if p.requires_grad)
     table(
         {
@@ -152,7 +155,7 @@ def show_training(prepared: Prepared) -> None:
             "unit": f"{config.unit}; n = {config.n:,} {config.unit}s",
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
-            "time": f"about {_duration(expected / images_per_second(prepared))} on this machine as it is now",
+            "time": f"about {_duration(expected / ranks / images_per_second(prepared))} on {where} as it is now",
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": f"epsilon {upper(epsilon, 4)} at delta {config.delta:g}, by {accountant.NAME}",
@@ -177,6 +180,17 @@ def show_training(prepared: Prepared) -> None:
         say(f"  left out: {broken.path}: {broken.reason}")
 
 
+def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
+    """Say what another number of ranks costs, before it is charged."""
+    before = facts.get("ranks", 1)
+    if before != ranks and facts.get("complete") is not True:
+        say(
+            f"note: the ranks of this run were {before} so far and are {ranks} now. They toss other coins, so a branch "
+            "starts here: fresh noise, and the rest of the steps are charged to the ledger again. To go on as before, "
+            f"resume with {before}."
+        )
+
+
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
@@ -184,7 +198,7 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def training_bar(target: float) -> Iterator[Callable[[Progress], None]]:
+def training_bar(target: float, *, shown: bool = True) -> Iterator[Callable[[Progress], None]]:
     """Step, images per second, time left and epsilon spent of the target; on stderr, so that output can be piped.
 
     Where stderr is no terminal, a line every half minute.
@@ -201,7 +215,7 @@ def training_bar(target: float) -> Iterator[Callable[[Progress], None]]:
         TimeRemainingColumn(),
         TextColumn("epsilon {task.fields[epsilon]:.2f} of {task.fields[target]:.2f}"),
     )
-    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    with Bar(*columns, console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
         task = bar.add_task("training", total=None, speed=0.0, epsilon=0.0, target=target)
         began = told = time.monotonic()
         first: int | None = None

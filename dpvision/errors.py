@@ -3,10 +3,11 @@
     DPVisionError
     ├── ConfigError          a setting is unknown, missing or contradicts another     exit 2
     ├── DataError            an input file can not be used                            exit 3
-    └── PrivacyError         going on would break the guarantee                       exit 4
-        ├── BudgetSpent      the data set's budget does not allow the event
-        ├── LedgerMismatch   the ledger was edited, cut or does not belong here
-        └── UnsafeLayer      a layer mixes the examples of a batch
+    ├── PrivacyError         going on would break the guarantee                       exit 4
+    │   ├── BudgetSpent      the data set's budget does not allow the event
+    │   ├── LedgerMismatch   the ledger was edited, cut or does not belong here
+    │   └── UnsafeLayer      a layer mixes the examples of a batch
+    └── RankLost             one of the processes that train together is gone         exit 5
 
 A message names the thing, the reason and the fix. Anything else that escapes is a bug.
 """
@@ -48,3 +49,9 @@ class LedgerMismatch(PrivacyError):
 
 class UnsafeLayer(PrivacyError):
     """A layer mixes the examples of a batch, so clipping one does not bound its influence."""
+
+
+class RankLost(DPVisionError):
+    """One of the processes that train together ended, hangs or can not be reached."""
+
+    exit_code = 5

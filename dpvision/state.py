@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from dpvision import __version__, atomic, checkpoint, runs
+from dpvision import __version__, atomic, checkpoint, distributed, runs
 from dpvision.config import Config, merged, to_dict
 from dpvision.errors import ConfigError, DataError
 from dpvision.mechanism.sampling import PoissonSampler
@@ -131,9 +131,10 @@ def event_so_far(state: State) -> Composed:
 
 
 def software() -> str:
-    """What computes: anything else here may round otherwise, so it gets fresh noise."""
+    """What computes: anything else here may round otherwise, or toss other coins, so it gets fresh noise."""
     versions = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
-    return f"{versions}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    ranks = f", {distributed.ranks()} ranks" if distributed.ranks() > 1 else ""
+    return f"{versions}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{ranks}"
 
 
 @cache

@@ -7,14 +7,19 @@
 Follow one private image: `_fetcher` turns it into a tensor, `PrivateSum.step` draws, clips, sums and noises; nothing
 else in this file reads `data.train`. What depends on private data otherwise (the true batch size, losses, how many were
 clipped) goes to `operator/log.jsonl` and steers nothing.
+
+Under torchrun every rank runs through all of this with the data of its own share; rank 0 alone charges, adds noise and
+writes. The run folder and $DPVISION_HOME must be on a file system that all ranks see: no key travels.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import atomic, checkpoint, runs, sealed
+from dpvision import atomic, checkpoint, distributed, runs, sealed
 from dpvision.config import Config, merged
 from dpvision.data import Dataset, Split, identify, load
-from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
+from dpvision.distributed import Team
+from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen, verify
 from dpvision.mechanism.private_sum import Fetch, PrivateSum
 from dpvision.mechanism.sampling import PoissonSampler, by_person
@@ -37,8 +43,8 @@ from dpvision.mechanism.streams import Key
 from dpvision.models import build
 from dpvision.privacy import overlap, quick
 from dpvision.privacy.events import Budget, Event, to_json
-from dpvision.privacy.ledger import ledger_of
-from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, trainable
+from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = ("lr", "momentum", "clip", "clip_style", "ema", "release", "steps", "sigma", "batch", "physical")
@@ -118,6 +124,20 @@ def prepare(source: str, config: Config) -> Prepared:
 
 def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> runs.Run:
     """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`."""
+    team = distributed.team()
+    with _advice("Nothing was charged. Fix: see to that rank, then start all of them again."):
+        _require_same(prepared, team)
+        run = _begin(prepared, folder, test_key) if team.first else runs.Run(Path(os.path.abspath(folder)))
+        team.wait()
+    if not run.operator.exists():
+        raise ConfigError(
+            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 made. Fix: --out on a file system "
+            "that all ranks share."
+        )
+    return run
+
+
+def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
     runs.require_free(folder)
     _require_room(prepared)
     model = prepared.model()
@@ -133,6 +153,7 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
         "shape": list(prepared.shape),
         "class_names": list(prepared.data.classes),
         "threads": torch.get_num_threads(),
+        "ranks": distributed.ranks(),
         "complete": False,
     }
     weights = parameters_to_vector(trainable(model)).detach()
@@ -174,6 +195,11 @@ def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     return prepared
 
 
+def _require_same(prepared: Prepared, team: Team) -> None:
+    """Ranks with other data or settings would add up sums that do not belong together."""
+    team.require_same({"the training data": prepared.in_order, "the settings": prepared.config.hash()})
+
+
 def _require_same_data(facts: dict[str, Any], prepared: Prepared) -> None:
     if (prepared.fingerprint, prepared.in_order) != (facts.get("fingerprint"), facts.get("in_order")):
         raise LedgerMismatch(
@@ -190,59 +216,118 @@ def proceed(
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits."""
-    with runs.only_one(run):
-        return _proceed(run, prepared, watch, stop)
+    team = distributed.team()
+    advice = (
+        "What was charged stays in the ledger, and is not charged again by going on from the last saved step with as "
+        f"many ranks as before. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision resume {run.folder}` (another "
+        "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
+    )
+    with _advice(advice), runs.only_one(run) if team.first else nullcontext():
+        return _proceed(run, prepared, watch, stop, team)
 
 
-def _proceed(run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome:
+@contextmanager
+def _advice(text: str) -> Iterator[None]:
+    """What to do when a rank is lost in here."""
+    try:
+        yield
+    except RankLost as exc:
+        raise RankLost(f"{exc} {text}") from exc
+
+
+def _proceed(
+    run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None], stop: Callable[[], bool], team: Team
+) -> Outcome:
     facts = run.facts()
     _require_same_data(facts, prepared)
     torch.set_num_threads(runs.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
+    _require_same(prepared, team)
+    team.require_same({"the software": software()})
     config, sampler = prepared.config, prepared.sampler
     assert config.sigma  # complete
     model = prepared.model()
-    state = State.load(run.state, model)
     if facts.get("complete") is True:
-        Key.destroy(runs.key_path(state.key))
+        state = State.load(run.state, model)
+        if team.first:
+            Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
-    state, key = same_or_new_branch(state, config, data=prepared.in_order)
-
-    ledger = ledger_of(prepared.fingerprint)
-    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
-    overlap.keep(ledger, prepared.sketch)
-    event = sampler.event(config.sigma, first=state.first)
-    name = runs.fact(facts, "run", str)
-    account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
-    # On the disk from here on.
-    charge = next(c for c in account.charges if c.id == state.branch)
-    state.save(run)
-    run.write_config(config)
+    state, key, charge = (_charge if team.first else _await_charge)(run, prepared, model, team)
 
     seen = Seen()
     clip = STYLES[config.clip_style](config.clip)
     clipped_sum = ClippedSum(model, each_loss, clip=clip, physical=config.physical, watch=seen)
-    private_sum = PrivateSum(sampler, clipped_sum, key, sigma=config.sigma, charge=charge, first=state.first)
+    private_sum = PrivateSum(sampler, clipped_sum, key, sigma=config.sigma, charge=charge, first=state.first, team=team)
     everyone, fetch = units(prepared.data.train, config.unit), _fetcher(prepared.data.train, config.unit)
     marks = {max(1, round(i * sampler.steps / METRIC_POINTS)) for i in range(1, METRIC_POINTS + 1)}
-    _drop_after(run.metrics, state.step)
-    _drop_after(run.operator / "log.jsonl", state.step)
-    began = time.monotonic()
+    if team.first:
+        _drop_after(run.metrics, state.step)
+        _drop_after(run.operator / "log.jsonl", state.step)
+    began, images = time.monotonic(), 0
     for number in range(state.step, sampler.steps):
-        if stop():
-            state.save(run)
-            return _outcome(run, state, prepared, time.monotonic() - began)
+        if team.any(stop()):
+            break
         vector_to_parameters(state.weights, trainable(model))
         gradient = private_sum.step(number, everyone, fetch).float()
         state = _descend(state, gradient, config)
-        runs.append_json(run.operator / "log.jsonl", {"step": state.step, **seen.flush()})
+        tally = _of_all_ranks(seen.flush(), team)
+        if not team.first:
+            continue
+        images += tally["images"]
+        runs.append_json(run.operator / "log.jsonl", {"step": state.step, **tally})
         if state.step in marks:
             runs.append_json(run.metrics, _metrics(state, prepared, model))
         if state.step % config.checkpoint_every == 0:
             state.save(run)
-        watch(Progress(state.step, sampler.steps, _epsilon_at_mark(state, prepared, marks), seen.images))
-    state.save(run)
-    _release(run, state, prepared, model)
+        watch(Progress(state.step, sampler.steps, _epsilon_at_mark(state, prepared, marks), images))
+    if team.first:
+        state.save(run)
+        if state.step == sampler.steps:
+            _release(run, state, prepared, model)
+    team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, time.monotonic() - began)
+
+
+def _charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
+    """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk."""
+    config, facts = prepared.config, run.facts()
+    state, key = same_or_new_branch(State.load(run.state, model), config, data=prepared.in_order)
+    team.text(state.key)
+    team.wait()  # for all to find the key: without it, nothing need be charged
+    ledger = ledger_of(prepared.fingerprint)
+    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
+    overlap.keep(ledger, prepared.sketch)
+    assert config.sigma  # complete
+    event = prepared.sampler.event(config.sigma, first=state.first)
+    name = runs.fact(facts, "run", str)
+    account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+    # On the disk from here on.
+    state.save(run)
+    run.write_config(config)
+    if facts.get("ranks", 1) != team.ranks:
+        run.write_facts({**facts, "ranks": team.ranks})
+    team.text(state.branch)
+    return state, key, next(c for c in account.charges if c.id == state.branch)
+
+
+def _await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
+    """The other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
+    path = runs.key_path(team.text())
+    key = Key.kept(path)
+    if key is None:
+        raise PrivacyError(
+            f"{path}: rank {team.rank} does not see the run's key, and a key is never sent. Fix: a DPVISION_HOME on a "
+            "file system that all ranks share, the same for every rank."
+        )
+    team.wait()
+    branch = team.text()
+    state = State.load(run.state, model)
+    charge = next((c for c in ledger_of(prepared.fingerprint).account().charges if c.id == branch), None)
+    if charge is None or state.branch != branch:
+        raise LedgerMismatch(
+            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "
+            "folder and a DPVISION_HOME on a file system that all ranks share."
+        )
+    return state, key, charge
 
 
 def images_per_second(prepared: Prepared) -> float:
@@ -310,6 +395,22 @@ def _fetcher(split: Split, unit: str) -> Fetch:
         return to_tensor(split.images[rows]), labels, [len(p) for p in parts]
 
     return of_persons
+
+
+def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
+    """The operator's tallies of one step over all ranks, on rank 0; the others keep their own."""
+    units, images = tally["units"], tally["images"]
+    sums = [units, images, tally["mean_loss"] * images, tally["clipped_share"] * units]
+    total = team.total(torch.tensor(sums, dtype=torch.float64)) if team.ranks > 1 else None
+    if total is None:
+        return tally
+    units, images, loss, clipped = total.tolist()
+    return {
+        "units": int(units),
+        "images": int(images),
+        "mean_loss": loss / images if images else 0.0,
+        "clipped_share": clipped / units if units else 0.0,
+    }
 
 
 def _descend(state: State, gradient: Tensor, config: Config) -> State:

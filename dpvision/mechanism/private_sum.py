@@ -3,17 +3,22 @@
 Formal guarantee: over the steps first..steps-1, `step` releases exactly what `charge.event` describes. It can not be
 built without a charge whose event is the sampler's own, and the charge exists only once it is on the disk
 (ledger.spend). The result is divided by the public expected batch size, never by how many units were drawn.
+
+With several ranks, unit i belongs to rank i % ranks and has its coin there, from a stream of that rank alone: still one
+coin per unit and step at the same rate, so the event is the same. The clipped sums of all ranks meet on rank 0, which
+adds the noise once; every rank gets the same noisy sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpvision.distributed import ALONE, Team
 from dpvision.errors import PrivacyError
 from dpvision.mechanism import noise
 from dpvision.mechanism.clip import ClippedSum
@@ -29,7 +34,15 @@ class PrivateSum:
     """Steps of DP-SGD: Poisson-sample units, sum their clipped gradients, add noise, divide by the expected batch."""
 
     def __init__(
-        self, sampler: PoissonSampler, clipped_sum: ClippedSum, key: Key, *, sigma: float, charge: Charge, first: int
+        self,
+        sampler: PoissonSampler,
+        clipped_sum: ClippedSum,
+        key: Key,
+        *,
+        sigma: float,
+        charge: Charge,
+        first: int,
+        team: Team = ALONE,
     ) -> None:
         if charge.event != sampler.event(sigma, first=first):
             raise PrivacyError(
@@ -37,17 +50,30 @@ class PrivateSum:
             )
         self._sampler, self._clipped_sum, self._key = sampler, clipped_sum, key
         self._sigma, self._branch, self._first = sigma, charge.id, first
+        self._team = team
 
     def step(self, number: int, units: int, fetch: Fetch) -> Tensor:
-        """The noisy mean gradient of one step, as a flat float64 vector on the CPU."""
+        """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank."""
         if not self._first <= number < self._sampler.steps:
             raise PrivacyError(f"step {number} is outside of what was charged: {self._first} to {self._sampler.steps}.")
-        drawn = self._sampler.draw(units, self._key.stream("sampling", step=number, branch=self._branch))
-        total = self._clipped_sum(*fetch(drawn))
-        noisy = noise.release(
-            total.cpu().numpy(),
-            self._key.stream("noise", step=number, branch=self._branch),
-            sensitivity=self._clipped_sum.sensitivity,
-            sigma=self._sigma,
-        )
-        return torch.from_numpy(noisy) / self._sampler.batch
+        share = self._clipped_sum.sum(self._in_parts(self._drawn(number, units), fetch)).cpu()
+        total = self._team.total(share)
+        noisy = torch.empty_like(share) if total is None else self._noisy(total, number)
+        return self._team.from_first(noisy) / self._sampler.batch
+
+    def _drawn(self, number: int, units: int) -> NDArray[np.int64]:
+        """Which of this rank's units take part: ranks share out all units and never the same one."""
+        rank, ranks = self._team.rank, self._team.ranks
+        coins = self._key.stream("sampling", step=number, rank=rank, branch=self._branch)
+        return rank + ranks * self._sampler.draw(len(range(rank, units, ranks)), coins)
+
+    def _in_parts(self, drawn: NDArray[np.int64], fetch: Fetch) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+        """A few units at a time, so that memory does not grow with the batch."""
+        for start in range(0, len(drawn), self._clipped_sum.part):
+            yield fetch(drawn[start : start + self._clipped_sum.part])
+
+    def _noisy(self, total: Tensor, number: int) -> Tensor:
+        """On rank 0 only, so once in a step."""
+        stream = self._key.stream("noise", step=number, branch=self._branch)
+        sensitivity, sigma = self._clipped_sum.sensitivity, self._sigma
+        return torch.from_numpy(noise.release(total.numpy(), stream, sensitivity=sensitivity, sigma=sigma))
