@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.engine_networks import load
 from benchmarks.engine_peers import Pass, ready
+from dpvision.mechanism.clip.memory import keep_freed_memory
 
 SHOWN = 2000  # entries of the clipped sum sent to the parent for comparison
 
@@ -83,6 +84,7 @@ def _reason(error: Exception) -> str:
 
 def main(spec: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     torch.set_num_threads(spec["threads"])
+    keep_freed_memory()  # ours asks for it; every mode gets it
     warnings.simplefilter("ignore")
     answers = trials(spec) if "candidates" in spec else passes(spec)
     try:

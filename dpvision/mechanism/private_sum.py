@@ -69,8 +69,9 @@ class PrivateSum:
 
     def _in_parts(self, drawn: NDArray[np.int64], fetch: Fetch) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """A few units at a time, so that memory does not grow with the batch."""
-        for start in range(0, len(drawn), self._clipped_sum.part):
-            yield fetch(drawn[start : start + self._clipped_sum.part])
+        part = self._clipped_sum.part
+        for start in range(0, len(drawn), part):
+            yield fetch(drawn[start : start + part])
 
     def _noisy(self, total: Tensor, number: int) -> Tensor:
         """On rank 0 only, so once in a step."""

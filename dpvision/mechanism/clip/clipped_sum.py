@@ -28,6 +28,7 @@ from torch.func import functional_call
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip import rules
 from dpvision.mechanism.clip.cut import Cut, groups
+from dpvision.mechanism.clip.memory import keep_freed_memory
 from dpvision.mechanism.clip.seen import Watch
 from dpvision.mechanism.clip.slots import Slots
 from dpvision.mechanism.clip.styles import Flat, Style
@@ -64,6 +65,7 @@ class ClippedSum:
         from dpvision.mechanism.clip.safety import refuse_unsafe
 
         refuse_unsafe(model)
+        keep_freed_memory()
         self._model, self._loss, self._watch = model, loss, watch
         self._style: Style = Flat(float(clip)) if isinstance(clip, int | float) else clip
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}

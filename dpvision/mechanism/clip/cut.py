@@ -14,6 +14,7 @@ from itertools import accumulate
 PASS_BYTES = 120 << 20
 ROW_BYTES = 384 << 20
 MOST_IMAGES = 1024
+FETCHED = 256
 
 
 class Cut:
@@ -44,8 +45,8 @@ class Cut:
 
     @property
     def part(self) -> int:
-        """How many units to fetch at a time: a multiple of what one pass takes would only cost memory."""
-        return max(self.images, 256) if not self._measured else max(1, self.images)
+        """How many units to fetch at a time; never changes."""
+        return self._physical or FETCHED
 
 
 def groups(views: Sequence[int], most_units: int, most_images: int) -> list[tuple[int, int]]:

@@ -17,9 +17,8 @@ from torch import Tensor
 GRID_BITS = 34
 # An accumulator is emptied before it could leave the range in which its numbers are `grid` apart.
 MOST_UNITS = 1 << 16
-# Numbers worked on at a time: they and their accumulators stay in the cache (65536: both of two threads work).
-CHUNK = 1 << 14
-CHUNK_THREADED = 1 << 16
+# Numbers worked on at a time: they and their accumulators stay in a core's own cache.
+CHUNK = 1 << 16
 # Up to this many numbers, all units are added at once.
 SMALL = 1 << 14
 
@@ -39,13 +38,11 @@ class ExactSum:
         if rows.shape[1] <= SMALL:
             self._total += self.on_grid(rows.double() * factors.unsqueeze(1)).sum(0)
             return
-        chunk = CHUNK if torch.get_num_threads() == 1 else CHUNK_THREADED
-        wide = torch.empty(chunk, dtype=torch.float64, device=rows.device)
         scales = factors.tolist()
-        for start in range(0, rows.shape[1], chunk):
-            near = self._near[start : start + chunk]
-            for row, scale in zip(rows[:, start : start + chunk], scales, strict=True):
-                near.add_(wide[: len(near)].copy_(row), alpha=scale)
+        for near, part in zip(self._near.split(CHUNK), rows.split(CHUNK, dim=1), strict=True):
+            wide = torch.empty_like(near)
+            for row, scale in zip(part.unbind(0), scales, strict=True):
+                near.add_(wide.copy_(row), alpha=scale)
         if self._units >= MOST_UNITS:
             self._empty()
 

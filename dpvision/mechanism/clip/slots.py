@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from dpvision.mechanism.clip.exact import ExactSum
+from dpvision.mechanism.clip.memory import zeros
 
 # Norms are taken of this many float32 numbers at a time and added in float64: relative error below 2^-15.
 BLOCK = 1024
+# Norms of rows at least this long are taken right after each is written.
+NOTED = 1 << 16
 # Factors are multiplied in groups of this many units, wherever the batch is cut.
 TILE = 64
 # Below this share of |X||D|, a norm by Gram matrices has lost its digits; taking the larger only clips more.
@@ -40,10 +43,12 @@ class Slot:
         self._factors: tuple[Tensor, Tensor] | None = None
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._settled = False
+        self._norms: list[Tensor] = []
         self.used = False
 
     def reset(self) -> None:
         self.used = False
+        self.forget()
         self._factors = None
 
     def inherit(self, previous: Slot) -> None:
@@ -66,6 +71,7 @@ class Slot:
     def put(self, values: Tensor) -> None:
         """Write (units, *shape) values, or add them where the slot was used before."""
         self.spread()
+        self.forget()
         rows = self.rows(len(values))
         rows.add_(values) if self.used else rows.copy_(values)
         self.used = True
@@ -85,6 +91,7 @@ class Slot:
     def transform(self, units: int, scale: Tensor | None, shift: Tensor | None) -> None:
         """rows <- scale * rows - shift, for flat public vectors in the parameter's own order."""
         self.spread()
+        self.forget()
         rows = self.rows(units)
         if not self.used:
             rows.zero_()
@@ -100,8 +107,20 @@ class Slot:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
         if self._factors is not None:
             return _gram_squares(*self._factors)
-        blocks = self._flat(units).view(units, -1, self._block)
-        return torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+        if len(self._norms) == units:
+            norms = torch.stack(self._norms)
+        else:
+            norms = torch.linalg.vector_norm(self._flat(units).view(units, -1, self._block), dim=2)
+        return norms.double().square_().sum(1)
+
+    def forget(self) -> None:
+        """The rows are about to change."""
+        self._norms.clear()
+
+    def note(self, unit: int) -> None:
+        """Take the norms of a large row while it is still in the cache; they hold until the row changes."""
+        if self._padded >= NOTED:
+            self._norms.append(torch.linalg.vector_norm(self._flat(unit + 1)[unit].view(-1, self._block), dim=1))
 
     def inner(self, units: int, direction: Tensor) -> Tensor:
         """<row, direction> of each unit, in float64."""
@@ -134,7 +153,7 @@ class Slot:
 
     def _flat(self, units: int) -> Tensor:
         if self._rows is None:
-            self._rows = torch.zeros(self._capacity, self._padded, dtype=self._dtype, device=self._device)
+            self._rows = zeros(self._capacity, self._padded, self._dtype, self._device)
         return self._rows[:units]
 
     def _multiply(self, least: int) -> None:

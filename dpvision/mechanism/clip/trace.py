@@ -191,8 +191,10 @@ class Sink:
         if order is not None:
             self.slot.prefer(order)
         self.slot.spread()
-        for e, row in enumerate(self.slot.rows(len(self.current.views))):
+        self.slot.forget()
+        for e, row in enumerate(self.slot.rows(len(self.current.views)).unbind(0)):
             one(e, row, self.slot.used)
+            self.slot.note(e)
         self.slot.used = True
         self._finish()
 
@@ -227,6 +229,7 @@ class _InPlace(Sink):
 
     def _carry(self) -> None:
         rows = self.slot.rows(len(self.current.views))
+        self.slot.forget()
         with torch.no_grad():
             others = self._pullback(rows, *(a.detach() for a in self._args))
         if self.slot is not self._slots[0]:

@@ -69,8 +69,7 @@ def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     """(rows, T, p) -> (units, p): the sum over each unit's rows and over T."""
     if len({s.stop - s.start for s in spans}) == 1:
-        rows = values.reshape(len(spans), -1, values.shape[-1])
-        return torch.bmm(rows.new_ones(1, 1, 1).expand(len(rows), 1, rows.shape[1]), rows).squeeze(1)
+        return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
     return torch.stack([values[s].flatten(0, 1).sum(0) for s in spans])
 
 

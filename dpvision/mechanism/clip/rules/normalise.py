@@ -32,14 +32,14 @@ class _GroupNorm(torch.autograd.Function):
             dy = dy.contiguous(memory_format=torch.channels_last)
         else:
             dy = dy.contiguous()
-        mask = [ctx.needs_input_grad[0], ctx.sinks[0] is not None, ctx.sinks[1] is not None]
+        kernel = torch.ops.aten.native_group_norm_backward  # always with the data gradient: it crashes without
+        sizes = (x.shape[1], x.shape[2:].numel(), ctx.groups)
         parts = [
-            torch.ops.aten.native_group_norm_backward(
-                dy[s], x[s], mean[s], rstd[s], weight, s.stop - s.start, *_sizes(x), ctx.groups, mask
-            )
+            kernel(dy[s], x[s], mean[s], rstd[s], weight, s.stop - s.start, *sizes, [True, True, True])
             for s in ctx.current.spans(dy, "GroupNorm")
         ]
-        return (*_gather(parts, ctx.sinks, mask), None, None, None, None)
+        dx = _gather(parts, ctx.sinks)
+        return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -56,25 +56,21 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, weight, bias, mean, rstd = ctx.saved_tensors
         dy = dy.contiguous()
-        mask = [ctx.needs_input_grad[0], ctx.sinks[0] is not None, ctx.sinks[1] is not None]
+        kernel = torch.ops.aten.native_layer_norm_backward
         parts = [
-            torch.ops.aten.native_layer_norm_backward(dy[s], x[s], ctx.shape, mean[s], rstd[s], weight, bias, mask)
+            kernel(dy[s], x[s], ctx.shape, mean[s], rstd[s], weight, bias, [True, True, True])
             for s in ctx.current.spans(dy, "LayerNorm")
         ]
-        dx, *_ = _gather(parts, ctx.sinks, mask)
-        return dx, None, None, None, None, None, None
+        dx = _gather(parts, ctx.sinks)
+        return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
 
 
-def _gather(parts: list[Any], sinks: Any, mask: list[bool]) -> tuple[Tensor | None, None, None]:
-    """Per-unit scale and shift gradients to their sinks; the data gradient in one piece."""
+def _gather(parts: list[Any], sinks: Any) -> Tensor:
+    """The units' scale and shift gradients to their sinks; the data gradient in one piece."""
     for which, sink in enumerate(sinks, start=1):
         if sink is not None:
             sink.put(torch.stack([p[which] for p in parts]))
-    return (torch.cat([p[0] for p in parts]) if mask[0] else None), None, None
-
-
-def _sizes(x: Tensor) -> tuple[int, int]:
-    return x.shape[1], x.shape[2:].numel()
+    return torch.cat([p[0] for p in parts])
 
 
 @rule_for(F.group_norm)
