@@ -146,7 +146,7 @@ class Worker:
 
     def __init__(self, case: Case, mode: str, **more: Any) -> None:
         spec = {"network": case.network, "views": case.views, "units": case.units, "threads": case.threads}
-        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "OMP_NUM_THREADS": str(case.threads)}
+        quiet = {"OMP_NUM_THREADS": str(case.threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.engine_worker", json.dumps({**spec, "mode": mode, **more})],
             stdin=subprocess.PIPE,

@@ -30,6 +30,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSO
 Classes = Annotated[str | None, Parameter(help="declare the classes: a number, or names with commas between")]
 Size = Annotated[int | None, Parameter(help="resize images to this many pixels a side")]
 Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gray, 3 for colour")]
+ClipStyle = Literal["flat", "automatic", "per-layer"]
 SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
 
 
@@ -112,6 +113,7 @@ def train(
     lr: Annotated[float | None, Parameter(help="learning rate")] = None,
     momentum: float | None = None,
     clip: Annotated[float | None, Parameter(help="bound on one unit's gradient")] = None,
+    clip_style: Annotated[ClipStyle | None, Parameter(help="scale down, normalise, or clip each layer")] = None,
     ema: Annotated[float | None, Parameter(help="decay of the running average of the weights")] = None,
     release: Annotated[Literal["ema", "last"] | None, Parameter(help="which weights; chosen before training")] = None,
     seed: Annotated[int | None, Parameter(help="initial weights only; noise never has a seed")] = None,
@@ -147,6 +149,7 @@ def train(
         "lr": lr,
         "momentum": momentum,
         "clip": clip,
+        "clip_style": clip_style,
         "ema": ema,
         "release": release,
         "seed": seed,
@@ -191,6 +194,7 @@ def resume(
     lr: float | None = None,
     momentum: float | None = None,
     clip: float | None = None,
+    clip_style: ClipStyle | None = None,
     ema: float | None = None,
     release: Literal["ema", "last"] | None = None,
     batch: int | None = None,
@@ -213,6 +217,7 @@ def resume(
         "lr": lr,
         "momentum": momentum,
         "clip": clip,
+        "clip_style": clip_style,
         "ema": ema,
         "release": release,
         "batch": batch,

@@ -47,8 +47,18 @@ from dpvision.privacy.ledger import Charge, ledger_of
 from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
-CHANGEABLE = ("lr", "momentum", "clip", "clip_style", "ema", "release", "steps", "sigma", "batch", "physical")
-CHANGEABLE += ("checkpoint_every",)
+CHANGEABLE = (
+    "lr",
+    "momentum",
+    "clip",
+    "clip_style",
+    "ema",
+    "release",
+    "steps",
+    "sigma",
+    "batch",
+    *("physical", "checkpoint_every"),
+)
 METRIC_POINTS = 20
 
 

@@ -34,11 +34,12 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
     u = (w - mean) * r
     scale, moving = gain.view(-1, 1) * r, n * var > eps
     basis = torch.stack([u, torch.full_like(u, n**-0.5)], dim=2)  # (channels, n, 2)
-    found = torch.bmm(g.transpose(0, 1), basis)  # (channels, rows, 2)
-    taken = found * torch.stack([moving.to(u), torch.ones_like(scale)], dim=2)
-    for row, amounts in zip(g, taken.transpose(0, 1), strict=True):
-        row.addcmul_(u, amounts[:, :1], value=-1).sub_(amounts[:, 1:] * n**-0.5).mul_(scale)
-    return [found[:, :, 0].T.reshape(-1, *gain.shape)]
+    of_gain = []
+    for row in g:  # one at a time, so that no row's last bits depend on how many there are
+        along, mean_part = torch.bmm(row.unsqueeze(1), basis).squeeze(1).split(1, dim=1)
+        of_gain.append(along)
+        row.addcmul_(u, along * moving, value=-1).sub_(mean_part * n**-0.5).mul_(scale)
+    return [torch.stack(of_gain).reshape(-1, *gain.shape)]
 
 
 # Where many gradients are carried back at once, this is faster than autograd one by one.

@@ -115,3 +115,11 @@ def test_the_first_weights() -> None:
             std = module.in_features**-0.5
             assert float(module.weight.detach().std()) == pytest.approx(std, rel=0.01)
             assert float(module.weight.detach().abs().max()) <= 2 * std / 0.8796 and not module.bias.any()
+
+
+def test_seeds_fix_the_first_weights_and_leave_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    one, same, other = (build("small-cnn", (1, 8, 8), classes=10, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))

@@ -5,7 +5,8 @@
 Formal guarantee: `ClippedSum` returns that sum. Adding or removing one unit moves it by at most `sensitivity` in
 Euclidean norm (within noise.ARITHMETIC_SLACK for float32 norms and the grid), whatever the unit's images and labels
 are: a unit's contribution is a function of that unit alone, it is scaled by its own norm, and sums are exact
-(exact.py). Weights, `scale`, `shift` and the perturbations v_k must be public.
+(exact.py), so neither the cut of the batch nor the number of threads changes a bit of the result. Weights, `scale`,
+`shift` and the perturbations v_k must be public.
 
     edge case                      behaviour
     empty batch                    zeros
@@ -16,28 +17,24 @@ are: a unit's contribution is a function of that unit alone, it is scaled by its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip import rules
 from dpvision.mechanism.clip.cut import Cut, groups
 from dpvision.mechanism.clip.memory import keep_freed_memory
+from dpvision.mechanism.clip.passes import Group, Loss, Worker, split
 from dpvision.mechanism.clip.seen import Watch
-from dpvision.mechanism.clip.slots import Slots
 from dpvision.mechanism.clip.styles import Flat, Style
-from dpvision.mechanism.clip.trace import Data, Pass, plain
 
 assert rules  # importing them registers them
 
-# (outputs of the model, targets) -> one loss per image.
-Loss = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor, Sequence[int]]
 
 
@@ -68,15 +65,15 @@ class ClippedSum:
         keep_freed_memory()
         self._model, self._loss, self._watch = model, loss, watch
         self._style: Style = Flat(float(clip)) if isinstance(clip, int | float) else clip
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ConfigError("the model has no trainable parameter. Fix: requires_grad_() on what is to be trained.")
         self._names = list(self._parameters)
         self._bounds = self._style.bounds(self._names)
         self._sizes = [p.numel() for p in self._parameters.values()]
-        self._channels_last = any(p.dim() == 4 for p in model.parameters())
         self._cut = Cut(physical, self._sizes)
-        self._slots: Slots | None = None
+        self._workers: list[Worker] = []
+        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -98,22 +95,24 @@ class ClippedSum:
     @torch.no_grad()
     def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor:
         """The same over parts of a batch that are fetched one after the other."""
-        public = public or Public()
-        for images, targets, views in batches:
-            for units, slots in self._passes(images, targets, views, public):
-                self._add(units, slots)
-        if self._slots is None:
-            return torch.zeros(self.size, dtype=torch.float64, device=next(iter(self._parameters.values())).device)
-        return self._slots.take()
+        total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(self._parameters.values())).device)
+        try:
+            for batch in batches:
+                self._add_all(list(self._groups(*batch, public or Public())))
+        finally:
+            for worker in self._workers:  # also after a failure: nothing may be left behind
+                worker.add_to(total)
+        return total
 
     @torch.no_grad()
     def gradients(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
-        """(units, size) of gradients that are neither clipped nor noised: for tests and the operator, never to release."""
+        """(units, size) of gradients that are neither clipped nor noised: for tests and the operator's eyes."""
         found = []
-        for units, slots in self._passes(images, targets, views, public or Public()):
+        for group in self._groups(images, targets, views, public or Public()):
+            slots, _ = self._worker(0).gradients(group)
             for slot in slots.values():
-                slot.transform(units, None, None)
-            found.append(torch.cat([slot.rows(units).flatten(1) for slot in slots.values()], dim=1))
+                slot.transform(len(group.views), None, None)
+            found.append(torch.cat([slot.rows(len(group.views)).flatten(1) for slot in slots.values()], dim=1))
         return torch.cat(found)
 
     @torch.no_grad()
@@ -123,140 +122,85 @@ class ClippedSum:
         """<gradient, direction> of each unit in float64, before clipping: private, never to release as it is."""
         parts = direction.double().split(self._sizes)
         found = []
-        for units, slots in self._passes(images, targets, views, public or Public()):
-            found.append(sum(s.inner(units, d) for s, d in zip(slots.values(), parts, strict=True)))
-        return torch.cat(found)  # type: ignore[arg-type]
+        for group in self._groups(images, targets, views, public or Public()):
+            slots, _ = self._worker(0).gradients(group)
+            each = [slot.inner(len(group.views), part) for slot, part in zip(slots.values(), parts, strict=True)]
+            found.append(torch.stack(each).sum(0))
+        return torch.cat(found)
 
-    def _add(self, units: int, slots: Slots) -> None:
-        """Clip and add to the total."""
-        squares = slots.squares(units)
+    def _add_all(self, work: list[Group]) -> None:
+        """Clip and add every group, on as many threads as torch has; each thread does one whole group at a time."""
+        threads = torch.get_num_threads() if work and work[0].images.device.type == "cpu" else 1
+        if threads == 1:
+            seen = [self._add(self._worker(0), group) for group in work]
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(threads, thread_name_prefix="clipped-sum")
+            idle = [self._worker(i) for i in range(threads)]
+
+            def one(group: Group) -> tuple[Tensor, Tensor]:
+                torch.set_num_threads(1)
+                worker = idle.pop()
+                try:
+                    with torch.no_grad():
+                        return self._add(worker, group)
+                finally:
+                    idle.append(worker)
+
+            try:
+                seen = list(self._threads.map(one, work))
+            finally:
+                torch.set_num_threads(threads)
+        if self._watch:
+            for losses, norms in seen:
+                self._watch(losses, norms, self.sensitivity)
+
+    def _add(self, worker: Worker, group: Group) -> tuple[Tensor, Tensor]:
+        """Clip the units of a group and add them to the worker's totals; (losses, norms) for the operator."""
+        slots, losses = worker.gradients(group)
+        squares = slots.squares(len(group.views))
         norms = squares.sum(1).sqrt()
         bad = ~torch.isfinite(norms)
         factors = _never_half_way(self._style.factors(squares, self._names)).masked_fill(bad.unsqueeze(1), 0.0)
         for column, slot in enumerate(slots.values()):
             slot.add(factors[:, column], bad)
-        if self._watch:
-            self._watch(self._losses, norms, self.sensitivity)
+        return losses, norms
 
-    def _passes(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public) -> Any:
-        """For each group of units that is worked on together: (number of units, slots with their gradients)."""
+    def _groups(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public) -> Iterator[Group]:
+        """The units in groups that fit a pass."""
         views = [int(v) for v in views]
         if any(v < 1 for v in views) or sum(views) != len(images) or len(targets) != len(images):
             raise ConfigError(
-                f"{len(images)} images and {len(targets)} targets can not be the views {views[:8]} of {len(views)} units: "
-                "every unit needs at least one, and they must add up."
+                f"{len(images)} images and {len(targets)} targets can not be the views {views[:8]} of {len(views)} "
+                "units: every unit needs at least one, and they must add up."
             )
+        copies = len(public.perturbations)
+        if copies and set(views) - {copies}:
+            raise ConfigError(f"there are {copies} perturbations, so every unit must have {copies} views.")
         if not views:
             return
-        copies = len(public.perturbations)
-        if copies and set(views) != {copies}:
-            raise ConfigError(f"there are {copies} perturbations, so every unit must have {copies} views.")
-        values = self._values(public)
-        self._cut.measure(lambda: self._saved_bytes(values[0], images, targets))
-        most = self._cut.images
+        weights = self._weights(public)
+        scales, shifts = split(public.scale, self._sizes), split(public.shift, self._sizes)
+        self._cut.measure(lambda: self._worker(0).saved_bytes(weights[0], images))
         ends = list(accumulate(views, initial=0))
-        for first, last in groups(views, self._cut.units(copies or 1), most):
-            start, stop, own = ends[first], ends[last], views[first:last]
-            slots = self._room(len(own))
-            slots.reset()
-            losses = []
-            if copies:  # view k of every unit at its own weights
-                for k, weights in enumerate(values):
-                    every = slice(start + k, stop, copies)
-                    losses.append(self._one(slots, weights, images[every], targets[every], [1] * len(own), copies, False))
-            elif len(own) == 1 and stop - start > most:  # a unit too large for one pass
-                for a in range(start, stop, most):
-                    piece = slice(a, min(a + most, stop))
-                    count = [piece.stop - piece.start]
-                    losses.append(self._one(slots, values[0], images[piece], targets[piece], count, own[0], False))
-            else:
-                every = slice(start, stop)
-                few = public.scale is None and public.shift is None
-                losses.append(self._one(slots, values[0], images[every], targets[every], own, None, few))
-            self._losses = torch.cat(losses)
-            if public.scale is not None or public.shift is not None:
-                for slot, scale, shift in zip(
-                    slots.values(), self._split(public.scale), self._split(public.shift), strict=True
-                ):
-                    slot.transform(len(own), scale, shift)
-            yield len(own), slots
+        for first, last in groups(views, *self._cut.most(len(views), len(images), copies)):
+            rows = slice(ends[first], ends[last])
+            yield Group(images[rows], targets[rows], views[first:last], weights, scales, shifts, self._cut.images)
 
-    def _one(
-        self,
-        slots: Slots,
-        weights: dict[str, Tensor],
-        images: Tensor,
-        targets: Tensor,
-        views: list[int],
-        divisor: int | None,
-        factors: bool,
-    ) -> Tensor:
-        """One pass: the units' gradients are added to the slots; the losses of the images are returned."""
-        current = Pass(slots, views, factors=factors)
-        counts = torch.tensor(views, device=images.device)
-        share = 1.0 / (counts if divisor is None else torch.full_like(counts, divisor))
-        with torch.enable_grad(), current:
-            outputs = functional_call(self._model, current.weights(weights), (self._laid_out(images).as_subclass(Data),))
-            if not isinstance(outputs, Data) or len(outputs) != len(images):
-                raise ConfigError(
-                    f"the model must give one row of outputs per image as a tensor, not {type(outputs).__name__}."
-                )
-            losses = self._loss(plain(outputs), targets)
-            if losses.shape != (len(images),):
-                raise ConfigError(
-                    f"the loss gives shape {tuple(losses.shape)} for {len(images)} images: it must give one number for each. "
-                    "Fix: reduction='none'."
-                )
-            current.backward((losses * share.repeat_interleave(counts).to(losses)).sum())
-        return losses.detach()
-
-    def _values(self, public: Public) -> list[dict[str, Tensor]]:
+    def _weights(self, public: Public) -> list[dict[str, Tensor]]:
         """The weights at which each view is differentiated."""
         own = {n: p.detach() for n, p in self._parameters.items()}
-        shifts = [self._split(v) for v in public.perturbations] or [[None] * len(own)]
+        moves = [split(v, self._sizes) for v in public.perturbations] or [[None] * len(own)]
         found = []
-        for shift in shifts:
-            moved = (p if v is None else p + v.view(p.shape).to(p) for p, v in zip(own.values(), shift, strict=True))
-            found.append({n: self._laid_out(p) for n, p in zip(own, moved, strict=True)})
+        for move in moves:
+            moved = (p if v is None else p + v.view(p.shape).to(p) for p, v in zip(own.values(), move, strict=True))
+            found.append({n: self._worker(0).laid_out(p) for n, p in zip(own, moved, strict=True)})
         return found
 
-    def _split(self, vector: Tensor | None) -> list[Tensor | None]:
-        if vector is None:
-            return [None] * len(self._sizes)
-        if vector.numel() != self.size or not bool(torch.isfinite(vector).all()):
-            raise ConfigError(f"a public vector must have {self.size} finite numbers, one for each trainable weight.")
-        return list(vector.reshape(-1).split(self._sizes))
-
-    def _laid_out(self, tensor: Tensor) -> Tensor:
-        """Channels last: the convolutions here are a third faster that way."""
-        if self._channels_last and tensor.dim() == 4:
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
-
-    def _room(self, units: int) -> Slots:
-        if self._slots is None or self._slots.capacity < units:
-            capacity = max(units, self._cut.capacity)
-            previous, self._slots = self._slots, Slots(self._parameters, capacity, self._bounds)
-            if previous is not None:
-                self._slots.inherit(previous)
-        return self._slots
-
-    def _saved_bytes(self, weights: dict[str, Tensor], images: Tensor, targets: Tensor) -> int:
-        """What a forward pass keeps per image, from blank images: it depends on shapes only."""
-        sizes: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        blank = self._laid_out(torch.zeros_like(images[:1]).repeat(2, *([1] * (images.dim() - 1))))
-        current = Pass(Slots({}, 1, {}), [1, 1], factors=False)
-        current.slots = Slots(self._parameters, 1, self._bounds)
-        held = sum(p.numel() * p.element_size() for p in self._model.parameters())
-        with torch.enable_grad(), current, torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            functional_call(self._model, current.weights(weights), (blank.as_subclass(Data),))
-        return max(1, sum(sizes.values()) - held) // 2
+    def _worker(self, number: int) -> Worker:
+        while len(self._workers) <= number:
+            self._workers.append(Worker(self._model, self._loss, self._parameters, self._bounds))
+        return self._workers[number]
 
 
 def _never_half_way(factors: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""How many images are worked on at a time: few enough for the memory and its caches, the same in every run.
+"""How many images are worked on at a time: few enough for the memory and its caches, enough for every thread.
 
-The choice depends on shapes only (the model's, the images', the number of views), never on the data or on a clock, so
-that a resumed run is cut as before. Results do not depend on it: see exact.py.
+The choice depends on shapes only (the model's, the images', the number of views), never on the images themselves.
+Results do not depend on it: see exact.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-# What a forward pass may keep for its backward pass, and what the units' gradients may take.
-PASS_BYTES = 120 << 20
-ROW_BYTES = 384 << 20
+import torch
+
+# What forward passes may keep for their backward passes, and what the units' gradients may take, over all threads.
+PASS_BYTES = 480 << 20
+ROW_BYTES = 1 << 30
+# A thread works best with what a forward pass of this many bytes keeps.
+BEST_BYTES = 240 << 20
 MOST_IMAGES = 1024
-FETCHED = 256
+# Units fetched at a time where nothing else is asked for.
+FETCHED = 1024
 
 
 class Cut:
@@ -23,25 +28,29 @@ class Cut:
     def __init__(self, physical: int | None, sizes: Sequence[int]) -> None:
         self._row_bytes = 4 * max(1, sum(sizes))
         self._physical = physical
-        self.images = max(1, physical or 1)
-        self._measured = physical is not None
-
-    def measure(self, saved_bytes: Callable[[], int]) -> None:
-        """Once, at the first batch: how many images' activations fit."""
-        if not self._measured:
-            fitting = max(1, min(MOST_IMAGES, PASS_BYTES // max(1, saved_bytes())))
-            self.images = fitting // 16 * 16 if fitting > 16 else fitting
-            self._measured = True
-
-    def units(self, copies: int) -> int:
-        """The most units at a time."""
-        if self._physical is not None:
-            return self._physical
-        return max(1, min(MOST_IMAGES, ROW_BYTES // self._row_bytes))
+        self._saved_bytes = 0
 
     @property
-    def capacity(self) -> int:
-        return 1
+    def images(self) -> int:
+        """The most images in one pass."""
+        if self._physical is not None:
+            return self._physical
+        each = min(BEST_BYTES, PASS_BYTES // torch.get_num_threads())
+        fitting = max(1, min(MOST_IMAGES, each // max(1, self._saved_bytes)))
+        return fitting // 16 * 16 if fitting > 16 else fitting
+
+    def measure(self, saved_bytes: Callable[[], int]) -> None:
+        """Once, at the first batch: what a forward pass keeps per image."""
+        if not self._saved_bytes:
+            self._saved_bytes = max(1, saved_bytes())
+
+    def most(self, units: int, images: int, copies: int) -> tuple[int, int]:
+        """The most units and images in a group, such that every thread has one; views at weights of their own pass
+        one after the other."""
+        threads = torch.get_num_threads()
+        rows = self._physical or max(1, ROW_BYTES // self._row_bytes // threads)
+        share = -(-images // threads)
+        return max(1, rows), max(1, min(self.images, share) * max(1, copies))
 
     @property
     def part(self) -> int:

@@ -11,6 +11,8 @@ that starts at A rounds what is added to the grid.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,39 +30,47 @@ class ExactSum:
 
     def __init__(self, size: int, bound: float, device: torch.device) -> None:
         self._anchor = 1.5 * 2.0**52 * _power_of_two(bound) * 2.0**-GRID_BITS
-        self._near = torch.full((size,), self._anchor, dtype=torch.float64, device=device)
-        self._total = torch.zeros(size, dtype=torch.float64, device=device)
+        self._size, self._device = size, device
+        self._near: Tensor | None = None  # anchor + sum
+        self._total: Tensor | None = None  # a sum without the anchor
         self._units = 0
 
     def add(self, rows: Tensor, factors: Tensor) -> None:
         """Add sum_e factors[e] * rows[e]; each scaled row has norm at most `bound`."""
-        self._units += len(rows)
         if rows.shape[1] <= SMALL:
-            self._total += self.on_grid(rows.double() * factors.unsqueeze(1)).sum(0)
+            self.add_whole((rows.double() * factors.unsqueeze(1)), 0)
             return
+        if self._units + len(rows) > MOST_UNITS:
+            self._settle()
+        self._units += len(rows)
+        if self._near is None:
+            self._near = torch.full((self._size,), self._anchor, dtype=torch.float64, device=self._device)
         scales = factors.tolist()
         for near, part in zip(self._near.split(CHUNK), rows.split(CHUNK, dim=1), strict=True):
             wide = torch.empty_like(near)
             for row, scale in zip(part.unbind(0), scales, strict=True):
                 near.add_(wide.copy_(row), alpha=scale)
-        if self._units >= MOST_UNITS:
-            self._empty()
 
-    def add_whole(self, sums: Tensor) -> None:
-        """Add float64 sums that were made elsewhere."""
-        self._total += self.on_grid(sums)
+    def add_whole(self, sums: Tensor, axis: int | None = None) -> None:
+        """Add float64 numbers (which are changed), or their sum over an axis, each first put on the grid."""
+        on_grid = sums.add_(self._anchor).sub_(self._anchor)
+        on_grid = on_grid if axis is None else on_grid.sum(axis)
+        self._total = on_grid if self._total is None else self._total.add_(on_grid)
 
-    def on_grid(self, values: Tensor) -> Tensor:
-        return values.add_(self._anchor).sub_(self._anchor)
+    def add_to(self, out: Tensor, view: Callable[[Tensor], Tensor]) -> None:
+        """Add the sum to `out`, whose numbers `view` puts in order; the next sum starts at zero."""
+        if self._near is not None and self._units:
+            out.add_(view(self._near)).sub_(self._anchor)
+            self._near.fill_(self._anchor)
+        if self._total is not None:
+            out.add_(view(self._total))
+        self._total, self._units = None, 0
 
-    def take(self) -> Tensor:
-        """The sum so far; the next one starts at zero."""
-        self._empty()
-        total, self._total = self._total, torch.zeros_like(self._total)
-        return total
-
-    def _empty(self) -> None:
-        self._total += self._near - self._anchor
+    def _settle(self) -> None:
+        """Empty the accumulator near the anchor."""
+        assert self._near is not None
+        moved = self._near - self._anchor
+        self._total = moved if self._total is None else self._total.add_(moved)
         self._near.fill_(self._anchor)
         self._units = 0
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dpvision.mechanism.clip.clipped_sum import Loss
+from dpvision.mechanism.clip.passes import Loss
 
 
 class ReferenceSum:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, UnsafeLayer
-from dpvision.mechanism.clip.clipped_sum import ClippedSum, Loss
+from dpvision.mechanism.clip.clipped_sum import ClippedSum
+from dpvision.mechanism.clip.passes import Loss
 
 MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
@@ -44,7 +45,7 @@ def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
     place = next((p.device for p in model.parameters()), torch.device("cpu"))
-    for views in ([1, 2, 2], [1, 1, 1, 1]):
+    for views in ([2, 3, 2], [2, 2, 2]):
         count = sum(views)
         images = (torch.rand(count, *shape, generator=generator, dtype=torch.float64) * 2 - 1).to(place)
         targets = torch.randint(0, classes, (count,), generator=generator).to(place)
@@ -66,7 +67,9 @@ def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -
 def _alone(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor) -> Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(loss(model(images), targets).mean(), parameters, allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)])
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
 
 
 def _compare(model: nn.Module, batch: Tensor, alone: Tensor) -> None:
@@ -82,7 +85,7 @@ def _compare(model: nn.Module, batch: Tensor, alone: Tensor) -> None:
             kind = type(model.get_submodule(owner)).__name__
             raise UnsafeLayer(
                 f"{name} ({kind}): its gradient for an image differs when other images are in the batch, by "
-                f"{off / max(size, least):.1%}. Either a layer after it mixes the examples of a batch, or it is used in a "
-                "way that has no rule. Fix: let every layer work on each image alone, or freeze this one."
+                f"{off / max(size, least):.1%}. Either a layer after it mixes the examples of a batch, or it is used "
+                "in a way that has no rule. Fix: let every layer work on each image alone, or freeze this one."
             )
         start += parameter.numel()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.mechanism.clip.exact import ExactSum
@@ -22,7 +23,8 @@ BLOCK = 1024
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
 # Factors are multiplied in groups of this many units, wherever the batch is cut.
-TILE = 64
+TILE = 256
+COLUMNS = 256
 # Below this share of |X||D|, a norm by Gram matrices has lost its digits; taking the larger only clips more.
 GRAM_FLOOR = 1e-10
 
@@ -143,13 +145,11 @@ class Slot:
             rows[bad] = 0
         self.total.add(rows, factors)
 
-    def take(self) -> Tensor:
-        """The total in the parameter's own order, flat; the next one starts at zero."""
+    def add_to(self, out: Tensor) -> None:
+        """Add the total to a flat vector in the parameter's own order; the next total starts at zero."""
         self._multiply(least=1)
-        total = self.total.take()[: self.numel]
         sizes = [self.shape[a] for a in self._order]
-        inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
-        return total.view(sizes).permute(inverse).reshape(-1) if sizes else total
+        self.total.add_to(out.view(self.shape).permute(self._order), lambda t: t[: self.numel].view(sizes))
 
     def _flat(self, units: int) -> Tensor:
         if self._rows is None:
@@ -162,13 +162,9 @@ class Slot:
             return
         inputs, outputs = (torch.cat(f) if len(f) > 1 else f[0] for f in zip(*self._waiting, strict=True))
         whole = len(inputs) if least == 1 else len(inputs) // TILE * TILE
-        padded = torch.zeros(self._padded, dtype=torch.float64, device=self._device)
-        for start in range(0, whole, TILE):
-            x, d = inputs[start : min(start + TILE, whole)], outputs[start : min(start + TILE, whole)]
-            product = padded[: self.numel].view(self.shape)
-            torch.mm(d.reshape(-1, d.shape[2]).T, x.reshape(-1, x.shape[2]).double(), out=product)
-            self.total.add_whole(padded)
-            padded.zero_()
+        for x, d in zip(inputs[:whole].flatten(1).split(TILE), outputs[:whole].split(TILE), strict=True):
+            product = _wide_product(d.flatten(0, 1), x.reshape(-1, inputs.shape[2])).flatten()
+            self.total.add_whole(F.pad(product, (0, self._padded - self.numel)))
         self._waiting = [(inputs[whole:], outputs[whole:])] if whole < len(inputs) else []
 
 
@@ -200,23 +196,31 @@ class Slots(dict[str, Slot]):
         """(units, parameters)"""
         return torch.stack([slot.squares(units) for slot in self.values()], dim=1)
 
-    def take(self) -> Tensor:
-        return torch.cat([slot.take() for slot in self.values()])
+    def add_to(self, out: Tensor) -> None:
+        """Add the totals to one flat vector, and start again at zero."""
+        for slot, part in zip(self.values(), out.split([slot.numel for slot in self.values()]), strict=True):
+            slot.add_to(part)
 
 
 def _gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """|D'X|^2 = sum_ts <x_t, x_s> <d_t, d_s>; for one row each, |x|^2 |d|^2."""
     if inputs.shape[1] == 1:
-        norms = (torch.linalg.vector_norm(f.flatten(1).view(len(f), -1, _fitting(f)), dim=2).double() for f in (inputs, outputs))
-        x, d = (n.square().sum(1) for n in norms)
-        return x * d
+        return _squares(inputs.flatten(1)) * _squares(outputs.flatten(1))
     x, d = inputs.double(), outputs.double()
     gram_x, gram_d = torch.bmm(x, x.transpose(1, 2)), torch.bmm(d, d.transpose(1, 2))
     most = gram_x.diagonal(dim1=1, dim2=2).sum(1) * gram_d.diagonal(dim1=1, dim2=2).sum(1)
     return torch.maximum((gram_x * gram_d).sum((1, 2)), GRAM_FLOOR * most)
 
 
-def _fitting(factor: Tensor) -> int:
-    """The largest block of at most BLOCK numbers that divides a unit's."""
-    size = factor[0].numel() if len(factor) else 1
-    return next(b for b in range(min(BLOCK, max(1, size)), 0, -1) if size % b == 0)
+def _wide_product(outputs: Tensor, inputs: Tensor) -> Tensor:
+    """D'X in float64 for float64 D and float32 X, a few columns at a time, which are widened in the cache."""
+    product = torch.empty(outputs.shape[1], inputs.shape[1], dtype=torch.float64, device=inputs.device)
+    for columns, result in zip(inputs.split(COLUMNS, dim=1), product.split(COLUMNS, dim=1), strict=True):
+        torch.mm(outputs.T, columns.double(), out=result)
+    return product
+
+
+def _squares(vectors: Tensor) -> Tensor:
+    """|v|^2 of each, by blocks of float32 that are added in float64."""
+    blocks = F.pad(vectors, (0, -vectors.shape[1] % BLOCK)).view(len(vectors), -1, BLOCK)
+    return torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)

@@ -10,7 +10,7 @@ The factors depend on the norms of that unit alone. A unit whose norm is not fin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +51,9 @@ class Automatic(Flat):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.stability > 0 and math.isfinite(self.stability)):
-            raise ConfigError(f"stability is {self.stability}: it must be above 0, or a zero gradient has no direction.")
+            raise ConfigError(
+                f"stability is {self.stability}: it must be above 0, or a zero gradient has no direction."
+            )
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
         norms = squares.sum(1, keepdim=True).sqrt()
@@ -94,7 +96,7 @@ class PerLayer:
 
 
 Style = Flat | Automatic | PerLayer
-STYLES = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
+STYLES: dict[str, Callable[[float], Style]] = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
 
 
 def layer_of(name: str) -> str:

@@ -3,8 +3,8 @@
 During a pass every trainable parameter is a `Weight` and the images are `Data`. An operation among weights gives a
 weight (weight standardisation, a reshaped scale), an operation among data gives data, constants change nothing. Where a
 weight meets data, the rule of that operation (rules/) takes over: it computes what the operation computes, and in the
-backward pass puts the gradient of each unit alone into the parameter's slot. No gradient of a weight may leave a rule in
-any other way, which `Pass.backward` checks.
+backward pass puts the gradient of each unit alone into the parameter's slot. No gradient of a weight may leave a rule
+in any other way, which `Pass.backward` checks.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Pass:
 
     def weights(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """The parameters as traced leaves, to be put into the model."""
-        traced = {}
+        traced: dict[str, Tensor] = {}
         for name, value in values.items():
             self._leaves[name] = value.detach().requires_grad_()
             traced[name] = self._leaves[name].as_subclass(Weight)
@@ -123,8 +123,8 @@ class Pass:
         each, rest = divmod(tensor.shape[0], self.images)
         if rest or not each:
             raise UnsafeLayer(
-                f"{what}: its input of shape {tuple(tensor.shape)} does not have the {self.images} images along its first "
-                "axis, so no gradient can be told apart by image. Fix: keep the batch as the first axis."
+                f"{what}: its input of shape {tuple(tensor.shape)} does not have the {self.images} images along its "
+                "first axis, so no gradient can be told apart by image. Fix: keep the batch as the first axis."
             )
         out, start = [], 0
         for count in self.views:
@@ -144,7 +144,9 @@ class Pass:
             _, func, args, options = made
             names = [self._names.get(id(a)) for a in args]
             if all(names) and self.slots[str(names[0])].shape == tuple(weight.shape):
-                return _InPlace(self, [self.slots[str(n)] for n in names], partial(func.pullback, **options), plain(args))
+                return _InPlace(
+                    self, [self.slots[str(n)] for n in names], partial(func.pullback, **options), plain(args)
+                )
         bare = plain(weight)
         slot = Slot("", bare.detach(), len(self.views), 1.0)
         return Sink(self, slot, lambda: self._pull_back(bare, slot))
@@ -170,8 +172,8 @@ class Pass:
         loose = [n for n, g in zip(self._leaves, gradients, strict=True) if g is not None]
         if loose:
             raise UnsafeLayer(
-                f"{loose[0]}: it reaches the loss in a way that does not pass through the images, so its gradient can not "
-                "be told apart by unit. Fix: freeze it, or compute it from the images."
+                f"{loose[0]}: it reaches the loss in a way that does not pass through the images, so its gradient can "
+                "not be told apart by unit. Fix: freeze it, or compute it from the images."
             )
 
 

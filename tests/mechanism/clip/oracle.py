@@ -24,7 +24,9 @@ def flat_gradient(model: nn.Module, images: Tensor, targets: Tensor, at: Tensor 
     images = images.double() if images.is_floating_point() else images
     loss = each_loss(model(images), targets).mean()
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)])
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
 
 
 def unit_gradients(

@@ -73,7 +73,11 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, bias: bool) -> None:
         super().__init__()
-        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.heads, self.qkv, self.out = (
+            heads,
+            nn.Linear(width, 3 * width, bias=bias),
+            nn.Linear(width, width, bias=bias),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -258,7 +262,9 @@ def test_embedding() -> None:
     words, targets = torch.randint(0, 11, (12, 5)), torch.randint(0, CLASSES, (12,))
     for views in ([1] * 12, [4] * 3, [5, 7]):
         expected = unit_gradients(model, words, targets, views)
-        assert torch.allclose(ClippedSum(model, each_loss, clip=1.0).gradients(words, targets, views).double(), expected, atol=1e-6)
+        assert torch.allclose(
+            ClippedSum(model, each_loss, clip=1.0).gradients(words, targets, views).double(), expected, atol=1e-6
+        )
 
 
 def test_without_a_rule_it_is_slow_and_said_once() -> None:

@@ -24,7 +24,7 @@ class _Anything(torch.autograd.Function):
         return func(*args, **kwargs)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         data = [i for i, leaf in enumerate(ctx.leaves) if isinstance(leaf, Data)]
         weights = [i for i, leaf in enumerate(ctx.leaves) if isinstance(leaf, Weight)]
         spans = {i: ctx.current.spans(ctx.leaves[i], str(ctx.func)) for i in data}
@@ -65,7 +65,9 @@ def anything(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
     if name not in _warned:
         _warned.add(name)
         names = ", ".join(current.name_of(leaf) for leaf in leaves if isinstance(leaf, Weight))
-        warnings.warn(f"{name} ({names}) has no rule of its own: it is done once per unit, which is slow.", stacklevel=2)
+        warnings.warn(
+            f"{name} ({names}) has no rule of its own: it is done once per unit, which is slow.", stacklevel=2
+        )
     out = _Anything.apply(func, leaves, spec, current, sinks, *tensors)
     if not isinstance(out, Tensor):
         raise UnsafeLayer(f"{name} with a parameter gives several results, for which there is no rule.")

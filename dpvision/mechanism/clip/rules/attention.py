@@ -43,7 +43,7 @@ def attention(
             "Fix: build it of Linear layers and F.scaled_dot_product_attention."
         )
     if query is key and key is value:
-        projected = F.linear(query.transpose(0, 1), in_proj_weight, in_proj_bias).chunk(3, dim=-1)
+        projected = list(F.linear(query.transpose(0, 1), in_proj_weight, in_proj_bias).chunk(3, dim=-1))
     else:
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         three = zip((query, key, value), in_proj_weight.chunk(3), biases, strict=True)

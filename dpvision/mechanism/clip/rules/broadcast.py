@@ -24,7 +24,7 @@ class _Copies(torch.autograd.Function):
         return weight.expand(count, *weight.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         spans = ctx.current.spans(dy, "a parameter given to every image")
         ctx.sink.put(torch.stack([dy[s].sum(0).view(ctx.shape) for s in spans]))
         return None, None, None, None
@@ -43,7 +43,18 @@ def copies(current: Pass, weight: Any, axes: int, count: int) -> Tensor:
 
 
 _JOINING = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.where, torch.addcmul)
-_METHODS = ("add", "sub", "mul", "div", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+_METHODS: tuple[str, ...] = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "__add__",
+    "__radd__",
+    "__sub__",
+    "__rsub__",
+    "__mul__",
+    "__rmul__",
+)
 _METHODS += ("__truediv__", "__rtruediv__", "rsub", "add_", "sub_", "mul_", "div_", "__iadd__", "__imul__", "__isub__")
 _METHODS += ("maximum", "minimum", "where", "addcmul", "true_divide", "multiply", "subtract", "divide")
 

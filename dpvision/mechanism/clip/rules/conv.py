@@ -36,7 +36,7 @@ class _Conv(torch.autograd.Function):
         return _at_least_two(lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.sinks
         spans = ctx.current.spans(dy, "convolution")
@@ -70,7 +70,11 @@ def _unfolding_wins(x: Tensor, weight: Tensor, options: Any, positions: int) -> 
     stride, _, _, groups = options
     if weight.dim() != 4 or groups != 1 or not x.is_contiguous(memory_format=torch.channels_last):
         return False
-    return max(stride) > 1 or weight.shape[2:].numel() == 1 or (weight.numel() >= LARGE_FILTERS and positions < FEW_POSITIONS)
+    return (
+        max(stride) > 1
+        or weight.shape[2:].numel() == 1
+        or (weight.numel() >= LARGE_FILTERS and positions < FEW_POSITIONS)
+    )
 
 
 def _by_patches(
@@ -111,7 +115,9 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
     stride, padding, dilation, groups = options
     mask = [of_input, not of_input, False]
     zeros = [0] * len(stride)
-    out = torch.ops.aten.convolution_backward(dy, x, weight, None, stride, padding, dilation, False, zeros, groups, mask)
+    out = torch.ops.aten.convolution_backward(
+        dy, x, weight, None, stride, padding, dilation, False, zeros, groups, mask
+    )
     return out[0] if of_input else out[1]
 
 

@@ -20,7 +20,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(indices, weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         (indices,) = ctx.saved_tensors
         spans = ctx.current.spans(dy, "Embedding")
 
@@ -47,8 +47,8 @@ def embedding(
 ) -> Any:
     if max_norm is not None or scale_grad_by_freq:
         raise UnsafeLayer(
-            f"Embedding with {current.name_of(weight)}: max_norm and scale_grad_by_freq let the batch as a whole change "
-            "the weights. Fix: leave them out."
+            f"Embedding with {current.name_of(weight)}: max_norm and scale_grad_by_freq let the batch as a whole "
+            "change the weights. Fix: leave them out."
         )
     if not isinstance(input, Data) or isinstance(weight, Data):
         return RULES["anything"](current, func, input, weight, padding_idx)

@@ -25,7 +25,7 @@ class _Linear(torch.autograd.Function):
         return y if bias is None else y + bias
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.sinks
         spans = ctx.current.spans(dy, "linear")

@@ -26,7 +26,7 @@ class _GroupNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
@@ -34,8 +34,9 @@ class _GroupNorm(torch.autograd.Function):
             dy = dy.contiguous()
         kernel = torch.ops.aten.native_group_norm_backward  # always with the data gradient: it crashes without
         sizes = (x.shape[1], x.shape[2:].numel(), ctx.groups)
+        mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
         parts = [
-            kernel(dy[s], x[s], mean[s], rstd[s], weight, s.stop - s.start, *sizes, [True, True, True])
+            kernel(dy[s], x[s], mean[s], rstd[s], weight, s.stop - s.start, *sizes, mask)
             for s in ctx.current.spans(dy, "GroupNorm")
         ]
         dx = _gather(parts, ctx.sinks)
@@ -53,12 +54,13 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight, bias, mean, rstd = ctx.saved_tensors
         dy = dy.contiguous()
         kernel = torch.ops.aten.native_layer_norm_backward
+        mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
         parts = [
-            kernel(dy[s], x[s], ctx.shape, mean[s], rstd[s], weight, bias, [True, True, True])
+            kernel(dy[s], x[s], ctx.shape, mean[s], rstd[s], weight, bias, mask)
             for s in ctx.current.spans(dy, "LayerNorm")
         ]
         dx = _gather(parts, ctx.sinks)

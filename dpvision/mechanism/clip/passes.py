@@ -1,0 +1,146 @@
+"""Passes over groups of units: what one thread does, from images to the units' gradients in its own slots."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpvision.errors import ConfigError
+from dpvision.mechanism.clip.slots import Slots
+from dpvision.mechanism.clip.trace import Data, Pass, plain
+
+# (outputs of the model, targets) -> one loss per image.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that are worked on together. `weights` has one set for all views, or one for each view of a unit."""
+
+    images: Tensor
+    targets: Tensor
+    views: list[int]
+    weights: list[dict[str, Tensor]]
+    scales: list[Tensor | None]
+    shifts: list[Tensor | None]
+    most: int  # images in one pass
+
+    @property
+    def changed(self) -> bool:
+        return self.scales[0] is not None or self.shifts[0] is not None
+
+
+class Worker:
+    """A thread's own slots, and its own shell around the shared parameters: a model can not be called twice at once."""
+
+    def __init__(self, model: nn.Module, loss: Loss, parameters: dict[str, Tensor], bounds: dict[str, float]) -> None:
+        shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        self._model, self._loss = copy.deepcopy(model, shared), loss
+        self._parameters, self._bounds = parameters, bounds
+        self.channels_last = any(p.dim() == 4 for p in model.parameters())
+        self._slots: Slots | None = None
+
+    def gradients(self, group: Group) -> tuple[Slots, Tensor]:
+        """The units' gradients, each scaled and shifted as asked for, and the losses of the images."""
+        units = len(group.views)
+        slots = self._room(units)
+        slots.reset()
+        copies, count = len(group.weights), len(group.images)
+        if copies > 1:  # view k of every unit at its own weights
+            ones = [1] * units
+            losses = [
+                self._one(slots, group.weights[k], group.images[k::copies], group.targets[k::copies], ones, copies)
+                for k in range(copies)
+            ]
+        elif units == 1 and count > group.most:  # a unit too large for one pass
+            pieces = [slice(a, min(a + group.most, count)) for a in range(0, count, group.most)]
+            losses = [
+                self._one(slots, group.weights[0], group.images[p], group.targets[p], [p.stop - p.start], count)
+                for p in pieces
+            ]
+        else:
+            losses = [
+                self._one(slots, group.weights[0], group.images, group.targets, group.views, 0, not group.changed)
+            ]
+        if group.changed:
+            for slot, scale, shift in zip(slots.values(), group.scales, group.shifts, strict=True):
+                slot.transform(units, scale, shift)
+        return slots, torch.cat(losses)
+
+    def add_to(self, out: Tensor) -> None:
+        """Add the slots' totals to one flat vector, and start again at zero."""
+        if self._slots is not None:
+            self._slots.add_to(out)
+
+    def _one(
+        self,
+        slots: Slots,
+        weights: dict[str, Tensor],
+        images: Tensor,
+        targets: Tensor,
+        views: list[int],
+        divisor: int,
+        factors: bool = False,
+    ) -> Tensor:
+        """One pass: the mean over views (or the sum over `divisor`) is added to the slots; the losses are returned."""
+        current = Pass(slots, views, factors=factors)
+        counts = torch.tensor(views, device=images.device)
+        share = 1.0 / (torch.full_like(counts, divisor) if divisor else counts)
+        with torch.enable_grad(), current:
+            inputs = self.laid_out(images).as_subclass(Data)
+            outputs = functional_call(self._model, current.weights(weights), (inputs,))
+            if not isinstance(outputs, Data) or len(outputs) != len(images):
+                raise ConfigError(
+                    f"the model must give one row of outputs per image as a tensor, not {type(outputs).__name__}."
+                )
+            losses = self._loss(plain(outputs), targets)
+            if losses.shape != (len(images),):
+                raise ConfigError(
+                    f"the loss gives shape {tuple(losses.shape)} for {len(images)} images: it must give one number for "
+                    "each. Fix: reduction='none'."
+                )
+            current.backward((losses * share.repeat_interleave(counts).to(losses)).sum())
+        return losses.detach()
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Channels last: the convolutions here are a third faster that way."""
+        if self.channels_last and tensor.dim() == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _room(self, units: int) -> Slots:
+        if self._slots is None or self._slots.capacity < units:
+            previous, self._slots = self._slots, Slots(self._parameters, units, self._bounds)
+            if previous is not None:
+                self._slots.inherit(previous)
+        return self._slots
+
+    def saved_bytes(self, weights: dict[str, Tensor], like: Tensor) -> int:
+        """What a forward pass keeps per image, from blank images: it depends on shapes only."""
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        blank = self.laid_out(torch.zeros((2, *like.shape[1:]), dtype=like.dtype, device=like.device))
+        current = Pass(Slots(self._parameters, 1, self._bounds), [1, 1], factors=False)
+        held = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        with torch.enable_grad(), current, torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            functional_call(self._model, current.weights(weights), (blank.as_subclass(Data),))
+        return max(1, sum(sizes.values()) - held) // 2
+
+
+def split(vector: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
+    """A public vector by parameter."""
+    if vector is None:
+        return [None] * len(sizes)
+    if vector.numel() != sum(sizes) or not bool(torch.isfinite(vector).all()):
+        raise ConfigError(f"a public vector must have {sum(sizes)} finite numbers, one for each trainable weight.")
+    return list(vector.detach().reshape(-1).split(list(sizes)))
