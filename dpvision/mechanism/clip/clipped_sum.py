@@ -73,7 +73,6 @@ class ClippedSum:
         self._sizes = [p.numel() for p in self._parameters.values()]
         self._cut = Cut(physical, self._sizes)
         self._workers: list[Worker] = []
-        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -134,8 +133,6 @@ class ClippedSum:
         if threads == 1:
             seen = [self._add(self._worker(0), group) for group in work]
         else:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(threads, thread_name_prefix="clipped-sum")
             idle = [self._worker(i) for i in range(threads)]
 
             def one(group: Group) -> tuple[Tensor, Tensor]:
@@ -147,10 +144,10 @@ class ClippedSum:
                 finally:
                     idle.append(worker)
 
-            try:
-                seen = list(self._threads.map(one, work))
-            finally:
-                torch.set_num_threads(threads)
+            with ThreadPoolExecutor(threads) as pool:  # leaving it waits for all, also when one of them failed
+                futures = [pool.submit(one, group) for group in work]
+            torch.set_num_threads(threads)  # the threads' own setting reaches libraries that have only one
+            seen = [future.result() for future in futures]
         if self._watch:
             for losses, norms in seen:
                 self._watch(losses, norms, self.sensitivity)

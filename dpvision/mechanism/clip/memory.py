@@ -11,8 +11,8 @@ from torch import Tensor
 
 # From so many bytes on, memory is asked for in large pages.
 LARGE = 4 << 20
-# Of glibc's malloc.h: give memory back above, take it page-wise from the system above.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+# Of glibc's malloc.h: give memory back above, take it page-wise from the system above, pools for threads.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
 @cache
@@ -20,7 +20,8 @@ def keep_freed_memory() -> bool:
     """For the whole process; False where the C library has no such setting. It changes no result."""
     try:
         library = ctypes.CDLL(None)
-        return bool(library.mallopt(_MMAP_THRESHOLD, 1 << 30) and library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
+        settings = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1))
+        return all(library.mallopt(*setting) for setting in settings)
     except (OSError, AttributeError):
         return False
 

@@ -4,7 +4,7 @@ A slot keeps its rows in the order of memory that its rule writes fastest (convo
 zeros; everything that is done to rows here is done number by number, so the order only matters once, at the end.
 
 A linear layer that sees few rows of each unit keeps no gradient at all, but the two factors of it: the unit's inputs X
-and output gradients D. Their Gram matrices give the norm of D'X, and one float64 product gives the weighted sum.
+and output gradients D. Their Gram matrices give the norm of D'X, and a product of whole numbers the weighted sum.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.mechanism.clip.exact import ExactSum
+from dpvision.mechanism.clip.exact import BLOCK, ExactSum, squares
 from dpvision.mechanism.clip.memory import zeros
 
-# Norms are taken of this many float32 numbers at a time and added in float64: relative error below 2^-15.
-BLOCK = 1024
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
-# Factors are multiplied in groups of this many units, wherever the batch is cut.
-TILE = 256
-COLUMNS = 256
 # Below this share of |X||D|, a norm by Gram matrices has lost its digits; taking the larger only clips more.
 GRAM_FLOOR = 1e-10
 
@@ -43,7 +37,6 @@ class Slot:
         self._order: tuple[int, ...] = tuple(range(len(self.shape)))
         self.total = ExactSum(self._padded, bound, like.device)
         self._factors: tuple[Tensor, Tensor] | None = None
-        self._waiting: list[tuple[Tensor, Tensor]] = []
         self._settled = False
         self._norms: list[Tensor] = []
         self.used = False
@@ -55,7 +48,7 @@ class Slot:
 
     def inherit(self, previous: Slot) -> None:
         self._order, self._settled = previous._order, previous._settled
-        self.total, self._waiting = previous.total, previous._waiting
+        self.total = previous.total
 
     def prefer(self, order: tuple[int, ...]) -> None:
         """The order of axes in memory; only the first one to ask decides, as sums of different orders can not mix."""
@@ -137,8 +130,7 @@ class Slot:
             return
         if self._factors is not None:
             inputs, outputs = (torch.where(bad.view(-1, 1, 1), 0.0, f) if bad.any() else f for f in self._factors)
-            self._waiting.append((inputs, outputs.double() * factors.view(-1, 1, 1)))
-            self._multiply(least=TILE)
+            self.total.add_products(inputs.flatten(0, 1), (outputs.double() * factors.view(-1, 1, 1)).flatten(0, 1))
             return
         rows = self._flat(len(factors))
         if bad.any():
@@ -147,7 +139,6 @@ class Slot:
 
     def add_to(self, out: Tensor) -> None:
         """Add the total to a flat vector in the parameter's own order; the next total starts at zero."""
-        self._multiply(least=1)
         sizes = [self.shape[a] for a in self._order]
         self.total.add_to(out.view(self.shape).permute(self._order), lambda t: t[: self.numel].view(sizes))
 
@@ -155,17 +146,6 @@ class Slot:
         if self._rows is None:
             self._rows = zeros(self._capacity, self._padded, self._dtype, self._device)
         return self._rows[:units]
-
-    def _multiply(self, least: int) -> None:
-        """Add the products of the factors that wait, a tile of units at a time."""
-        if sum(len(x) for x, _ in self._waiting) < least:
-            return
-        inputs, outputs = (torch.cat(f) if len(f) > 1 else f[0] for f in zip(*self._waiting, strict=True))
-        whole = len(inputs) if least == 1 else len(inputs) // TILE * TILE
-        for x, d in zip(inputs[:whole].flatten(1).split(TILE), outputs[:whole].split(TILE), strict=True):
-            product = _wide_product(d.flatten(0, 1), x.reshape(-1, inputs.shape[2])).flatten()
-            self.total.add_whole(F.pad(product, (0, self._padded - self.numel)))
-        self._waiting = [(inputs[whole:], outputs[whole:])] if whole < len(inputs) else []
 
 
 class Slots(dict[str, Slot]):
@@ -205,22 +185,8 @@ class Slots(dict[str, Slot]):
 def _gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """|D'X|^2 = sum_ts <x_t, x_s> <d_t, d_s>; for one row each, |x|^2 |d|^2."""
     if inputs.shape[1] == 1:
-        return _squares(inputs.flatten(1)) * _squares(outputs.flatten(1))
+        return squares(inputs.flatten(1)) * squares(outputs.flatten(1))
     x, d = inputs.double(), outputs.double()
     gram_x, gram_d = torch.bmm(x, x.transpose(1, 2)), torch.bmm(d, d.transpose(1, 2))
     most = gram_x.diagonal(dim1=1, dim2=2).sum(1) * gram_d.diagonal(dim1=1, dim2=2).sum(1)
     return torch.maximum((gram_x * gram_d).sum((1, 2)), GRAM_FLOOR * most)
-
-
-def _wide_product(outputs: Tensor, inputs: Tensor) -> Tensor:
-    """D'X in float64 for float64 D and float32 X, a few columns at a time, which are widened in the cache."""
-    product = torch.empty(outputs.shape[1], inputs.shape[1], dtype=torch.float64, device=inputs.device)
-    for columns, result in zip(inputs.split(COLUMNS, dim=1), product.split(COLUMNS, dim=1), strict=True):
-        torch.mm(outputs.T, columns.double(), out=result)
-    return product
-
-
-def _squares(vectors: Tensor) -> Tensor:
-    """|v|^2 of each, by blocks of float32 that are added in float64."""
-    blocks = F.pad(vectors, (0, -vectors.shape[1] % BLOCK)).view(len(vectors), -1, BLOCK)
-    return torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
