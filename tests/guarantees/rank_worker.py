@@ -38,7 +38,7 @@ def _count_releases() -> None:
 def only_noise(*, unreadable: bool = False) -> dict:
     """Four steps over units whose gradients are zero, on 2^18 weights; `unreadable` images are found on rank 1."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(512, 512, bias=False))
-    clipped_sum = ClippedSum(model, lambda output, _: 0 * output.sum(), clip=CLIP, physical=4)
+    clipped_sum = ClippedSum(model, lambda output, _: 0 * output.sum(1), clip=CLIP, physical=4)
     charge = Charge("b", "r", SAMPLER.event(SIGMA), "now")
     team, key = distributed.team(), Key.for_tests("noise")
     private = PrivateSum(SAMPLER, clipped_sum, key, sigma=SIGMA, charge=charge, first=0, team=team)
