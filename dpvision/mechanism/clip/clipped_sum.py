@@ -63,7 +63,7 @@ class ClippedSum:
 
         refuse_unsafe(model)
         keep_freed_memory()
-        self._model, self._loss, self._watch = model, loss, watch
+        self._watch = watch
         self._style: Style = Flat(float(clip)) if isinstance(clip, int | float) else clip
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
@@ -72,7 +72,10 @@ class ClippedSum:
         self._bounds = self._style.bounds(self._names)
         self._sizes = [p.numel() for p in self._parameters.values()]
         self._cut = Cut(physical, self._sizes)
-        self._workers: list[Worker] = []
+        wrong = [n for n, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]
+        if wrong:
+            raise ConfigError(f"{wrong[0]} is not float32: norms in half precision would not hold the bound.")
+        self._workers = [Worker(model, loss, self._parameters, self._bounds)]  # a copy: later changes are not seen
 
     @property
     def sensitivity(self) -> float:
@@ -98,9 +101,12 @@ class ClippedSum:
         try:
             for batch in batches:
                 self._add_all(list(self._groups(*batch, public or Public())))
-        finally:
-            for worker in self._workers:  # also after a failure: nothing may be left behind
-                worker.add_to(total)
+        except BaseException:
+            for worker in self._workers:
+                worker.forget()  # nothing of a sum that failed may enter the next one
+            raise
+        for worker in self._workers:
+            worker.add_to(total)
         return total
 
     @torch.no_grad()
@@ -168,8 +174,7 @@ class ClippedSum:
         views = [int(v) for v in views]
         if any(v < 1 for v in views) or sum(views) != len(images) or len(targets) != len(images):
             raise ConfigError(
-                f"{len(images)} images and {len(targets)} targets can not be the views {views[:8]} of {len(views)} "
-                "units: every unit needs at least one, and they must add up."
+                "images, targets and views do not fit: every unit needs at least one view, and they must add up."
             )
         copies = len(public.perturbations)
         if copies and set(views) - {copies}:
@@ -196,7 +201,7 @@ class ClippedSum:
 
     def _worker(self, number: int) -> Worker:
         while len(self._workers) <= number:
-            self._workers.append(Worker(self._model, self._loss, self._parameters, self._bounds))
+            self._workers.append(self._workers[0].twin())
         return self._workers[number]
 
 

@@ -5,9 +5,9 @@ grid are exact in float64, so neither the order of the units, nor how the batch 
 work can change a bit of it, and no unit's contribution depends on which others are there. Rounding moves a unit of d
 numbers by at most sqrt(d) * grid / 2; with grid = bound * 2^-34 that is 1e-7 of the bound at ten million weights.
 
-Products of factors are summed as whole numbers: rows x are rounded to 22 bits of their norm, the scaled d to 21 bits of
-the bound. Products of these, and sums of them up to 1024 bounds, are exact in float64; a contribution moves by less than
-sqrt(d) * 2^-23 of itself.
+Products of factors are summed as whole numbers: rows x are rounded to 22 bits of their norm, the scaled d to 21 bits
+of the bound. Products of these, and sums of them up to 1024 bounds, are exact in float64; a contribution moves by less
+than sqrt(d) * 2^-23 of itself.
 
 How: a float64 near A = 1.5 * 2^52 * grid has exactly `grid` between it and the next one, so adding to an accumulator
 that starts at A rounds what is added to the grid.
@@ -31,6 +31,8 @@ TILE = 256
 INPUT_BITS, OUTPUT_BITS = 22, 21
 # Inputs of a smaller norm count as zero.
 TINY = 1e-30
+# Below, squares of float32 numbers lose their digits, and float64 is used.
+SMALL_SQUARE = 1e-26
 # Norms are taken of this many float32 numbers at a time and added in float64: relative error below 2^-15.
 BLOCK = 1024
 # Up to this many numbers, all units are added at once.
@@ -113,4 +115,8 @@ def _power_of_two(bound: float) -> float:
 def squares(vectors: Tensor) -> Tensor:
     """|v|^2 of each, by blocks of float32 that are added in float64."""
     blocks = F.pad(vectors, (0, -vectors.shape[1] % BLOCK)).view(len(vectors), -1, BLOCK)
-    return torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    found = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    small = found < SMALL_SQUARE
+    if small.any():
+        found[small] = vectors[small].double().square().sum(1)
+    return found

@@ -45,6 +45,13 @@ class Worker:
         self.channels_last = any(p.dim() == 4 for p in model.parameters())
         self._slots: Slots | None = None
 
+    def twin(self) -> Worker:
+        return Worker(self._model, self._loss, self._parameters, self._bounds)
+
+    def forget(self) -> None:
+        """Drop all sums."""
+        self._slots = None
+
     def gradients(self, group: Group) -> tuple[Slots, Tensor]:
         """The units' gradients, each scaled and shifted as asked for, and the losses of the images."""
         units = len(group.views)

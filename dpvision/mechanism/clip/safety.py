@@ -40,14 +40,19 @@ def refuse_unsafe(model: nn.Module) -> None:
 def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -> None:
     """By trial: the gradient of each unit in a batch equals that of the unit alone, or the model is refused.
 
-    In float64, where rounding can not hide a difference nor a kink of the activation function make one.
+    In float64, where rounding can not hide a difference nor a kink of the activation function make one; at weights that
+    are moved a little, so that no path is closed by a zero; also beside units that are huge or not numbers at all.
     """
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
     place = next((p.device for p in model.parameters()), torch.device("cpu"))
-    for views in ([2, 3, 2], [2, 2, 2]):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(place))
+    for views, first in (([2, 3, 2], 1.0), ([2, 2, 2], 1e6), ([2, 2], float("nan")), ([1, 1, 1, 1, 1], 1.0)):
         count = sum(views)
         images = (torch.rand(count, *shape, generator=generator, dtype=torch.float64) * 2 - 1).to(place)
+        images[: views[0]] *= first
         targets = torch.randint(0, classes, (count,), generator=generator).to(place)
         with torch.no_grad():
             got = tuple(model(images).shape)
@@ -56,17 +61,27 @@ def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -
                 f"the model gives outputs of shape {got} for {count} images; with {classes} classes it must be "
                 f"({count}, {classes})."
             )
+        before = [b.clone() for b in model.buffers()]
         together = ClippedSum(model, loss, clip=1.0).gradients(images, targets, views)
+        for (name, buffer), was in zip(model.named_buffers(), before, strict=True):
+            if not torch.equal(buffer, was):
+                raise UnsafeLayer(f"{name}: a buffer that a pass over images changes would carry them out of here.")
         start = 0
         for unit, number in enumerate(views):
             part = slice(start, start + number)
-            _compare(model, together[unit], _alone(model, loss, images[part], targets[part]).detach())
             start += number
+            if unit or first == 1.0:
+                _compare(model, together[unit], _alone(model, loss, images[part], targets[part]).detach())
 
 
 def _alone(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor) -> Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(loss(model(images), targets).mean(), parameters, allow_unused=True)
+    try:
+        found = torch.autograd.grad(loss(model(images), targets).mean(), parameters, allow_unused=True)
+    except ValueError as error:
+        raise UnsafeLayer(
+            f"the model can not treat an image when other images are not in the batch: {error}"
+        ) from error
     return torch.cat(
         [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
     )

@@ -95,6 +95,8 @@ class PerLayer:
         return factors
 
 
+# Squares of float32 numbers lose their digits below.
+LEAST_BOUND = 1e-12
 Style = Flat | Automatic | PerLayer
 STYLES: dict[str, Callable[[float], Style]] = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
 
@@ -105,5 +107,5 @@ def layer_of(name: str) -> str:
 
 
 def _require_bound(bound: float) -> None:
-    if not (bound > 0 and math.isfinite(bound)):
-        raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be a number above 0.")
+    if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
+        raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be between {LEAST_BOUND} and 1e12.")

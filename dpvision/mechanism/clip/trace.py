@@ -60,23 +60,21 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, _Traced)]
     weights, data = (any(isinstance(t, kind) for t in tensors) for kind in (Weight, Data))
     current: Pass | None = getattr(_here, "current", None)
-    if current is not None and weights and data:
+    if current is not None and data and (weights or func in ALWAYS):
         return _as(Data, RULES.get(func, RULES["anything"])(current, func, *args, **kwargs))
-    if current is not None and weights and func in SPREADS:
-        spread = SPREADS[func](current, func, *args, **kwargs)
-        if spread is not None:
-            return _as(Data, spread)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)
-    if current is not None and weights and hasattr(func, "pullback"):
+    if current is not None and weights and (func in SPREADS or hasattr(func, "pullback")):
         out = out.as_subclass(Weight)
         current.made[id(out)] = (out, func, args, kwargs)
         return out
     return _as(Weight if weights and not data else Data, out)
 
 
-# Operations that may give a parameter to every image of the pass (a class token): func -> rule, None if it does not.
-SPREADS: dict[Any, Rule] = {}
+# Operations by which a parameter may be given to every image (a class token). Whether it was shows where it meets data.
+SPREADS = {Tensor.expand, Tensor.repeat, Tensor.broadcast_to, torch.broadcast_to}
+# Operations that go by their rules also with frozen weights: so that an image has the same bits in any batch.
+ALWAYS: set[Any] = set()
 
 
 def _as(kind: type[_Traced], value: Any) -> Any:
@@ -123,8 +121,8 @@ class Pass:
         each, rest = divmod(tensor.shape[0], self.images)
         if rest or not each:
             raise UnsafeLayer(
-                f"{what}: its input of shape {tuple(tensor.shape)} does not have the {self.images} images along its "
-                "first axis, so no gradient can be told apart by image. Fix: keep the batch as the first axis."
+                f"{what}: its input does not have the images along its first axis, so no gradient can be told apart by "
+                "image. Fix: keep the batch as the first axis."
             )
         out, start = [], 0
         for count in self.views:
@@ -140,7 +138,7 @@ class Pass:
         if name is not None:
             return Sink(self, self.slots[name])
         made = self.made.get(id(weight))
-        if made is not None:
+        if made is not None and hasattr(made[1], "pullback"):
             _, func, args, options = made
             names = [self._names.get(id(a)) for a in args]
             if all(names) and self.slots[str(names[0])].shape == tuple(weight.shape):

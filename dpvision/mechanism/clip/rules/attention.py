@@ -36,7 +36,8 @@ def attention(
     **others: Any,
 ) -> Any:
     """Inputs are (tokens, images, width), as torch gives them; attention over the tokens of each image."""
-    unusual = [bias_k, bias_v, key_padding_mask, attn_mask]
+    unusual = [bias_k, bias_v, key_padding_mask, attn_mask, others.get("static_k"), others.get("static_v")]
+    add_zero_attn = add_zero_attn or not others.get("average_attn_weights", True)
     if any(u is not None for u in unusual) or add_zero_attn or use_separate_proj_weight or (training and dropout_p):
         raise UnsafeLayer(
             "MultiheadAttention with masks, extra biases, dropout or separate projections has no rule. "

@@ -31,15 +31,35 @@ class _Copies(torch.autograd.Function):
 
 
 def copies(current: Pass, weight: Any, axes: int, count: int) -> Tensor:
-    """One copy of the weight for each of `count` rows, with `axes` axes in all."""
+    """One copy of the weight for each of `count` rows, with `axes` axes in all, as broadcasting would give."""
     missing = axes - weight.dim()
+    if missing == 0 and weight.shape[0] == count != 1:
+        return _given(current, weight)
     if missing < 0 or (missing == 0 and weight.shape[0] != 1):
-        raise UnsafeLayer(
-            f"{current.name_of(weight)}, of shape {tuple(weight.shape)}, has values for single places of the batch. "
-            "Fix: give it a first axis of length 1."
-        )
+        raise _not_given(current, weight)
     lifted = plain(weight).reshape((1,) * missing + tuple(weight.shape))
     return _Copies.apply(lifted, count, current, current.sink(weight))
+
+
+def _given(current: Pass, weight: Any) -> Tensor:
+    """The copies of a parameter that was expanded or repeated to one for each image."""
+    _, func, args, _ = current.made.get(id(weight), (None, None, (), {}))
+    if func not in SPREADS or not isinstance(args[0], Weight):
+        raise _not_given(current, weight)
+    original, wanted = args[0], tuple(weight.shape)
+    if original.dim() == len(wanted) and original.shape[0] != 1:
+        raise _not_given(current, weight)
+    each = copies(current, original, len(wanted), wanted[0])
+    if func is Tensor.repeat:
+        return each.repeat(1, *(w // s for w, s in zip(wanted[1:], each.shape[1:], strict=True)))
+    return each.expand(wanted)
+
+
+def _not_given(current: Pass, weight: Any) -> UnsafeLayer:
+    return UnsafeLayer(
+        f"{current.name_of(weight)} has values for single places of the batch, or was changed after it was expanded to "
+        "the images. Fix: give it a first axis of length 1, and expand it last."
+    )
 
 
 _JOINING = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.where, torch.addcmul)
@@ -68,25 +88,10 @@ def join(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule_for(torch.cat, torch.concat, torch.stack)
-def beside(current: Pass, func: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    raise UnsafeLayer(
-        "a parameter is put beside the images by torch.cat without having been expanded to their number. "
-        "Fix: parameter.expand(len(images), ...) first."
-    )
-
-
-def spread(current: Pass, func: Any, weight: Any, *sizes: Any) -> Any:
-    """expand, repeat: only where the first axis becomes the images."""
-    wanted = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-    wanted = tuple(wanted.shape) if isinstance(wanted, Tensor) else tuple(wanted)
-    lead = weight.shape[0] if weight.dim() == len(wanted) else 1
-    if not wanted or lead != 1 or wanted[0] != current.images or not isinstance(weight, Weight):
-        return None
-    each = copies(current, weight, len(wanted), current.images)
-    rest = tuple(wanted[1:])
-    if func is Tensor.repeat:
-        return each.repeat(1, *rest)
-    return each.expand(current.images, *rest)
-
-
-SPREADS.update(dict.fromkeys((Tensor.expand, Tensor.repeat, Tensor.broadcast_to, torch.broadcast_to), spread))
+def beside(current: Pass, func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """Parameters that were expanded to one for each image, put beside the images' own values."""
+    axes = next(t for t in tensors if isinstance(t, Data)).dim()
+    if dim % (axes + (func is torch.stack)) == 0:
+        raise UnsafeLayer("a parameter is put beside the images along the batch. Fix: another axis.")
+    given = [_given(current, t) if isinstance(t, Weight) else t for t in tensors]
+    return func(plain(given), dim, **kwargs)

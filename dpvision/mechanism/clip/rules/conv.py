@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.mechanism.clip.rules.linear import sums_by_unit
-from dpvision.mechanism.clip.trace import RULES, Data, Pass, Sink, plain, rule_for
+from dpvision.mechanism.clip.rules.linear import otherwise, sums_by_unit
+from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, Sink, plain, rule_for
 
 # Patches unfolded at a time, in bytes: what fits a core's own cache.
 PATCH_BYTES = 2 << 20
@@ -53,28 +53,23 @@ class _Conv(torch.autograd.Function):
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any) -> None:
-    positions = dy.shape[2:].numel() * (sink.current.equal_views or 1) * (dy.shape[0] // sink.current.images)
-    if _unfolding_wins(x, weight, options, positions):
-        order = (2, 3, 1, 0) if weight.shape[0] >= MANY_CHANNELS else (0, 2, 3, 1)
-        sink.write(_by_patches(sink.current, x, dy, weight, spans, options), order)
-        return
+    """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
 
-    def one(e: int, row: Tensor, add: bool) -> None:
+    def whole(e: int, row: Tensor, add: bool) -> None:
         gradient = _backward(dy[spans[e]], x[spans[e]], weight, options, of_input=False)
         row.add_(gradient) if add else row.copy_(gradient)
 
-    sink.write(one, (0, 2, 3, 1) if weight.dim() == 4 else None)
+    if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
+        sink.write(whole)
+        return
+    by_patches = _by_patches(sink.current, x, dy, weight, spans, options)
+    always = max(options[0]) > 1 or weight.shape[2:].numel() == 1
+    few = FEW_POSITIONS // dy.shape[2:].numel() if weight.numel() >= LARGE_FILTERS else 0
 
+    def one(e: int, row: Tensor, add: bool) -> None:
+        (by_patches if always or spans[e].stop - spans[e].start < few else whole)(e, row, add)
 
-def _unfolding_wins(x: Tensor, weight: Tensor, options: Any, positions: int) -> bool:
-    stride, _, _, groups = options
-    if weight.dim() != 4 or groups != 1 or not x.is_contiguous(memory_format=torch.channels_last):
-        return False
-    return (
-        max(stride) > 1
-        or weight.shape[2:].numel() == 1
-        or (weight.numel() >= LARGE_FILTERS and positions < FEW_POSITIONS)
-    )
+    sink.write(one, (2, 3, 1, 0) if weight.shape[0] >= MANY_CHANNELS else (0, 2, 3, 1))
 
 
 def _by_patches(
@@ -98,7 +93,10 @@ def _by_patches(
     inputs, outputs = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
 
     def one(e: int, row: Tensor, add: bool) -> None:
-        flat = row.permute(0, 2, 3, 1).flatten(1)  # a view in either order of memory
+        try:
+            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in either order that convolutions ask for
+        except RuntimeError:  # the weight is used in another way too, which decided the order
+            flat = row.permute(0, 2, 3, 1).reshape(filters, -1)
         for start in range(spans[e].start, spans[e].stop, most):
             stop = min(start + most, spans[e].stop)
             inside[: stop - start].copy_(inputs[start:stop])
@@ -107,6 +105,8 @@ def _by_patches(
             d = outputs[start:stop].reshape(-1, filters)
             again = add or start > spans[e].start
             torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
+        if flat.data_ptr() != row.data_ptr():
+            row.copy_(flat.view(filters, *kernel, channels).permute(0, 3, 1, 2))
 
     return one
 
@@ -132,6 +132,9 @@ def _numbers(value: Any, axes: int) -> list[int]:
     return [int(value)] * axes if isinstance(value, int) else [int(v) for v in value] * (axes // len(value))
 
 
+ALWAYS |= {F.conv1d, F.conv2d, F.conv3d}
+
+
 @rule_for(F.conv1d, F.conv2d, F.conv3d)
 def conv(
     current: Pass,
@@ -146,7 +149,7 @@ def conv(
 ) -> Any:
     axes = weight.dim() - 2
     if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data) or input.dim() != axes + 2:
-        return RULES["anything"](current, func, input, weight, bias, stride, padding, dilation, groups)
+        return otherwise(current, func, input, weight, bias, stride, padding, dilation, groups)
     current.spans(input, f"convolution with {current.name_of(weight)}")
     stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
     if isinstance(padding, str):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.mechanism.clip.trace import RULES, Data, Pass, Sink, Weight, plain, rule_for
+from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weight, plain, rule_for
 
 # Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
 LEAST_ROWS = 32
@@ -73,17 +73,27 @@ def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     return torch.stack([values[s].flatten(0, 1).sum(0) for s in spans])
 
 
+ALWAYS |= {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
+
+
 @rule_for(F.linear)
 def linear(current: Pass, func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data) or weight.dim() != 2:
-        return RULES["anything"](current, func, input, weight, bias)
+        return otherwise(current, func, input, weight, bias)
     current.spans(input, f"linear layer with {current.name_of(weight)}")
     sinks = (current.sink(weight), current.sink(bias))
     return _Linear.apply(plain(input), plain(weight), plain(bias), current, sinks)
 
 
+def otherwise(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Unusual roles: by autograd for each unit, or as it is where no weight is trained."""
+    if any(isinstance(a, Weight) for a in (*args, *kwargs.values())):
+        return RULES["anything"](current, func, *args, **kwargs)
+    return func(*plain(args), **plain(kwargs))
+
+
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__)
 def matmul(current: Pass, func: Any, input: Any, other: Any) -> Any:
-    if isinstance(other, Weight) and other.dim() == 2:
+    if isinstance(input, Data) and not isinstance(other, Data) and other.dim() == 2:
         return linear(current, F.linear, input, other.T)
-    return RULES["anything"](current, func, input, other)
+    return otherwise(current, func, input, other)

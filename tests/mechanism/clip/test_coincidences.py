@@ -1,0 +1,177 @@
+"""What once went wrong, or nearly: sizes that happen to agree, reused memory, failures half-way, frozen layers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpvision.errors import ConfigError, UnsafeLayer
+from dpvision.mechanism.clip import ClippedSum, verify
+from tests.mechanism.clip.oracle import each_loss, unit_gradients
+
+
+class _Temperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.t = nn.Linear(5, 10), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) * self.t.expand(10)
+
+
+class _Shared(nn.Module):
+    """One row for all 16 outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.s = nn.Parameter(torch.randn(1, 5)), nn.Parameter(torch.randn(1, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.w.expand(16, 5)) + F.linear(x, self.w * self.s.expand(16, 5).sin())
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 15, 16, 17])
+@pytest.mark.parametrize("kind", [_Temperature, _Shared])
+def test_an_axis_as_long_as_the_batch_is_not_the_batch(kind: type[nn.Module], count: int) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    images, targets = torch.randn(count, 5), torch.randint(0, 10, (count,))
+    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * count)
+    assert torch.allclose(found.double(), unit_gradients(model, images, targets, [1] * count), atol=1e-5)
+
+
+def test_a_batch_buffer_may_be_used_again() -> None:
+    buffer = torch.empty(4, 64)
+    engine = ClippedSum(nn.Sequential(nn.Linear(64, 64)), each_loss, clip=1.0)
+
+    def batches():
+        for size in (1e-3, 1e-3, 1e4):
+            buffer.copy_(torch.randn(4, 64) * size)
+            yield buffer, torch.zeros(4, dtype=torch.int64), [1] * 4
+
+    assert float(engine.sum(batches()).norm()) <= 12.01
+
+
+@pytest.mark.parametrize("physical", [1, 2, 3, None])
+def test_units_with_different_numbers_of_views_in_different_groups(physical: int | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    views = [1, 1, 2, 1, 3, 1, 1]
+    images, targets = torch.randn(10, 64), torch.randint(0, 10, (10,))
+    engine = ClippedSum(model, each_loss, clip=0.5, physical=physical)
+    expected = unit_gradients(model, images, targets, views)
+    wanted = (expected * (0.5 / expected.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    for _ in range(2):
+        assert float((engine(images, targets, views) - wanted).norm()) <= 1e-5 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_of_a_sum_that_failed_is_left(threads: int) -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x[0, 0] > 50).item()):
+                time.sleep(0.05)
+                raise OSError("broken")
+            time.sleep(0.1)
+            return self.head(x)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        engine = ClippedSum(Fails(), each_loss, clip=1.0, physical=2)
+        images, targets = torch.randn(8, 8), torch.zeros(8, dtype=torch.int64)
+        images[2] = 100.0
+        with pytest.raises(OSError):
+            engine(images, targets, [1] * 8)
+        assert torch.count_nonzero(engine.sum([])) == 0
+        torch.set_num_threads(1)  # another number than before
+        assert float(engine(images[:1], targets[:1], [1]).norm()) <= 1.0001
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv", "silu", "softplus", "elu", "sigmoid", "gelu"])
+def test_frozen_layers_and_activations_give_an_image_the_same_bits_in_any_batch(kind: str) -> None:
+    torch.manual_seed(0)
+    middle: nn.Module = {
+        "linear": nn.Linear(13, 13),
+        "conv": nn.Sequential(nn.Unflatten(1, (1, 13, 1)), nn.Conv2d(1, 1, 1), nn.Flatten()),
+        "silu": nn.SiLU(),
+        "softplus": nn.Softplus(),
+        "elu": nn.ELU(),
+        "sigmoid": nn.Sigmoid(),
+        "gelu": nn.GELU(approximate="tanh"),
+    }[kind].requires_grad_(False)
+    model = nn.Sequential(nn.Linear(13, 13), middle, nn.Linear(13, 10))
+    images, targets = torch.randn(40, 13), torch.randint(0, 10, (40,))
+    engine = ClippedSum(model, each_loss, clip=1.0)
+    all_of_them = engine.gradients(images, targets, [1] * 40)
+    for count in (1, 2, 3, 5, 8, 17, 31):
+        assert torch.equal(engine.gradients(images[:count], targets[:count], [1] * count), all_of_them[:count])
+
+
+def test_what_was_summed_before_does_not_matter() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(256 * 16, 10))
+    images, targets = torch.randn(8, 64, 4, 4), torch.randint(0, 10, (8,))
+    fresh, used = (ClippedSum(model, each_loss, clip=1.0) for _ in range(2))
+    used(images, targets, [8])
+    assert torch.equal(used(images[:4], targets[:4], [1, 3]), fresh(images[:4], targets[:4], [1, 3]))
+
+
+def test_a_filter_that_is_used_in_two_ways() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.head = nn.Parameter(torch.randn(4, 4, 3, 3) * 0.2), nn.Linear(4, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(F.conv2d(x, self.w, stride=2))
+            return self.head(torch.tanh(F.conv2d(x, 2 * self.w)).flatten(2).mean(2))
+
+    torch.manual_seed(0)
+    model = Both()
+    images, targets = torch.randn(3, 4, 9, 9), torch.randint(0, 10, (3,))
+    found = ClippedSum(model, each_loss, clip=1.0).gradients(images, targets, [1] * 3)
+    assert torch.allclose(found.double(), unit_gradients(model, images, targets, [1] * 3), atol=1e-5)
+
+
+class _Hides(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.head, self.how = nn.Linear(6, 10), how
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "by the largest":
+            x = x / x.abs().max().clamp(min=1)
+        elif self.how == "in a buffer":
+            self.mean.copy_(x.detach().mean(0))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("how", ["by the largest", "in a buffer"])
+def test_mixing_by_magnitude_and_keeping_in_buffers_are_found(how: str) -> None:
+    with pytest.raises(UnsafeLayer):
+        verify(_Hides(how), each_loss, (6,), 10)
+    verify(_Hides("not"), each_loss, (6,), 10)
+
+
+def test_half_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="half precision"):
+        ClippedSum(nn.Linear(4, 10).bfloat16(), each_loss, clip=1.0)
+
+
+def test_products_of_the_tiny_and_the_huge_keep_the_bound() -> None:
+    model = nn.Linear(64, 130, bias=False)
+    loss = lambda output, _: (output * 5e17).sum(1)  # noqa: E731
+    total = ClippedSum(model, loss, clip=1e-3)(torch.full((1, 64), 2.6e-23), torch.zeros(1), [1])
+    assert float(total.norm()) <= 1.001e-3
