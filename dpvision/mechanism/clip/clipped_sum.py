@@ -100,7 +100,7 @@ class ClippedSum:
         total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(self._parameters.values())).device)
         try:
             for batch in batches:
-                self._add_all(list(self._groups(*batch, public or Public())))
+                self._add_all(list(self._groups(*batch, public or Public(), threads=torch.get_num_threads())))
         except BaseException:
             for worker in self._workers:
                 worker.forget()  # nothing of a sum that failed may enter the next one
@@ -169,8 +169,10 @@ class ClippedSum:
             slot.add(factors[:, column], bad)
         return losses, norms
 
-    def _groups(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public) -> Iterator[Group]:
-        """The units in groups that fit a pass."""
+    def _groups(
+        self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public, *, threads: int = 1
+    ) -> Iterator[Group]:
+        """The units in groups that fit a pass, at least one for each thread."""
         views = [int(v) for v in views]
         if any(v < 1 for v in views) or sum(views) != len(images) or len(targets) != len(images):
             raise ConfigError(
@@ -185,7 +187,7 @@ class ClippedSum:
         scales, shifts = split(public.scale, self._sizes), split(public.shift, self._sizes)
         self._cut.measure(lambda: self._worker(0).saved_bytes(weights[0], images))
         ends = list(accumulate(views, initial=0))
-        for first, last in groups(views, *self._cut.most(len(views), len(images), copies)):
+        for first, last in groups(views, *self._cut.most(len(images), copies=copies, threads=threads)):
             rows = slice(ends[first], ends[last])
             yield Group(images[rows], targets[rows], views[first:last], weights, scales, shifts, self._cut.images)
 

@@ -44,10 +44,8 @@ class Cut:
         if not self._saved_bytes:
             self._saved_bytes = max(1, saved_bytes())
 
-    def most(self, units: int, images: int, copies: int) -> tuple[int, int]:
-        """The most units and images in a group, such that every thread has one; views at weights of their own pass
-        one after the other."""
-        threads = torch.get_num_threads()
+    def most(self, images: int, *, copies: int, threads: int) -> tuple[int, int]:
+        """The most units and images in a group, such that every thread has one; copies pass one after the other."""
         rows = self._physical or max(1, ROW_BYTES // self._row_bytes // threads)
         share = -(-images // threads)
         return max(1, rows), max(1, min(self.images, share) * max(1, copies))
