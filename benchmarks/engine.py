@@ -94,7 +94,7 @@ def cases(quick: bool) -> list[Case]:
     """The most views first: a cut is chosen once for a network and number of threads, at its first case."""
     if quick:
         few = {"peers": ("hooks", "ew", "vmap"), "rounds": 5, "peer_cuts": (16, 32), "repeats": 1}
-        table = [Case(MAIN, views, units, **few) for views, units in ((16, 8), (4, 32), (1, 128))]
+        table = [Case(MAIN, views, units, **few) for views, units in ((16, 4), (4, 16), (1, 64))]
         return [*table, _probe(peers=(), rounds=5)]
     return [
         *(Case(MAIN, views, units, 2, rounds=5) for views, units in ((16, 16), (4, 48), (1, 192))),

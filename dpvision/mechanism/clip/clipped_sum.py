@@ -105,6 +105,8 @@ class ClippedSum:
             for worker in self._workers:
                 worker.forget()  # nothing of a sum that failed may enter the next one
             raise
+        for worker in self._workers[1:]:
+            self._workers[0].absorb(worker)
         for worker in self._workers:
             worker.add_to(total)
         return total

@@ -15,8 +15,6 @@ that starts at A rounds what is added to the grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -88,14 +86,18 @@ class ExactSum:
                 rounded = (columns * scale.unsqueeze(1)).round_().double()
                 result.add_(torch.mm(d.T, rounded), alpha=unit)
 
-    def add_to(self, out: Tensor, view: Callable[[Tensor], Tensor]) -> None:
-        """Add the sum to `out`, whose numbers `view` puts in order; the next sum starts at zero."""
-        if self._near is not None and self._units:
-            out.add_(view(self._near)).sub_(self._anchor)
-            self._near.fill_(self._anchor)
-        if self._total is not None:
-            out.add_(view(self._total))
-        self._total, self._units = None, 0
+    def take(self) -> Tensor | None:
+        """The sum, or None where nothing was added; the next one starts at zero."""
+        if self._units:
+            self._settle()
+        total, self._total = self._total, None
+        return total
+
+    def absorb(self, other: ExactSum) -> None:
+        """Take over what another one has."""
+        total = other.take()
+        if total is not None:
+            self._total = total if self._total is None else self._total.add_(total)
 
     def _settle(self) -> None:
         """Empty the accumulator near the anchor."""

@@ -79,6 +79,11 @@ class Worker:
                 slot.transform(units, scale, shift)
         return slots, torch.cat(losses)
 
+    def absorb(self, other: Worker) -> None:
+        """Take over what another worker added up."""
+        if self._slots is not None and other._slots is not None:
+            self._slots.absorb(other._slots)
+
     def add_to(self, out: Tensor) -> None:
         """Add the slots' totals to one flat vector, and start again at zero."""
         if self._slots is not None:

@@ -139,8 +139,16 @@ class Slot:
 
     def add_to(self, out: Tensor) -> None:
         """Add the total to a flat vector in the parameter's own order; the next total starts at zero."""
-        sizes = [self.shape[a] for a in self._order]
-        self.total.add_to(out.view(self.shape).permute(self._order), lambda t: t[: self.numel].view(sizes))
+        total = self.total.take()
+        if total is not None:
+            sizes = [self.shape[a] for a in self._order]
+            inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
+            out.add_(total[: self.numel].view(sizes).permute(inverse).reshape(-1))
+
+    def absorb(self, other: Slot) -> None:
+        """Take over another slot's total, if it lies in memory in the same order."""
+        if self._order == other._order:
+            self.total.absorb(other.total)
 
     def _flat(self, units: int) -> Tensor:
         if self._rows is None:
@@ -175,6 +183,11 @@ class Slots(dict[str, Slot]):
     def squares(self, units: int) -> Tensor:
         """(units, parameters)"""
         return torch.stack([slot.squares(units) for slot in self.values()], dim=1)
+
+    def absorb(self, others: Slots) -> None:
+        """Take over the totals of others, where they lie in memory in the same order."""
+        for name, slot in self.items():
+            slot.absorb(others[name])
 
     def add_to(self, out: Tensor) -> None:
         """Add the totals to one flat vector, and start again at zero."""
