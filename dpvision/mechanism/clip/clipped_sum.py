@@ -152,9 +152,11 @@ class ClippedSum:
                 finally:
                     idle.append(worker)
 
-            with ThreadPoolExecutor(threads) as pool:  # leaving it waits for all, also when one of them failed
-                futures = [pool.submit(one, group) for group in work]
-            torch.set_num_threads(threads)  # the threads' own setting reaches libraries that have only one
+            try:
+                with ThreadPoolExecutor(threads) as pool:  # leaving it waits for all, also when one of them failed
+                    futures = [pool.submit(one, group) for group in work]
+            finally:
+                torch.set_num_threads(threads)  # the threads' own setting reaches libraries that have only one
             seen = [future.result() for future in futures]
         if self._watch:
             for losses, norms in seen:

@@ -112,10 +112,7 @@ class Worker:
                 )
             losses = self._loss(plain(outputs), targets)
             if losses.shape != (len(images),):
-                raise ConfigError(
-                    f"the loss gives shape {tuple(losses.shape)} for {len(images)} images: it must give one number for "
-                    "each. Fix: reduction='none'."
-                )
+                raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
             current.backward((losses * share.repeat_interleave(counts).to(losses)).sum())
         return losses.detach()
 

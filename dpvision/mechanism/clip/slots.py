@@ -3,8 +3,9 @@
 A slot keeps its rows in the order of memory that its rule writes fastest (convolutions: channels last), padded with
 zeros; everything that is done to rows here is done number by number, so the order only matters once, at the end.
 
-A linear layer that sees few rows of each unit keeps no gradient at all, but the two factors of it: the unit's inputs X
-and output gradients D. Their Gram matrices give the norm of D'X, and a product of whole numbers the weighted sum.
+A linear layer that sees one row of each unit keeps no gradient at all, but the two factors of it: the unit's input x
+and output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. Several rows
+might cancel, and the factors' rounding would not be small beside what is left: those are written down.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from dpvision.mechanism.clip.memory import zeros
 
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
-# Below this share of |X||D|, a norm by Gram matrices has lost its digits; taking the larger only clips more.
-GRAM_FLOOR = 1e-10
 
 
 class Slot:
@@ -72,7 +71,7 @@ class Slot:
         self.used = True
 
     def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
-        """(units, T, d) and (units, T, p) whose product is the gradient; only where the slot is not used yet."""
+        """(units, d) and (units, p) whose outer product is the gradient; only where the slot is not used yet."""
         self._factors = (inputs, outputs)
         self.used = True
 
@@ -81,7 +80,7 @@ class Slot:
         if self._factors is not None:
             inputs, outputs = self._factors
             self._factors = None
-            self.rows(len(inputs)).copy_(torch.bmm(outputs.transpose(1, 2), inputs))
+            torch.mul(outputs.unsqueeze(2), inputs.unsqueeze(1), out=self.rows(len(inputs)))
 
     def transform(self, units: int, scale: Tensor | None, shift: Tensor | None) -> None:
         """rows <- scale * rows - shift, for flat public vectors in the parameter's own order."""
@@ -101,7 +100,8 @@ class Slot:
         if not self.used:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
         if self._factors is not None:
-            return _gram_squares(*self._factors)
+            inputs, outputs = self._factors
+            return squares(inputs) * squares(outputs)
         if len(self._norms) == units:
             norms = torch.stack(self._norms)
         else:
@@ -129,8 +129,8 @@ class Slot:
         if not self.used:
             return
         if self._factors is not None:
-            inputs, outputs = (torch.where(bad.view(-1, 1, 1), 0.0, f) if bad.any() else f for f in self._factors)
-            self.total.add_products(inputs.flatten(0, 1), (outputs.double() * factors.view(-1, 1, 1)).flatten(0, 1))
+            inputs, outputs = (torch.where(bad.unsqueeze(1), 0.0, f) if bad.any() else f for f in self._factors)
+            self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1))
             return
         rows = self._flat(len(factors))
         if bad.any():
@@ -193,13 +193,3 @@ class Slots(dict[str, Slot]):
         """Add the totals to one flat vector, and start again at zero."""
         for slot, part in zip(self.values(), out.split([slot.numel for slot in self.values()]), strict=True):
             slot.add_to(part)
-
-
-def _gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """|D'X|^2 = sum_ts <x_t, x_s> <d_t, d_s>; for one row each, |x|^2 |d|^2."""
-    if inputs.shape[1] == 1:
-        return squares(inputs.flatten(1)) * squares(outputs.flatten(1))
-    x, d = inputs.double(), outputs.double()
-    gram_x, gram_d = torch.bmm(x, x.transpose(1, 2)), torch.bmm(d, d.transpose(1, 2))
-    most = gram_x.diagonal(dim1=1, dim2=2).sum(1) * gram_d.diagonal(dim1=1, dim2=2).sum(1)
-    return torch.maximum((gram_x * gram_d).sum((1, 2)), GRAM_FLOOR * most)

@@ -12,8 +12,8 @@ from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weigh
 
 # Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
 LEAST_ROWS = 32
-# With at most this many rows per unit, factors are cheaper than gradients (if those are larger than the factors).
-FEW_ROWS = 16
+# Above this many inputs and outputs, rounding factors to whole numbers would use up the slack for arithmetic.
+MOST_FACTORS = 1 << 16
 
 
 class _Linear(torch.autograd.Function):
@@ -40,10 +40,9 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
     views = sink.current.equal_views
     rows = (views or 1) * (x.shape[:-1].numel() // max(1, sink.current.images))
     inputs, outputs = x.shape[-1], dy.shape[-1]
-    few = rows <= FEW_ROWS and 4 * rows * (inputs + outputs) <= inputs * outputs
-    if views and few and sink.may_keep_factors():
-        units = len(spans)
-        sink.slot.keep_factors(x.reshape(units, -1, inputs), dy.reshape(units, -1, outputs))
+    cheaper = 4 * (inputs + outputs) <= inputs * outputs and inputs + 4 * outputs <= MOST_FACTORS
+    if views and rows == 1 and cheaper and sink.may_keep_factors():
+        sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
         return
     if views and rows * inputs * outputs < 1 << 16:  # many small products: all at once
         units = len(spans)
