@@ -5,18 +5,17 @@ grid are exact in float64, so neither the order of the units, nor how the batch 
 work can change a bit of it, and no unit's contribution depends on which others are there. Rounding moves a unit of d
 numbers by at most sqrt(d) * grid / 2; with grid = bound * 2^-34 that is 1e-7 of the bound at ten million weights.
 
-Products of factors are summed as whole numbers: rows x are rounded to 22 bits of their norm, the scaled d to 21 bits
-of the bound. Products of these, and sums of them up to 1024 bounds, are exact in float64; a contribution of d inputs
-and p outputs moves by at most (sqrt(d) / 2 + sqrt(p)) * 2^-22 of the bound: 4e-5 where rules/linear.py allows it.
+Products of factors are summed as whole numbers: rows x are rounded to 22 bits of their norm, the scaled d to 20 bits
+of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64; a contribution of d inputs
+and p outputs moves by at most (sqrt(d) + 2 sqrt(p)) * 2^-22 of the bound: 4e-5 where rules/linear.py allows it.
 
 How: a float64 near A = 1.5 * 2^52 * grid has exactly `grid` between it and the next one, so adding to an accumulator
-that starts at A rounds what is added to the grid.
+that starts at A rounds what is added to the grid. A float32 near 1.5 * 2^23 * grid has, too: rows x are rounded so.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 GRID_BITS = 34
@@ -25,8 +24,10 @@ MOST_UNITS = 1 << 16
 # Numbers worked on at a time: they and their accumulators stay in a core's own cache.
 CHUNK = 1 << 16
 # Factors are multiplied so many rows and columns at a time, which are widened in the cache.
-TILE = 256
-INPUT_BITS, OUTPUT_BITS = 22, 21
+TILE, WIDTH = 256, 512
+INPUT_BITS, OUTPUT_BITS = 22, 20
+# In units of its grid, what a row x is moved by: (24 bits of x) * (21 of d) * (256 rows) fill float64's 53.
+MOVED = 1.5 * 2.0**23
 # Inputs of a smaller norm count as zero.
 TINY = 1e-30
 # Below, squares of float32 numbers lose their digits, and float64 is used.
@@ -70,21 +71,25 @@ class ExactSum:
         on_grid = on_grid if axis is None else on_grid.sum(axis)
         self._total = on_grid if self._total is None else self._total.add_(on_grid)
 
-    def add_products(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Add the sum of the outer products of float64 rows D, already scaled, and float32 rows X."""
-        norms = squares(inputs).sqrt_()
-        scales = torch.where(norms > TINY, 2.0**INPUT_BITS / norms, 0.0).to(inputs)
+    def add_products(self, inputs: Tensor, outputs: Tensor, norms: Tensor) -> None:
+        """Add the sum of the outer products of float64 rows D, already scaled, and float32 rows X of known norms."""
         unit = self._bound * 2.0 ** -(INPUT_BITS + OUTPUT_BITS)
-        back = torch.where(scales > 0, 1.0 / (scales.double() * unit), 0.0)
-        whole = (outputs * back.unsqueeze(1)).round_()
+        grids = torch.where(norms > TINY, _powers_of_two(norms) * 2.0**-INPUT_BITS, torch.inf).unsqueeze(1)
+        whole = (outputs * (grids.nan_to_num(posinf=0.0) / unit)).round_()
+        whole_by_grid, moves = whole / grids, (MOVED * grids).nan_to_num(posinf=0.0).to(inputs)
         if self._total is None:
             self._total = torch.zeros(self._size, dtype=torch.float64, device=self._device)
         shape = outputs.shape[1], inputs.shape[1]
         total = self._total[: shape[0] * shape[1]].view(shape)
-        for x, scale, d in zip(inputs.split(TILE), scales.split(TILE), whole.split(TILE), strict=True):
-            for columns, result in zip(x.split(TILE, dim=1), total.split(TILE, dim=1), strict=True):
-                rounded = (columns * scale.unsqueeze(1)).round_().double()
-                result.add_(torch.mm(d.T, rounded), alpha=unit)
+        narrow, wide = (torch.empty(TILE, WIDTH, dtype=t.dtype, device=t.device) for t in (inputs, outputs))
+        tiles = (t.split(TILE) for t in (inputs, moves, whole, whole_by_grid))
+        for x, move, d, by_grid in zip(*tiles, strict=True):
+            too_much = -MOVED * d.sum(0).unsqueeze(1)
+            for columns, result in zip(x.split(WIDTH, dim=1), total.split(WIDTH, dim=1), strict=True):
+                rows, width = columns.shape
+                moved = torch.add(columns, move, out=narrow[:rows, :width])
+                products = torch.addmm(too_much, by_grid.T, wide[:rows, :width].copy_(moved))
+                result.add_(products, alpha=unit)
 
     def take(self) -> Tensor | None:
         """The sum, or None where nothing was added; the next one starts at zero."""
@@ -114,10 +119,17 @@ def _power_of_two(bound: float) -> float:
     return float(torch.ldexp(torch.tensor(1.0, dtype=torch.float64), exponent - (fraction == 0.5).int()))
 
 
+def _powers_of_two(norms: Tensor) -> Tensor:
+    """The least power of two above each."""
+    return torch.ldexp(torch.ones_like(norms), torch.frexp(norms).exponent)
+
+
 def squares(vectors: Tensor) -> Tensor:
     """|v|^2 of each, by blocks of float32 that are added in float64."""
-    blocks = F.pad(vectors, (0, -vectors.shape[1] % BLOCK)).view(len(vectors), -1, BLOCK)
-    found = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    whole = vectors.shape[1] // BLOCK * BLOCK
+    parts = [vectors[:, :whole].unflatten(1, (-1, BLOCK)), vectors[:, whole:].unsqueeze(1)]
+    norms = [torch.linalg.vector_norm(part, dim=2) for part in parts if part.numel()]
+    found = torch.cat(norms, dim=1).double().square_().sum(1)
     small = found < SMALL_SQUARE
     if small.any():
         found[small] = vectors[small].double().square().sum(1)

@@ -101,8 +101,7 @@ class Worker:
     ) -> Tensor:
         """One pass: the mean over views (or the sum over `divisor`) is added to the slots; the losses are returned."""
         current = Pass(slots, views, factors=factors)
-        counts = torch.tensor(views, device=images.device)
-        share = 1.0 / (torch.full_like(counts, divisor) if divisor else counts)
+        share = self._share(views, divisor, images.device)
         with torch.enable_grad(), current:
             inputs = self.laid_out(images).as_subclass(Data)
             outputs = functional_call(self._model, current.weights(weights), (inputs,))
@@ -113,8 +112,16 @@ class Worker:
             losses = self._loss(plain(outputs), targets)
             if losses.shape != (len(images),):
                 raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
-            current.backward((losses * share.repeat_interleave(counts).to(losses)).sum())
+            current.backward((losses * share.to(losses)).sum())
         return losses.detach()
+
+    @staticmethod
+    def _share(views: list[int], divisor: int, device: torch.device) -> Tensor:
+        """What each image counts in its unit's mean."""
+        if divisor or len(set(views)) == 1:
+            return torch.tensor(1.0 / (divisor or views[0]), device=device)
+        counts = torch.tensor(views, device=device)
+        return (1.0 / counts).repeat_interleave(counts)
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """Channels last: the convolutions here are a third faster that way.

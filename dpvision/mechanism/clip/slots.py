@@ -36,6 +36,7 @@ class Slot:
         self._order: tuple[int, ...] = tuple(range(len(self.shape)))
         self.total = ExactSum(self._padded, bound, like.device)
         self._factors: tuple[Tensor, Tensor] | None = None
+        self._input_squares = torch.empty(0)
         self._settled = False
         self._norms: list[Tensor] = []
         self.used = False
@@ -101,7 +102,8 @@ class Slot:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
         if self._factors is not None:
             inputs, outputs = self._factors
-            return squares(inputs) * squares(outputs)
+            self._input_squares = squares(inputs)
+            return self._input_squares * squares(outputs)
         if len(self._norms) == units:
             norms = torch.stack(self._norms)
         else:
@@ -129,8 +131,9 @@ class Slot:
         if not self.used:
             return
         if self._factors is not None:
-            inputs, outputs = (torch.where(bad.unsqueeze(1), 0.0, f) if bad.any() else f for f in self._factors)
-            self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1))
+            found = (*self._factors, self._input_squares.sqrt().unsqueeze(1))
+            inputs, outputs, norms = (torch.where(bad.unsqueeze(1), 0.0, f) if bad.any() else f for f in found)
+            self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1), norms.squeeze(1))
             return
         rows = self._flat(len(factors))
         if bad.any():

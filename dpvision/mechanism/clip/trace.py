@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import torch
@@ -51,13 +52,22 @@ class Weight(_Traced):
     """A function of parameters and constants only."""
 
 
+# Arguments that hold no tensors inside them: looking into every one would cost more than many an operation.
+_FLAT = (Tensor, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
+
+
 def plain(value: Any) -> Any:
     """The same tensors without their roles."""
+    if isinstance(value, _FLAT):
+        return value.as_subclass(Tensor) if isinstance(value, _Traced) else value
     return tree_map_only(_Traced, lambda t: t.as_subclass(Tensor), value)
 
 
 def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, _Traced)]
+    leaves: list[Any] = [*args, *kwargs.values()]
+    if not all(isinstance(a, _FLAT) for a in leaves):
+        leaves = tree_leaves(leaves)
+    tensors = [t for t in leaves if isinstance(t, _Traced)]
     weights, data = (any(isinstance(t, kind) for t in tensors) for kind in (Weight, Data))
     current: Pass | None = getattr(_here, "current", None)
     if current is not None and data and (weights or func in ALWAYS):
@@ -78,6 +88,8 @@ ALWAYS: set[Any] = set()
 
 
 def _as(kind: type[_Traced], value: Any) -> Any:
+    if isinstance(value, _FLAT):
+        return value.as_subclass(kind) if isinstance(value, Tensor) and not isinstance(value, _Traced) else value
     return tree_map_only(Tensor, lambda t: t if isinstance(t, _Traced) else t.as_subclass(kind), value)
 
 
@@ -90,6 +102,7 @@ class Pass:
         self.made: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any]]] = {}
         self._leaves: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
+        self._spans: dict[int, list[slice]] = {}
 
     @cached_property
     def images(self) -> int:
@@ -124,11 +137,10 @@ class Pass:
                 f"{what}: its input does not have the images along its first axis, so no gradient can be told apart by "
                 "image. Fix: keep the batch as the first axis."
             )
-        out, start = [], 0
-        for count in self.views:
-            out.append(slice(start, start + count * each))
-            start += count * each
-        return out
+        if each not in self._spans:
+            ends = list(accumulate((count * each for count in self.views), initial=0))
+            self._spans[each] = list(starmap(slice, pairwise(ends)))
+        return self._spans[each]
 
     def sink(self, weight: Any) -> Sink | None:
         """Where the gradients of a weight go; None for what is not trained."""

@@ -13,7 +13,7 @@ from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weigh
 # Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
 LEAST_ROWS = 32
 # Above this many inputs and outputs, rounding factors to whole numbers would use up the slack for arithmetic.
-MOST_FACTORS = 1 << 16
+MOST_FACTORS = 1 << 13
 
 
 class _Linear(torch.autograd.Function):
