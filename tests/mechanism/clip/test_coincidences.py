@@ -44,6 +44,24 @@ def test_an_axis_as_long_as_the_batch_is_not_the_batch(kind: type[nn.Module], co
     assert torch.allclose(found.double(), unit_gradients(model, images, targets, [1] * count), atol=1e-5)
 
 
+class _ForPlaces(nn.Module):
+    """A value for each of four places in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.places = nn.Linear(5, 10), nn.Parameter(torch.zeros(4, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) + self.places
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_a_parameter_for_places_in_the_batch_is_refused(count: int) -> None:
+    engine = ClippedSum(_ForPlaces(), each_loss, clip=1.0)
+    with pytest.raises(UnsafeLayer, match="places"):
+        engine(torch.randn(count, 5), torch.zeros(count, dtype=torch.int64), [1] * count)
+
+
 def test_a_batch_buffer_may_be_used_again() -> None:
     buffer = torch.empty(4, 64)
     engine = ClippedSum(nn.Sequential(nn.Linear(64, 64)), each_loss, clip=1.0)

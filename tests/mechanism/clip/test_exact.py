@@ -63,3 +63,37 @@ def test_the_grid_is_a_power_of_two_at_most_the_bounds_share(bound: float) -> No
     grid = float(np.exp2(np.ceil(np.log2(bound)) - GRID_BITS))
     value = float(_taken(total, 16)[0])
     assert value == round(bound / 3 / grid) * grid
+
+
+def _factors(units: int, inputs: int, outputs: int, bound: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows X and scaled D of many sizes, |d||x| at most the bound; some at it, all in one direction; some are zero."""
+    generator = torch.Generator().manual_seed(inputs)
+    x = torch.randn(units, inputs, generator=generator)
+    x[::3] = 1.0  # the largest sums that can be
+    x *= 10 ** (torch.rand(units, 1, generator=generator) * 30 - 15)
+    x[4::11] = 0.0
+    norms = exact.squares(x).sqrt()
+    d = torch.randn(units, outputs, generator=generator, dtype=torch.float64)
+    d[::3] = 1.0
+    d *= bound / d.norm(dim=1, keepdim=True) / norms.clamp(min=1e-30).unsqueeze(1)
+    return x, torch.where(norms.unsqueeze(1) > 0, d, 1.0), norms
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 2), (512, 10), (1100, 3)])
+@pytest.mark.parametrize("bound", [1e-6, 0.3, 1.0, 5e4])
+def test_products_of_factors_do_not_depend_on_order_or_grouping(inputs: int, outputs: int, bound: float) -> None:
+    units = 700
+    x, d, norms = _factors(units, inputs, outputs, bound)
+    results = []
+    for order in (torch.arange(units), torch.arange(units - 1, -1, -1), torch.randperm(units)):
+        for group in (1, 100, 256, units):
+            total = ExactSum(inputs * outputs, bound, torch.device("cpu"))
+            for part in order.split(group):
+                total.add_products(x[part], d[part], norms[part])
+            results.append(_taken(total, inputs * outputs))
+    assert all(torch.equal(r, results[0]) for r in results)
+    for e in (0, 1, 4, 5):  # what one contribution is moved by
+        total = ExactSum(inputs * outputs, bound, torch.device("cpu"))
+        total.add_products(x[e : e + 1], d[e : e + 1], norms[e : e + 1])
+        off = _taken(total, inputs * outputs) - torch.outer(d[e], x[e].double()).flatten()
+        assert float(off.norm()) <= (inputs**0.5 + 2 * outputs**0.5) * 2.0**-22 * 2 * bound
