@@ -97,8 +97,11 @@ def cases(quick: bool) -> list[Case]:
         table = [Case(MAIN, views, units, **few) for views, units in ((16, 4), (4, 16), (1, 64))]
         return [*table, _probe(peers=(), rounds=5)]
     return [
-        *(Case(MAIN, views, units, 2, rounds=5) for views, units in ((16, 16), (4, 48), (1, 192))),
-        *(Case(MAIN, views, units, 1, (), rounds=5) for views, units in ((16, 8), (4, 32), (1, 96))),
+        *(Case(MAIN, views, units, rounds=5, peer_rounds=2) for views, units in ((16, 16), (4, 48), (1, 192))),
+        *(
+            Case(MAIN, views, units, 1, ("ew", "vmap"), rounds=5, peer_rounds=2)
+            for views, units in ((16, 8), (4, 32), (1, 96))
+        ),
         *(Case("wrn-16-4-ws", views, units, 2, (), rounds=5) for views, units in ((16, 8), (4, 32), (1, 128))),
         *(Case("tanh-cnn", views, units) for views, units in ((16, 16), (4, 64), (1, 256))),
         Case("vit-s-16", 1, 8, plain_layouts=("contiguous",), plain_cuts=(1, 2, 4), peer_cuts=(2, 4, 8)),

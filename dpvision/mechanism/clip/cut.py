@@ -16,8 +16,8 @@ import torch
 PASS_BYTES = 480 << 20
 ROW_BYTES = 1 << 30
 # A thread works best with what a forward pass of this many bytes keeps.
-BEST_BYTES = 240 << 20
-MOST_IMAGES = 1024
+BEST_BYTES = 120 << 20
+MOST_IMAGES = 2048
 # Units fetched at a time where nothing else is asked for.
 FETCHED = 1024
 

@@ -5,15 +5,18 @@ grid are exact in float64, so neither the order of the units, nor how the batch 
 work can change a bit of it, and no unit's contribution depends on which others are there. Rounding moves a unit of d
 numbers by at most sqrt(d) * grid / 2; with grid = bound * 2^-34 that is 1e-7 of the bound at ten million weights.
 
-Products of factors are summed as whole numbers: rows x are rounded to 22 bits of their norm, the scaled d to 20 bits
-of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64; a contribution of d inputs
-and p outputs moves by at most (sqrt(d) + 2 sqrt(p)) * 2^-22 of the bound: 4e-5 where rules/linear.py allows it.
+Products of factors are summed as whole numbers: of d inputs x and p outputs, x is rounded to b bits of its norm and the
+scaled outputs to 42 - b bits of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64;
+a contribution moves by at most sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, which is least at the b chosen below: 7e-5
+where rules/linear.py allows it.
 
 How: a float64 near A = 1.5 * 2^52 * grid has exactly `grid` between it and the next one, so adding to an accumulator
-that starts at A rounds what is added to the grid. A float32 near 1.5 * 2^23 * grid has, too: rows x are rounded so.
+that starts at A rounds what is added to the grid.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -25,9 +28,7 @@ MOST_UNITS = 1 << 16
 CHUNK = 1 << 16
 # Factors are multiplied so many rows and columns at a time, which are widened in the cache.
 TILE, WIDTH = 256, 512
-INPUT_BITS, OUTPUT_BITS = 22, 20
-# In units of its grid, what a row x is moved by: (24 bits of x) * (21 of d) * (256 rows) fill float64's 53.
-MOVED = 1.5 * 2.0**23
+PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53
 # Inputs of a smaller norm count as zero.
 TINY = 1e-30
 # Below, squares of float32 numbers lose their digits, and float64 is used.
@@ -73,23 +74,21 @@ class ExactSum:
 
     def add_products(self, inputs: Tensor, outputs: Tensor, norms: Tensor) -> None:
         """Add the sum of the outer products of float64 rows D, already scaled, and float32 rows X of known norms."""
-        unit = self._bound * 2.0 ** -(INPUT_BITS + OUTPUT_BITS)
-        grids = torch.where(norms > TINY, _powers_of_two(norms) * 2.0**-INPUT_BITS, torch.inf).unsqueeze(1)
-        whole = (outputs * (grids.nan_to_num(posinf=0.0) / unit)).round_()
-        whole_by_grid, moves = whole / grids, (MOVED * grids).nan_to_num(posinf=0.0).to(inputs)
+        shape = outputs.shape[1], inputs.shape[1]
+        bits = round(21.5 + math.log2(shape[1] / shape[0]) / 4)
+        unit = self._bound * 2.0**-PRODUCT_BITS
+        grids = torch.where(norms > TINY, _powers_of_two(norms) * 2.0**-bits, 0.0).unsqueeze(1)
+        whole = (outputs * (grids / unit)).round_() / grids.masked_fill(grids == 0, torch.inf)
+        anchors = 1.5 * 2.0**52 * grids
         if self._total is None:
             self._total = torch.zeros(self._size, dtype=torch.float64, device=self._device)
-        shape = outputs.shape[1], inputs.shape[1]
         total = self._total[: shape[0] * shape[1]].view(shape)
-        narrow, wide = (torch.empty(TILE, WIDTH, dtype=t.dtype, device=t.device) for t in (inputs, outputs))
-        tiles = (t.split(TILE) for t in (inputs, moves, whole, whole_by_grid))
-        for x, move, d, by_grid in zip(*tiles, strict=True):
-            too_much = -MOVED * d.sum(0).unsqueeze(1)
+        room = torch.empty(TILE, WIDTH, dtype=torch.float64, device=self._device)
+        for x, anchor, d in zip(inputs.split(TILE), anchors.split(TILE), whole.split(TILE), strict=True):
             for columns, result in zip(x.split(WIDTH, dim=1), total.split(WIDTH, dim=1), strict=True):
-                rows, width = columns.shape
-                moved = torch.add(columns, move, out=narrow[:rows, :width])
-                products = torch.addmm(too_much, by_grid.T, wide[:rows, :width].copy_(moved))
-                result.add_(products, alpha=unit)
+                wide = room[: len(columns), : columns.shape[1]]
+                wide.copy_(columns).add_(anchor).sub_(anchor)
+                result.add_(torch.mm(d.T, wide), alpha=unit)
 
     def take(self) -> Tensor | None:
         """The sum, or None where nothing was added; the next one starts at zero."""

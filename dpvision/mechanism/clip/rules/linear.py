@@ -12,8 +12,8 @@ from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weigh
 
 # Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
 LEAST_ROWS = 32
-# Above this many inputs and outputs, rounding factors to whole numbers would use up the slack for arithmetic.
-MOST_FACTORS = 1 << 13
+# Above this many weights, rounding factors to whole numbers would use up the slack for arithmetic (exact.py).
+MOST_PRODUCTS = 1 << 22
 
 
 class _Linear(torch.autograd.Function):
@@ -40,7 +40,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
     views = sink.current.equal_views
     rows = (views or 1) * (x.shape[:-1].numel() // max(1, sink.current.images))
     inputs, outputs = x.shape[-1], dy.shape[-1]
-    cheaper = 4 * (inputs + outputs) <= inputs * outputs and inputs + 4 * outputs <= MOST_FACTORS
+    cheaper = 4 * (inputs + outputs) <= inputs * outputs and inputs * outputs <= MOST_PRODUCTS
     if views and rows == 1 and cheaper and sink.may_keep_factors():
         sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
         return
