@@ -15,8 +15,8 @@ def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
     if has_torch_function((weight, gain)):
         return handle_torch_function(standardise, (weight, gain), weight, gain, eps=eps)
     rest = tuple(range(1, weight.dim()))
-    var, mean = torch.var_mean(weight, dim=rest, correction=0, keepdim=True)
-    return (weight - mean) * (gain * torch.rsqrt((weight[0].numel() * var).clamp(min=eps)))
+    centred = weight - weight.mean(dim=rest, keepdim=True)
+    return centred * (gain * torch.rsqrt(centred.square().sum(dim=rest, keepdim=True).clamp(min=eps)))
 
 
 def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> list[Tensor]:
@@ -29,10 +29,11 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
     axes = sorted(range(1, weight.dim()), key=lambda a: -rows.stride(a + 1))  # as they lie in memory
     g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
     w = weight.permute(0, *axes).reshape(channels, n)
-    var, mean = torch.var_mean(w, dim=1, correction=0, keepdim=True)
-    r = torch.rsqrt((n * var).clamp(min=eps))
-    u = (w - mean) * r
-    scale, moving = gain.view(-1, 1) * r, n * var > eps
+    centred = w - w.mean(dim=1, keepdim=True)
+    total = centred.square().sum(dim=1, keepdim=True)  # n var
+    r = torch.rsqrt(total.clamp(min=eps))
+    u = centred * r
+    scale, moving = gain.view(-1, 1) * r, total > eps
     basis = torch.stack([u, torch.full_like(u, n**-0.5)], dim=2)  # (channels, n, 2)
     of_gain = []
     for row in g:  # one at a time, so that no row's last bits depend on how many there are

@@ -13,10 +13,10 @@ from itertools import accumulate
 import torch
 
 # What forward passes may keep for their backward passes, and what the units' gradients may take, over all threads.
-PASS_BYTES = 480 << 20
+PASS_BYTES = 2 << 30
 ROW_BYTES = 1 << 30
 # A thread works best with what a forward pass of this many bytes keeps.
-BEST_BYTES = 120 << 20
+BEST_BYTES = 480 << 20
 MOST_IMAGES = 2048
 # Units fetched at a time where nothing else is asked for.
 FETCHED = 1024

@@ -143,6 +143,10 @@ class Worker:
 
     def saved_bytes(self, weights: dict[str, Tensor], like: Tensor) -> int:
         """What a forward pass keeps per image, from blank images: it depends on shapes only."""
+        two, four = (self._saved_by(weights, like, images) for images in (2, 4))
+        return max(1, four - two) // 2
+
+    def _saved_by(self, weights: dict[str, Tensor], like: Tensor, images: int) -> int:
         sizes: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -150,12 +154,11 @@ class Worker:
             sizes[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        blank = self.laid_out(torch.zeros((2, *like.shape[1:]), dtype=like.dtype, device=like.device))
-        current = Pass(Slots(self._parameters, 1, self._bounds), [1, 1], factors=False)
-        held = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        blank = self.laid_out(torch.zeros((images, *like.shape[1:]), dtype=like.dtype, device=like.device))
+        current = Pass(Slots(self._parameters, 1, self._bounds), [1] * images, factors=False)
         with torch.enable_grad(), current, torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             functional_call(self._model, current.weights(weights), (blank.as_subclass(Data),))
-        return max(1, sum(sizes.values()) - held) // 2
+        return sum(sizes.values())
 
 
 def split(vector: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
