@@ -16,7 +16,7 @@ import torch
 PASS_BYTES = 2 << 30
 ROW_BYTES = 1 << 30
 # A thread works best with what a forward pass of this many bytes keeps.
-BEST_BYTES = 480 << 20
+BEST_BYTES = 320 << 20
 MOST_IMAGES = 2048
 # Units fetched at a time where nothing else is asked for.
 FETCHED = 1024
