@@ -29,7 +29,7 @@ def ready(mode: str, model: nn.Module, images: Tensor, targets: Tensor, *, views
     cut = max(1, cut // views) * views
     pieces = list(zip(images.split(cut), targets.split(cut), strict=True))
     if mode == "ours":
-        return partial(_engine, ClippedSum(model, LOSSES, clip=CLIP), [(images, targets)], views)
+        return partial(_engine, ClippedSum(model, LOSSES, clip=CLIP, one_view=views == 1), [(images, targets)], views)
     if mode == "vmap":
         return partial(_engine, ReferenceSum(model, LOSSES, clip=CLIP), pieces, views)
     if mode == "plain":

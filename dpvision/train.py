@@ -265,7 +265,9 @@ def _proceed(
 
     seen = Seen()
     clip = STYLES[config.clip_style](config.clip)
-    clipped_sum = ClippedSum(model, each_loss, clip=clip, physical=config.physical, watch=seen)
+    clipped_sum = ClippedSum(
+        model, each_loss, clip=clip, physical=config.physical, watch=seen, one_view=config.unit == "image"
+    )
     private_sum = PrivateSum(sampler, clipped_sum, key, sigma=config.sigma, charge=charge, first=state.first, team=team)
     everyone, fetch = units(prepared.data.train, config.unit), _fetcher(prepared.data.train, config.unit)
     marks = {max(1, round(i * sampler.steps / METRIC_POINTS)) for i in range(1, METRIC_POINTS + 1)}

@@ -49,13 +49,16 @@ class PrivateSum:
                 f"the ledger was charged for {charge.event}, but this would do {sampler.event(sigma, first=first)}."
             )
         self._sampler, self._clipped_sum, self._key = sampler, clipped_sum, key
-        self._sigma, self._branch, self._first = sigma, charge.id, first
+        self._sigma, self._branch, self._next = sigma, charge.id, first
         self._team = team
 
     def step(self, number: int, units: int, fetch: Fetch) -> Tensor:
         """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank."""
-        if not self._first <= number < self._sampler.steps:
-            raise PrivacyError(f"step {number} is outside of what was charged: {self._first} to {self._sampler.steps}.")
+        if not self._next <= number < self._sampler.steps:
+            raise PrivacyError(
+                f"step {number} is done or outside of what was charged: {self._next} to {self._sampler.steps} are left."
+            )
+        self._next = number + 1  # each step once: the same noise on two sums would show their difference
         share = self._clipped_sum.sum(self._in_parts(self._drawn(number, units), fetch)).cpu()
         total = self._team.total(share)
         noisy = torch.empty_like(share) if total is None else self._noisy(total, number)

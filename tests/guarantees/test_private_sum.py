@@ -64,7 +64,8 @@ def test_no_step_outside_of_the_charge(tmp_path: Path) -> None:
 
 def test_the_divisor_and_the_noise_do_not_depend_on_the_data(tmp_path: Path) -> None:
     """Same coins, one unit more: what reaches the noise differs by at most C; all else is equal."""
-    private, seen = _sum(_charge(tmp_path)), []
+    charge, seen = _charge(tmp_path), []
+    fewer, more = _sum(charge), _sum(charge)
     original = noise.release
 
     def recording(total, stream, *, sensitivity, sigma):
@@ -74,11 +75,21 @@ def test_the_divisor_and_the_noise_do_not_depend_on_the_data(tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "release", recording)
         for step in range(30):
-            shorter, longer = private.step(step, 39, _fetch), private.step(step, 40, _fetch)
+            shorter, longer = fewer.step(step, 39, _fetch), more.step(step, 40, _fetch)
             (a, *public_a), (b, *public_b) = seen[-2:]
             assert public_a == public_b == [1.0, SIGMA]
             assert np.linalg.norm(a - b) <= 1 + 1e-6
             assert float((longer - shorter).norm()) * SAMPLER.batch <= 1 + 1e-3, "same noise, same divisor"
+
+
+def test_a_step_is_done_once(tmp_path: Path) -> None:
+    """The same noise on two sums would show their difference."""
+    private = _sum(_charge(tmp_path))
+    private.step(0, 40, _fetch)
+    private.step(2, 40, _fetch)
+    for number in (0, 1, 2):
+        with pytest.raises(PrivacyError, match="done or outside"):
+            private.step(number, 40, _fetch)
 
 
 def test_an_empty_batch_is_a_step_of_noise_only(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@
 Formal guarantee: `ClippedSum` returns that sum. Adding or removing one unit moves it by at most `sensitivity` in
 Euclidean norm (within noise.ARITHMETIC_SLACK for float32 norms and the grid), whatever the unit's images and labels
 are: a unit's contribution is a function of that unit alone, it is scaled by its own norm, and sums are exact
-(exact.py), so neither the cut of the batch nor the number of threads changes a bit of the result. Weights, `scale`,
-`shift` and the perturbations v_k must be public.
+(exact.py), so neither the cut of the batch nor the number of threads changes a bit of the result. It holds for models
+that pass `verify` (safety.py), which shows that no layer mixes images and every rule is right for them; and weights,
+`scale`, `shift` and the perturbations v_k must be public.
 
     edge case                      behaviour
     empty batch                    zeros
@@ -25,7 +26,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, UnsafeLayer
 from dpvision.mechanism.clip import rules
 from dpvision.mechanism.clip.cut import Cut, groups
 from dpvision.mechanism.clip.memory import keep_freed_memory
@@ -58,12 +59,19 @@ class ClippedSum:
         clip: float | Style,
         physical: int | None = None,
         watch: Watch | None = None,
+        one_view: bool = False,
     ) -> None:
+        """`one_view` promises that every unit is one image, which makes linear layers cheaper.
+
+        It must be known beforehand: if it followed from a batch, one unit with two images would change how all others
+        are rounded.
+        """
         from dpvision.mechanism.clip.safety import refuse_unsafe
 
         refuse_unsafe(model)
         keep_freed_memory()
-        self._watch = watch
+        self._watch, self._one_view = watch, one_view
+        self._tensors = [*model.parameters(), *model.buffers()]
         self._style: Style = Flat(float(clip)) if isinstance(clip, int | float) else clip
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
@@ -98,13 +106,17 @@ class ClippedSum:
     def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor:
         """The same over parts of a batch that are fetched one after the other."""
         total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(self._parameters.values())).device)
+        versions = [t._version for t in self._tensors]
         try:
             for batch in batches:
                 self._add_all(list(self._groups(*batch, public or Public(), threads=torch.get_num_threads())))
         except BaseException:
-            for worker in self._workers:
-                worker.forget()  # nothing of a sum that failed may enter the next one
+            # Nothing of a sum that failed may enter the next one, also if a thread of it is still at work.
+            self._workers = [self._workers[0].twin()]
             raise
+        if versions != [t._version for t in self._tensors]:
+            self._workers = [self._workers[0].twin()]
+            raise UnsafeLayer("the model changed its own weights or buffers in a pass: they would carry images out.")
         for worker in self._workers[1:]:
             self._workers[0].absorb(worker)
         for worker in self._workers:
@@ -152,12 +164,13 @@ class ClippedSum:
                 finally:
                     idle.append(worker)
 
+            pool = ThreadPoolExecutor(threads)
             try:
-                with ThreadPoolExecutor(threads) as pool:  # leaving it waits for all, also when one of them failed
-                    futures = [pool.submit(one, group) for group in work]
+                futures = [pool.submit(one, group) for group in work]
+                seen = [future.result() for future in futures]
             finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # nothing is left to do, unless one failed
                 torch.set_num_threads(threads)  # the threads' own setting reaches libraries that have only one
-            seen = [future.result() for future in futures]
         if self._watch:
             for losses, norms in seen:
                 self._watch(losses, norms, self.sensitivity)
@@ -182,6 +195,8 @@ class ClippedSum:
             raise ConfigError(
                 "images, targets and views do not fit: every unit needs at least one view, and they must add up."
             )
+        if self._one_view and set(views) - {1}:
+            raise ConfigError("this sum was made for units of one image each (one_view), and got a unit with more.")
         copies = len(public.perturbations)
         if copies and set(views) - {copies}:
             raise ConfigError(f"there are {copies} perturbations, so every unit must have {copies} views.")
@@ -193,7 +208,8 @@ class ClippedSum:
         ends = list(accumulate(views, initial=0))
         for first, last in groups(views, *self._cut.most(len(images), copies=copies, threads=threads)):
             rows = slice(ends[first], ends[last])
-            yield Group(images[rows], targets[rows], views[first:last], weights, scales, shifts, self._cut.images)
+            shared = (weights, scales, shifts, self._cut.images, self._one_view)
+            yield Group(images[rows], targets[rows], views[first:last], *shared)
 
     def _weights(self, public: Public) -> list[dict[str, Tensor]]:
         """The weights at which each view is differentiated."""

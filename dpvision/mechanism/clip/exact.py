@@ -6,9 +6,9 @@ work can change a bit of it, and no unit's contribution depends on which others 
 numbers by at most sqrt(d) * grid / 2; with grid = bound * 2^-34 that is 1e-7 of the bound at ten million weights.
 
 Products of factors are summed as whole numbers: of d inputs x and p outputs, x is rounded to b bits of its norm and the
-scaled outputs to 42 - b bits of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64;
-a contribution moves by at most sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, which is least at the b chosen below: 7e-5
-where rules/linear.py allows it.
+scaled outputs to 42 - b bits of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64,
+and every 1024 units what is above 2^-10 bounds is carried to a second accumulator. A contribution moves by at most
+sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, which is least at the b chosen (`rounding_of_products`).
 
 How: a float64 near A = 1.5 * 2^52 * grid has exactly `grid` between it and the next one, so adding to an accumulator
 that starts at A rounds what is added to the grid.
@@ -29,6 +29,7 @@ CHUNK = 1 << 16
 # Factors are multiplied so many rows and columns at a time, which are widened in the cache.
 TILE, WIDTH = 256, 512
 PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53
+MOST_PRODUCTS = 1024  # units between two carries
 # Inputs of a smaller norm count as zero.
 TINY = 1e-30
 # Below, squares of float32 numbers lose their digits, and float64 is used.
@@ -49,6 +50,8 @@ class ExactSum:
         self._near: Tensor | None = None  # anchor + sum
         self._total: Tensor | None = None  # a sum without the anchor
         self._units = 0
+        self._carried: Tensor | None = None  # the coarse part of a sum of products
+        self._products = 0
 
     def add(self, rows: Tensor, factors: Tensor) -> None:
         """Add sum_e factors[e] * rows[e]; each scaled row has norm at most `bound`."""
@@ -75,7 +78,7 @@ class ExactSum:
     def add_products(self, inputs: Tensor, outputs: Tensor, norms: Tensor) -> None:
         """Add the sum of the outer products of float64 rows D, already scaled, and float32 rows X of known norms."""
         shape = outputs.shape[1], inputs.shape[1]
-        bits = round(21.5 + math.log2(shape[1] / shape[0]) / 4)
+        bits = _bits(*shape)
         unit = self._bound * 2.0**-PRODUCT_BITS
         grids = torch.where(norms > TINY, _powers_of_two(norms) * 2.0**-bits, 0.0).unsqueeze(1)
         whole = (outputs * (grids / unit)).round_() / grids.masked_fill(grids == 0, torch.inf)
@@ -85,6 +88,9 @@ class ExactSum:
         total = self._total[: shape[0] * shape[1]].view(shape)
         room = torch.empty(TILE, WIDTH, dtype=torch.float64, device=self._device)
         for x, anchor, d in zip(inputs.split(TILE), anchors.split(TILE), whole.split(TILE), strict=True):
+            if self._products + len(x) > MOST_PRODUCTS:
+                self._carry()
+            self._products += len(x)
             for columns, result in zip(x.split(WIDTH, dim=1), total.split(WIDTH, dim=1), strict=True):
                 wide = room[: len(columns), : columns.shape[1]]
                 wide.copy_(columns).add_(anchor).sub_(anchor)
@@ -94,14 +100,34 @@ class ExactSum:
         """The sum, or None where nothing was added; the next one starts at zero."""
         if self._units:
             self._settle()
-        total, self._total = self._total, None
+        total = self._total
+        if self._carried is not None:
+            assert total is not None
+            total = total.add_(self._carried)  # the one rounding, where the sum is above 2048 bounds
+        self._total = self._carried = None
+        self._products = 0
         return total
 
     def absorb(self, other: ExactSum) -> None:
         """Take over what another one has."""
+        for one in (self, other):
+            if one._products:
+                one._carry()
+        if other._carried is not None:
+            self._carried = other._carried if self._carried is None else self._carried.add_(other._carried)
+            other._carried = None
         total = other.take()
         if total is not None:
             self._total = total if self._total is None else self._total.add_(total)
+
+    def _carry(self) -> None:
+        """Move multiples of 2^-10 bounds to the second accumulator, which holds them exactly up to 2^43 bounds."""
+        assert self._total is not None
+        anchor = 1.5 * 2.0**52 * self._bound * 2.0**-10
+        coarse = (self._total + anchor).sub_(anchor)
+        self._total.sub_(coarse)
+        self._carried = coarse if self._carried is None else self._carried.add_(coarse)
+        self._products = 1  # what is left is less than one bound
 
     def _settle(self) -> None:
         """Empty the accumulator near the anchor."""
@@ -116,6 +142,16 @@ def _power_of_two(bound: float) -> float:
     """The least power of two that is at least `bound`."""
     fraction, exponent = torch.frexp(torch.tensor(bound, dtype=torch.float64))
     return float(torch.ldexp(torch.tensor(1.0, dtype=torch.float64), exponent - (fraction == 0.5).int()))
+
+
+def _bits(outputs: int, inputs: int) -> int:
+    return round(21.5 + math.log2(inputs / outputs) / 4)
+
+
+def rounding_of_products(outputs: int, inputs: int) -> float:
+    """The most that rounding factors adds to a contribution, as a share of the bound, which is rounded up by up to 2."""
+    bits = _bits(outputs, inputs)
+    return 2 * (math.sqrt(inputs) * 2.0**-bits + math.sqrt(outputs) * 2.0 ** (bits - 43))
 
 
 def _powers_of_two(norms: Tensor) -> Tensor:

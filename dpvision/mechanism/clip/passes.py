@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip.slots import Slots
@@ -29,6 +31,12 @@ class Group:
     scales: list[Tensor | None]
     shifts: list[Tensor | None]
     most: int  # images in one pass
+    one_view: bool = False  # every unit is one image, by promise
+
+    @property
+    def factors(self) -> bool:
+        """Whether linear layers may keep factors of gradients: never by what happens to be in a batch."""
+        return self.one_view and not self.changed
 
     @property
     def changed(self) -> bool:
@@ -47,10 +55,6 @@ class Worker:
 
     def twin(self) -> Worker:
         return Worker(self._model, self._loss, self._parameters, self._bounds)
-
-    def forget(self) -> None:
-        """Drop all sums."""
-        self._slots = None
 
     def gradients(self, group: Group) -> tuple[Slots, Tensor]:
         """The units' gradients, each scaled and shifted as asked for, and the losses of the images."""
@@ -71,9 +75,7 @@ class Worker:
                 for p in pieces
             ]
         else:
-            losses = [
-                self._one(slots, group.weights[0], group.images, group.targets, group.views, 0, not group.changed)
-            ]
+            losses = [self._one(slots, group.weights[0], group.images, group.targets, group.views, 0, group.factors)]
         if group.changed:
             for slot, scale, shift in zip(slots.values(), group.scales, group.shifts, strict=True):
                 slot.transform(units, scale, shift)
@@ -102,9 +104,10 @@ class Worker:
         """One pass: the mean over views (or the sum over `divisor`) is added to the slots; the losses are returned."""
         current = Pass(slots, views, factors=factors)
         share = self._share(views, divisor, images.device)
-        with torch.enable_grad(), current:
+        with torch.enable_grad(), current, ExitStack() as stack:
             inputs = self.laid_out(images).as_subclass(Data)
-            outputs = functional_call(self._model, current.weights(weights), (inputs,))
+            stack.enter_context(_reparametrize_module(self._model, current.weights(weights), tie_weights=True))
+            outputs = self._model(inputs)  # the weights stay until after the backward pass: it may compute parts again
             if not isinstance(outputs, Data) or len(outputs) != len(images):
                 raise ConfigError(
                     f"the model must give one row of outputs per image as a tensor, not {type(outputs).__name__}."

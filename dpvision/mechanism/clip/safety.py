@@ -61,11 +61,11 @@ def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -
                 f"the model gives outputs of shape {got} for {count} images; with {classes} classes it must be "
                 f"({count}, {classes})."
             )
-        before = [b.clone() for b in model.buffers()]
+        before = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
         together = ClippedSum(model, loss, clip=1.0, physical=count).gradients(images, targets, views)  # in one pass
-        for (name, buffer), was in zip(model.named_buffers(), before, strict=True):
-            if not torch.equal(buffer, was):
-                raise UnsafeLayer(f"{name}: a buffer that a pass over images changes would carry them out of here.")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if not torch.equal(tensor, before[name]):
+                raise UnsafeLayer(f"{name}: a tensor that a pass over images changes would carry them out of here.")
         start = 0
         for unit, number in enumerate(views):
             part = slice(start, start + number)

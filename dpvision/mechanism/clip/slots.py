@@ -15,17 +15,20 @@ import math
 import torch
 from torch import Tensor
 
-from dpvision.mechanism.clip.exact import BLOCK, ExactSum, squares
+from dpvision.mechanism.clip.exact import BLOCK, ExactSum, rounding_of_products, squares
 from dpvision.mechanism.clip.memory import zeros
 
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
+# What rounding factors may add to a contribution, as a share of the bound: a part of noise.ARITHMETIC_SLACK.
+MOST_ROUNDING = 6.5e-5
 
 
 class Slot:
     """Per-unit gradients of one parameter."""
 
-    def __init__(self, name: str, like: Tensor, capacity: int, bound: float) -> None:
+    def __init__(self, name: str, like: Tensor, capacity: int, bound: float, *, factored: bool = False) -> None:
+        self.factored = factored  # whether factors may be kept instead of rows
         self.name, self.shape, self.numel = name, tuple(like.shape), like.numel()
         self._device, self._dtype = like.device, like.dtype
         block = BLOCK if self.numel >= BLOCK else 16
@@ -159,11 +162,24 @@ class Slot:
         return self._rows[:units]
 
 
+def _factored(parameters: dict[str, Tensor]) -> set[str]:
+    """Matrices for which factors are cheaper, as long as the rounding of all of them together is small enough."""
+    found, error = set(), 0.0
+    for name, parameter in parameters.items():
+        if parameter.dim() == 2 and 4 * sum(parameter.shape) <= parameter.numel():
+            error += rounding_of_products(*parameter.shape) ** 2
+            if error > MOST_ROUNDING**2:
+                break
+            found.add(name)
+    return found
+
+
 class Slots(dict[str, Slot]):
     """The slots of all trainable parameters, by name."""
 
     def __init__(self, parameters: dict[str, Tensor], capacity: int, bounds: dict[str, float]) -> None:
-        super().__init__((n, Slot(n, p, capacity, bounds[n])) for n, p in parameters.items())
+        factored = _factored(parameters)
+        super().__init__((n, Slot(n, p, capacity, bounds[n], factored=n in factored)) for n, p in parameters.items())
         self.capacity = capacity
         self._scratch: dict[tuple[object, ...], Tensor] = {}
 

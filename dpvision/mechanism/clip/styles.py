@@ -50,9 +50,9 @@ class Automatic(Flat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.stability > 0 and math.isfinite(self.stability)):
+        if not LEAST_BOUND <= self.stability < math.inf:
             raise ConfigError(
-                f"stability is {self.stability}: it must be above 0, or a zero gradient has no direction."
+                f"stability is {self.stability}: it must be at least {LEAST_BOUND}: below, norms lose their digits."
             )
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:

@@ -211,7 +211,7 @@ class Sink:
         self._finish()
 
     def may_keep_factors(self) -> bool:
-        return self.current.factors and self.slot.name != "" and not self.slot.used
+        return self.current.factors and self.slot.factored and not self.slot.used
 
 
 class _InPlace(Sink):

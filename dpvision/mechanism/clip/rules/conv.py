@@ -24,6 +24,8 @@ LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
 # From so many output channels on, products are faster with them last in memory.
 MANY_CHANNELS = 256
+# Images with fewer positions than this are convolved so many at a time at least.
+FEW, LEAST_IMAGES = 64, 32
 
 
 class _Conv(torch.autograd.Function):
@@ -33,7 +35,7 @@ class _Conv(torch.autograd.Function):
         ctx.options, ctx.current, ctx.sinks = options, current, sinks
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
-        return _at_least_two(lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        return _with_blanks(lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -48,7 +50,7 @@ class _Conv(torch.autograd.Function):
             of_bias.put(sums_by_unit(dy.flatten(2).transpose(1, 2), spans))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _at_least_two(lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
+            dx = _with_blanks(lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
         return dx, None, None, None, None, None
 
 
@@ -121,11 +123,16 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
     return out[0] if of_input else out[1]
 
 
-def _at_least_two(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """The kernels give an image the same bits in any batch but one of its own: that gets a blank second image."""
-    if len(tensors[0]) != 1:
+def _with_blanks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
+
+    Small is a batch of one, and where images have few positions (a convolution of pooled features), below 16 were seen.
+    """
+    count = len(tensors[0])
+    least = 2 if min(t.shape[2:].numel() for t in tensors) >= FEW else LEAST_IMAGES
+    if count >= least:
         return function(*tensors)
-    return function(*(torch.cat([t, torch.zeros_like(t)]) for t in tensors))[:1]
+    return function(*(torch.cat([t, t.new_zeros(least - count, *t.shape[1:])]) for t in tensors))[:count]
 
 
 def _numbers(value: Any, axes: int) -> list[int]:

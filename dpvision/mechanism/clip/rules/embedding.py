@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
-from dpvision.mechanism.clip.trace import RULES, Data, Pass, plain, rule_for
+from dpvision.mechanism.clip.rules.linear import otherwise
+from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, plain, rule_for
 
 
 class _Embedding(torch.autograd.Function):
@@ -29,8 +30,12 @@ class _Embedding(torch.autograd.Function):
             gradient = torch.ops.aten.embedding_dense_backward(dy[spans[e]], where, ctx.rows, ctx.padding, False)
             row.add_(gradient) if add else row.copy_(gradient)
 
-        ctx.sink.write(one)
+        if ctx.sink is not None:
+            ctx.sink.write(one)
         return None, None, None, None, None
+
+
+ALWAYS |= {F.embedding}
 
 
 @rule_for(F.embedding)
@@ -51,7 +56,7 @@ def embedding(
             "change the weights. Fix: leave them out."
         )
     if not isinstance(input, Data) or isinstance(weight, Data):
-        return RULES["anything"](current, func, input, weight, padding_idx)
+        return otherwise(current, func, input, weight, padding_idx)
     current.spans(input, f"Embedding with {current.name_of(weight)}")
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return _Embedding.apply(plain(input), plain(weight), padding, current, current.sink(weight))

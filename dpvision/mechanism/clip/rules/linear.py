@@ -12,8 +12,6 @@ from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weigh
 
 # Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
 LEAST_ROWS = 32
-# Above this many weights, rounding factors to whole numbers would use up the slack for arithmetic (exact.py).
-MOST_PRODUCTS = 1 << 22
 
 
 class _Linear(torch.autograd.Function):
@@ -40,8 +38,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
     views = sink.current.equal_views
     rows = (views or 1) * (x.shape[:-1].numel() // max(1, sink.current.images))
     inputs, outputs = x.shape[-1], dy.shape[-1]
-    cheaper = 4 * (inputs + outputs) <= inputs * outputs and inputs * outputs <= MOST_PRODUCTS
-    if views and rows == 1 and cheaper and sink.may_keep_factors():
+    if rows == 1 and sink.may_keep_factors():
         sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
         return
     if views and rows * inputs * outputs < 1 << 16:  # many small products: all at once
@@ -57,12 +54,18 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
 
 
 def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix over the last axis, each row with the same bits whatever the batch is."""
+    """x @ matrix over the last axis, each row with the same bits whatever the batch is.
+
+    A single column gets a blank second one: products with a vector round the last rows otherwise.
+    """
+    columns = matrix.shape[1]
+    if columns == 1:
+        matrix = F.pad(matrix, (0, 1))
     flat = x.reshape(-1, x.shape[-1])
     missing = LEAST_ROWS - len(flat)
     if missing > 0:
         flat = F.pad(flat, (0, 0, 0, missing))
-    return (flat @ matrix)[: x.shape[:-1].numel()].reshape(*x.shape[:-1], matrix.shape[1])
+    return (flat @ matrix)[: x.shape[:-1].numel(), :columns].reshape(*x.shape[:-1], columns)
 
 
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:

@@ -15,8 +15,10 @@ from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, plain, rule_for
 VECTOR = 64
 
 _FUNCTIONS: tuple[Any, ...] = (F.silu, F.softplus, F.mish, F.elu, F.selu, F.celu, F.gelu, F.logsigmoid, F.hardswish)
-_FUNCTIONS += (torch.sigmoid, Tensor.sigmoid, F.sigmoid)
-ALWAYS |= set(_FUNCTIONS)
+_FUNCTIONS += (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit)
+_FUNCTIONS += (torch.pow, Tensor.pow, Tensor.__pow__)
+_IN_PLACE = {Tensor.sigmoid_: torch.sigmoid, torch.sigmoid_: torch.sigmoid, Tensor.pow_: torch.pow}
+ALWAYS |= {*_FUNCTIONS, *_IN_PLACE}
 
 
 @rule_for(*_FUNCTIONS)
@@ -24,7 +26,14 @@ def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -
     if not isinstance(input, Data) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
         return otherwise(current, func, input, *args, **kwargs)
     x, count = plain(input), input.numel()
+    if kwargs.pop("inplace", False):
+        return x.copy_(pointwise(current, func, input, *args, **kwargs))
     if count % VECTOR == 0:
         return func(x, *args, **kwargs)
-    kwargs.pop("inplace", None)
     return func(F.pad(x.reshape(-1), (0, -count % VECTOR)), *args, **kwargs)[:count].view(x.shape)
+
+
+@rule_for(*_IN_PLACE)
+def in_place(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """By the rule of the same function that leaves its input alone, and then into the input."""
+    return plain(input).copy_(pointwise(current, _IN_PLACE[func], input, *args, **kwargs))
