@@ -149,7 +149,7 @@ def _bits(outputs: int, inputs: int) -> int:
 
 
 def rounding_of_products(outputs: int, inputs: int) -> float:
-    """The most that rounding factors adds to a contribution, as a share of the bound, which is rounded up by up to 2."""
+    """The most that rounding factors adds to a contribution, as a share of the bound (rounded up by up to 2)."""
     bits = _bits(outputs, inputs)
     return 2 * (math.sqrt(inputs) * 2.0**-bits + math.sqrt(outputs) * 2.0 ** (bits - 43))
 
