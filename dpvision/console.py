@@ -138,7 +138,8 @@ def show_training(prepared: Prepared) -> None:
     from dpvision import distributed
     from dpvision.privacy import accountant, gdp
     from dpvision.report.figures import upper
-    from dpvision.train import images_per_second, units
+    from dpvision.inputs import units
+    from dpvision.prepare import images_per_second
 
     config, event = prepared.config, prepared.event()
     epsilon = accountant.epsilon(event, config.delta)
