@@ -25,7 +25,8 @@ from dpvision.errors import ConfigError
 from dpvision.inputs import Inputs, fetcher, to_tensor, units
 from dpvision.mechanism.clip import ClippedSum, verify
 from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.models import Featured, build, head_alone, load_public, train_only
+from dpvision.models import Featured, build, load_public, train_only
+from dpvision.models.head import head_alone, require_last
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Event
 from dpvision.state import software
@@ -129,6 +130,7 @@ class Prepared:
         if parts is None:
             verify(model, each_loss, self.shape, classes)
         else:
+            require_last(model, parts, self.shape)
             features.require_separate(parts.prefix, self.shape)
             verify(parts.rest, each_loss, features.shape_of(parts.prefix, self.shape), classes)
 
@@ -150,14 +152,14 @@ def prepare(source: str, config: Config) -> Prepared:
     fingerprint, in_order, digests = identify(data.train)
     public: dict[str, dict[str, Any]] = {}
     synthetic = None
-    if config.pretrained:
-        public["pretrained"] = {"file": Path(config.pretrained).name, "digest": _digest(Path(config.pretrained))}
     if config.synthetic:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
     sketch = overlap.sketch(digests)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic)
-    prepared.model()  # unknown names, wrong files and impossible parts are told now
+    model = prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
+    if config.pretrained:
+        public["pretrained"] = {"file": Path(config.pretrained).name, "digest": load_public(model, config.pretrained)}
     return prepared
 
 
@@ -173,12 +175,6 @@ def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, 
             "that were made or collected without the private data."
         )
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}
-
-
-def _digest(path: Path) -> str:
-    from dpvision.models.pretrained import digest_of
-
-    return digest_of(path)
 
 
 def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
