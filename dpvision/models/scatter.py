@@ -16,7 +16,7 @@ assert CHANNELS % GROUPS == 0
 def scatter_linear(shape: tuple[int, int, int], classes: int) -> Featured:
     """Logistic regression on normalised features, from zero weights."""
     scattering = Scattering(shape)
-    return Featured(_normalised(scattering), linear(scattering.shape, classes))
+    return Featured(_normalised(scattering), linear(scattering.shape, classes), piece=None)
 
 
 def scatter_cnn(shape: tuple[int, int, int], classes: int) -> Featured:
@@ -35,7 +35,7 @@ def scatter_cnn(shape: tuple[int, int, int], classes: int) -> Featured:
         layers = [nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()]
         head = [nn.Linear(64 * (height // 2) * (width // 2), classes)]
-    return Featured(_normalised(scattering), nn.Sequential(*layers, nn.Flatten(), *head))
+    return Featured(_normalised(scattering), nn.Sequential(*layers, nn.Flatten(), *head), piece=None)
 
 
 def _normalised(scattering: Scattering) -> nn.Module:
