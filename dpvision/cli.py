@@ -80,7 +80,10 @@ def plan(
         {**rows, "approximate": f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (no bound)"}
     )
     if rehearsal is not None:
-        console.table({k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in rehearsal.items()}, title="rehearsal")
+        console.table(
+            {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in rehearsal.items()},
+            title="rehearsal",
+        )
 
 
 @app.command
@@ -135,7 +138,9 @@ def train(
     mix_alpha: Annotated[float | None, Parameter(help="shares of a mixture are Beta(alpha, alpha)")] = None,
     synthetic: Annotated[str | None, Parameter(help="public images of the same classes: .npz, folder, csv")] = None,
     checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
-    study: Annotated[bool | None, Parameter(negative="", help="look at gradients before clipping, for you alone")] = None,
+    study: Annotated[
+        bool | None, Parameter(negative="", help="look at gradients before clipping, for you alone")
+    ] = None,
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,

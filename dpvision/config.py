@@ -69,7 +69,18 @@ class Config:
         _one_of("release", self.release, ("ema", "last"))
         _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
         _one_of("part", self.part, ("all", "head", "bias"))
-        for name in ("n", "batch", "steps", "sigma", "budget", "physical", "lr", "clip", "checkpoint_every", "mix_alpha"):
+        for name in (
+            "n",
+            "batch",
+            "steps",
+            "sigma",
+            "budget",
+            "physical",
+            "lr",
+            "clip",
+            "checkpoint_every",
+            "mix_alpha",
+        ):
             _positive(name, getattr(self, name))
         if min(self.k_base, self.k_self, self.k_diff) < 0 or self.views < 1:
             raise ConfigError(

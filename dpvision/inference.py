@@ -17,8 +17,8 @@ from torch import nn
 from dpvision import checkpoint, sealed
 from dpvision.data import load, load_images
 from dpvision.errors import DataError
-from dpvision.models import build
 from dpvision.inputs import Inputs, guesses, to_tensor
+from dpvision.models import build
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How large gradients are before clipping, weight by weight: for the operator's eyes only, since nothing is noised here.
+"""How large gradients are before clipping, weight by weight: for the operator's eyes only: nothing is noised.
 
 DP-Mix's appendix B.5 looks at mean_i |g_ij| for each weight j: views that agree make these magnitudes more alike.
 Everything goes to the run's operator folder, steers nothing, and uses no coin of the training.
@@ -51,7 +51,9 @@ def plot(folders: list[runs.Run], out: Any) -> dict[str, float]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(folders), 3.4), layout="constrained")
-    figure.suptitle("FOR THE OPERATOR'S EYES ONLY: computed from private data, without noise", color="#b00020", fontsize=9)
+    figure.suptitle(
+        "FOR THE OPERATOR'S EYES ONLY: computed from private data, without noise", color="#b00020", fontsize=9
+    )
     found = {}
     for axes, run in zip(np.atleast_1d(figure.subplots(1, len(folders), sharey=True)), folders, strict=True):
         lines = runs.read_lines(file(run))

@@ -123,7 +123,9 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         private=key.private,
         config=prepared.config,
     )
-    state = replace(state, branch=branch_name(state, prepared.config, data=prepared.everything, key=key.label(key_name)))
+    state = replace(
+        state, branch=branch_name(state, prepared.config, data=prepared.everything, key=key.label(key_name))
+    )
     return runs.create(folder, prepared.config, facts, state.dump())
 
 

@@ -33,7 +33,7 @@ def sample(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> None:
-    """`count` images of each class by the pipeline in folder `model` (or of that name on the hub), `size` pixels a side.
+    """`count` images of each class, `size` pixels a side, by the pipeline in folder `model` (or its name on the hub).
 
     Whatever is there already is kept, so that a run that was stopped can go on; every image has a seed of its own.
     """
@@ -71,7 +71,7 @@ def pipeline(model: str) -> Any:
     local = Path(model).is_dir()
     try:
         pipe = diffusers.DiffusionPipeline.from_pretrained(model, local_files_only=local, use_safetensors=True)
-    except (OSError, ValueError, EnvironmentError) as exc:
+    except (OSError, ValueError) as exc:
         where = "in this folder" if local else "in the local cache or on the hub"
         raise ConfigError(
             f"{model}: there is no text-to-image pipeline in safetensors form {where} ({str(exc).splitlines()[0]}). "

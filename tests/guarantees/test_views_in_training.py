@@ -154,7 +154,9 @@ def test_public_inputs_that_are_not_public_or_do_not_fit(sources: tuple[str, str
     with pytest.raises(DataError):
         train.prepare(data, replace(mixed, synthetic=_write(tmp_path / "large.npz", 40, seed=3, side=16)))
     with pytest.raises(DataError):
-        train.prepare(data, replace(mixed, synthetic=_write(tmp_path / "few.npz", 40, seed=3, labels=np.arange(40) % 3)))
+        train.prepare(
+            data, replace(mixed, synthetic=_write(tmp_path / "few.npz", 40, seed=3, labels=np.arange(40) % 3))
+        )
     with pytest.raises(ConfigError, match="at least one view"):
         replace(SETTINGS, k_base=0)
     assert not (tmp_path / "home" / "ledgers").exists(), "nothing is charged"
