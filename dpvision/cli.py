@@ -23,8 +23,6 @@ app = App(
 )
 data_app = App(name="data", help="Prepare data sets.")
 app.command(data_app)
-synth_app = App(name="synth", help="Make public images.")
-app.command(synth_app)
 
 Data = Annotated[str, Parameter(help="digits, an .npz, an image folder, a .csv or a packed store")]
 Out = Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the run, new or empty")]
@@ -429,7 +427,7 @@ def recipes(
         console.say(f"wrote {target}; use it with `dpvision train DATA --config {target}`")
 
 
-@synth_app.default
+@app.command
 def synth(
     *,
     model: Annotated[str, Parameter(help="folder of a text-to-image pipeline (diffusers), or its name on the hub")],
