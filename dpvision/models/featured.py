@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from dpvision.models.pieces import in_pieces
+
 PIECE = 8
 
 
 class Featured(nn.Module):
     """rest(features(x)). The prefix is frozen and works on each image alone, so features may be computed once.
 
-    They are computed for `piece` images at a time, filled up with blank ones: kernels are chosen by a batch's size, and
-    this way an image's features have the same bits whatever else is there. None: the prefix sees to that itself.
+    They are computed for `piece` images at a time, so that an image's features have the same bits whatever else is in
+    the batch. None: the prefix sees to that itself.
     """
 
     def __init__(self, prefix: nn.Module, rest: nn.Module, *, piece: int | None = PIECE) -> None:
@@ -44,9 +46,4 @@ def _features(x: Tensor, model: Featured) -> Tensor:
         return handle_torch_function(_features, (x,), x, model)
     if model.piece is None:
         return model.prefix(x)
-    found = []
-    for part in x.split(model.piece):
-        filled = x.new_zeros(model.piece, *x.shape[1:])
-        filled[: len(part)] = part
-        found.append(model.prefix(filled)[: len(part)])
-    return torch.cat(found)
+    return in_pieces(model.prefix, x, size=model.piece)

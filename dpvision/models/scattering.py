@@ -13,6 +13,9 @@ at more than ten times its rate. Pixels or frequencies come first, and last what
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -23,6 +26,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from dpvision.errors import ConfigError
 from dpvision.models import fourier
 from dpvision.models.morlet import local_means, morlets
+from dpvision.models.pieces import in_pieces
 
 ANGLES, SCALES = 8, 2
 STEP = 2**SCALES
@@ -56,19 +60,13 @@ class Scattering(nn.Module):
 
 
 def scatter(x: Tensor, by: Scattering) -> Tensor:
-    """The transform, always of the same number of images at a time, so that an image has the same bits in any batch.
+    """The transform, with the same bits for an image in any batch.
 
     It answers to torch's function protocol: a per-example engine sees one operation on the images.
     """
     if has_torch_function_unary(x):
         return handle_torch_function(scatter, (x,), x, by)
-    out = x.new_empty(len(x), *by.shape)
-    for start in range(0, len(x), by.together):
-        part = x[start : start + by.together]
-        missing = by.together - len(part)
-        filled = torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part
-        out[start : start + by.together] = _some(filled, by)[: len(part)]
-    return out
+    return in_pieces(partial(_some, by=by), x, size=by.together)
 
 
 def _some(x: Tensor, by: Scattering) -> Tensor:
@@ -82,33 +80,43 @@ def _some(x: Tensor, by: Scattering) -> Tensor:
 
 
 class Moduli(nn.Module):
-    """|x * psi_a| at every `step`-th pixel for the angles a: (rows, columns, k, n) to (.., .., angles, k, n)."""
+    """|x * psi_a| at every `step`-th pixel for the angles a: (rows, columns, k, n) to (.., .., angles, k, n).
+
+    Of the spectrum of a real image one half is computed; the other is its mirror image, with conjugate values. To take
+    every second pixel is to take the mean of the four frequencies that then can not be told apart.
+    """
 
     to_rows: Tensor
     to_columns: Tensor
-    wavelets: Tensor  # (frequencies and parts, angles, frequencies that fall together)
+    sources: Tensor  # where in the half spectrum the numbers stand that each wave is made of
+    wavelets: Tensor  # (frequencies and parts of the waves, angles, frequencies that fall together)
     from_columns: Tensor
     from_rows: Tensor
 
     def __init__(self, wavelets: NDArray[np.float64], *, step: int) -> None:
         super().__init__()
         self.angles, rows, columns = wavelets.shape
-        self.step, self.left = step, (rows // step, columns // step)
-        _keep(self, "to_rows", fourier.of_real(rows))
+        self.left = rows // step, columns // step
+        _keep(self, "to_rows", fourier.of_real(rows)[: rows + 2])
         _keep(self, "to_columns", fourier.of_pairs(columns))
         _keep(self, "from_columns", fourier.inverse(self.left[1]))
         _keep(self, "from_rows", fourier.inverse(self.left[0]))
-        blocks = wavelets.reshape(self.angles, step, self.left[0], step, self.left[1]).transpose(2, 4, 0, 1, 3)
-        together = blocks.reshape(-1, self.angles, step**2) / step**2
-        _keep(self, "wavelets", np.repeat(together, 2, axis=0))  # for real and imaginary parts
+        row, column = np.indices((rows, columns))
+        mirrored = row > rows // 2
+        place = np.where(mirrored, (rows - row) * columns + -column % columns, row * columns + column)
+        pairs = np.stack([2 * place, 2 * place + 1])
+        signs = np.stack([np.ones_like(row), np.where(mirrored, -1, 1)])
+        factors = _fold(wavelets[:, None] * signs / step**2, step)  # (r, c, together, angles, parts)
+        _keep(self, "wavelets", factors.transpose(0, 1, 4, 3, 2).reshape(-1, self.angles, step**2))
+        order = _fold(pairs, step).transpose(0, 1, 3, 2).reshape(-1)
+        self.register_buffer("sources", torch.from_numpy(order), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        (rows, columns), step, (r, c) = x.shape[:2], self.step, self.left
-        half = (self.to_rows @ x.view(rows, -1)).view(rows, 2 * columns, -1)
-        spectrum = _each(self.to_columns, half).view(step, r, step, c, 2, -1)
-        # Every second pixel in space is the mean of four frequencies each.
-        folded = spectrum.permute(1, 3, 4, 0, 2, 5).reshape(len(self.wavelets), step**2, -1)
-        waves = torch.bmm(self.wavelets, folded) if step > 1 else self.wavelets * folded
+        (rows, columns), (r, c) = x.shape[:2], self.left
+        half = (self.to_rows @ x.view(rows, -1)).view(rows // 2 + 1, 2 * columns, -1)
+        spectrum = _each(self.to_columns, half).flatten(0, 1)
+        folded = spectrum.index_select(0, self.sources).view(*self.wavelets.shape[::2], -1)
+        waves = torch.bmm(self.wavelets, folded) if folded.shape[1] > 1 else self.wavelets * folded
         half = _each(self.from_columns, waves.view(r, 2 * c, -1))
         real, imaginary = (self.from_rows @ half.view(2 * r, -1)).view(2, r, c, self.angles, *x.shape[2:])
         return (real * real).addcmul_(imaginary, imaginary).sqrt_()
@@ -128,6 +136,13 @@ class Smooth(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         half = (self.rows @ x.view(len(x), -1)).view(len(self.rows), x.shape[1], -1)
         return _each(self.columns, half).view(len(self.rows), len(self.columns), *x.shape[2:])
+
+
+def _fold(values: NDArray[Any], step: int) -> NDArray[Any]:
+    """(..., rows, columns) -> (rows / step, columns / step, step * step, ...): those that fall together in one axis."""
+    *others, rows, columns = values.shape
+    blocks = values.reshape(*others, step, rows // step, step, columns // step)
+    return np.moveaxis(blocks, (-3, -1, -4, -2), (0, 1, 2, 3)).reshape(rows // step, columns // step, step**2, *others)
 
 
 def _each(matrix: Tensor, blocks: Tensor) -> Tensor:
