@@ -111,7 +111,7 @@ def test_labels_are_mixed_by_the_share_of_the_pixels() -> None:
     out, targets = by_image(views, images, labels, coins_of(*range(10)))
     assert targets.shape == (10, 11, CLASSES) and targets.dtype == torch.float32
     as_float = from_bytes(images_public, torch.float32)
-    across = 0
+    across = mirrored = 0
     for i in range(10):
         one_hot = torch.eye(CLASSES)
         assert torch.equal(targets[i, :2], one_hot[labels[i]].expand(2, -1))
@@ -124,11 +124,13 @@ def test_labels_are_mixed_by_the_share_of_the_pixels() -> None:
                 if torch.equal(out[i, k], as_float[m]) or torch.equal(out[i, k], as_float[m].flip(-1))
             ]
             assert len(source) == 1 and torch.equal(targets[i, k], one_hot[labels_public[source[0]]])
+            mirrored += torch.equal(out[i, k], as_float[source[0]].flip(-1))
         for k in range(5, 11):
             a, b, l = _parents(out[i, k], out[i, :5])
             torch.testing.assert_close(targets[i, k], l * targets[i, a] + (1 - l) * targets[i, b], atol=1e-5, rtol=0)
-            across += a >= 2 > b
+            across += a >= 2 > b and 0.001 < l < 0.999
     assert across > 15, "private views are mixed with public images"
+    assert 5 < mirrored < 25, "public images are augmented too"
     assert torch.allclose(targets.sum(-1), torch.ones(10, 11))
 
 
