@@ -129,7 +129,7 @@ def train(
     release: Annotated[Literal["ema", "last"] | None, Parameter(help="which weights; chosen before training")] = None,
     seed: Annotated[int | None, Parameter(help="initial weights only; noise never has a seed")] = None,
     physical: Annotated[int | None, Parameter(help="images worked on at a time: memory against speed")] = None,
-    augment: Annotated[str | None, Parameter(help="what is done to views: crop,flip,cutout,colour,autoaugment")] = None,
+    augment: Annotated[str | None, Parameter(help="what is done to views: crop,flip,cutout,jitter,autoaugment")] = None,
     k_base: Annotated[int | None, Parameter(help="views of an image itself")] = None,
     k_self: Annotated[int | None, Parameter(help="mixtures of two of its other views")] = None,
     k_diff: Annotated[int | None, Parameter(help="public images beside it, from --synthetic")] = None,
