@@ -13,7 +13,9 @@ def scatter_linear() -> Config:
     Hardware and minutes: MEASURED_LINEAR
     Expect: EXPECT_LINEAR
     """
-    return Config(recipe="scatter-linear", model="scatter-linear", batch=8192, lr=4.0, momentum=0.9, clip=0.1)
+    return Config(
+        recipe="scatter-linear", model="scatter-linear", batch=8192, steps=300, lr=8.0, momentum=0.9, clip=0.1
+    )
 
 
 def scatter_cnn() -> Config:
@@ -24,4 +26,4 @@ def scatter_cnn() -> Config:
     Hardware and minutes: minutes on 2 CPU cores after the features; not measured yet.
     Expect: 69.3% on CIFAR-10 at epsilon 3 as published; no figure of our own yet.
     """
-    return Config(recipe="scatter-cnn", model="scatter-cnn", batch=8192, lr=4.0, momentum=0.9, clip=0.1)
+    return Config(recipe="scatter-cnn", model="scatter-cnn", batch=8192, steps=300, lr=4.0, momentum=0.9, clip=0.1)
