@@ -519,6 +519,8 @@ def _train_on(run: Any, prepared: Any) -> None:
     from dpvision.train import proceed
 
     alone, first = distributed.ranks() == 1, distributed.rank() == 0
+    with console.counting_bar("features") as progress:
+        prepared.warm(progress)
     with console.stoppable() as stop, console.training_bar(prepared.config.epsilon, shown=first) as watch:
         outcome = proceed(run, prepared, watch=watch, stop=stop)
     if not outcome.complete:

@@ -104,6 +104,13 @@ class Prepared:
         named = (identify(split)[1], str(self.config.model), self.config.part, weights, software())
         return Inputs(split, features.kept(parts.prefix, split, of=named, progress=progress))
 
+    def warm(self, progress: Progress) -> None:
+        """Compute features that are not there yet, where a frozen part makes some."""
+        model = self.model()
+        for split in (self.data.train, self.data.test):
+            if split is not None and self.split(model) is not None:
+                self.inputs(split, model, progress)
+
     def views(self) -> Views | None:
         """What an image is trained on, where that is not the image itself."""
         config = self.config
