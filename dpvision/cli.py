@@ -44,6 +44,7 @@ def plan(
     sigma: float | None = None,
     delta: float = 1e-5,
     confirm: Annotated[bool, Parameter(negative="", help="let dp-accounting confirm it (one second more)")] = False,
+    scale_down: Annotated[float | None, Parameter(help="also a rehearsal for public data, this much smaller")] = None,
     json: Json = False,
 ) -> None:
     """Noise from epsilon, or epsilon from noise; touches no data.
@@ -63,16 +64,24 @@ def plan(
     """
     from dpvision import console
     from dpvision.plan import plan as solve
+    from dpvision.plan import scaled_down
 
     answer = solve(n=n, batch=batch, steps=steps, epsilon=epsilon, sigma=sigma, delta=delta, confirm=confirm)
+    if scale_down is not None:
+        answer["rehearsal"] = scaled_down(answer, scale_down)
     if json:
         console.as_json(answer)
         return
-    rough = answer.pop("approximate")
+    rough, rehearsal = answer.pop("approximate"), answer.pop("rehearsal", None)
     rows = {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()}
     console.table(
         {**rows, "approximate": f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (no bound)"}
     )
+    if rehearsal is not None:
+        console.table(
+            {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in rehearsal.items()},
+            title="rehearsal",
+        )
 
 
 @app.command
@@ -100,7 +109,9 @@ def train(
     delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
     recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "default",
     config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
-    model: Annotated[str | None, Parameter(help="linear or small-cnn; by default by n")] = None,
+    model: Annotated[str | None, Parameter(help="see `dpvision recipes models`; by default by n")] = None,
+    part: Annotated[Literal["all", "head", "bias"] | None, Parameter(help="what is trained of the model")] = None,
+    pretrained: Annotated[Path | None, Parameter(help="public weights to start from, a .safetensors file")] = None,
     unit: Annotated[Literal["image", "person"] | None, Parameter(help="whom the guarantee protects")] = None,
     n: Annotated[int | None, Parameter(help="declare the public number of units")] = None,
     classes: Classes = None,
@@ -118,7 +129,16 @@ def train(
     release: Annotated[Literal["ema", "last"] | None, Parameter(help="which weights; chosen before training")] = None,
     seed: Annotated[int | None, Parameter(help="initial weights only; noise never has a seed")] = None,
     physical: Annotated[int | None, Parameter(help="images worked on at a time: memory against speed")] = None,
+    augment: Annotated[str | None, Parameter(help="what is done to views: crop,flip,cutout,jitter,autoaugment")] = None,
+    k_base: Annotated[int | None, Parameter(help="views of an image itself")] = None,
+    k_self: Annotated[int | None, Parameter(help="mixtures of two of its other views")] = None,
+    k_diff: Annotated[int | None, Parameter(help="public images beside it, from --synthetic")] = None,
+    mix_alpha: Annotated[float | None, Parameter(help="shares of a mixture are Beta(alpha, alpha)")] = None,
+    synthetic: Annotated[str | None, Parameter(help="public images of the same classes: .npz, folder, csv")] = None,
     checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
+    study: Annotated[
+        bool | None, Parameter(negative="", help="look at gradients before clipping, for you alone")
+    ] = None,
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
@@ -137,6 +157,8 @@ def train(
         "epsilon": epsilon,
         "delta": delta,
         "model": model,
+        "part": part,
+        "pretrained": None if pretrained is None else os.path.abspath(pretrained),
         "unit": unit,
         "n": n,
         "classes": _classes(classes),
@@ -154,7 +176,14 @@ def train(
         "release": release,
         "seed": seed,
         "physical": physical,
+        "augment": None if augment is None else [word.strip() for word in augment.split(",") if word.strip()],
+        "k_base": k_base,
+        "k_self": k_self,
+        "k_diff": k_diff,
+        "mix_alpha": mix_alpha,
+        "synthetic": synthetic if synthetic in (None, "digits") else os.path.abspath(synthetic),
         "checkpoint_every": checkpoint_every,
+        "study": study,
         "budget": budget,
     }
     from dpvision.config import merged, read_toml
@@ -173,7 +202,8 @@ def train(
         require_free(out)
 
     from dpvision import console, distributed
-    from dpvision.train import begin, prepare
+    from dpvision.prepare import prepare
+    from dpvision.train import begin
 
     distributed.start()
     prepared = prepare(source, settings)
@@ -341,6 +371,26 @@ def report(run: Path, /) -> None:
 
 
 @app.command
+def study(
+    *folders: Annotated[Path, Parameter(help="runs that were trained with --study")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="SVG file; not to be released")] = Path("gradients.svg"),
+) -> None:
+    """Draw how large gradients were before clipping, run beside run. For your eyes: nothing of it is private.
+
+    Example: `dpvision study runs/self-aug runs/dp-mix --out gradients.svg`
+    """
+    from dpvision import console
+    from dpvision.runs import Run
+    from dpvision.study import plot
+
+    if not folders:
+        raise ConfigError("study needs at least one run that was trained with --study.")
+    for name, deviation in plot([Run(Path(os.path.abspath(f))) for f in folders], out).items():
+        console.say(f"{name}: deviation over the weights {deviation:.4g}")
+    console.say(f"wrote {out} (for your eyes only)")
+
+
+@app.command
 def recipes(
     action: Annotated[Literal["list", "show", "copy"], Parameter(help="what to do")] = "list",
     name: str | None = None,
@@ -375,6 +425,43 @@ def recipes(
             raise ConfigError(f"{target}: exists already. Fix: another --out.")
         atomic.write(target, text, mode=0o644)
         console.say(f"wrote {target}; use it with `dpvision train DATA --config {target}`")
+
+
+@app.command
+def synth(
+    *,
+    model: Annotated[str, Parameter(help="folder of a text-to-image pipeline (diffusers), or its name on the hub")],
+    classes: Annotated[str, Parameter(help="names with commas between")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="image folder, for `train --synthetic`")],
+    prompts: Annotated[str, Parameter(help="what is asked for; {class} is the class")] = "a photo of a {class}",
+    count: Annotated[int, Parameter(help="images of each class")] = 1000,
+    size: Annotated[int, Parameter(help="pixels a side")] = 32,
+    steps: Annotated[int, Parameter(help="steps of the sampler")] = 25,
+    guidance: float = 7.5,
+    seed: int = 0,
+) -> None:
+    """Images from words, by a public text-to-image model. Nothing private is looked at.
+
+    Example: `dpvision synth --model sd-turbo/ --classes cat,dog --prompts "a photo of a {class}" --out synthetic`
+    """
+    from dpvision import console
+    from dpvision.synthesis.prompts import sample
+
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    with console.counting_bar("synthesising") as progress:
+        sample(
+            model,
+            out,
+            classes=names,
+            prompt=prompts,
+            count=count,
+            size=size,
+            steps=steps,
+            guidance=guidance,
+            seed=seed,
+            progress=progress,
+        )
+    console.say(f"wrote {out}; use it with `dpvision train DATA --recipe dp-mix-diff --synthetic {out}`")
 
 
 @data_app.command
@@ -432,6 +519,8 @@ def _train_on(run: Any, prepared: Any) -> None:
     from dpvision.train import proceed
 
     alone, first = distributed.ranks() == 1, distributed.rank() == 0
+    with console.counting_bar("features") as progress:
+        prepared.warm(progress)
     with console.stoppable() as stop, console.training_bar(prepared.config.epsilon, shown=first) as watch:
         outcome = proceed(run, prepared, watch=watch, stop=stop)
     if not outcome.complete:

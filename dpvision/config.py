@@ -18,7 +18,7 @@ from dpvision.privacy import calibrate
 from dpvision.privacy.events import Budget
 
 # Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
-UPKEEP = ("checkpoint_every", "budget")
+UPKEEP = ("checkpoint_every", "budget", "study")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Config:
 
     recipe: str = "default"
     model: str | None = None  # None: by n, see default_model
+    part: str = "all"  # what is trained of it: "all", "head" or "bias"; the rest keeps its first weights
+    pretrained: str | None = None  # a .safetensors file of public weights to start from
     # The guarantee.
     epsilon: float = 3.0
     delta: float = 1e-5
@@ -49,8 +51,16 @@ class Config:
     release: str = "ema"  # or "last"; fixed here, before training, never chosen by accuracy
     seed: int = 0  # initial weights only; noise and sampling come from the operating system's entropy
     physical: int | None = None  # images worked on at a time; None: as many as suit the memory and its caches
+    # What an image is trained on: K = k_base + k_diff + k_self views, averaged before clipping.
+    augment: tuple[str, ...] = ()  # what is done to each view: see dpvision/views
+    k_base: int = 1  # of the image itself
+    k_self: int = 0  # mixtures of two of its other views
+    k_diff: int = 0  # public images from `synthetic`
+    mix_alpha: float = 0.2  # shares of a mixture are Beta(alpha, alpha)
+    synthetic: str | None = None  # a public data set with the same classes
     # Upkeep.
     checkpoint_every: int = 25
+    study: bool = False  # look at gradients before clipping, into the operator's folder
     budget: float | None = None  # the data set's epsilon over all runs; None: the first run's epsilon
 
     def __post_init__(self) -> None:
@@ -58,10 +68,25 @@ class Config:
         _one_of("unit", self.unit, ("image", "person"))
         _one_of("release", self.release, ("ema", "last"))
         _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
-        for name in ("n", "batch", "steps", "sigma", "budget", "physical"):
+        _one_of("part", self.part, ("all", "head", "bias"))
+        for name in (
+            "n",
+            "batch",
+            "steps",
+            "sigma",
+            "budget",
+            "physical",
+            "lr",
+            "clip",
+            "checkpoint_every",
+            "mix_alpha",
+        ):
             _positive(name, getattr(self, name))
-        for name in ("lr", "clip", "checkpoint_every"):
-            _positive(name, getattr(self, name))
+        if min(self.k_base, self.k_self, self.k_diff) < 0 or self.views < 1:
+            raise ConfigError(
+                f"k_base is {self.k_base}, k_self {self.k_self} and k_diff {self.k_diff}: none may be below 0, and an "
+                "image needs at least one view."
+            )
         if not (0 <= self.momentum < 1 and 0 <= self.ema < 1):
             raise ConfigError(
                 f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1."
@@ -69,8 +94,20 @@ class Config:
         if self.batch is not None and self.n is not None and self.batch > self.n:
             raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch can not exceed n.")
 
+    @property
+    def views(self) -> int:
+        """K: how many views of an image there are."""
+        return self.k_base + self.k_self + self.k_diff
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether an image is its own only view, so that features of it can be computed once."""
+        return self.views == self.k_base == 1 and not self.augment
+
     def complete(self, n: int) -> Config:
         """All that was left open, from `n` units and nothing else."""
+        if self.k_diff and not self.synthetic:
+            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
         n = n if self.n is None else self.n
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
@@ -154,7 +191,7 @@ def _typed(key: str, value: Any, source: str) -> Any:
     if isinstance(value, list | tuple):
         if key == "size" and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
             return tuple(value)
-        if key == "classes" and all(isinstance(v, str) for v in value):
+        if key in ("classes", "augment") and all(isinstance(v, str) for v in value):
             return tuple(value)
         raise bad
     if key == "size" and isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -136,9 +136,10 @@ def show_findings(findings: dict[str, Any]) -> None:
 def show_training(prepared: Prepared) -> None:
     """The plan of a training, with what is public and how it is known."""
     from dpvision import distributed
+    from dpvision.inputs import units
+    from dpvision.prepare import images_per_second
     from dpvision.privacy import accountant, gdp
     from dpvision.report.figures import upper
-    from dpvision.train import images_per_second, units
 
     config, event = prepared.config, prepared.event()
     epsilon = accountant.epsilon(event, config.delta)

@@ -17,8 +17,8 @@ from torch import nn
 from dpvision import checkpoint, sealed
 from dpvision.data import load, load_images
 from dpvision.errors import DataError
+from dpvision.inputs import Inputs, guesses, to_tensor
 from dpvision.models import build
-from dpvision.train import guesses, to_tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> 
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     _same_shape(source, part.images.shape, made)
     labels = np.asarray(part.labels)
-    right = guesses(made.model, part) == labels
+    right = guesses(made.model, Inputs(part)) == labels
     counts = np.bincount(labels, minlength=len(made.classes))
     recalls = {
         name: {"images": int(counts[i]), "recall": float(right[labels == i].mean())}

@@ -59,6 +59,28 @@ def plan(
     return _answer(n, batch, PoissonGaussian(rate, sigma, steps), delta, solved_for=solved_for, confirm=confirm)
 
 
+def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
+    """A cheap rehearsal on public data: batch and sigma by `factor`, the same steps and the same noise in a step.
+
+    The noise of a mean gradient is sigma / batch, which stays; so do the steps. What changes is epsilon, which is much
+    larger: settings are found on public data this way and then used at full size (Sander et al. 2023, TAN).
+    """
+    if not factor >= 1:
+        raise ConfigError(f"scale-down is {factor:g}: it must be at least 1.")
+    batch = max(1, round(answer["batch"] / factor))
+    sigma = answer["sigma"] * batch / answer["batch"]
+    event = PoissonGaussian(batch / answer["n"], sigma, answer["steps"])
+    return {
+        "batch": batch,
+        "sigma": sigma,
+        "steps": answer["steps"],
+        "noise_of_the_mean": sigma / batch,
+        "images_per_step": batch / answer["batch"],
+        "epsilon": quick.epsilon(event, answer["delta"]),
+        "note": "for public data: with this little noise nothing private may be used",
+    }
+
+
 def _answer(
     n: int, batch: int, event: PoissonGaussian, delta: float, *, solved_for: str, confirm: bool
 ) -> dict[str, Any]:

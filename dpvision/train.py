@@ -1,11 +1,11 @@
 """Private training: the only place where private data meets the mechanism. It reads top to bottom as things happen.
 
-    prepare    read the data and complete the settings from public numbers; nothing is written or charged
+    prepare    (prepare.py) read the data, complete the settings from public numbers; nothing is written or charged
     begin      make the run folder and its key; nothing is charged yet
     proceed    charge the ledger, then train, then write what may be released; also how a run is resumed
 
-Follow one private image: `_fetcher` turns it into a tensor, `PrivateSum.step` draws, clips, sums and noises; nothing
-else in this file reads `data.train`. What depends on private data otherwise (the true batch size, losses, how many were
+Follow one private image: inputs.py turns it into views, `PrivateSum.step` draws, clips, sums and noises; nothing else
+in this file reads `data.train`. What depends on private data otherwise (the true batch size, losses, how many were
 clipped) goes to `operator/log.jsonl` and steers nothing.
 
 Under torchrun every rank runs through all of this with the data of its own share; rank 0 alone charges, adds noise and
@@ -24,23 +24,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import atomic, checkpoint, distributed, runs, sealed
+from dpvision import atomic, checkpoint, distributed, runs, sealed, study
 from dpvision.config import Config, merged
-from dpvision.data import Dataset, Split, identify, load
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
-from dpvision.mechanism.clip import STYLES, ClippedSum, Seen, verify
-from dpvision.mechanism.private_sum import Fetch, PrivateSum
-from dpvision.mechanism.sampling import PoissonSampler, by_person
+from dpvision.inputs import Inputs, accuracy, fetcher, units
+from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
+from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
-from dpvision.models import build
+from dpvision.prepare import Prepared, each_loss, prepare
 from dpvision.privacy import overlap, quick
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import Charge, ledger_of
@@ -57,41 +53,10 @@ CHANGEABLE = (
     "steps",
     "sigma",
     "batch",
-    *("physical", "checkpoint_every"),
+    *("physical", "checkpoint_every", "study"),
 )
 METRIC_POINTS = 20
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A training that could begin: the data, the complete settings, and which public facts the data itself gave."""
-
-    source: str
-    data: Dataset
-    config: Config
-    read_off: tuple[str, ...]
-    fingerprint: str  # of the records in any order: finds the ledger
-    in_order: str  # of the records in their order: coins are drawn by place, so it belongs to the branch
-    sketch: tuple[str, ...]  # some digests of images: finds other accounts about the same ones
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        height, width, channels = self.data.train.images.shape[1:]
-        return channels, height, width
-
-    @property
-    def sampler(self) -> PoissonSampler:
-        config = self.config
-        assert config.batch and config.n and config.steps  # complete
-        return PoissonSampler(config.batch, config.n, config.steps)
-
-    def event(self) -> Event:
-        assert self.config.sigma
-        return self.sampler.event(self.config.sigma)
-
-    def model(self) -> nn.Module:
-        assert self.config.model
-        return build(self.config.model, self.shape, classes=len(self.data.classes), seed=self.config.seed)
+METRIC_RECORDS = 2000  # of the test split, at every point but the last
 
 
 @dataclass(frozen=True)
@@ -114,24 +79,6 @@ class Outcome:
     private: bool
 
 
-def prepare(source: str, config: Config) -> Prepared:
-    """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
-    data = load(
-        source,
-        classes=config.classes,
-        size=config.size,
-        channels=config.channels,
-        skip_broken=config.skip_broken,
-    )
-    if config.unit == "person" and data.train.persons is None:
-        raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
-    public = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
-    read_off = data.inferred if config.n or public else (*data.inferred, f"number of {config.unit}s")
-    complete = config.complete(units(data.train, config.unit))
-    fingerprint, in_order, digests = identify(data.train)
-    return Prepared(source, data, complete, read_off, fingerprint, in_order, overlap.sketch(digests))
-
-
 def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> runs.Run:
     """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`."""
     team = distributed.team()
@@ -151,7 +98,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
     runs.require_free(folder)
     _require_room(prepared)
     model = prepared.model()
-    verify(model, each_loss, prepared.shape, len(prepared.data.classes))
+    prepared.require_separable()
     key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
     key.keep(runs.key_path(key_name))
     facts = {
@@ -159,6 +106,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
         "fingerprint": prepared.fingerprint,
         "in_order": prepared.in_order,
+        "public": prepared.public,
         "read_off": list(prepared.read_off),
         "shape": list(prepared.shape),
         "class_names": list(prepared.data.classes),
@@ -175,7 +123,9 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         private=key.private,
         config=prepared.config,
     )
-    state = replace(state, branch=branch_name(state, prepared.config, data=prepared.in_order, key=key.label(key_name)))
+    state = replace(
+        state, branch=branch_name(state, prepared.config, data=prepared.everything, key=key.label(key_name))
+    )
     return runs.create(folder, prepared.config, facts, state.dump())
 
 
@@ -207,7 +157,7 @@ def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
 
 def _require_same(prepared: Prepared, team: Team) -> None:
     """Ranks with other data or settings would add up sums that do not belong together."""
-    team.require_same({"the training data": prepared.in_order, "the settings": prepared.config.hash()})
+    team.require_same({"the training data": prepared.everything, "the settings": prepared.config.hash()})
 
 
 def _require_same_data(facts: dict[str, Any], prepared: Prepared) -> None:
@@ -215,6 +165,11 @@ def _require_same_data(facts: dict[str, Any], prepared: Prepared) -> None:
         raise LedgerMismatch(
             f"{prepared.source}: the training data, or its order, changed since the run began, so going on with the "
             "same noise would show the difference. Fix: restore the data, or start a new run."
+        )
+    if prepared.public != facts.get("public", {}):
+        raise LedgerMismatch(
+            f"{prepared.source}: the public weights or images changed since the run began. Fix: restore them, or start "
+            "a new run."
         )
 
 
@@ -266,13 +221,31 @@ def _proceed(
     seen = Seen()
     clip = STYLES[config.clip_style](config.clip)
     clipped_sum = ClippedSum(
-        model, each_loss, clip=clip, physical=config.physical, watch=seen, one_view=config.unit == "image"
+        prepared.learner(model),
+        each_loss,
+        clip=clip,
+        physical=config.physical,
+        watch=seen,
+        one_view=config.unit == "image" and config.views == 1,
     )
-    private_sum = PrivateSum(sampler, clipped_sum, key, sigma=config.sigma, charge=charge, first=state.first, team=team)
-    everyone, fetch = units(prepared.data.train, config.unit), _fetcher(prepared.data.train, config.unit)
+    private_sum = PrivateSum(
+        sampler,
+        clipped_sum,
+        key,
+        sigma=config.sigma,
+        charge=charge,
+        first=state.first,
+        team=team,
+        views=config.views,
+    )
+    everyone = units(prepared.data.train, config.unit)
+    fetch = fetcher(prepared.data.train, config.unit, prepared.inputs(prepared.data.train, model), prepared.views())
+    test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
     marks = {max(1, round(i * sampler.steps / METRIC_POINTS)) for i in range(1, METRIC_POINTS + 1)}
+    looks = study.marks(sampler.steps) if config.study else {}
     if team.first:
         _drop_after(run.metrics, state.step)
+        _drop_after(study.file(run), state.step)
         _drop_after(run.operator / "log.jsonl", state.step)
     began, images = time.monotonic(), 0
     for number in range(state.step, sampler.steps):
@@ -286,8 +259,11 @@ def _proceed(
             continue
         images += tally["images"]
         runs.append_json(run.operator / "log.jsonl", {"step": state.step, **tally})
+        if state.step in looks:
+            line = study.look(clipped_sum, fetch, everyone)
+            runs.append_json(study.file(run), {"step": state.step, "share": looks[state.step], **line})
         if state.step in marks:
-            runs.append_json(run.metrics, _metrics(state, prepared, model))
+            runs.append_json(run.metrics, _metrics(state, prepared, model, test))
         if state.step % config.checkpoint_every == 0:
             state.save(run)
         watch(Progress(state.step, sampler.steps, _epsilon_at_mark(state, prepared, marks), images))
@@ -302,7 +278,7 @@ def _proceed(
 def _charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
     """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk."""
     config, facts = prepared.config, run.facts()
-    state, key = same_or_new_branch(State.load(run.state, model), config, data=prepared.in_order)
+    state, key = same_or_new_branch(State.load(run.state, model), config, data=prepared.everything)
     team.text(state.key)
     team.wait()  # for all to find the key: without it, nothing need be charged
     ledger = ledger_of(prepared.fingerprint)
@@ -342,73 +318,6 @@ def _await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Tea
     return state, key, charge
 
 
-def images_per_second(prepared: Prepared) -> float:
-    """How fast this machine would go, from random images: no private image is touched."""
-    clipped_sum = ClippedSum(prepared.model(), each_loss, clip=1.0, physical=prepared.config.physical)
-    count = min(prepared.config.physical or 1024, prepared.sampler.batch)
-    images, targets = torch.rand(count, *prepared.shape), torch.zeros(count, dtype=torch.int64)
-    clipped_sum(images[:2], targets[:2], [1, 1])  # the first call sets things up
-    began = time.perf_counter()
-    clipped_sum(images, targets, [1] * count)
-    return count / (time.perf_counter() - began)
-
-
-def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One cross-entropy per image; targets are classes or shares of classes."""
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def units(split: Split, unit: str) -> int:
-    """How many there are: for the sampler's coins, and for `n` where it was not declared."""
-    if unit == "image":
-        return len(split.labels)
-    assert split.persons is not None
-    return len(np.unique(split.persons))
-
-
-def to_tensor(images: NDArray[Any]) -> Tensor:
-    """(N, H, W, C) in 0..255 or 0..1 -> (N, C, H, W) in [-1, 1], by fixed numbers: never by statistics of the data."""
-    scale = 255.0 if images.dtype == np.uint8 else 1.0
-    tensor = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
-    return (tensor / scale - 0.5) / 0.5
-
-
-def accuracy(model: nn.Module, split: Split) -> float:
-    """Share of the split's images that the model gets right."""
-    return float((guesses(model, split) == np.asarray(split.labels)).mean())
-
-
-def guesses(model: nn.Module, split: Split, *, physical: int = 1024) -> NDArray[np.int64]:
-    """The class that the model gives each image."""
-    found = []
-    for start in range(0, len(split.labels), physical):
-        part = slice(start, start + physical)
-        with torch.no_grad():
-            found.append(model(to_tensor(np.asarray(split.images[part]))).argmax(1).numpy())
-    return np.concatenate(found)
-
-
-def _fetcher(split: Split, unit: str) -> Fetch:
-    """Images and labels of the units drawn; a person's images follow each other."""
-    if unit == "image":
-
-        def of_images(drawn: NDArray[np.int64]) -> tuple[Tensor, Tensor, list[int]]:
-            labels = torch.from_numpy(np.asarray(split.labels[drawn], dtype=np.int64))
-            return to_tensor(split.images[drawn]), labels, [1] * len(drawn)
-
-        return of_images
-    assert split.persons is not None
-    images_of = by_person(split.persons)
-
-    def of_persons(drawn: NDArray[np.int64]) -> tuple[Tensor, Tensor, list[int]]:
-        parts = [images_of(int(person)) for person in drawn]
-        rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        labels = torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64))
-        return to_tensor(split.images[rows]), labels, [len(p) for p in parts]
-
-    return of_persons
-
-
 def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
     """The operator's tallies of one step over all ranks, on rank 0; the others keep their own."""
     units, images = tally["units"], tally["images"]
@@ -440,12 +349,15 @@ def _epsilon_at_mark(state: State, prepared: Prepared, marks: set[int]) -> float
     return quick.epsilon(event_so_far(replace(state, step=ahead)), prepared.config.delta)
 
 
-def _metrics(state: State, prepared: Prepared, model: nn.Module) -> dict[str, Any]:
+def _metrics(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None) -> dict[str, Any]:
+    """Accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
     line: dict[str, Any] = {"step": state.step, "epsilon": quick.epsilon(event_so_far(state), prepared.config.delta)}
-    if prepared.data.test is not None:
+    if test is not None:
+        most = None if state.step == prepared.sampler.steps else METRIC_RECORDS
+        line["test_images"] = min(len(test), most or len(test))
         for name, weights in (("ema", state.ema), ("last", state.weights)):
             vector_to_parameters(weights, trainable(model))
-            line[f"test_accuracy_{name}"] = accuracy(model, prepared.data.test)
+            line[f"test_accuracy_{name}"] = accuracy(prepared.learner(model), test, most=most)
     return line
 
 

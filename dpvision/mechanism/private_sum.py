@@ -7,6 +7,9 @@ built without a charge whose event is the sampler's own, and the charge exists o
 With several ranks, unit i belongs to rank i % ranks and has its coin there, from a stream of that rank alone: still one
 coin per unit and step at the same rate, so the event is the same. The clipped sums of all ranks meet on rank 0, which
 adds the noise once; every rank gets the same noisy sum.
+
+What is random in a unit's views comes from the key as well, from a seed that is fresh for each step and used with the
+unit's own number: secret, independent of the coins and the noise, and for one unit whatever the others are.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.privacy.ledger import Charge
 
-# (indices of the units drawn) -> their images, targets, and how many consecutive images each unit has.
-Fetch = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor, list[int]]]
+# (indices of the units drawn, seed of their views) -> images, targets, and how many consecutive images each unit has.
+Fetch = Callable[[NDArray[np.int64], int], tuple[Tensor, Tensor, list[int]]]
 
 
 class PrivateSum:
@@ -43,6 +46,7 @@ class PrivateSum:
         charge: Charge,
         first: int,
         team: Team = ALONE,
+        views: int = 1,
     ) -> None:
         if charge.event != sampler.event(sigma, first=first):
             raise PrivacyError(
@@ -51,6 +55,7 @@ class PrivateSum:
         self._sampler, self._clipped_sum, self._key = sampler, clipped_sum, key
         self._sigma, self._branch, self._next = sigma, charge.id, first
         self._team = team
+        self._units_at_a_time = max(1, clipped_sum.part // views)
 
     def step(self, number: int, units: int, fetch: Fetch) -> Tensor:
         """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank."""
@@ -59,7 +64,7 @@ class PrivateSum:
                 f"step {number} is done or outside of what was charged: {self._next} to {self._sampler.steps} are left."
             )
         self._next = number + 1  # each step once: the same noise on two sums would show their difference
-        share = self._clipped_sum.sum(self._in_parts(self._drawn(number, units), fetch)).cpu()
+        share = self._clipped_sum.sum(self._in_parts(number, self._drawn(number, units), fetch)).cpu()
         total = self._team.total(share)
         noisy = torch.empty_like(share) if total is None else self._noisy(total, number)
         return self._team.from_first(noisy) / self._sampler.batch
@@ -70,11 +75,14 @@ class PrivateSum:
         coins = self._key.stream("sampling", step=number, rank=rank, branch=self._branch)
         return rank + ranks * self._sampler.draw(len(range(rank, units, ranks)), coins)
 
-    def _in_parts(self, drawn: NDArray[np.int64], fetch: Fetch) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    def _in_parts(
+        self, number: int, drawn: NDArray[np.int64], fetch: Fetch
+    ) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """A few units at a time, so that memory does not grow with the batch."""
-        part = self._clipped_sum.part
-        for start in range(0, len(drawn), part):
-            yield fetch(drawn[start : start + part])
+        words = self._key.stream("views", step=number, branch=self._branch).words(2)
+        seed = int(words[0]) << 64 | int(words[1])
+        for start in range(0, len(drawn), self._units_at_a_time):
+            yield fetch(drawn[start : start + self._units_at_a_time], seed)
 
     def _noisy(self, total: Tensor, number: int) -> Tensor:
         """On rank 0 only, so once in a step."""

@@ -10,25 +10,53 @@ import torch
 from torch import nn
 
 from dpvision.errors import ConfigError
+from dpvision.models.dpmix_cnn import dpmix_cnn
+from dpvision.models.featured import Featured
+from dpvision.models.parts import PARTS, train_only
+from dpvision.models.pretrained import load_public
+from dpvision.models.resnet9 import resnet9
+from dpvision.models.scatter import scatter_cnn, scatter_linear
 from dpvision.models.small import linear, small_cnn
+from dpvision.models.small_alexnet import small_alexnet
+from dpvision.models.tanh_cnn import tanh_cnn
+from dpvision.models.timm_models import PREFIX, timm_model
+from dpvision.models.vit import dinov2_vits14, head_only, vit_tiny
 from dpvision.models.wide_resnet import wide_resnet
+
+__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "head_only", "load_public", "train_only"]
 
 Shape = tuple[int, int, int]
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "dinov2-vits14": dinov2_vits14,
+    "dinov2-vits14-112": partial(dinov2_vits14, side=112),
+    "dinov2-vits14-224": partial(dinov2_vits14, side=224),
+    "dpmix-cnn": dpmix_cnn,
     "linear": linear,
+    "resnet-9": resnet9,
+    "resnet-9-small": partial(resnet9, width=16),
+    "scatter-cnn": scatter_cnn,
+    "scatter-linear": scatter_linear,
+    "small-alexnet": small_alexnet,
     "small-cnn": small_cnn,
+    "tanh-cnn": tanh_cnn,
+    "vit-tiny": vit_tiny,
     "wrn-16-4": partial(wide_resnet, depth=16, width=4),
     "wrn-40-4": partial(wide_resnet, depth=40, width=4),
 }
 
 
 def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
-    """The model with weights drawn from `seed`, for images (channels, height, width) scaled to [-1, 1]."""
-    if name not in MODELS:
+    """The model with weights drawn from `seed`, for images (channels, height, width) scaled to [-1, 1].
+
+    "timm:NAME" is NAME of the timm library.
+    """
+    if name not in MODELS and not name.startswith(PREFIX):
         near = difflib.get_close_matches(name, MODELS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(sorted(MODELS))}."
         raise ConfigError(f"there is no model named {name!r}.{hint}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if name.startswith(PREFIX):
+            return timm_model(name.removeprefix(PREFIX), shape, classes)
         return MODELS[name](shape, classes)

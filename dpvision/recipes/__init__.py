@@ -8,13 +8,27 @@ from collections.abc import Callable
 from dpvision.config import Config
 from dpvision.errors import ConfigError
 from dpvision.recipes.default import default
+from dpvision.recipes.finetune import finetune_all, finetune_head
 from dpvision.recipes.linear import linear
+from dpvision.recipes.scatter import scatter_cnn, scatter_linear
+from dpvision.recipes.scratch import dp_mix_diff, dp_mix_self, dp_sgd, pure_dp_mix_diff, self_aug
 from dpvision.recipes.small_cnn import small_cnn
+from dpvision.recipes.tanh import tanh_cnn
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "default": default,
     "linear": linear,
     "small-cnn": small_cnn,
+    "scatter-linear": scatter_linear,
+    "scatter-cnn": scatter_cnn,
+    "tanh-cnn": tanh_cnn,
+    "dp-sgd": dp_sgd,
+    "self-aug": self_aug,
+    "dp-mix-self": dp_mix_self,
+    "dp-mix-diff": dp_mix_diff,
+    "pure-dp-mix-diff": pure_dp_mix_diff,
+    "finetune-head": finetune_head,
+    "finetune-all": finetune_all,
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import version
+from pathlib import PurePath
+from types import NoneType
 from typing import Any
 
 from dpvision import sealed
@@ -47,7 +49,13 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "adjacency": wording.ZERO_OUT if f"number of {config.unit}s" in facts["read_off"] else wording.ADD_OR_REMOVE,
         "public_facts": _public_facts(facts, config),
         "sampler": _sampler(config),
-        "mechanism": {"clip": config.clip, "sigma": config.sigma, "noise": NOISE if secret else FIXED_NOISE},
+        "public_inputs": facts["public"],
+        "mechanism": {
+            "clip": config.clip,
+            "sigma": config.sigma,
+            "views": config.views,
+            "noise": NOISE if secret else FIXED_NOISE,
+        },
         "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
         "guarantee": figures,
         "attack_success": [
@@ -58,10 +66,14 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "accuracy": last_accuracy(read(run), release=config.release),
         "tuning": wording.TUNING,
         "not_covered": wording.not_covered(
-            unit=config.unit, read_off=facts["read_off"], fixed_key=not secret, ledger=account is not None
+            unit=config.unit,
+            read_off=facts["read_off"],
+            public=facts["public"],
+            fixed_key=not secret,
+            ledger=account is not None,
         )
         + wording.other_fixed_keys(facts["run"], account),
-        "config": to_dict(config),
+        "config": _settings(config),
         "config_hash": config.hash(),
         "weights_digest": weights,
         "software": _software(),
@@ -83,7 +95,25 @@ def _facts(run: Run) -> dict[str, Any]:
     for key in ("read_off", "class_names"):
         if not all(isinstance(v, str) for v in facts[key]):
             raise DataError(f"{run.operator / 'run.json'}: {key} must be a list of texts.")
-    return {key: facts[key] for key in kinds}
+    return {"public": _public_inputs(run, facts.get("public", {})), **{key: facts[key] for key in kinds}}
+
+
+def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
+    """Weights and images that went in beside the private data, by file name and digest."""
+    kinds = {"file": str, "digest": str, "images": int}
+    named = isinstance(found, dict) and set(found) <= {"pretrained", "synthetic"}
+    if not named or not all(
+        isinstance(entry, dict) and all(isinstance(value, kinds.get(key, NoneType)) for key, value in entry.items())
+        for entry in found.values()
+    ):
+        raise DataError(f"{run.operator / 'run.json'}: public is not what a run writes.")
+    return found
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Without the folders of the operator's machine."""
+    found = to_dict(config)
+    return found | {key: PurePath(found[key]).name for key in ("pretrained", "synthetic") if key in found}
 
 
 def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:

@@ -25,6 +25,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
             "test accuracy of the released weights",
             percent(accuracy["released_test_accuracy"]) if accuracy else "unknown",
         ),
+        ("test accuracy of the average and of the last weights", _both(accuracy)),
     ]
     if data_set:
         rows.append(
@@ -33,6 +34,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
     rows += [
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
+        ("views of an image", f"{card['mechanism']['views']:,}, averaged before clipping"),
         ("clipping norm", setting(card["mechanism"]["clip"])),
         ("noise multiplier sigma", setting(card["mechanism"]["sigma"])),
         ("noise", card["mechanism"]["noise"]),
@@ -40,6 +42,10 @@ def figures(card: dict[str, Any]) -> list[Row]:
         ("run", plain(card["run"])),
     ]
     return rows
+
+
+def _both(accuracy: dict[str, Any] | None) -> str:
+    return " and ".join(percent(accuracy["test"][k]) for k in ("ema", "last")) if accuracy else "unknown"
 
 
 def attack(card: dict[str, Any]) -> list[Row]:
@@ -54,11 +60,15 @@ def public(card: dict[str, Any]) -> list[Row]:
     facts = card["public_facts"]
     units = "images" if card["unit"] == "image" else "persons"
     shape = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}".join(str(int(v)) for v in facts["image_shape"]["value"])
-    return [
+    rows: list[Row] = [
         (f"number of {units}", f"{facts['n']['value']:,}", facts["n"]["known"]),
         ("classes", f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
         ("image: channels, height, width", shape, facts["image_shape"]["known"]),
     ]
+    for kind, entry in card["public_inputs"].items():
+        what = "weights to start from" if kind == "pretrained" else f"synthetic images ({entry.get('images', 0):,})"
+        rows.append((what, plain(str(entry.get("file"))), f"given; digest {plain(str(entry.get('digest')))[:16]}"))
+    return rows
 
 
 def accountant(card: dict[str, Any]) -> list[Row]:

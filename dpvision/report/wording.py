@@ -45,7 +45,9 @@ def sentence(card: dict[str, Any]) -> str:
     )
 
 
-def not_covered(*, unit: str, read_off: Sequence[str], fixed_key: bool, ledger: bool) -> list[str]:
+def not_covered(
+    *, unit: str, read_off: Sequence[str], public: dict[str, dict[str, Any]], fixed_key: bool, ledger: bool
+) -> list[str]:
     """What epsilon says nothing about."""
     said = []
     if fixed_key:
@@ -62,6 +64,12 @@ def not_covered(*, unit: str, read_off: Sequence[str], fixed_key: bool, ledger: 
     if unit == "image":
         said.append("The unit is one image. Someone with several images in the training data is protected less.")
     said += [_read_off(fact) for fact in read_off]
+    for kind, entry in public.items():
+        what = "Weights to start from" if kind == "pretrained" else "Synthetic images"
+        said.append(
+            f"{what} came from {entry.get('file')!r} and are taken as public. Epsilon does not cover what they tell: "
+            "nobody checked whether they were made from images of the training data."
+        )
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")
     return said

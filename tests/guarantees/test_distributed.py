@@ -75,7 +75,7 @@ def _step(sampler: PoissonSampler, step: int, units: int, team: Team) -> tuple[l
     """Who takes part in one step, and what it releases."""
     found: list[int] = []
 
-    def fetch(drawn):
+    def fetch(drawn, _seed):
         found.extend(drawn.tolist())
         return torch.from_numpy(drawn), torch.empty(0), [1] * len(drawn)
 

@@ -37,7 +37,7 @@ def _sum(charge: Charge, *, key: Key | None = None, sigma: float = SIGMA, first:
     return PrivateSum(SAMPLER, clipped_sum, key or Key.for_tests("x"), sigma=sigma, charge=charge, first=first)
 
 
-def _fetch(drawn: np.ndarray) -> tuple[Tensor, Tensor, list[int]]:
+def _fetch(drawn: np.ndarray, _seed: int) -> tuple[Tensor, Tensor, list[int]]:
     images = torch.linspace(-1, 1, 40)[drawn].reshape(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     return images, torch.from_numpy(drawn % 10), [1] * len(drawn)
 

@@ -16,6 +16,7 @@ from dpvision.config import Config
 from dpvision.console import account_notes
 from dpvision.errors import DataError, PrivacyError
 from dpvision.inference import predict, released
+from dpvision.inputs import Inputs, fetcher
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import overlap
 from dpvision.privacy.ledger import ledger_of
@@ -121,7 +122,8 @@ def test_persons_are_units(tmp_path: Path) -> None:
     np.savez(source, train_persons=persons, **arrays)
     prepared = train.prepare(str(source), Config(epsilon=3.0, unit="person", batch=6, steps=10))
     assert prepared.config.n == 12 and prepared.sampler.rate == 0.5
-    images, labels, views = train._fetcher(prepared.data.train, "person")(np.array([2, 7]))
+    split = prepared.data.train
+    images, labels, views = fetcher(split, "person", Inputs(split), None)(np.array([2, 7]), 0)
     assert views == [5, 5] and len(images) == len(labels) == 10
     run = train.begin(prepared, tmp_path / "run")
     assert train.proceed(run, prepared).complete

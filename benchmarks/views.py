@@ -1,0 +1,55 @@
+"""How long views take on one core: crops and flips for a batch of CIFAR's size, AutoAugment, mixtures."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from benchmarks.results import Figure, main
+from dpvision.views import Coins, Views
+
+SHAPE = (3, 32, 32)
+CLASSES = 10
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> float:
+    work()  # the first call sets things up
+    found = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return statistics.median(found)
+
+
+def measure(quick: bool) -> list[Figure]:
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    pixels = torch.from_numpy(rng.integers(0, 256, (4096, *SHAPE), dtype=np.uint8))
+    images, labels = (pixels.float() / 255 - 0.5) / 0.5, torch.arange(4096) % CLASSES
+    public = (pixels[:1000], labels[:1000])
+
+    def seconds(views: Views, count: int) -> float:
+        coins = Coins(1, np.arange(count))
+        return _seconds(lambda: views(images[:count], labels[:count], coins), 3 if quick else 9)
+
+    shift = Views(("crop", "flip"), base=16, classes=CLASSES)
+    auto = Views(("autoaugment",), base=1, classes=CLASSES)
+    colours = Views(("jitter", "grayscale"), base=1, classes=CLASSES)
+    resized = Views(("resized-crop", "flip"), base=1, classes=CLASSES)
+    mixed = Views(("crop", "flip"), base=16, diff=2, self_mix=18, classes=CLASSES, public=public)
+    return [
+        Figure("crop and flip, 1024 images x 16 views", seconds(shift, 1024), high=0.5, unit="s"),
+        Figure("AutoAugment, 4096 images", seconds(auto, 4096), high=2.0, unit="s"),
+        Figure("colour jitter and greyness, 4096 images", seconds(colours, 4096), unit="s"),
+        Figure("resized crop and flip, 4096 images", seconds(resized, 4096), unit="s"),
+        Figure("DP-Mix_Diff, 1024 images x (16 + 2 + 18) views", seconds(mixed, 1024), unit="s"),
+    ]
+
+
+if __name__ == "__main__":
+    main("views", measure, about="CPU seconds for views of 32x32 colour images, one thread, medians.")

@@ -1,0 +1,92 @@
+"""What a network gets of the records: pixels scaled by fixed numbers, or features that a frozen part made of them once.
+
+Follow one private image: `Inputs` makes a tensor of it, `fetcher` makes views of that tensor for the unit it belongs
+to, and the result goes to the clipped sum. Every step is a function of the unit alone and of coins tossed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpvision.data import Split
+from dpvision.mechanism.private_sum import Fetch
+from dpvision.mechanism.sampling import by_person
+from dpvision.views import Coins, Views
+
+
+def to_tensor(images: NDArray[Any]) -> Tensor:
+    """(N, H, W, C) in 0..255 or 0..1 -> (N, C, H, W) in [-1, 1], by fixed numbers: never by statistics of the data."""
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    tensor = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
+    return (tensor / scale - 0.5) / 0.5
+
+
+class Inputs:
+    """The records of a split as the network sees them, a few at a time."""
+
+    def __init__(self, split: Split, features: NDArray[np.float32] | None = None) -> None:
+        self.labels = split.labels
+        self._images, self._features = split.images, features
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __call__(self, rows: NDArray[np.int64] | slice) -> Tensor:
+        if self._features is not None:
+            return torch.from_numpy(np.array(self._features[rows]))
+        return to_tensor(np.asarray(self._images[rows]))
+
+
+def guesses(model: nn.Module, inputs: Inputs, *, most: int | None = None, physical: int = 1024) -> NDArray[np.int64]:
+    """The class that the model gives each record, or each of the first `most`."""
+    found, count = [], len(inputs) if most is None else min(most, len(inputs))
+    for start in range(0, count, physical):
+        with torch.no_grad():
+            found.append(model(inputs(slice(start, min(start + physical, count)))).argmax(1).numpy())
+    return np.concatenate(found)
+
+
+def accuracy(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> float:
+    """Share of the records, or of the first `most`, that the model gets right."""
+    found = guesses(model, inputs, most=most)
+    return float((found == np.asarray(inputs.labels[: len(found)])).mean())
+
+
+def units(split: Split, unit: str) -> int:
+    """How many there are: for the sampler's coins, and for `n` where it was not declared."""
+    if unit == "image":
+        return len(split.labels)
+    assert split.persons is not None
+    return len(np.unique(split.persons))
+
+
+def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fetch:
+    """Views and targets of the units drawn; those of one image follow each other, and so do a person's images."""
+    images_of: Callable[[int], NDArray[np.int64]]
+    if unit == "person":
+        assert split.persons is not None
+        images_of = by_person(split.persons)
+    else:
+        images_of = lambda i: np.array([i])  # noqa: E731
+
+    def fetch(drawn: NDArray[np.int64], seed: int) -> tuple[Tensor, Tensor, list[int]]:
+        if unit == "image":
+            rows, counts = drawn, np.ones(len(drawn), dtype=np.int64)
+        else:
+            parts = [images_of(int(i)) for i in drawn]
+            rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+            counts = np.array([len(p) for p in parts], dtype=np.int64)
+        images, labels = inputs(rows), torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64))
+        if views is None:
+            return images, labels, counts.tolist()
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        made, targets = views(images, labels, Coins(seed, np.repeat(drawn, counts), places))
+        return made, targets, (counts * views.count).tolist()
+
+    return fetch

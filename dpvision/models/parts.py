@@ -1,0 +1,43 @@
+"""Which weights are trained: all, the head alone, or the biases and the head."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dpvision.errors import ConfigError
+from dpvision.models.featured import Featured
+
+PARTS = ("all", "head", "bias")
+
+
+def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
+    """Set `requires_grad` of every parameter. A prefix of fixed features stays frozen whatever the part.
+
+    all     everything
+    head    the classifier: the last linear layer
+    bias    every bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
+    """
+    name = name or type(model).__name__
+    if part not in PARTS:
+        raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
+    able = {n for n, _ in model.named_parameters() if not (isinstance(model, Featured) and n.startswith("prefix."))}
+    chosen = able if part == "all" else {n for n in able if n.startswith(head_of(model, name=name) + ".")}
+    if part == "bias":
+        biases = {n for n in able if n.rpartition(".")[2] == "bias"}
+        if biases <= chosen:
+            raise ConfigError(f"{name}: it has no bias but its head's, so part 'bias' is part 'head'. Fix: use 'head'.")
+        chosen = chosen | biases
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter_name in chosen)
+
+
+def head_of(model: nn.Module, *, name: str = "") -> str:
+    """The name of the classifier inside the model: its last linear layer."""
+    linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if isinstance(model, Featured):
+        linears = [n for n in linears if n == "rest" or n.startswith("rest.")]
+    if not linears:
+        raise ConfigError(
+            f"{name or type(model).__name__}: it has no linear layer, so part 'head' means nothing. Fix: train 'all'."
+        )
+    return linears[-1]

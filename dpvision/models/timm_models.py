@@ -1,0 +1,40 @@
+"""Networks of the timm library by name, such as "timm:vit_tiny_patch16_224". It is loaded only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from torch import nn
+
+from dpvision.errors import ConfigError
+
+PREFIX = "timm:"
+
+
+def timm_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The network with random weights and a head of zeros; public weights come from a file, never from the net."""
+    timm = _timm()
+    try:
+        model = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
+    except (RuntimeError, ValueError, TypeError, AssertionError) as exc:
+        raise ConfigError(
+            f"timm can not make {name!r} for {shape[0]} channels ({exc}). Fix: see timm.list_models()."
+        ) from exc
+    head = model.get_classifier()
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(f"timm's {name!r} ends in {type(head).__name__}, not in a linear layer. Fix: another model.")
+    nn.init.zeros_(head.weight)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+    return model
+
+
+def _timm() -> ModuleType:
+    try:
+        return importlib.import_module("timm")
+    except Exception as exc:  # torchvision beside another build of torch fails in many ways
+        raise ConfigError(
+            f'models named "{PREFIX}..." need timm and torchvision, which can not be imported here ({exc}). '
+            'Fix: pip install "dpvision[timm]", with a torchvision made for this torch.'
+        ) from exc

@@ -1,0 +1,219 @@
+"""A training that could begin: data read, settings completed from public numbers, network and views chosen.
+
+Nothing here is random, writes to the run or touches the ledger. Public inputs (weights to start from, synthetic images)
+are named by their digests, so that a run that is resumed with other ones becomes a branch of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpvision import features
+from dpvision.config import Config
+from dpvision.data import Dataset, Split, identify, load
+from dpvision.errors import ConfigError
+from dpvision.inputs import Inputs, fetcher, to_tensor, units
+from dpvision.mechanism.clip import ClippedSum, verify
+from dpvision.mechanism.sampling import PoissonSampler
+from dpvision.models import Featured, build, load_public, train_only
+from dpvision.models.head import head_alone, require_last
+from dpvision.privacy import overlap
+from dpvision.privacy.events import Event
+from dpvision.state import software
+from dpvision.views import Views
+
+Progress = Callable[[int, int], None]
+
+
+def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One cross-entropy per image; targets are classes or shares of classes."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data, the complete settings, and which public facts the data itself gave."""
+
+    source: str
+    data: Dataset
+    config: Config
+    read_off: tuple[str, ...]
+    fingerprint: str  # of the records in any order: finds the ledger
+    in_order: str  # of the records in their order: coins are drawn by place, so it belongs to the branch
+    sketch: tuple[str, ...]  # some digests of images: finds other accounts about the same ones
+    public: dict[str, dict[str, Any]] = field(default_factory=dict)  # what else goes in: name -> file and digest
+    synthetic: Split | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        height, width, channels = self.data.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def sampler(self) -> PoissonSampler:
+        config = self.config
+        assert config.batch and config.n and config.steps  # complete
+        return PoissonSampler(config.batch, config.n, config.steps)
+
+    def event(self) -> Event:
+        assert self.config.sigma
+        return self.sampler.event(self.config.sigma)
+
+    @property
+    def everything(self) -> str:
+        """Names all that is trained on, private and public."""
+        return self.in_order + (json.dumps(self.public, sort_keys=True) if self.public else "")
+
+    def model(self) -> nn.Module:
+        """The network with its first weights; what is not trained is frozen."""
+        config = self.config
+        assert config.model
+        model = build(config.model, self.shape, classes=len(self.data.classes), seed=config.seed)
+        if config.pretrained:
+            load_public(model, Path(config.pretrained))
+        train_only(model, config.part)
+        return model
+
+    def split(self, model: nn.Module) -> Featured | None:
+        """The same network as a frozen part and the rest, where images come as they are: features are computed once."""
+        if not self.config.as_it_is:
+            return None
+        return head_alone(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
+
+    def learner(self, model: nn.Module) -> nn.Module:
+        """What the clipped sum differentiates: all of the model, or what stands behind the frozen part."""
+        parts = self.split(model)
+        return model if parts is None else parts.rest
+
+    def inputs(self, split: Split, model: nn.Module, progress: Progress = lambda *_: None) -> Inputs:
+        """What `learner` gets of a split."""
+        parts = self.split(model)
+        if parts is None:
+            return Inputs(split)
+        weights = str(self.public.get("pretrained", {}).get("digest", self.config.seed))
+        named = (identify(split)[1], str(self.config.model), self.config.part, weights, software())
+        return Inputs(split, features.kept(parts.prefix, split, of=named, progress=progress))
+
+    def warm(self, progress: Progress) -> None:
+        """Compute features that are not there yet, where a frozen part makes some."""
+        model = self.model()
+        for split in (self.data.train, self.data.test):
+            if split is not None and self.split(model) is not None:
+                self.inputs(split, model, progress)
+
+    def views(self) -> Views | None:
+        """What an image is trained on, where that is not the image itself."""
+        config = self.config
+        if config.as_it_is:
+            return None
+        public = None
+        if self.synthetic is not None:
+            labels = torch.from_numpy(np.asarray(self.synthetic.labels, dtype=np.int64))
+            public = (to_tensor(np.asarray(self.synthetic.images)), labels)
+        return Views(
+            augment=config.augment,
+            base=config.k_base,
+            self_mix=config.k_self,
+            diff=config.k_diff,
+            alpha=config.mix_alpha,
+            classes=len(self.data.classes),
+            public=public,
+        )
+
+    def require_separable(self) -> None:
+        """By trial on random images: no layer mixes the images of a batch, and every gradient is right."""
+        model, classes = self.model(), len(self.data.classes)
+        parts = self.split(model)
+        if parts is None:
+            verify(model, each_loss, self.shape, classes)
+        else:
+            require_last(model, parts, self.shape)
+            features.require_separate(parts.prefix, self.shape)
+            verify(parts.rest, each_loss, features.shape_of(parts.prefix, self.shape), classes)
+
+
+def prepare(source: str, config: Config) -> Prepared:
+    """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
+    data = load(
+        source,
+        classes=config.classes,
+        size=config.size,
+        channels=config.channels,
+        skip_broken=config.skip_broken,
+    )
+    if config.unit == "person" and data.train.persons is None:
+        raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
+    known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
+    read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
+    complete = config.complete(units(data.train, config.unit))
+    fingerprint, in_order, digests = identify(data.train)
+    public: dict[str, dict[str, Any]] = {}
+    synthetic = None
+    if config.synthetic:
+        synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
+    sketch = overlap.sketch(digests)
+    prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic)
+    model = prepared.model()  # unknown names, wrong files and impossible parts are told now
+    prepared.views()
+    if config.pretrained:
+        public["pretrained"] = {"file": Path(config.pretrained).name, "digest": load_public(model, config.pretrained)}
+    return prepared
+
+
+def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
+    """Public images of the same classes and size, none of which is among the private ones."""
+    height, width, channels = data.train.images.shape[1:]
+    found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
+    _, in_order, digests = identify(found)
+    same = sum(d in private for d in digests)
+    if same:
+        raise ConfigError(
+            f"{source}: {same:,} of its images are in the private data too, so they are not public. Fix: give images "
+            "that were made or collected without the private data."
+        )
+    return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}
+
+
+def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
+    """How fast this machine would go, from random images with all their views: no private image is touched."""
+    model, views, config = prepared.model(), prepared.views(), prepared.config
+    learner, parts = prepared.learner(model), prepared.split(model)
+    shape = features.shape_of(parts.prefix, prepared.shape) if parts else prepared.shape
+    one_view = config.unit == "image" and config.views == 1
+    clipped_sum = ClippedSum(learner, each_loss, clip=1.0, physical=config.physical, one_view=one_view)
+    least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
+    count, rate = least, 0.0
+    while True:
+        images, labels = torch.rand(count, *shape) * 2 - 1, np.zeros(count, dtype=np.int64)
+        split = Split(np.zeros((count, 1, 1, 1), dtype=np.uint8), labels, None)
+        fetch = fetcher(split, "image", _Ready(split, images), views)
+        clipped_sum.sum([fetch(np.arange(count), 0)])  # the first call sets things up
+        began = time.perf_counter()
+        clipped_sum.sum([fetch(np.arange(count), 0)])
+        rate = count / (time.perf_counter() - began)
+        most = max(1, min(prepared.sampler.batch, clipped_sum.part // config.views))
+        wanted = max(1, min(most, int(rate * seconds / 2)))
+        if wanted <= 2 * count:
+            return rate
+        count = wanted
+
+
+class _Ready(Inputs):
+    """Inputs that are there already."""
+
+    def __init__(self, split: Split, images: Tensor) -> None:
+        super().__init__(split)
+        self._ready = images
+
+    def __call__(self, rows: Any) -> Tensor:
+        return self._ready[rows]

@@ -1,0 +1,29 @@
+"""Public weights, adapted privately: De et al. 2022, DP-Mix (Bao et al. 2023), BitFiT (Bu et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dpvision.config import Config
+
+
+def finetune_head() -> Config:
+    """A linear classifier on the features of a public vision transformer; features are computed once.
+
+    Paper: De et al. 2022 (fine-tuning the classifier layer); DINOv2 ViT-S/14 as the public network.
+    Command: dpvision train DATA --epsilon 3 --recipe finetune-head --pretrained dinov2.safetensors
+    Hardware and minutes: features at about 14 images per second on 2 CPU cores, once; then seconds.
+    Expect: no figure of our own yet.
+    """
+    return Config(recipe="finetune-head", model="dinov2-vits14", part="head", lr=4.0, momentum=0.9)
+
+
+def finetune_all() -> Config:
+    """All weights of a public vision transformer.
+
+    Paper: De et al. 2022 (fine-tuning all layers).
+    Command: dpvision train DATA --epsilon 3 --recipe finetune-all --pretrained dinov2.safetensors
+    Hardware and minutes: meant for an accelerator; a small subset runs on a CPU.
+    Expect: no figure of our own yet.
+    """
+    return replace(finetune_head(), recipe="finetune-all", part="all", lr=0.5, momentum=0.0)

@@ -1,0 +1,1 @@
+"""Public images that no private image had a part in."""

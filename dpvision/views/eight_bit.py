@@ -1,0 +1,140 @@
+"""Pillow's operations on batches of 8-bit images, (N, C, H, W) with 1 or 3 channels, each image with its own strength.
+
+Every result equals Pillow's, bit by bit: the same whole numbers, the same float32 or float64 steps where Pillow leaves
+whole numbers, the same rounding towards zero. All sums are of whole numbers, so exact in any order. What a geometric
+operation brings in from outside of the image is grey.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GREY = 128
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """[-1, 1] -> 0..255, to the nearest; what is outside goes to the end, and what is not a number becomes grey."""
+    return images.nan_to_num(nan=0.0).mul(0.5).add(0.5).mul(255).round().clamp(0, 255).to(torch.uint8)
+
+
+def from_bytes(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """0..255 -> [-1, 1]. An image that came from bytes gets its bits back."""
+    return (images.to(dtype) / 255.0 - 0.5) / 0.5
+
+
+def affine(images: Tensor, matrices: Tensor) -> Tensor:
+    """Image.transform(AFFINE), nearest neighbour: pixel (x, y) comes from (a x + b y + c, d x + e y + f), grey outside.
+
+    `matrices` is (N, 6). Coordinates are of pixels' centres, in fixed point with 16 bits after the point.
+    """
+    count, channels, height, width = images.shape
+    a, b, c, d, e, f = matrices.double().unbind(1)
+    starts = torch.stack([c + a * 0.5 + b * 0.5, f + d * 0.5 + e * 0.5], dim=1)
+    a, b, d, e = (_fixed(value).view(-1, 1, 1) for value in (a, b, d, e))
+    start_x, start_y = (_fixed(value).view(-1, 1, 1) for value in starts.unbind(1))
+    x, y = torch.arange(width), torch.arange(height).unsqueeze(1)
+    from_x, from_y = (start_x + a * x + b * y) >> 16, (start_y + d * x + e * y) >> 16
+    inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+    places = (from_y.clamp(0, height - 1) * width + from_x.clamp(0, width - 1)).view(count, 1, -1)
+    found = images.flatten(2).gather(2, places.expand(-1, channels, -1)).view_as(images)
+    return torch.where(inside.unsqueeze(1), found, torch.tensor(GREY, dtype=torch.uint8))
+
+
+def invert(images: Tensor) -> Tensor:
+    return 255 - images
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Invert what is at the threshold or above."""
+    return torch.where(images.int() < threshold.view(-1, 1, 1, 1), images, 255 - images)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keep the highest bits of every pixel."""
+    return images & (256 - 2 ** (8 - bits)).to(torch.uint8).view(-1, 1, 1, 1)
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Stretch each channel from its darkest and brightest pixel to 0 and 255."""
+    flat = images.flatten(2)
+    low, high = flat.amin(2, keepdim=True).double(), flat.amax(2, keepdim=True).double()
+    levels = torch.arange(256, dtype=torch.float64)
+    scale = levels[255] / torch.where(high > low, high - low, 255.0)  # 255.0 / x would be 255.0 * (1 / x) in torch
+    stretched = (levels * scale + -low * scale).clamp(0, 255).floor()
+    return _looked_up(images, torch.where(high > low, stretched, levels))
+
+
+def equalize(images: Tensor) -> Tensor:
+    """Spread each channel's levels so that their histogram is as flat as it can be."""
+    counts = histograms(images)
+    levels = torch.arange(256)
+    brightest = torch.where(counts > 0, levels, 0).amax(2, keepdim=True)
+    step = (counts.sum(2, keepdim=True) - counts.gather(2, brightest)) // 255
+    darker = counts.cumsum(2) - counts
+    spread = ((step // 2 + darker) // step.clamp(min=1)).clamp(max=255)
+    return _looked_up(images, torch.where(step > 0, spread, levels))
+
+
+def colour(images: Tensor, factor: Tensor) -> Tensor:
+    """ImageEnhance.Color: away from each pixel's grey. Nothing changes where there are no colours."""
+    return images if images.shape[1] == 1 else blend(luma(images), images, factor)
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """ImageEnhance.Contrast: away from the image's mean grey."""
+    greys = luma(images).flatten(1)
+    mean = (greys.sum(1, dtype=torch.int64).double() / greys.shape[1] + 0.5).floor()
+    return blend(mean.view(-1, 1, 1, 1), images, factor)
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """ImageEnhance.Brightness: away from black."""
+    return blend(torch.zeros(1, dtype=torch.uint8), images, factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """ImageEnhance.Sharpness: away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the edge stays as it is."""
+    smooth = images.clone()
+    if min(images.shape[2:]) >= 3:
+        whole = images.to(torch.int16)
+        rows = whole[:, :, :-2] + whole[:, :, 1:-1] + whole[:, :, 2:]
+        sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * whole[:, :, 1:-1, 1:-1]
+        smooth[:, :, 1:-1, 1:-1] = ((2 * sums + 13) // 26).to(torch.uint8)
+    return blend(smooth, images, factor)
+
+
+def blend(reference: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    """Image.blend: reference + factor * (image - reference) in float32, cut to 0..255, rounded towards zero."""
+    low = reference.float()
+    return (low + factor.float().view(-1, 1, 1, 1) * (images.float() - low)).clamp(0, 255).to(torch.uint8)
+
+
+def luma(images: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N, 1, H, W): Image.convert("L")."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images.int().split(1, dim=1)
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)
+
+
+def histograms(images: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N, C, 256): how many pixels of each channel have each level."""
+    count, channels = images.shape[:2]
+    found = torch.bincount(_places(images).flatten(), minlength=count * channels * 256)
+    return found.view(count, channels, 256)
+
+
+def _looked_up(images: Tensor, table: Tensor) -> Tensor:
+    """Each pixel through the (N, C, 256) table of its channel."""
+    return table.to(torch.uint8).flatten().take(_places(images)).view_as(images)
+
+
+def _places(images: Tensor) -> Tensor:
+    """Where each pixel's level is in a flat (N, C, 256) table."""
+    count, channels = images.shape[:2]
+    return images.flatten(2).long() + 256 * torch.arange(count * channels).view(count, channels, 1)
+
+
+def _fixed(values: Tensor) -> Tensor:
+    return (values * 65536 + 0.5).floor().long()

@@ -1,0 +1,75 @@
+"""A model in two parts: the first fixed, the second trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpvision.mechanism.clip import verify
+from dpvision.models import Featured, build, head_only
+from dpvision.models.vit import Vit
+from tests.mechanism.clip.oracle import each_loss
+
+
+def _featured() -> Featured:
+    torch.manual_seed(0)
+    return Featured(nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5)), nn.Sequential(nn.Tanh(), nn.Linear(6, 3)))
+
+
+def test_the_rest_on_features_is_the_whole() -> None:
+    model, x = _featured(), torch.randn(5, 4)
+    by_hand = torch.tanh(x @ model.prefix[0].weight.T + model.prefix[0].bias)
+    assert torch.allclose(model(x), by_hand @ model.rest[1].weight.T + model.rest[1].bias, atol=1e-6)
+    assert torch.equal(model(x), model.rest(model.features(x)))
+
+
+def test_only_the_rest_can_be_trained() -> None:
+    model, x = _featured(), torch.randn(5, 4, requires_grad=True)
+    model(x).sum().backward()
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {"rest.1.weight", "rest.1.bias"}
+    assert all(p.grad is None for p in model.prefix.parameters()) and x.grad is None
+    assert model.rest[1].weight.grad is not None
+
+
+def test_the_prefix_draws_nothing_even_in_training() -> None:
+    model, x = _featured().train(), torch.randn(5, 4)
+    assert model.training and model.rest.training and not model.prefix.training
+    assert torch.equal(model.features(x), model.features(x))
+
+
+class _Counts(nn.Module):
+    """How many images came at a time, as a feature beside their sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([torch.full((len(x),), float(len(x))), x.flatten(1).sum(1)], dim=1)
+
+
+def test_features_are_computed_for_the_same_number_of_images_at_a_time() -> None:
+    model = Featured(_Counts(), nn.Linear(2, 1), piece=4)
+    for count in (0, 1, 4, 5, 11):
+        x = torch.rand(count, 3)
+        assert torch.equal(model.features(x), torch.stack([torch.full((count,), 4.0), x.sum(1)], dim=1))
+    assert Featured(_Counts(), nn.Linear(2, 1), piece=None).features(torch.rand(5, 3))[0, 0] == 5
+
+
+def _vit() -> Vit:
+    model = build("vit-tiny", (3, 16, 16), classes=5, seed=0)
+    assert isinstance(model, Vit)
+    return model
+
+
+def test_an_image_has_the_same_features_in_any_batch() -> None:
+    torch.set_num_threads(2)
+    parts = (head_only(_vit()), build("scatter-cnn", (3, 16, 16), classes=5, seed=0))
+    x = torch.rand(19, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for model in parts:
+        assert isinstance(model, Featured)
+        together = model.features(x)
+        assert torch.equal(model.features(x.flip(0)).flip(0), together)
+        assert torch.equal(model.features(x.contiguous(memory_format=torch.channels_last)), together)
+        for place in (0, 7, 18):
+            assert torch.equal(model.features(x[place : place + 1])[0], together[place])
+
+
+def test_a_frozen_transformer_passes_the_trial() -> None:
+    verify(head_only(_vit()), each_loss, (3, 16, 16), 5)

@@ -1,0 +1,87 @@
+"""The scattering transform beside kymatio's, and what training relies on: the same bits for an image in any batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dpvision.errors import ConfigError
+from dpvision.models.scattering import CHANNELS, Scattering
+
+
+def _images(count: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
+    """Noise on coarse blocks: some of every frequency."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, shape[0], 4, 4, generator=generator)
+    blocks = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="nearest")
+    return (blocks + torch.rand(count, *shape, generator=generator)) - 1
+
+
+def _kymatio(shape: tuple[int, int]) -> Any:
+    """Its numpy front end, imported by itself."""
+    from kymatio.scattering2d.frontend.numpy_frontend import ScatteringNumPy2D
+
+    return ScatteringNumPy2D(J=2, shape=shape, L=8, max_order=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32), (2, 30, 41), (1, 9, 8)])
+def test_equal_to_kymatio(shape: tuple[int, int, int]) -> None:
+    images = _images(5, shape)
+    expected = _kymatio(shape[1:])((images.numpy() + 1) / 2)
+    found = Scattering(shape)(images).numpy()
+    assert found.shape == (5, shape[0] * CHANNELS, shape[1] // 4, shape[2] // 4)
+    assert np.abs(found - expected.reshape(found.shape)).max() <= 1e-5 * np.abs(expected).max()
+    for channel in range(CHANNELS):  # each on its own scale too: those of second order are small
+        one, other = found.reshape(expected.shape)[:, :, channel], expected[:, :, channel]
+        assert np.abs(one - other).max() <= 1e-4 * np.abs(other).max()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_image_has_the_same_bits_in_any_batch(threads: int) -> None:
+    scattering, images = Scattering((3, 32, 32)), _images(37, (3, 32, 32))
+    torch.set_num_threads(threads)
+    together = scattering(images)
+    for place in (0, 1, 7, 8, 35, 36):
+        assert torch.equal(scattering(images[place : place + 1])[0], together[place])
+    assert torch.equal(scattering(images.flip(0)), together.flip(0))
+    assert torch.equal(scattering(images.contiguous(memory_format=torch.channels_last)), together)
+
+
+def test_no_images_and_images_that_are_no_numbers() -> None:
+    scattering, images = Scattering((1, 28, 28)), _images(3, (1, 28, 28))
+    assert scattering(images[:0]).shape == (0, 81, 7, 7)
+    broken = images.clone()
+    broken[1] = float("nan")
+    found = scattering(broken)
+    assert bool(found[1].isnan().all()) and torch.equal(found[[0, 2]], scattering(images)[[0, 2]])
+
+
+def test_in_float64_it_is_as_exact_as_its_filters() -> None:
+    images = _images(2, (1, 28, 28))
+    single, double = Scattering((1, 28, 28))(images), Scattering((1, 28, 28)).double()(images.double())
+    assert double.dtype == torch.float64
+    assert float((single - double).abs().max()) <= 1e-6 * float(double.abs().max())
+
+
+def test_filters_are_not_weights() -> None:
+    scattering = Scattering((1, 28, 28))
+    assert not scattering.state_dict() and not list(scattering.parameters())
+    with torch.device("meta"):  # where a released model is sketched before its file is believed
+        sketched = Scattering((1, 28, 28))
+    assert torch.equal(sketched.fine.wavelets, scattering.fine.wavelets)
+
+
+def test_a_constant_image_has_no_detail() -> None:
+    found = Scattering((1, 32, 32))(torch.full((1, 1, 32, 32), 0.5))
+    assert torch.allclose(found[0, 0], torch.tensor(0.75), rtol=1e-4)  # the window sums to one
+    assert float(found[0, 1:].abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 28), (3, 32, 300)])
+def test_sides_that_it_does_not_take(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="8 to 256 pixels"):
+        Scattering(shape)
