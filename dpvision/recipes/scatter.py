@@ -10,8 +10,8 @@ def scatter_linear() -> Config:
 
     Paper: Tramèr and Boneh 2021 (Handcrafted-DP); normalised in each image alone instead of by statistics of the data.
     Command: dpvision train mnist.npz --epsilon 3 --recipe scatter-linear
-    Hardware and minutes: MEASURED_LINEAR
-    Expect: EXPECT_LINEAR
+    Hardware and minutes: 2 CPU cores; MNIST 1.7 min, Fashion-MNIST 2.8 min beside other work, features included.
+    Expect at epsilon 3: MNIST 98.6%, Fashion-MNIST 89.2% (single runs).
     """
     return Config(
         recipe="scatter-linear", model="scatter-linear", batch=8192, steps=300, lr=8.0, momentum=0.9, clip=0.1
