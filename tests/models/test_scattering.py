@@ -85,3 +85,15 @@ def test_a_constant_image_has_no_detail() -> None:
 def test_sides_that_it_does_not_take(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="8 to 256 pixels"):
         Scattering(shape)
+
+
+def test_gradients_of_the_pixels_for_who_attacks_the_features() -> None:
+    """Along a random direction, beside a difference of values."""
+    scattering, images = Scattering((1, 8, 8)).double(), _images(2, (1, 8, 8)).double()
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.randn(images.shape, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 81, 2, 2, generator=generator, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((scattering(images.requires_grad_()) * weights).sum(), images)
+    with torch.no_grad():
+        ahead, behind = ((scattering(images + h * direction) * weights).sum() for h in (1e-6, -1e-6))
+    assert float((gradient * direction).sum()) == pytest.approx(float((ahead - behind) / 2e-6), rel=1e-6)
