@@ -367,3 +367,35 @@ def test_parts_that_are_computed_again_use_the_moved_weights() -> None:
     moves = Public(perturbations=[torch.randn(112), torch.randn(112)])
     a, b = (ClippedSum(m, each_loss, clip=1.0)(images, targets, [2, 2], moves) for m in (again, once))
     assert float((a - b).norm()) <= 1e-6 * float(b.norm())
+
+
+class _Activated(nn.Module):
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.head, self.which = nn.Linear(5, 7), nn.Linear(7, 10), which
+        self.silu = nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        if self.which == "silu in place":
+            self.silu(y)  # what it gives back is not used: the input itself must have changed
+        elif self.which == "sigmoid in place":
+            y.sigmoid_()
+        elif self.which == "expit":
+            y = torch.special.expit(y)
+        else:
+            y = (y.abs() + 0.1) ** 1.3
+        return self.head(y)
+
+
+@pytest.mark.parametrize("which", ["silu in place", "sigmoid in place", "expit", "power"])
+def test_activations_have_the_same_bits_and_gradients_in_any_batch(which: str) -> None:
+    torch.manual_seed(1)
+    model, images, targets = _Activated(which), torch.randn(64, 5), torch.randint(0, 10, (64,))
+    engine = ClippedSum(model, each_loss, clip=1.0)
+    together = engine.gradients(images, targets, [1] * 64)
+    for count in (1, 9, 31, 63):
+        assert torch.equal(engine.gradients(images[:count], targets[:count], [1] * count), together[:count])
+    expected = unit_gradients(model, images[:8], targets[:8], [1] * 8)
+    assert torch.allclose(together[:8].double(), expected, atol=1e-5)

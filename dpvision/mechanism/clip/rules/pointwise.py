@@ -27,7 +27,7 @@ def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -
         return otherwise(current, func, input, *args, **kwargs)
     x, count = plain(input), input.numel()
     if kwargs.pop("inplace", False):
-        return x.copy_(pointwise(current, func, input, *args, **kwargs))
+        return x.copy_(pointwise(current, func, input.clone(), *args, **kwargs))
     if count % VECTOR == 0:
         return func(x, *args, **kwargs)
     return func(F.pad(x.reshape(-1), (0, -count % VECTOR)), *args, **kwargs)[:count].view(x.shape)
@@ -36,4 +36,4 @@ def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -
 @rule_for(*_IN_PLACE)
 def in_place(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     """By the rule of the same function that leaves its input alone, and then into the input."""
-    return plain(input).copy_(pointwise(current, _IN_PLACE[func], input, *args, **kwargs))
+    return plain(input).copy_(pointwise(current, _IN_PLACE[func], input.clone(), *args, **kwargs))
