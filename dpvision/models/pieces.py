@@ -20,7 +20,8 @@ def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: int) -> 
     def one(piece: Tensor) -> Tensor:
         torch.set_num_threads(1)
         with torch.set_grad_enabled(graph):  # a thread has a mode of its own
-            filled = torch.cat([piece, piece.new_zeros(size - len(piece), *piece.shape[1:])])
+            blanks = size - len(piece)
+            filled = torch.cat([piece, piece.new_zeros(blanks, *piece.shape[1:])]) if blanks else piece
             return function(filled.contiguous())[: len(piece)]
 
     pieces = x.split(size)
