@@ -20,8 +20,9 @@ def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: int) -> 
     def one(piece: Tensor) -> Tensor:
         torch.set_num_threads(1)
         with torch.set_grad_enabled(graph):  # a thread has a mode of its own
-            filled = torch.cat([piece, piece.new_zeros(size - len(piece), *piece.shape[1:])])
-            return function(filled.contiguous())[: len(piece)]
+            filled = x.new_zeros(size, *x.shape[1:])  # also laid out in memory in one way, whatever x is
+            filled[: len(piece)] = piece
+            return function(filled)[: len(piece)]
 
     pieces = x.split(size)
     try:

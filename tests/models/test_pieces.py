@@ -48,3 +48,21 @@ def test_a_failure_is_told_and_leaves_the_threads_as_they_were() -> None:
     with pytest.raises(ValueError, match="no"):
         in_pieces(fails, torch.rand(9, 3), size=4)
     assert torch.get_num_threads() == 2
+
+
+def test_pieces_lie_in_memory_in_one_way() -> None:
+    """With one channel two orders are the same, but their strides are not, and kernels are chosen by strides."""
+    seen: list[tuple[int, ...]] = []
+
+    def note(x: Tensor) -> Tensor:
+        seen.append(x.stride())
+        return x
+
+    for channels in (1, 3):
+        plain = torch.rand(8, channels, 5, 5)
+        strides = (channels * 25, 1, 5 * channels, channels)
+        other = plain.contiguous(memory_format=torch.channels_last).as_strided(plain.shape, strides)
+        for x in (plain, other, other[:3]):
+            assert torch.equal(in_pieces(note, x, size=4), x)
+        assert set(seen) == {(channels * 25, 25, 5, 1)}
+        seen.clear()
