@@ -102,7 +102,7 @@ class Prepared:
             return Inputs(split)
         weights = str(self.public.get("pretrained", {}).get("digest", self.config.seed))
         named = (identify(split)[1], str(self.config.model), self.config.part, weights, software())
-        return Inputs(split, features.kept(parts.prefix, split, of=named, progress=progress))
+        return Inputs(split, features.kept(parts, split, of=named, progress=progress))
 
     def warm(self, progress: Progress) -> None:
         """Compute features that are not there yet, where a frozen part makes some."""
@@ -138,8 +138,8 @@ class Prepared:
             verify(model, each_loss, self.shape, classes)
         else:
             require_last(model, parts, self.shape)
-            features.require_separate(parts.prefix, self.shape)
-            verify(parts.rest, each_loss, features.shape_of(parts.prefix, self.shape), classes)
+            features.require_separate(parts, self.shape)
+            verify(parts.rest, each_loss, features.shape_of(parts, self.shape), classes)
 
 
 def prepare(source: str, config: Config) -> Prepared:
@@ -188,7 +188,7 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
     """How fast this machine would go, from random images with all their views: no private image is touched."""
     model, views, config = prepared.model(), prepared.views(), prepared.config
     learner, parts = prepared.learner(model), prepared.split(model)
-    shape = features.shape_of(parts.prefix, prepared.shape) if parts else prepared.shape
+    shape = features.shape_of(parts, prepared.shape) if parts else prepared.shape
     one_view = config.unit == "image" and config.views == 1
     clipped_sum = ClippedSum(learner, each_loss, clip=1.0, physical=config.physical, one_view=one_view)
     least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
