@@ -109,7 +109,7 @@ def train(
     delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
     recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "default",
     config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
-    model: Annotated[str | None, Parameter(help="see `dpvision recipes models`; by default by n")] = None,
+    model: Annotated[str | None, Parameter(help="such as wrn-16-4 or scatter-linear; by default by n")] = None,
     part: Annotated[Literal["all", "head", "bias"] | None, Parameter(help="what is trained of the model")] = None,
     pretrained: Annotated[Path | None, Parameter(help="public weights to start from, a .safetensors file")] = None,
     unit: Annotated[Literal["image", "person"] | None, Parameter(help="whom the guarantee protects")] = None,

@@ -9,7 +9,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -121,9 +121,14 @@ class Config:
             sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
         return replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
 
+    def without_folders(self) -> Config:
+        """Public inputs by file name alone: what may be released does not show the operator's folders."""
+        pretrained, synthetic = (v and PurePath(v).name for v in (self.pretrained, self.synthetic))
+        return replace(self, pretrained=pretrained, synthetic=synthetic)
+
     def hash(self) -> str:
         """Names the settings that shape the result; says nothing about the data."""
-        shaping = {k: v for k, v in to_dict(self).items() if k not in UPKEEP}
+        shaping = {k: v for k, v in to_dict(self.without_folders()).items() if k not in UPKEEP}
         return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """A training that could begin: data read, settings completed from public numbers, network and views chosen.
 
 Nothing here is random, writes to the run or touches the ledger. Public inputs (weights to start from, synthetic images)
-are named by their digests, so that a run that is resumed with other ones becomes a branch of its own.
+are named by their digests: a run can not be resumed with other ones.
 """
 
 from __future__ import annotations

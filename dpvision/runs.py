@@ -68,7 +68,7 @@ class Run:
         atomic.write(self.operator / "run.json", json.dumps(facts, indent=1) + "\n")
 
     def write_config(self, config: Config) -> None:
-        atomic.write(self.folder / "config.toml", write_toml(config))
+        atomic.write(self.folder / "config.toml", write_toml(config.without_folders()))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import nn
 from dpvision.errors import ConfigError
 from dpvision.models.dpmix_cnn import dpmix_cnn
 from dpvision.models.featured import Featured
+from dpvision.models.head import head_alone
 from dpvision.models.parts import PARTS, train_only
 from dpvision.models.pretrained import load_public
 from dpvision.models.resnet9 import resnet9
@@ -20,10 +21,10 @@ from dpvision.models.small import linear, small_cnn
 from dpvision.models.small_alexnet import small_alexnet
 from dpvision.models.tanh_cnn import tanh_cnn
 from dpvision.models.timm_models import PREFIX, timm_model
-from dpvision.models.vit import dinov2_vits14, head_only, vit_tiny
+from dpvision.models.vit import dinov2_vits14, vit_tiny
 from dpvision.models.wide_resnet import wide_resnet
 
-__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "head_only", "load_public", "train_only"]
+__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "head_alone", "load_public", "train_only"]
 
 Shape = tuple[int, int, int]
 

@@ -6,14 +6,11 @@ treated alone; attention is over the tokens of one image.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.featured import Featured
 from dpvision.models.imagenet import ImagenetInput
 
 EPS = 1e-6
@@ -23,9 +20,8 @@ DINOV2_PATCH, DINOV2_GRID = 14, (37, 37)
 def dinov2_vits14(shape: tuple[int, int, int], classes: int, *, side: int = 154) -> Vit:
     """ViT-S/14: 384 wide, 12 blocks, 6 heads. Images are resized so that their shorter side is `side`.
 
-    A logistic regression on frozen features of 1,000 CIFAR-10 images is right for 83% of others at 112, 94% at 154 and
-    96% at 224 pixels; an image takes 30, 60 and 125 ms on one core. The weights are public, but came from the web: they
-    may have seen images of a benchmark.
+    A logistic regression on frozen features of 1,000 CIFAR-10 images is right for 83% of others at 112 pixels, 94%
+    at 154. The weights are public, but came from the web: they may have seen images of a benchmark.
     """
     if side % DINOV2_PATCH:
         raise ConfigError(f"dinov2-vits14 takes sides that are multiples of {DINOV2_PATCH}, not {side}.")
@@ -41,13 +37,6 @@ def vit_tiny(shape: tuple[int, int, int], classes: int) -> Vit:
     if height % 4 or width % 4:
         raise ConfigError(f"vit-tiny takes sides that are multiples of 4, not {height}x{width}. Fix: --size 32.")
     return Vit(channels, classes, patch=4, grid=(height // 4, width // 4), width=64, depth=2, heads=4)
-
-
-def head_only(model: Vit) -> Featured:
-    """The frozen backbone and its head. The parts are the model's own: training `rest` trains the head of `model`."""
-    backbone = copy.copy(model)
-    backbone._modules = {**model._modules, "head": nn.Identity()}
-    return Featured(backbone, model.head)
 
 
 class Vit(nn.Module):

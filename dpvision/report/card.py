@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import version
-from pathlib import PurePath
 from types import NoneType
 from typing import Any
 
@@ -73,7 +72,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             ledger=account is not None,
         )
         + wording.other_fixed_keys(facts["run"], account),
-        "config": _settings(config),
+        "config": to_dict(config),
         "config_hash": config.hash(),
         "weights_digest": weights,
         "software": _software(),
@@ -108,12 +107,6 @@ def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
     ):
         raise DataError(f"{run.operator / 'run.json'}: public is not what a run writes.")
     return found
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """Without the folders of the operator's machine."""
-    found = to_dict(config)
-    return found | {key: PurePath(found[key]).name for key in ("pretrained", "synthetic") if key in found}
 
 
 def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:

@@ -21,6 +21,7 @@ from dpvision.mechanism.clip import ClippedSum
 from dpvision.models import build
 from dpvision.prepare import each_loss
 from dpvision.recipes import RECIPES, recipe
+from dpvision.report import write
 from dpvision.views import Views
 
 CLASSES = 4
@@ -160,6 +161,17 @@ def test_public_inputs_that_are_not_public_or_do_not_fit(sources: tuple[str, str
     with pytest.raises(ConfigError, match="at least one view"):
         replace(SETTINGS, k_base=0)
     assert not (tmp_path / "home" / "ledgers").exists(), "nothing is charged"
+
+
+def test_what_may_be_released_does_not_show_the_operators_folders(sources: tuple[str, str], tmp_path: Path) -> None:
+    prepared = train.prepare(sources[0], _config("dp-mix-diff", sources[1]))
+    run = train.begin(prepared, tmp_path / "run", test_key="word")
+    assert train.proceed(run, prepared).complete
+    write(run, None)
+    for path in run.folder.iterdir():
+        if path.is_file():
+            assert str(tmp_path).encode() not in path.read_bytes(), path.name
+    assert run.config().synthetic == "public.npz" and run.config().hash() == prepared.config.hash()
 
 
 def test_other_public_images_are_another_run(sources: tuple[str, str], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.mechanism.clip import verify
-from dpvision.models import Featured, build, head_only
+from dpvision.models import Featured, build, head_alone
 from dpvision.models.vit import Vit
 from tests.mechanism.clip.oracle import each_loss
 
@@ -60,7 +60,7 @@ def _vit() -> Vit:
 
 def test_an_image_has_the_same_features_in_any_batch() -> None:
     torch.set_num_threads(2)
-    parts = (head_only(_vit()), build("scatter-cnn", (3, 16, 16), classes=5, seed=0))
+    parts = (head_alone(_vit()), build("scatter-cnn", (3, 16, 16), classes=5, seed=0))
     x = torch.rand(19, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for model in parts:
         assert isinstance(model, Featured)
@@ -72,4 +72,4 @@ def test_an_image_has_the_same_features_in_any_batch() -> None:
 
 
 def test_a_frozen_transformer_passes_the_trial() -> None:
-    verify(head_only(_vit()), each_loss, (3, 16, 16), 5)
+    verify(head_alone(_vit()), each_loss, (3, 16, 16), 5)

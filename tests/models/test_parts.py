@@ -51,9 +51,9 @@ def test_biases_and_the_head() -> None:
 
 
 def test_a_frozen_prefix_stays_frozen() -> None:
-    from dpvision.models import head_only
+    from dpvision.models import head_alone
 
-    parts = head_only(build("vit-tiny", SHAPE, classes=10, seed=0))
+    parts = head_alone(build("vit-tiny", SHAPE, classes=10, seed=0))
     for part in ("all", "head"):
         train_only(parts, part)
         assert _trained(parts) == {"rest.weight", "rest.bias"}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models import Featured, build, head_only
+from dpvision.models import Featured, build, head_alone
 from dpvision.models.vit import Vit, dinov2_vits14
 
 
@@ -89,7 +89,7 @@ def test_the_head_starts_at_zero_and_the_rest_does_not() -> None:
 def test_the_head_alone_is_the_models_own() -> None:
     model = _random()
     x = torch.rand(2, 3, 6, 8, dtype=torch.float64)
-    parts = head_only(model)
+    parts = head_alone(model)
     assert isinstance(parts, Featured) and parts.rest is model.head
     assert torch.equal(parts.features(x), model.features(x)) and torch.equal(parts(x), model(x))
     assert {n for n, p in parts.named_parameters() if p.requires_grad} == {"rest.weight", "rest.bias"}
