@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import statistics
 import tempfile
@@ -10,28 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.results import Figure, main
+from benchmarks.shared_data import unpacked
 from dpvision import train
 from dpvision.config import Config
 from dpvision.privacy import accountant
 
 # small-cnn on MNIST takes minutes; it is left out here.
 REAL = {"mnist": ("linear",), "dermamnist": ("linear", "small-cnn")}
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-
-
-def _unpacked(name: str, folder: Path) -> str | None:
-    """A data set of the shared folder as .npz, or None where the folder is not at hand."""
-    if not (SHARED / "unpack.py").exists():
-        return None
-    spec = importlib.util.spec_from_file_location("unpack", SHARED / "unpack.py")
-    assert spec and spec.loader
-    unpack = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(unpack)
-    np.savez(folder / f"{name}.npz", **unpack.load(name))
-    return str(folder / f"{name}.npz")
 
 
 def _train(source: str, folder: Path, **settings: Any) -> tuple[float, float, float]:
@@ -64,7 +49,7 @@ def measure(quick: bool) -> list[Figure]:
 def _real_data(folder: Path) -> list[Figure]:
     figures = []
     for name, models in REAL.items():
-        source = _unpacked(name, folder)
+        source = unpacked(name, folder)
         for model in models if source else ():
             assert source
             began = time.monotonic()

@@ -1,16 +1,5 @@
-"""One thread: these tests are many small steps, and two workers run beside each other."""
+"""One thread for each test."""
 
-from __future__ import annotations
+from tests.one_thread import one_thread
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]
