@@ -24,8 +24,8 @@ LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
 # From so many output channels on, products are faster with them last in memory.
 MANY_CHANNELS = 256
-# Images with fewer positions than this are convolved so many at a time at least.
-FEW, LEAST_IMAGES = 64, 32
+# Images are convolved so many at a time at least: by filters of one position, and by others.
+LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
 
 
 class _Conv(torch.autograd.Function):
@@ -35,7 +35,7 @@ class _Conv(torch.autograd.Function):
         ctx.options, ctx.current, ctx.sinks = options, current, sinks
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
-        return _with_blanks(lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        return _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ class _Conv(torch.autograd.Function):
             of_bias.put(sums_by_unit(dy.flatten(2).transpose(1, 2), spans))
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _with_blanks(lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
+            dx = _with_blanks(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
         return dx, None, None, None, None, None
 
 
@@ -123,16 +123,24 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
     return out[0] if of_input else out[1]
 
 
-def _with_blanks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
 
-    Small is a batch of one, and where images have few positions (a convolution of pooled features), below 16 were seen.
+    Small is one, and below 16 for filters of one position. The layout stays, since it too chooses the kernel.
     """
     count = len(tensors[0])
-    least = 2 if min(t.shape[2:].numel() for t in tensors) >= FEW else LEAST_IMAGES
+    least = LEAST_BY_POINTS if weight.shape[2:].numel() == 1 else LEAST_IMAGES
     if count >= least:
         return function(*tensors)
-    return function(*(torch.cat([t, t.new_zeros(least - count, *t.shape[1:])]) for t in tensors))[:count]
+    return function(*(_filled(t, least) for t in tensors))[:count]
+
+
+def _filled(images: Tensor, count: int) -> Tensor:
+    if images.stride(0) != images[0].numel():
+        images = images.contiguous()
+    filled = images.new_empty_strided((count, *images.shape[1:]), images.stride()).zero_()
+    filled[: len(images)] = images
+    return filled
 
 
 def _numbers(value: Any, axes: int) -> list[int]:
