@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -49,6 +49,13 @@ def test_products_of_the_tiny_and_the_huge_keep_the_bound() -> None:
     assert float(total.norm()) <= 1.001e-3
 
 
+@pytest.fixture
+def any_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def _moved_by_one_more(model: nn.Module, shape: tuple[int, ...], count: int) -> float:
     """How far the sum moves when one unit is added at the end, relative to the bound."""
     torch.manual_seed(1)
@@ -81,8 +88,12 @@ def _by_points(axes: int, channels: int, filters: int, side: int, groups: int) -
     ],
     ids=["narrow", "1-d", "depthwise", "many channels", "3-d"],
 )
-def test_the_gradients_of_others_have_the_same_bits(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_gradients_of_others_have_the_same_bits(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], threads: int, any_threads: None
+) -> None:
     """Kernels that round by the size of the batch: behind a ReLU that was 16 bounds."""
+    torch.set_num_threads(threads)
     torch.manual_seed(1)
     model, images, targets = make(), torch.randn(70, *shape), torch.randint(0, 10, (70,))
     engine = ClippedSum(model, each_loss, clip=1.0)
