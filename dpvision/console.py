@@ -137,16 +137,15 @@ def show_training(prepared: Prepared) -> None:
     """The plan of a training, with what is public and how it is known."""
     from dpvision import distributed
     from dpvision.inputs import units
-    from dpvision.prepare import images_per_second
     from dpvision.privacy import accountant, gdp
     from dpvision.report.figures import upper
+    from dpvision.timing import seconds
 
     config, event = prepared.config, prepared.event()
     epsilon = accountant.epsilon(event, config.delta)
     rough = gdp.gaussian_epsilon(gdp.central_limit_mu(event), config.delta)
     channels, height, width = prepared.shape
     here = units(prepared.data.train, config.unit)
-    expected = prepared.sampler.rate * prepared.sampler.steps * len(prepared.data.train.labels)
     ranks = distributed.ranks()
     where = "this machine" if ranks == 1 else f"{ranks} ranks like this one"
     weights = sum(p.numel() for p in prepared.model().parameters() if p.requires_grad)
@@ -156,7 +155,7 @@ def show_training(prepared: Prepared) -> None:
             "unit": f"{config.unit}; n = {config.n:,} {config.unit}s",
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
-            "time": f"about {_duration(expected / ranks / images_per_second(prepared))} on {where} as it is now",
+            "time": f"about {_duration(seconds(prepared, ranks=ranks))} on {where} as it is now",
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": f"epsilon {upper(epsilon, 4)} at delta {config.delta:g}, by {accountant.NAME}",

@@ -30,9 +30,7 @@ Progress = Callable[[int, int], None]
 
 def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progress = lambda *_: None) -> NDArray[Any]:
     """(N, ...) float32, read from the disk where they were computed before; `of` names the records and the network."""
-    name = hashlib.blake2b(json.dumps(of).encode(), digest_size=16).hexdigest()
-    path = home() / "features" / f"{name}.npy"
-    team = distributed.team()
+    path, team = file(of), distributed.team()
     if team.first and not path.exists():
         atomic.make_folder(path.parent)
         _compute(parts, split, path, progress)
@@ -44,6 +42,10 @@ def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progre
     if found.dtype != np.float32 or len(found) != len(split):
         raise DataError(f"{path}: holds {found.dtype} {found.shape}, not features of this data. Fix: remove the file.")
     return found
+
+
+def file(of: tuple[str, ...]) -> Path:
+    return home() / "features" / f"{hashlib.blake2b(json.dumps(of).encode(), digest_size=16).hexdigest()}.npy"
 
 
 def _compute(parts: Featured, split: Split, path: Path, progress: Progress) -> None:

@@ -7,7 +7,6 @@ are named by their digests: a run can not be resumed with other ones.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,8 @@ from dpvision import features
 from dpvision.config import Config
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
-from dpvision.inputs import Inputs, fetcher, to_tensor, units
-from dpvision.mechanism.clip import ClippedSum, verify
+from dpvision.inputs import Inputs, to_tensor, units
+from dpvision.mechanism.clip import verify
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.models import Featured, build, load_public, train_only
 from dpvision.models.head import head_alone, require_last
@@ -100,9 +99,12 @@ class Prepared:
         parts = self.split(model)
         if parts is None:
             return Inputs(split)
+        return Inputs(split, features.kept(parts, split, of=self.named(split), progress=progress))
+
+    def named(self, split: Split) -> tuple[str, ...]:
+        """What the features of a split depend on."""
         weights = str(self.public.get("pretrained", {}).get("digest", self.config.seed))
-        named = (identify(split)[1], str(self.config.model), self.config.part, weights, software())
-        return Inputs(split, features.kept(parts, split, of=named, progress=progress))
+        return identify(split)[1], str(self.config.model), self.config.part, weights, software()
 
     def warm(self, progress: Progress) -> None:
         """Compute features that are not there yet, where a frozen part makes some."""
@@ -182,38 +184,3 @@ def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, 
             "that were made or collected without the private data."
         )
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}
-
-
-def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
-    """How fast this machine would go, from random images with all their views: no private image is touched."""
-    model, views, config = prepared.model(), prepared.views(), prepared.config
-    learner, parts = prepared.learner(model), prepared.split(model)
-    shape = features.shape_of(parts, prepared.shape) if parts else prepared.shape
-    one_view = config.unit == "image" and config.views == 1
-    clipped_sum = ClippedSum(learner, each_loss, clip=1.0, physical=config.physical, one_view=one_view)
-    least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
-    count, rate = least, 0.0
-    while True:
-        images, labels = torch.rand(count, *shape) * 2 - 1, np.zeros(count, dtype=np.int64)
-        split = Split(np.zeros((count, 1, 1, 1), dtype=np.uint8), labels, None)
-        fetch = fetcher(split, "image", _Ready(split, images), views)
-        clipped_sum.sum([fetch(np.arange(count), 0)])  # the first call sets things up
-        began = time.perf_counter()
-        clipped_sum.sum([fetch(np.arange(count), 0)])
-        rate = count / (time.perf_counter() - began)
-        most = max(1, min(prepared.sampler.batch, clipped_sum.part // config.views))
-        wanted = max(1, min(most, int(rate * seconds / 2)))
-        if wanted <= 2 * count:
-            return rate
-        count = wanted
-
-
-class _Ready(Inputs):
-    """Inputs that are there already."""
-
-    def __init__(self, split: Split, images: Tensor) -> None:
-        super().__init__(split)
-        self._ready = images
-
-    def __call__(self, rows: Any) -> Tensor:
-        return self._ready[rows]

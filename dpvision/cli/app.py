@@ -1,0 +1,41 @@
+"""The application, and what several verbs ask for in one way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from dpvision import __version__
+
+app = App(
+    name="dpvision",
+    version=__version__,
+    help="Differentially private image learning: private images in, a classifier and its proof out.",
+    help_epilogue="Example: `dpvision train digits --epsilon 3 --out runs/first`, then open runs/first/report.html.\n\n"
+    "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 5 a rank was lost, 130 interrupted. "
+    "Tracebacks: `--debug`.",
+    help_format="markdown",
+)
+data_app = App(name="data", help="Prepare data sets.")
+app.command(data_app)
+
+Data = Annotated[str, Parameter(help="digits, an .npz, an image folder, a .csv or a packed store")]
+Out = Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the run, new or empty")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON object")]
+Classes = Annotated[str | None, Parameter(help="declare the classes: a number, or names with commas between")]
+Size = Annotated[int | None, Parameter(help="resize images to this many pixels a side")]
+Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gray, 3 for colour")]
+ClipStyle = Literal["flat", "automatic", "per-layer"]
+SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
+
+
+def class_list(text: str | None) -> int | list[str] | None:
+    if text is None:
+        return None
+    return int(text) if text.isdigit() else [part.strip() for part in text.split(",")]
+
+
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in flags.items() if v is not None}

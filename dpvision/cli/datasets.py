@@ -1,0 +1,92 @@
+"""check, data pack and ledger: what is there, and what was spent on it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import Channels, Classes, Data, Json, Size, SkipBroken, app, class_list, data_app
+
+
+@app.command
+def check(source: Data, /, *, classes: Classes = None, size: Size = None, json: Json = False) -> None:
+    """Count, and list broken files. For your eyes: what it prints is not private.
+
+    Example: `dpvision check digits`
+    """
+    from dpvision import console
+    from dpvision.data import check as look
+
+    findings = look(source, classes=class_list(classes), size=size)
+    (console.as_json if json else console.show_findings)(console.findings_json(findings))
+    if findings.broken or findings.problems:
+        sys.exit(3)
+
+
+@data_app.command
+def pack(
+    source: Data,
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the store, new")],
+    classes: Classes = None,
+    size: Size = None,
+    channels: Channels = None,
+    skip_broken: SkipBroken = None,
+) -> None:
+    """Pack a data set into a memory-mapped store, for data larger than memory.
+
+    Example: `dpvision data pack photos/ --out photos.pack`
+    """
+    from dpvision import console
+    from dpvision.data import pack as pack_into
+
+    with console.counting_bar("packing") as progress:
+        made = pack_into(
+            source,
+            out,
+            classes=class_list(classes),
+            size=size,
+            channels=channels,
+            skip_broken=bool(skip_broken),
+            progress=progress,
+        )
+    console.say(f"wrote {made}; use it wherever a data set is asked for")
+
+
+@app.command
+def ledger(
+    source: Data,
+    /,
+    *,
+    set_budget: Annotated[float | None, Parameter(help="the data set's epsilon over all runs")] = None,
+    delta: Annotated[float | None, Parameter(help="with --set-budget: the delta it is counted at")] = None,
+    classes: Classes = None,
+    size: Size = None,
+    skip_broken: SkipBroken = None,
+    json: Json = False,
+) -> None:
+    """What was spent on a data set, by all runs, and what is left.
+
+    Example: `dpvision ledger digits`
+    """
+    from dpvision import console
+    from dpvision.data import fingerprint, load
+    from dpvision.privacy.events import Budget
+    from dpvision.privacy.ledger import ledger_of
+    from dpvision.report.charges import lines
+
+    options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
+    book = ledger_of(fingerprint(load(source, **options).train))
+    if set_budget is not None:
+        new = Budget(set_budget, delta or (book.account().budget.delta if book.exists() else 1e-5))
+        account = book.set_budget(new) if book.exists() else book.open(new)
+    elif not book.exists():
+        console.say(f"no run was ever charged to this data; its ledger would be {book.path}")
+        return
+    else:
+        account = book.account()
+    console.show_account(account, lines(account), file=book.path, json=json)

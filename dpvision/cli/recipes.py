@@ -1,0 +1,48 @@
+"""recipes: list, show, copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import app
+from dpvision.errors import ConfigError
+
+
+@app.command
+def recipes(
+    action: Annotated[Literal["list", "show", "copy"], Parameter(help="what to do")] = "list",
+    name: str | None = None,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="with copy: the TOML file to write")] = None,
+) -> None:
+    """List recipes, show one, or copy one to a TOML file to change.
+
+    Example: `dpvision recipes show small-cnn`
+    """
+    import inspect
+
+    from dpvision import atomic, console
+    from dpvision.config import write_toml
+    from dpvision.recipes import RECIPES
+    from dpvision.recipes import recipe as named
+
+    if action == "list":
+        console.grid(["recipe", "what"], [[k, (f.__doc__ or "").split("\n")[0]] for k, f in RECIPES.items()])
+        return
+    if name is None:
+        raise ConfigError(f"recipes {action} needs the name of a recipe. `dpvision recipes` lists them.")
+    text = write_toml(named(name))
+    if action == "show":
+        console.say(inspect.getdoc(RECIPES[name]) or "")
+        console.say()
+        console.say(text.rstrip())
+    else:
+        target = out or Path(f"{name}.toml")
+        if target.exists():
+            raise ConfigError(f"{target}: exists already. Fix: another --out.")
+        atomic.write(target, text, mode=0o644)
+        console.say(f"wrote {target}; use it with `dpvision train DATA --config {target}`")

@@ -1,0 +1,55 @@
+"""report and study: what a run looks like."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import app
+from dpvision.errors import ConfigError
+
+
+@app.command
+def report(run: Path, /) -> None:
+    """Write card.md, card.json and report.html of a run anew.
+
+    Example: `dpvision report runs/first`
+    """
+    from dpvision import console
+    from dpvision.runs import Run
+
+    folder = Run(Path(os.path.abspath(run)))
+    folder.config()
+    for path in write_report(folder):
+        console.say(f"wrote {path}")
+
+
+@app.command
+def study(
+    *folders: Annotated[Path, Parameter(help="runs that were trained with --study")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="SVG file; not to be released")] = Path("gradients.svg"),
+) -> None:
+    """Draw how large gradients were before clipping, run beside run. For your eyes: nothing of it is private.
+
+    Example: `dpvision study runs/self-aug runs/dp-mix --out gradients.svg`
+    """
+    from dpvision import console
+    from dpvision.runs import Run
+    from dpvision.study import plot
+
+    if not folders:
+        raise ConfigError("study needs at least one run that was trained with --study.")
+    for name, deviation in plot([Run(Path(os.path.abspath(f))) for f in folders], out).items():
+        console.say(f"{name}: deviation over the weights {deviation:.4g}")
+    console.say(f"wrote {out} (for your eyes only)")
+
+
+def write_report(run: Any) -> list[Path]:
+    from dpvision.privacy.ledger import ledger_of
+    from dpvision.report import write
+
+    book = ledger_of(run.facts()["fingerprint"])
+    return write(run, book.account() if book.exists() else None)

@@ -1,0 +1,212 @@
+"""train and resume."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Out, Size, SkipBroken, app, class_list, given
+from dpvision.cli.reporting import write_report
+from dpvision.errors import ConfigError
+
+
+@app.command
+def train(
+    source: Data,
+    /,
+    *,
+    out: Out = Path("runs/latest"),
+    epsilon: Annotated[float | None, Parameter(help="how much may be told; 1 is strong, 8 is weak")] = None,
+    delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
+    recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "default",
+    config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
+    model: Annotated[str | None, Parameter(help="such as wrn-16-4 or scatter-linear; by default by n")] = None,
+    part: Annotated[Literal["all", "head", "bias"] | None, Parameter(help="what is trained of the model")] = None,
+    pretrained: Annotated[Path | None, Parameter(help="public weights to start from, a .safetensors file")] = None,
+    unit: Annotated[Literal["image", "person"] | None, Parameter(help="whom the guarantee protects")] = None,
+    n: Annotated[int | None, Parameter(help="declare the public number of units")] = None,
+    classes: Classes = None,
+    size: Size = None,
+    channels: Channels = None,
+    skip_broken: SkipBroken = None,
+    batch: Annotated[int | None, Parameter(help="expected batch; half of n, at most 4096")] = None,
+    steps: Annotated[int | None, Parameter(help="by default 30 expected passes, 50 below 5,000 units")] = None,
+    sigma: Annotated[float | None, Parameter(help="noise multiplier; by default what epsilon needs")] = None,
+    lr: Annotated[float | None, Parameter(help="learning rate")] = None,
+    momentum: float | None = None,
+    clip: Annotated[float | None, Parameter(help="bound on one unit's gradient")] = None,
+    clip_style: Annotated[ClipStyle | None, Parameter(help="scale down, normalise, or clip each layer")] = None,
+    ema: Annotated[float | None, Parameter(help="decay of the running average of the weights")] = None,
+    release: Annotated[Literal["ema", "last"] | None, Parameter(help="which weights; chosen before training")] = None,
+    seed: Annotated[int | None, Parameter(help="initial weights only; noise never has a seed")] = None,
+    physical: Annotated[int | None, Parameter(help="images worked on at a time: memory against speed")] = None,
+    augment: Annotated[str | None, Parameter(help="what is done to views: crop,flip,cutout,jitter,autoaugment")] = None,
+    k_base: Annotated[int | None, Parameter(help="views of an image itself")] = None,
+    k_self: Annotated[int | None, Parameter(help="mixtures of two of its other views")] = None,
+    k_diff: Annotated[int | None, Parameter(help="public images beside it, from --synthetic")] = None,
+    mix_alpha: Annotated[float | None, Parameter(help="shares of a mixture are Beta(alpha, alpha)")] = None,
+    synthetic: Annotated[str | None, Parameter(help="public images of the same classes: .npz, folder, csv")] = None,
+    checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
+    study: Annotated[
+        bool | None, Parameter(negative="", help="look at gradients before clipping, for you alone")
+    ] = None,
+    budget: Annotated[
+        float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="print the plan and stop; nothing is written or charged")
+    ] = False,
+) -> None:
+    """Train a classifier privately.
+
+    The data set's ledger is charged before training starts. What is not given is computed from public numbers. Several
+    processes train together by `torchrun --nproc-per-node 2 -m dpvision train ...`.
+
+    Example: `dpvision train digits --epsilon 3 --out runs/first`
+    """
+    flags = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "model": model,
+        "part": part,
+        "pretrained": None if pretrained is None else os.path.abspath(pretrained),
+        "unit": unit,
+        "n": n,
+        "classes": class_list(classes),
+        "size": size,
+        "channels": channels,
+        "skip_broken": skip_broken,
+        "batch": batch,
+        "steps": steps,
+        "sigma": sigma,
+        "lr": lr,
+        "momentum": momentum,
+        "clip": clip,
+        "clip_style": clip_style,
+        "ema": ema,
+        "release": release,
+        "seed": seed,
+        "physical": physical,
+        "augment": None if augment is None else [word.strip() for word in augment.split(",") if word.strip()],
+        "k_base": k_base,
+        "k_self": k_self,
+        "k_diff": k_diff,
+        "mix_alpha": mix_alpha,
+        "synthetic": synthetic if synthetic in (None, "digits") else os.path.abspath(synthetic),
+        "checkpoint_every": checkpoint_every,
+        "study": study,
+        "budget": budget,
+    }
+    from dpvision.config import merged, read_toml
+    from dpvision.recipes import recipe as named
+    from dpvision.runs import require_free
+
+    settings, stated = named(recipe), {} if config is None else read_toml(config)
+    settings = merged(settings, stated, source=str(config))
+    if epsilon is None and "epsilon" not in stated:
+        raise ConfigError(
+            "--epsilon is missing: how much may be told about any one image or person is a decision, so it has no "
+            "default. Usual: 1 for a strong guarantee, 3 for a sound one, 8 for a weak one."
+        )
+    settings = merged(settings, given(flags), source="command line")
+    if not dry_run:
+        require_free(out)
+
+    from dpvision import console, distributed
+    from dpvision.prepare import prepare
+    from dpvision.train import begin
+
+    distributed.start()
+    prepared = prepare(source, settings)
+    if distributed.rank() == 0:
+        console.show_training(prepared)
+    if dry_run:
+        if distributed.rank() == 0:
+            console.say("dry run: nothing was written, nothing was charged.")
+        return
+    _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared)
+
+
+@app.command
+def resume(
+    run: Path,
+    /,
+    *,
+    lr: float | None = None,
+    momentum: float | None = None,
+    clip: float | None = None,
+    clip_style: ClipStyle | None = None,
+    ema: float | None = None,
+    release: Literal["ema", "last"] | None = None,
+    batch: int | None = None,
+    steps: int | None = None,
+    sigma: float | None = None,
+    physical: int | None = None,
+    checkpoint_every: int | None = None,
+) -> None:
+    """Go on with a run that was stopped, to the same weights bit by bit.
+
+    A changed setting starts a branch: fresh noise, and the rest of the steps are charged to the ledger again.
+
+    Example: `dpvision resume runs/first`
+    """
+    from dpvision import console, distributed
+    from dpvision.runs import Run
+    from dpvision.train import reopen
+
+    flags = {
+        "lr": lr,
+        "momentum": momentum,
+        "clip": clip,
+        "clip_style": clip_style,
+        "ema": ema,
+        "release": release,
+        "batch": batch,
+        "steps": steps,
+        "sigma": sigma,
+        "physical": physical,
+        "checkpoint_every": checkpoint_every,
+    }
+    folder = Run(Path(os.path.abspath(run)))
+    folder.config()  # a clear error if this is no run
+    distributed.start()
+    if distributed.rank() == 0:
+        console.note_other_ranks(folder.facts(), distributed.ranks())
+    _train_on(folder, reopen(folder, given(flags)))
+
+
+def _train_on(run: Any, prepared: Any) -> None:
+    from dpvision import console, distributed
+    from dpvision.train import proceed
+
+    alone, first = distributed.ranks() == 1, distributed.rank() == 0
+    with console.counting_bar("features") as progress:
+        prepared.warm(progress)
+    with console.stoppable() as stop, console.training_bar(prepared.config.epsilon, shown=first) as watch:
+        outcome = proceed(run, prepared, watch=watch, stop=stop)
+    if not outcome.complete:
+        if first:
+            launch = "dpvision" if alone else f"torchrun --nproc-per-node {distributed.ranks()} -m dpvision"
+            console.say(f"stopped; every step is charged and saved. Go on with: {launch} resume {run.folder}")
+        sys.exit(130)
+    if not first:
+        return
+    from dpvision import study
+    from dpvision.report import card, sentence
+
+    paths = write_report(run)
+    if prepared.config.study:
+        picture = run.operator / "gradients.svg"
+        study.plot([run], picture)
+        console.say(f"gradients before clipping, for your eyes only: {picture}")
+    console.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
+    if outcome.accuracy is not None:
+        most = console.majority(prepared.data.test, prepared.data.classes)
+        which = f"{prepared.config.release} weights, a choice made before training"
+        console.say(f"test accuracy {outcome.accuracy:.2%} ({which}){most}")
+    console.say(sentence(card(run, None)))
+    console.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
