@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dpvision.models.featured import Featured
-from dpvision.models.scattering import CHANNELS, Scattering
+from dpvision.models.scattering import ANGLES, Scattering
 from dpvision.models.small import linear
 
-# Of neighbouring channels of one colour. They divide the 81 channels of grey images and the 243 of colour images.
-GROUPS = 27
-assert CHANNELS % GROUPS == 0
+# Mean and deviation of each kind of channel over images of a random process, dead leaves: no image was looked at.
+AVERAGE = (0.5, 0.16)
+FINE, COARSE = (0.0130, 0.0106), (0.0205, 0.0148)  # of the first order
+TURNED = ((0.0038, 0.0027), (0.0032, 0.0022), (0.0022, 0.0014), (0.0015, 0.00094), (0.0013, 0.00084))
+# of the second order, by the angle between the two wavelets: 0, 22.5, 45, 67.5 and 90 degrees
 
 
 def scatter_linear(shape: tuple[int, int, int], classes: int) -> Featured:
     """Logistic regression on normalised features, from zero weights."""
     scattering = Scattering(shape)
-    return Featured(_normalised(scattering), linear(scattering.shape, classes), piece=None)
+    return Featured(_normalised(scattering, shape[0]), linear(scattering.shape, classes), piece=None)
 
 
 def scatter_cnn(shape: tuple[int, int, int], classes: int) -> Featured:
@@ -35,9 +38,26 @@ def scatter_cnn(shape: tuple[int, int, int], classes: int) -> Featured:
         layers = [nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()]
         head = [nn.Linear(64 * (height // 2) * (width // 2), classes)]
-    return Featured(_normalised(scattering), nn.Sequential(*layers, nn.Flatten(), *head), piece=None)
+    return Featured(_normalised(scattering, shape[0]), nn.Sequential(*layers, nn.Flatten(), *head), piece=None)
 
 
-def _normalised(scattering: Scattering) -> nn.Module:
-    """Mean zero and variance one over each group of channels of each image: nothing of the data set is needed."""
-    return nn.Sequential(scattering, nn.GroupNorm(GROUPS, scattering.shape[0], affine=False))
+class Typical(nn.Module):
+    """(S - mean) / deviation of each channel, as they are in images of a random process.
+
+    The authors take both from the private images, which has its price; here they are constants.
+    """
+
+    def __init__(self, colours: int) -> None:
+        super().__init__()
+        turns = [abs(a - b) for a in range(ANGLES) for b in range(ANGLES)]
+        kinds = [AVERAGE, *[FINE] * ANGLES, *[COARSE] * ANGLES, *(TURNED[min(t, ANGLES - t)] for t in turns)]
+        mean, deviation = torch.tensor(kinds * colours).T.reshape(2, -1, 1, 1)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("scale", 1 / deviation, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) * self.scale
+
+
+def _normalised(scattering: Scattering, colours: int) -> nn.Module:
+    return nn.Sequential(scattering, Typical(colours))

@@ -14,7 +14,7 @@ def scatter_linear() -> Config:
     Expect at epsilon 3: MNIST 98.6%, Fashion-MNIST 89.2% (single runs).
     """
     return Config(
-        recipe="scatter-linear", model="scatter-linear", batch=8192, steps=300, lr=8.0, momentum=0.9, clip=0.1
+        recipe="scatter-linear", model="scatter-linear", batch=8192, steps=300, lr=5.0, momentum=0.9, clip=0.1
     )
 
 
