@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
             **channels,
         ),
-        scheduler=diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=False),
+        scheduler=diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -69,7 +69,7 @@ def _tokenizer(place: Path) -> Any:
     words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{x}</w>" for x in letters)]
     (place / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
     (place / "merges.txt").write_text("#version: 0.2\n")
-    return transformers.CLIPTokenizer.from_pretrained(place)
+    return transformers.CLIPTokenizer.from_pretrained(place, model_max_length=77)
 
 
 def _pixels(path: Path) -> np.ndarray[Any, Any]:

@@ -47,6 +47,9 @@ class Typical(nn.Module):
     The authors take both from the private images, which has its price; here they are constants.
     """
 
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, colours: int) -> None:
         super().__init__()
         turns = [abs(a - b) for a in range(ANGLES) for b in range(ANGLES)]

@@ -8,6 +8,7 @@ also images of the private data, which no account can rule out.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,14 +62,19 @@ def sample(
 
 def pipeline(model: str) -> Any:
     """The text-to-image pipeline, from safetensors only."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         import diffusers
+        import transformers
     except ImportError as exc:
         raise ConfigError(
-            f"images from words need the package diffusers ({exc}). Fix: pip install 'dpvision[synth]', or give images "
-            "of your own: any public folder or .npz works with `train --synthetic`."
+            f"images from words need the packages diffusers and transformers ({exc}). Fix: pip install "
+            "'dpvision[synth]', or give images of your own: any public folder or .npz works with `train --synthetic`."
         ) from exc
     local = Path(model).is_dir()
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+        library.utils.logging.disable_progress_bar()
     try:
         pipe = diffusers.DiffusionPipeline.from_pretrained(model, local_files_only=local, use_safetensors=True)
     except (OSError, ValueError) as exc:
