@@ -241,7 +241,7 @@ def _proceed(
     everyone = units(prepared.data.train, config.unit)
     fetch = fetcher(prepared.data.train, config.unit, prepared.inputs(prepared.data.train, model), prepared.views())
     test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
-    marks = {max(1, round(i * sampler.steps / METRIC_POINTS)) for i in range(1, METRIC_POINTS + 1)}
+    marks = _marks(prepared)
     looks = study.marks(sampler.steps) if config.study else {}
     if team.first:
         _drop_after(run.metrics, state.step)
@@ -347,6 +347,18 @@ def _epsilon_at_mark(state: State, prepared: Prepared, marks: set[int]) -> float
     """For display: the bound at the next mark, so that a bar costs twenty evaluations and never shows too little."""
     ahead = min((m for m in marks if m >= state.step), default=state.step)
     return quick.epsilon(event_so_far(replace(state, step=ahead)), prepared.config.delta)
+
+
+def _marks(prepared: Prepared) -> set[int]:
+    """Steps after which accuracy is looked at: so few that it takes about a quarter of the training's time at most.
+
+    To train on a view costs about three times what it costs to look at an image. All of it is public.
+    """
+    steps, points = prepared.sampler.steps, METRIC_POINTS
+    if prepared.data.test is not None:
+        looks = 2 * min(len(prepared.data.test), METRIC_RECORDS)
+        points = min(points, max(1, 3 * prepared.sampler.batch * steps * prepared.config.views // (4 * looks)))
+    return {max(1, round(i * steps / points)) for i in range(1, points + 1)}
 
 
 def _metrics(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None) -> dict[str, Any]:
