@@ -48,6 +48,15 @@ def file(of: tuple[str, ...]) -> Path:
     return home() / "features" / f"{hashlib.blake2b(json.dumps(of).encode(), digest_size=16).hexdigest()}.npy"
 
 
+def digest(parts: Featured) -> str:
+    """Names the frozen part's weights and tables."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in (*parts.prefix.named_parameters(), *parts.prefix.named_buffers()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
 def _compute(parts: Featured, split: Split, path: Path, progress: Progress) -> None:
     """Into a file beside it, which gets its name when it is whole.
 

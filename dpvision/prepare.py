@@ -99,12 +99,11 @@ class Prepared:
         parts = self.split(model)
         if parts is None:
             return Inputs(split)
-        return Inputs(split, features.kept(parts, split, of=self.named(split), progress=progress))
+        return Inputs(split, features.kept(parts, split, of=self.named(split, parts), progress=progress))
 
-    def named(self, split: Split) -> tuple[str, ...]:
+    def named(self, split: Split, parts: Featured) -> tuple[str, ...]:
         """What the features of a split depend on."""
-        weights = str(self.public.get("pretrained", {}).get("digest", self.config.seed))
-        return identify(split)[1], str(self.config.model), self.config.part, weights, software()
+        return identify(split)[1], str(self.config.model), self.config.part, features.digest(parts), software()
 
     def warm(self, progress: Progress) -> None:
         """Compute features that are not there yet, where a frozen part makes some."""

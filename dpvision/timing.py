@@ -28,7 +28,7 @@ def _seconds_of_features(prepared: Prepared) -> float:
     if parts is None:
         return 0.0
     splits = [s for s in (prepared.data.train, prepared.data.test) if s is not None]
-    missing = sum(len(s) for s in splits if not features.file(prepared.named(s)).exists())
+    missing = sum(len(s) for s in splits if not features.file(prepared.named(s, parts)).exists())
     if not missing:
         return 0.0
     images = torch.rand(min(missing, features.AT_A_TIME), *prepared.shape) * 2 - 1

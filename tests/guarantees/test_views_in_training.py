@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load
 
-from dpvision import train
+from dpvision import features, train
 from dpvision.config import Config
 from dpvision.data import Split
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
@@ -134,6 +134,19 @@ def test_features_are_computed_once_and_give_the_same_classifier(
     without = _weights(prepared, tmp_path / "third")
     a, b = (load(data) for data in (with_features, without))
     assert a.keys() == b.keys() and all(torch.allclose(a[n], b[n], rtol=1e-3, atol=1e-5) for n in a)
+
+
+def test_features_are_kept_by_the_weights_that_made_them(sources: tuple[str, str]) -> None:
+    """Another first head does not matter; other weights in front of it do."""
+
+    def file(**changes: Any) -> Path:
+        prepared = train.prepare(sources[0], replace(SETTINGS, **changes))
+        parts = prepared.split(prepared.model())
+        assert parts is not None
+        return features.file(prepared.named(prepared.data.train, parts))
+
+    assert file(model="scatter-linear", seed=0) == file(model="scatter-linear", seed=1)
+    assert file(part="head", seed=0) == file(part="head", seed=0) != file(part="head", seed=1)
 
 
 def test_only_the_head_is_trained(sources: tuple[str, str], tmp_path: Path) -> None:
