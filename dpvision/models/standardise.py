@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+# Numbers of a gradient that are worked on at a time: what stays in a core's own cache.
+IN_CACHE = 1 << 17
+
 
 def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
     """gain * (w - mean) / sqrt(max(fan_in * var, eps)) for each output channel, with the biased variance.
@@ -25,21 +28,27 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
     With c = w - mean, r = 1 / sqrt(max(n var, eps)) and u = r c, all per output channel:
     dgain = <g, u>, and dw = gain r (g - mean(g) - <g, u> u), without the last term where eps holds.
     """
-    channels, n = weight.shape[0], weight[0].numel()
     axes = sorted(range(1, weight.dim()), key=lambda a: -rows.stride(a + 1))  # as they lie in memory
     g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
-    w = weight.permute(0, *axes).reshape(channels, n)
+    w = weight.permute(0, *axes).flatten(1)
     centred = w - w.mean(dim=1, keepdim=True)
     total = centred.square().sum(dim=1, keepdim=True)  # n var
     r = torch.rsqrt(total.clamp(min=eps))
-    u = centred * r
-    scale, moving = gain.view(-1, 1) * r, total > eps
-    basis = torch.stack([u, torch.full_like(u, n**-0.5)], dim=2)  # (channels, n, 2)
+    u, scale, moving = centred * r, gain.view(-1, 1) * r, total > eps
+    axis, block = 1, max(1, IN_CACHE // w.shape[1])
+    if g.stride(1) == 1:  # the channels lie last: all of them at a time, on the transposed
+        axis, block, g = 0, w.shape[1], g.mT
+        u, scale, moving = (t.T.contiguous() for t in (u, scale, moving))
+    parts = list(zip(*(t.split(block) for t in (u, scale, moving)), strict=True))
+    products = torch.empty_like(u[:block])
     of_gain = []
     for row in g:  # one at a time, so that no row's last bits depend on how many there are
-        along, mean_part = torch.bmm(row.unsqueeze(1), basis).squeeze(1).split(1, dim=1)
-        of_gain.append(along)
-        row.addcmul_(u, along * moving, value=-1).sub_(mean_part * n**-0.5).mul_(scale)
+        along = []
+        for some, (u_, scale_, moving_) in zip(row.split(block), parts, strict=True):
+            along.append(torch.mul(some, u_, out=products[: len(some)]).sum(dim=axis, keepdim=True))
+            mean = some.mean(dim=axis, keepdim=True)
+            some.addcmul_(u_, along[-1] * moving_, value=-1).sub_(mean).mul_(scale_)
+        of_gain.append(torch.cat(along))
     return [torch.stack(of_gain).reshape(-1, *gain.shape)]
 
 
