@@ -106,20 +106,50 @@ class Config:
 
     def complete(self, n: int) -> Config:
         """All that was left open, from `n` units and nothing else."""
-        if self.k_diff and not self.synthetic:
-            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
+        self._require_views()
         n = n if self.n is None else self.n
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
         model = default_model(n) if self.model is None else self.model
         batch = default_batch(n) if self.batch is None else self.batch
         if batch > n:
-            raise ConfigError(f"batch is {batch} and n is {n}: the expected batch can not exceed n.")
+            raise ConfigError(
+                f"batch is {batch} and n is {n}: the expected batch can not exceed n. Fix: --batch {default_batch(n)}."
+            )
+        if self.delta * n >= 1:
+            raise ConfigError(
+                f"delta is {self.delta:g} and n is {n}: to tell all about one unit in {1 / self.delta:.3g} would be "
+                f"allowed. Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
+            )
         steps = default_steps(n, batch) if self.steps is None else self.steps
         sigma = self.sigma
         if sigma is None:
             sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
         return replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
+
+    def _require_views(self) -> None:
+        """Views and public inputs that can be what was meant."""
+        if self.k_diff and not self.synthetic:
+            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
+        if self.synthetic and not self.k_diff:
+            raise ConfigError("synthetic images are given, but k_diff is 0: none would be used. Fix: --k-diff 2.")
+        if not self.views:
+            raise ConfigError("k_base, k_self and k_diff are all 0: an image would have no view. Fix: --k-base 1.")
+        if self.k_self and self.k_base + self.k_diff < 2:
+            raise ConfigError(
+                f"k_self is {self.k_self}, and k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "
+                "views. Fix: --k-base 2 or more, or --k-self 0."
+            )
+        if self.k_base > 1 and not self.augment:
+            raise ConfigError(
+                f"k_base is {self.k_base} without augment: the views would all be the image itself. Fix: --augment "
+                "crop,flip, or --k-base 1."
+            )
+        if self.recipe.startswith("finetune") and not self.pretrained:
+            raise ConfigError(
+                f"recipe {self.recipe} starts from public weights, and none are given. Fix: --pretrained "
+                "FILE.safetensors, for dinov2-vits14 with the names of the original model."
+            )
 
     def without_folders(self) -> Config:
         """Public inputs by file name alone: what may be released does not show the operator's folders."""

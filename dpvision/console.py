@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpvision.config import Config
     from dpvision.data import Findings, Split
     from dpvision.privacy.ledger import Account
     from dpvision.train import Prepared, Progress
@@ -116,7 +117,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
 
 
 def show_findings(findings: dict[str, Any]) -> None:
-    say(f"{findings['name']} (for your eyes: nothing of this is private)")
+    say(f"{findings['name']} (for your eyes: not protected by any noise, not to be released)")
     for split, counts in findings["counts"].items():
         say(f"  {split}: {sum(counts.values()):,} images, {len(counts)} classes")
         for name, count in counts.items():
@@ -154,6 +155,7 @@ def show_training(prepared: Prepared) -> None:
             "data": f"{prepared.data.name}: images {height}x{width}x{channels}, {len(prepared.data.classes)} classes",
             "unit": f"{config.unit}; n = {config.n:,} {config.unit}s",
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            **_what_goes_in(config),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
             "time": f"about {_duration(seconds(prepared, ranks=ranks))} on {where} as it is now",
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
@@ -178,6 +180,21 @@ def show_training(prepared: Prepared) -> None:
         say(f"  {line}")
     for broken in prepared.data.broken:
         say(f"  left out: {broken.path}: {broken.reason}")
+
+
+def _what_goes_in(config: Config) -> dict[str, str]:
+    """Views and public inputs, where there are any."""
+    rows = {}
+    if not config.as_it_is:
+        kinds = {"of the image": config.k_base, "mixtures": config.k_self, "public images": config.k_diff}
+        each = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+        rows["views"] = f"{config.views} averaged before clipping: {each}; {', '.join(config.augment) or 'as they are'}"
+    public = [str(v) for v in (config.pretrained, config.synthetic) if v]
+    if public:
+        rows["public"] = ", ".join(public)
+    if config.part != "all":
+        rows["trained"] = f"the {config.part} alone"
+    return rows
 
 
 def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:

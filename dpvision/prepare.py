@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpvision import features
 from dpvision.config import Config
 from dpvision.data import Dataset, Split, identify, load
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 from dpvision.inputs import Inputs, to_tensor, units
 from dpvision.mechanism.clip import verify
 from dpvision.mechanism.sampling import PoissonSampler
@@ -157,6 +157,7 @@ def prepare(source: str, config: Config) -> Prepared:
     known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
     complete = config.complete(units(data.train, config.unit))
+    _require_every_class(data)
     fingerprint, in_order, digests = identify(data.train)
     public: dict[str, dict[str, Any]] = {}
     synthetic = None
@@ -169,6 +170,16 @@ def prepare(source: str, config: Config) -> Prepared:
     if config.pretrained:
         public["pretrained"] = {"file": Path(config.pretrained).name, "digest": load_public(model, config.pretrained)}
     return prepared
+
+
+def _require_every_class(data: Dataset) -> None:
+    counts = np.bincount(np.asarray(data.train.labels), minlength=len(data.classes))
+    empty = [str(name) for name, count in zip(data.classes, counts, strict=True) if not count]
+    if empty:
+        raise DataError(
+            f"{data.name}: no training image is of class {', '.join(empty)}, so it could not be learned. Fix: leave it "
+            "out of the classes, or add images."
+        )
 
 
 def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:

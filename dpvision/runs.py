@@ -13,6 +13,7 @@ operator/             run.json (where the data is), state.safetensors (to resume
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -107,6 +108,13 @@ def require_free(folder: Path) -> None:
     """A run never writes into a folder that holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists already. Fix: another --out, or `dpvision resume {folder}`.")
+
+
+def next_free() -> Path:
+    """runs/1, runs/2 and so on. Ranks have to agree on a folder, so they are told."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("--out is missing: several ranks need to know the folder of the run.")
+    return next(p for p in (Path("runs") / str(i) for i in itertools.count(1)) if not p.exists())
 
 
 def key_path(name: str) -> Path:

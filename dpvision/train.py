@@ -96,7 +96,7 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
 
 def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
     runs.require_free(folder)
-    _require_room(prepared)
+    require_room(prepared)
     model = prepared.model()
     prepared.require_separable()
     key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
@@ -129,7 +129,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
     return runs.create(folder, prepared.config, facts, state.dump())
 
 
-def _require_room(prepared: Prepared) -> None:
+def require_room(prepared: Prepared) -> None:
     """Refuse before anything is made what the ledger would refuse later."""
     config, ledger = prepared.config, ledger_of(prepared.fingerprint)
     if config.budget and ledger.exists() and ledger.account().budget != Budget(config.budget, config.delta):

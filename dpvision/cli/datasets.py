@@ -13,7 +13,7 @@ from dpvision.cli.app import Channels, Classes, Data, Json, Size, SkipBroken, ap
 
 @app.command
 def check(source: Data, /, *, classes: Classes = None, size: Size = None, json: Json = False) -> None:
-    """Count, and list broken files. For your eyes: what it prints is not private.
+    """Count, and list broken files. For your eyes: no noise protects what it prints.
 
     Example: `dpvision check digits`
     """

@@ -20,7 +20,7 @@ def evaluate(
     size: Size = None,
     json: Json = False,
 ) -> None:
-    """Accuracy of a released model on a data set. For your eyes: the figure is not private.
+    """Accuracy of a released model on a data set. For your eyes: no noise protects the figure.
 
     Example: `dpvision eval runs/first digits`
     """

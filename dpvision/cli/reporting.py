@@ -30,11 +30,13 @@ def report(run: Path, /) -> None:
 @app.command
 def study(
     *folders: Annotated[Path, Parameter(help="runs that were trained with --study")],
-    out: Annotated[Path, Parameter(name=["--out", "-o"], help="SVG file; not to be released")] = Path("gradients.svg"),
+    out: Annotated[
+        Path | None, Parameter(name=["--out", "-o"], help="SVG file; by default in the first run's operator folder")
+    ] = None,
 ) -> None:
-    """Draw how large gradients were before clipping, run beside run. For your eyes: nothing of it is private.
+    """Draw how large gradients were before clipping, run beside run. For your eyes: no noise protects it.
 
-    Example: `dpvision study runs/self-aug runs/dp-mix --out gradients.svg`
+    Example: `dpvision study runs/self-aug runs/dp-mix`
     """
     from dpvision import console
     from dpvision.runs import Run
@@ -42,7 +44,9 @@ def study(
 
     if not folders:
         raise ConfigError("study needs at least one run that was trained with --study.")
-    for name, deviation in plot([Run(Path(os.path.abspath(f))) for f in folders], out).items():
+    looked = [Run(Path(os.path.abspath(f))) for f in folders]
+    out = out or looked[0].operator / "gradients.svg"
+    for name, deviation in plot(looked, out).items():
         console.say(f"{name}: deviation over the weights {deviation:.4g}")
     console.say(f"wrote {out} (for your eyes only)")
 

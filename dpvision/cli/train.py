@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Out, Size, SkipBroken, app, class_list, given
+from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Size, SkipBroken, app, class_list, given
 from dpvision.cli.reporting import write_report
 from dpvision.errors import ConfigError
 
@@ -19,7 +19,10 @@ def train(
     source: Data,
     /,
     *,
-    out: Out = Path("runs/latest"),
+    out: Annotated[
+        Path | None,
+        Parameter(name=["--out", "-o"], help="folder of the run, new; by default the next in runs/"),
+    ] = None,
     epsilon: Annotated[float | None, Parameter(help="how much may be told; 1 is strong, 8 is weak")] = None,
     delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
     recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "default",
@@ -103,7 +106,7 @@ def train(
     }
     from dpvision.config import merged, read_toml
     from dpvision.recipes import recipe as named
-    from dpvision.runs import require_free
+    from dpvision.runs import next_free, require_free
 
     settings, stated = named(recipe), {} if config is None else read_toml(config)
     settings = merged(settings, stated, source=str(config))
@@ -113,18 +116,22 @@ def train(
             "default. Usual: 1 for a strong guarantee, 3 for a sound one, 8 for a weak one."
         )
     settings = merged(settings, given(flags), source="command line")
+    out = next_free() if out is None else out
     if not dry_run:
         require_free(out)
 
     from dpvision import console, distributed
     from dpvision.prepare import prepare
-    from dpvision.train import begin
+    from dpvision.train import begin, require_room
 
     distributed.start()
     prepared = prepare(source, settings)
+    if settings.sigma is not None:
+        _require_noise(prepared)
     if distributed.rank() == 0:
         console.show_training(prepared)
     if dry_run:
+        require_room(prepared)
         if distributed.rank() == 0:
             console.say("dry run: nothing was written, nothing was charged.")
         return
@@ -177,6 +184,20 @@ def resume(
     if distributed.rank() == 0:
         console.note_other_ranks(folder.facts(), distributed.ranks())
     _train_on(folder, reopen(folder, given(flags)))
+
+
+def _require_noise(prepared: Any) -> None:
+    """A noise that was asked for, beside an epsilon that was."""
+    from dpvision.privacy import accountant
+    from dpvision.report.figures import upper
+
+    config = prepared.config
+    told = accountant.epsilon(prepared.event(), config.delta)
+    if told > config.epsilon:
+        raise ConfigError(
+            f"sigma {config.sigma:g} makes it epsilon {upper(told, 4)}, more than the {config.epsilon:g} that is asked "
+            "for. Fix: leave --sigma out, and it is computed."
+        )
 
 
 def _train_on(run: Any, prepared: Any) -> None:

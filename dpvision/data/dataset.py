@@ -52,7 +52,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is in a source, for the eyes of its owner: none of it is private."""
+    """What is in a source, for the eyes of its owner: no noise protects it."""
 
     name: str
     counts: Mapping[str, Mapping[str, int]]

@@ -48,6 +48,9 @@ def sample(
     about = {"model": model, "prompt": prompt, "steps": steps, "guidance": guidance, "seed": seed, "size": size}
     _require_same(out / "about.json", about)
     pipe = pipeline(model)
+    if not (out / "about.json").exists():
+        out.mkdir(parents=True, exist_ok=True)
+        atomic.write(out / "about.json", json.dumps(about, indent=1) + "\n", mode=0o644)
     total = count * len(classes)
     for number, name in enumerate(classes):
         folder = out / "train" / name
@@ -118,5 +121,3 @@ def _require_same(path: Path, about: dict[str, Any]) -> None:
         return
     if path.parent.exists() and any(path.parent.iterdir()):
         raise ConfigError(f"{path.parent}: is not empty. Fix: another --out.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(path, json.dumps(about, indent=1) + "\n", mode=0o644)

@@ -13,7 +13,9 @@ import numpy as np
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def start(*words: str | Path, home: Path, key: str | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
+def start(
+    *words: str | Path | float, home: Path, key: str | None = None, cwd: Path | None = None
+) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if k != "DPVISION_TEST_KEY"} | QUIET
     environment["DPVISION_HOME"] = str(home)
     if key:
@@ -24,7 +26,9 @@ def start(*words: str | Path, home: Path, key: str | None = None, cwd: Path | No
     )
 
 
-def run(*words: str | Path, home: Path, key: str | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
+def run(
+    *words: str | Path | float, home: Path, key: str | None = None, cwd: Path | None = None
+) -> tuple[int, str, str]:
     """(exit code, output, errors)"""
     process = start(*words, home=home, key=key, cwd=cwd)
     out, err = process.communicate(timeout=300)

@@ -108,11 +108,6 @@ class Pass:
     def images(self) -> int:
         return sum(self.views)
 
-    @cached_property
-    def equal_views(self) -> int:
-        """K where every unit has K views, otherwise 0."""
-        return self.views[0] if len(set(self.views)) == 1 else 0
-
     def weights(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """The parameters as traced leaves, to be put into the model."""
         traced: dict[str, Tensor] = {}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip import ClippedSum
+from dpvision.models import build
 from tests.mechanism.clip.oracle import each_loss, unit_gradients
 
 
@@ -115,6 +116,26 @@ def test_a_person_with_two_images_does_not_change_how_others_are_rounded() -> No
     promised = ClippedSum(model, each_loss, clip=1.0, one_view=True)
     with pytest.raises(ConfigError, match="one_view"):
         promised(images, targets, [1] * others + [2])
+
+
+@pytest.mark.parametrize(("name", "shape", "classes"), [("linear", (1, 8, 8), 2), ("scatter-cnn", (1, 8, 8), 5)])
+@pytest.mark.parametrize("more", [[1], [3], [1, 5, 40]])
+def test_persons_with_other_numbers_of_images_do_not_move_others(
+    name: str, shape: tuple[int, int, int], classes: int, more: list[int]
+) -> None:
+    """Small products were made at once only where all units had as many images: one person more was up to 1.04 C."""
+    torch.manual_seed(0)
+    model, count = build(name, shape, classes=classes, seed=0), 200 + sum(more)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape)
+    engine = ClippedSum(model, each_loss, clip=0.01)
+    images, targets = torch.rand(count, *shape) * 2 - 1, torch.randint(0, classes, (count,))
+    alone = engine.gradients(images[:200], targets[:200], [2] * 100)
+    beside = engine.gradients(images, targets, [2] * 100 + more)
+    assert torch.equal(beside[:100], alone)
+    first = engine.gradients(images[200:], targets[200:], more)
+    assert torch.equal(beside[100:], first)
 
 
 def test_sums_of_products_are_exact_however_large() -> None:

@@ -12,6 +12,8 @@ from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weigh
 
 # Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
 LEAST_ROWS = 32
+# Products of fewer multiplications than this are made for many units at once.
+SMALL = 1 << 16
 
 
 class _Linear(torch.autograd.Function):
@@ -35,22 +37,50 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> None:
-    views = sink.current.equal_views
-    rows = (views or 1) * (x.shape[:-1].numel() // max(1, sink.current.images))
-    inputs, outputs = x.shape[-1], dy.shape[-1]
-    if rows == 1 and sink.may_keep_factors():
+    """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
+    inputs, outputs, places = x.shape[-1], dy.shape[-1], x.shape[1:-1].numel()
+    if sink.may_keep_factors() and len(x) * places == len(spans):
         sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
-        return
-    if views and rows * inputs * outputs < 1 << 16:  # many small products: all at once
-        units = len(spans)
-        sink.put(torch.bmm(dy.reshape(units, -1, outputs).transpose(1, 2), x.reshape(units, -1, inputs)))
         return
 
     def one(e: int, row: Tensor, add: bool) -> None:
         d, a = dy[spans[e]].reshape(-1, outputs), x[spans[e]].reshape(-1, inputs)
         torch.addmm(row, d.T, a, beta=1.0 if add else 0.0, out=row)
 
-    sink.write(one)
+    def together(units: list[int], size: int) -> Tensor:
+        d, a = (_stacked(t, spans, units, size * places) for t in (dy, x))
+        return torch.bmm(d.transpose(1, 2), a)
+
+    groups = _by_size(spans)
+    small = {size: units for size, units in groups.items() if size * places * inputs * outputs < SMALL}
+    if not small:
+        sink.write(one)
+    elif len(groups) == 1:
+        sink.put(together(*next((units, size) for size, units in small.items())))
+    else:
+        rows = x.new_empty(len(spans), outputs, inputs)
+        for size, units in groups.items():
+            if size in small:
+                rows[units] = together(units, size)
+            else:
+                for e in units:
+                    one(e, rows[e], add=False)
+        sink.put(rows)
+
+
+def _by_size(spans: list[slice]) -> dict[int, list[int]]:
+    """The units of each number of rows."""
+    found: dict[int, list[int]] = {}
+    for e, span in enumerate(spans):
+        found.setdefault(span.stop - span.start, []).append(e)
+    return found
+
+
+def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
+    """(rows, ..., p) -> (units, size, p)"""
+    if len(units) < len(spans):
+        values = torch.cat([values[spans[e]] for e in units])
+    return values.reshape(len(units), size, values.shape[-1])
 
 
 def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -70,9 +100,14 @@ def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
 
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     """(rows, T, p) -> (units, p): the sum over each unit's rows and over T."""
-    if len({s.stop - s.start for s in spans}) == 1:
-        return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
-    return torch.stack([values[s].flatten(0, 1).sum(0) for s in spans])
+    groups = _by_size(spans)
+    parts = {s: _stacked(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    sums = values.new_empty(len(spans), values.shape[-1])
+    for size, units in groups.items():
+        sums[units] = parts[size]
+    return sums
 
 
 ALWAYS |= {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
