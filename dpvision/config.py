@@ -85,7 +85,7 @@ class Config:
         if min(self.k_base, self.k_self, self.k_diff) < 0 or self.views < 1:
             raise ConfigError(
                 f"k_base is {self.k_base}, k_self {self.k_self} and k_diff {self.k_diff}: none may be below 0, and an "
-                "image needs at least one view."
+                "image needs at least one view. Fix: --k-base 1."
             )
         if not (0 <= self.momentum < 1 and 0 <= self.ema < 1):
             raise ConfigError(
@@ -133,8 +133,6 @@ class Config:
             raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
         if self.synthetic and not self.k_diff:
             raise ConfigError("synthetic images are given, but k_diff is 0: none would be used. Fix: --k-diff 2.")
-        if not self.views:
-            raise ConfigError("k_base, k_self and k_diff are all 0: an image would have no view. Fix: --k-base 1.")
         if self.k_self and self.k_base + self.k_diff < 2:
             raise ConfigError(
                 f"k_self is {self.k_self}, and k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "

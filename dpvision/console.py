@@ -171,6 +171,11 @@ def show_training(prepared: Prepared) -> None:
             f"  note: {', '.join(prepared.read_off)}: read off the data and treated as public; the card says so. "
             "If they must not be told, declare other figures: --n (rounded), --classes, --size, --channels."
         )
+    twice = prepared.persons_in_both()
+    if twice:
+        say(
+            f"  note: {twice:,} persons of the test split are in the training data too: accuracy is not noised for them."
+        )
     if prepared.data.test is None:
         say("  note: there is no test split, so no accuracy will be told.")
     assert config.n

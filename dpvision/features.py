@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpvision.data import Split
 from dpvision.errors import DataError, UnsafeLayer
 from dpvision.inputs import Inputs
 from dpvision.models import Featured
+from dpvision.models.featured import PIECE
 from dpvision.privacy.ledger import home
 
 AT_A_TIME = 256
@@ -33,14 +35,19 @@ def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progre
     path, team = file(of), distributed.team()
     if team.first and not path.exists():
         atomic.make_folder(path.parent)
+        for left in path.parent.glob(f"{path.stem}.*.partial"):  # of one that was killed
+            left.unlink(missing_ok=True)
         _compute(parts, split, path, progress)
     team.wait()
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError, TokenError) as exc:
         raise DataError(f"{path}: can not be read as features ({exc}). Fix: remove the file.") from exc
-    if found.dtype != np.float32 or len(found) != len(split):
-        raise DataError(f"{path}: holds {found.dtype} {found.shape}, not features of this data. Fix: remove the file.")
+    shape = (len(split), *shape_of(parts, tuple(Inputs(split)(slice(0, 1)).shape[1:])))
+    if not isinstance(found, np.memmap) or found.dtype != np.float32 or found.shape != shape:
+        raise DataError(
+            f"{path}: holds something else than float32 features {shape} of this data. Fix: remove the file."
+        )
     return found
 
 
@@ -53,7 +60,7 @@ def digest(parts: Featured) -> str:
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in (*parts.prefix.named_parameters(), *parts.prefix.named_buffers()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -88,13 +95,17 @@ def shape_of(parts: Featured, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def require_separate(parts: Featured, shape: tuple[int, ...]) -> None:
-    """By trial, on random images: an image's features are the same whatever other images are in the batch."""
+    """By trial, on random images: no image's features change with another, at any place of a piece or beyond it."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(4, *shape, generator=generator) * 2 - 1
+    images, before = torch.rand((parts.piece or PIECE) + 1, *shape, generator=generator) * 2 - 1, digest(parts)
     with torch.no_grad():
         together = parts.features(images)
-        images[1] *= 1e3
-        beside = parts.features(images)
-    others = [0, 2, 3]
-    if not torch.equal(together[others], beside[others]):
-        raise UnsafeLayer("the frozen part of the model mixes the images of a batch, so nobody could be told apart.")
+        for place in range(len(images)):
+            changed = images.clone()
+            changed[place] *= 1e3
+            moved = (parts.features(changed) != together).flatten(1).any(1)
+            moved[place] = False
+            if bool(moved.any()):
+                raise UnsafeLayer("the frozen part of the model mixes the images of a batch, so nobody is told apart.")
+    if digest(parts) != before:
+        raise UnsafeLayer("the frozen part of the model changes with the images that it sees, so it would tell them.")

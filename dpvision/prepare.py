@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from dpvision import features
 from dpvision.config import Config
 from dpvision.data import Dataset, Split, identify, load
-from dpvision.errors import ConfigError, DataError
+from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.inputs import Inputs, to_tensor, units
 from dpvision.mechanism.clip import verify
 from dpvision.mechanism.sampling import PoissonSampler
@@ -79,7 +80,9 @@ class Prepared:
         assert config.model
         model = build(config.model, self.shape, classes=len(self.data.classes), seed=config.seed)
         if config.pretrained:
-            load_public(model, Path(config.pretrained))
+            digest = load_public(model, Path(config.pretrained))
+            if digest != self.public.get("pretrained", {}).get("digest", digest):
+                raise LedgerMismatch(f"{config.pretrained}: the weights changed meanwhile. Fix: restore the file.")
         train_only(model, config.part)
         return model
 
@@ -131,6 +134,11 @@ class Prepared:
             public=public,
         )
 
+    def persons_in_both(self) -> int:
+        """Persons of the test split whose images are trained on: their guarantee does not cover the accuracy."""
+        train, test = self.data.train.persons, None if self.data.test is None else self.data.test.persons
+        return 0 if train is None or test is None else len(np.intersect1d(train, test))
+
     def require_separable(self) -> None:
         """By trial on random images: no layer mixes the images of a batch, and every gradient is right."""
         model, classes = self.model(), len(self.data.classes)
@@ -172,6 +180,17 @@ def prepare(source: str, config: Config) -> Prepared:
     return prepared
 
 
+def _as_pixels(split: Split) -> list[bytes]:
+    """Digests of the images as they are trained on, in 8 bits, whatever they came as."""
+    found = []
+    for start in range(0, len(split), 1024):
+        part = np.asarray(split.images[start : start + 1024])
+        if part.dtype != np.uint8:
+            part = np.round(np.clip(part, 0, 1) * 255).astype(np.uint8)
+        found += [blake2b(image.tobytes(), digest_size=16).digest() for image in part]
+    return found
+
+
 def _require_every_class(data: Dataset) -> None:
     counts = np.bincount(np.asarray(data.train.labels), minlength=len(data.classes))
     empty = [str(name) for name, count in zip(data.classes, counts, strict=True) if not count]
@@ -187,7 +206,8 @@ def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, 
     height, width, channels = data.train.images.shape[1:]
     found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
     _, in_order, digests = identify(found)
-    same = sum(d in private for d in digests)
+    seen = {d for s in (data.train, data.val, data.test) if s is not None for d in _as_pixels(s)}
+    same = sum(d in private or e in seen for d, e in zip(digests, _as_pixels(found), strict=True))
     if same:
         raise ConfigError(
             f"{source}: {same:,} of its images are in the private data too, so they are not public. Fix: give images "

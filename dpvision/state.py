@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import secrets
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +137,25 @@ def software() -> str:
     """What computes: anything else here may round otherwise, or toss other coins, so it gets fresh noise."""
     versions = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
     ranks = f", {distributed.ranks()} ranks" if distributed.ranks() > 1 else ""
-    return f"{versions}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{ranks}"
+    return f"{versions}, {_machine()}, {torch.get_num_threads()} threads{ranks}"
+
+
+@cache
+def _machine() -> str:
+    """Processor, and what else decides which kernels compute."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text("utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    named = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor())
+    chosen = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(("MKL_", "ONEDNN_", "DNNL_", "ATEN_"))]
+    others = [f"{name} {version}" for name in ("scipy", "timm") if (version := _version(name))]
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache

@@ -216,6 +216,8 @@ def _proceed(
         if team.first:
             Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
+    inputs = prepared.inputs(prepared.data.train, model)
+    facts = _bind_features(run, facts, inputs, team)
     state, key, charge = (_charge if team.first else _await_charge)(run, prepared, model, team)
 
     seen = Seen()
@@ -239,7 +241,7 @@ def _proceed(
         views=config.views,
     )
     everyone = units(prepared.data.train, config.unit)
-    fetch = fetcher(prepared.data.train, config.unit, prepared.inputs(prepared.data.train, model), prepared.views())
+    fetch = fetcher(prepared.data.train, config.unit, inputs, prepared.views())
     test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
     marks = _marks(prepared)
     looks = study.marks(sampler.steps) if config.study else {}
@@ -273,6 +275,22 @@ def _proceed(
             _release(run, state, prepared, model)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, time.monotonic() - began)
+
+
+def _bind_features(run: runs.Run, facts: dict[str, Any], inputs: Inputs, team: Team) -> dict[str, Any]:
+    """A run is resumed with the very features that it began with: others under the same noise would show records."""
+    digest = inputs.digest_of_features()
+    if digest is None:
+        return facts
+    team.require_same({"the features": digest})
+    if facts.setdefault("features", digest) != digest:
+        raise LedgerMismatch(
+            f"{run.folder}: the kept features are not those that the run began with. Fix: remove them from "
+            "$DPVISION_HOME/features, and they are computed anew, or start a new run."
+        )
+    if team.first:
+        run.write_facts(facts)
+    return facts
 
 
 def _charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:

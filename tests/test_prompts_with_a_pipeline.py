@@ -83,6 +83,8 @@ def test_a_folder_of_classes_that_train_can_use(folder: Path, tmp_path: Path) ->
     assert seen[-1] == (6, 6)
     found = load(str(out), classes=["cat", "dog"]).train
     assert found.images.shape == (6, 16, 16, 3) and found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(ConfigError, match="made otherwise"):
+        sample(str(folder), out, classes=["cat", "dog"], count=3, size=16, steps=2, seed=1)
     first = {p: _pixels(p) for p in sorted(out.rglob("*.png"))}
     assert len({x.tobytes() for x in first.values()}) == 6  # every image has a seed of its own
 

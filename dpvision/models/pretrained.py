@@ -79,5 +79,5 @@ def _check(path: Path, name: str, found: Tensor | None, wanted: Tensor | None, *
         )
     if found.dtype not in KINDS:
         raise DataError(f"{path}: tensor {name!r} is {found.dtype}, not floating point. {fix}")
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(found.to(wanted.dtype)).all()):
         raise DataError(f"{path}: tensor {name!r} has values that are not numbers. Fix: download the file again.")

@@ -80,7 +80,7 @@ def pipeline(model: str) -> Any:
         library.utils.logging.disable_progress_bar()
     try:
         pipe = diffusers.DiffusionPipeline.from_pretrained(model, local_files_only=local, use_safetensors=True)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, AttributeError, TypeError) as exc:
         where = "in this folder" if local else "in the local cache or on the hub"
         raise ConfigError(
             f"{model}: there is no text-to-image pipeline in safetensors form {where} ({str(exc).splitlines()[0]}). "

@@ -1,0 +1,157 @@
+"""What a run computes with is what it began with: features, public weights, software; and public is not private."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpvision import features, state, train
+from dpvision.config import Config
+from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
+from dpvision.models import Featured, build
+from dpvision.privacy.ledger import ledger_of
+
+SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", part="head", budget=1e4, checkpoint_every=1)
+
+
+def _write(path: Path, images: NDArray[Any]) -> str:
+    labels = np.arange(len(images)) % 4
+    np.savez(path, train_images=images, train_labels=labels, test_images=images[:8] // 2, test_labels=labels[:8])
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return _write(tmp_path / "data.npz", np.random.default_rng(0).integers(0, 256, (80, 8, 8, 1), dtype=np.uint8))
+
+
+def _train_file(prepared: train.Prepared) -> Path:
+    parts = prepared.split(prepared.model())
+    assert parts is not None
+    return features.file(prepared.named(prepared.data.train, parts))
+
+
+def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_path: Path) -> None:
+    """Another row under the same noise would show the record."""
+    prepared = train.prepare(source, SETTINGS)
+    run = train.begin(prepared, tmp_path / "run", test_key="word")
+    asked = iter([False] * 3 + [True])
+    train.proceed(run, prepared, stop=lambda: next(asked))
+    file = _train_file(prepared)
+    whole = file.read_bytes()
+    np.lib.format.open_memmap(file, mode="r+")[7] = 0.0
+    with pytest.raises(LedgerMismatch, match="features"):
+        train.proceed(run, train.reopen(run))
+    file.unlink()  # computed anew, they are the same
+    assert train.proceed(run, train.reopen(run)).complete
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["empty", "npz", "no axes", "header", "narrow", "more axes", "kind"])
+def test_damaged_features_are_named_and_nothing_is_charged(damage: str, source: str, tmp_path: Path) -> None:
+    prepared = train.prepare(source, SETTINGS)
+    prepared.warm(lambda *_: None)
+    file = _train_file(prepared)
+    good = np.load(file)
+    with file.open("wb") as out:
+        if damage == "npz":
+            np.savez(out, a=good)
+        elif damage == "header":
+            out.write(b"\x93NUMPY\x01\x00\x10\x00{'descr: (((((((\n")
+        elif damage != "empty":
+            bad = {
+                "no axes": np.float32(1),
+                "narrow": good[:, :-1],
+                "more axes": good[:, None],
+                "kind": good.astype(">f8"),
+            }
+            np.save(out, bad[damage])
+    with pytest.raises(DataError, match="remove the file"):
+        train.proceed(train.begin(prepared, tmp_path / "run", test_key="word"), prepared)
+    assert not ledger_of(prepared.fingerprint).exists()
+
+
+def test_public_weights_that_change_after_they_were_named(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "public.safetensors"
+    save_file(build("small-cnn", (1, 8, 8), classes=4, seed=5).state_dict(), file)
+    prepared = train.prepare(source, replace(SETTINGS, pretrained=str(file)))
+    save_file(build("small-cnn", (1, 8, 8), classes=4, seed=6).state_dict(), file)
+    with pytest.raises(LedgerMismatch, match="changed meanwhile"):
+        prepared.model()
+
+
+def test_weights_too_large_for_their_kind_are_refused(source: str, tmp_path: Path) -> None:
+    tensors = {n: t.double() for n, t in build("small-cnn", (1, 8, 8), classes=4, seed=5).state_dict().items()}
+    tensors["0.weight"][0] = 1e300
+    save_file(tensors, tmp_path / "public.safetensors")
+    with pytest.raises(DataError, match="not numbers"):
+        train.prepare(source, replace(SETTINGS, pretrained=str(tmp_path / "public.safetensors")))
+
+
+class _Mixes(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "first":
+            return x - x[:1]
+        if self.how == "last":
+            return x - x[-1:]
+        if self.how == "neighbour":
+            return x + x.roll(4, 0)
+        if self.how == "remembers":
+            self.seen += x.sum()
+        return x
+
+
+@pytest.mark.parametrize("how", ["first", "last", "neighbour", "remembers"])
+def test_a_frozen_part_that_mixes_or_remembers_is_refused(how: str) -> None:
+    with pytest.raises(UnsafeLayer):
+        features.require_separate(Featured(_Mixes(how), nn.Flatten()), (1, 4, 4))
+    features.require_separate(Featured(_Mixes("not"), nn.Flatten()), (1, 4, 4))
+
+
+@pytest.mark.parametrize("how", ["resized", "float", "test split"])
+def test_private_images_in_another_form_are_not_public(how: str, tmp_path: Path) -> None:
+    coins = np.random.default_rng(0)
+    private = coins.integers(0, 256, (80, 8, 8, 1), dtype=np.uint8)
+    size = None
+    if how == "resized":
+        source, size = str(tmp_path / "photos"), (8, 8)
+        for number, image in enumerate(coins.integers(0, 256, (80, 16, 16), dtype=np.uint8)):
+            place = tmp_path / "photos" / "train" / str(number % 4)
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place / f"{number}.png")
+        public = train.prepare(source, replace(SETTINGS, part="all", size=size)).data.train.images
+    elif how == "float":
+        source, public = _write(tmp_path / "data.npz", private.astype(np.float32) / 255), private
+    else:
+        source, public = _write(tmp_path / "data.npz", private), private[:8] // 2
+    mixed = replace(SETTINGS, part="all", size=size, k_base=2, k_self=1, k_diff=1, augment=("flip",))
+    other = _write(tmp_path / "other.npz", np.asarray(public))
+    with pytest.raises(ConfigError, match="not public"):
+        train.prepare(source, replace(mixed, synthetic=other))
+    fresh = _write(tmp_path / "fresh.npz", coins.integers(0, 256, (80, 8, 8, 1), dtype=np.uint8))
+    train.prepare(source, replace(mixed, synthetic=fresh))
+
+
+def test_another_processor_or_library_is_other_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state.software()
+    for name, value in (("_version", lambda name: "0.0.1"), ("os.environ", {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dpvision.state.{name}", value)
+            state._machine.cache_clear()
+            assert state.software() != before
+        state._machine.cache_clear()
+    assert state.software() == before
