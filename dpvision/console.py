@@ -173,9 +173,7 @@ def show_training(prepared: Prepared) -> None:
         )
     twice = prepared.persons_in_both()
     if twice:
-        say(
-            f"  note: {twice:,} persons of the test split are in the training data too: accuracy is not noised for them."
-        )
+        say(f"  note: {twice:,} persons of the test split are in the training data too; accuracy is not noised.")
     if prepared.data.test is None:
         say("  note: there is no test split, so no accuracy will be told.")
     assert config.n
