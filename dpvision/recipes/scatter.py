@@ -24,6 +24,6 @@ def scatter_cnn() -> Config:
     Paper: Tramèr and Boneh 2021 (Handcrafted-DP).
     Command: dpvision train cifar10.npz --epsilon 3 --recipe scatter-cnn
     Hardware and minutes: 2 CPU cores, about 30 min from a rate of 1,300 images per second; not run to its end here.
-    Expect: 69.3% on CIFAR-10 at epsilon 3 as published; no figure of our own yet (57.1% after a fifth of the steps).
+    Expect: 69.3% on CIFAR-10 at epsilon 3 as published; our own with 60 steps instead of 300: 57.1%.
     """
     return Config(recipe="scatter-cnn", model="scatter-cnn", batch=8192, steps=300, lr=4.0, momentum=0.9, clip=0.1)
