@@ -160,6 +160,9 @@ class Config:
         return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+SETTINGS = frozenset(f.name for f in fields(Config)) - {"recipe"}
+
+
 def default_model(n: int) -> str:
     """With few units the noise on many weights outweighs what they can learn: measured in benchmarks/RESULTS.md."""
     return "linear" if n < 5000 else "small-cnn"

@@ -29,7 +29,7 @@ from dpvision.models import Featured, build, load_public, train_only
 from dpvision.models.head import head_alone, require_last
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Event
-from dpvision.state import software
+from dpvision.state import computing
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -106,7 +106,7 @@ class Prepared:
 
     def named(self, split: Split, parts: Featured) -> tuple[str, ...]:
         """What the features of a split depend on."""
-        return identify(split)[1], str(self.config.model), self.config.part, features.digest(parts), software()
+        return identify(split)[1], str(self.config.model), self.config.part, features.digest(parts), computing()
 
     def warm(self, progress: Progress) -> None:
         """Compute features that are not there yet, where a frozen part makes some."""

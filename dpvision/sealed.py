@@ -48,6 +48,14 @@ def read(path: Path) -> Sealed:
     return Sealed(header, shapes, data)
 
 
+def said_by(data: bytes) -> dict[str, str]:
+    """What a file says of itself, sealed or not; nothing, if it is not one of ours."""
+    try:
+        return _parts(data)[0]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
 def _parts(data: bytes) -> tuple[dict[str, str], dict[str, Any], memoryview]:
     size = int.from_bytes(data[:8], "little")
     if not 2 <= size <= min(MOST_HEADER, len(data) - 8):

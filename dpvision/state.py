@@ -134,21 +134,21 @@ def event_so_far(state: State) -> Composed:
 
 
 def software() -> str:
-    """What computes: anything else here may round otherwise, or toss other coins, so it gets fresh noise."""
-    versions = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
+    """What computes, and who with: anything else may round otherwise, or toss other coins, so it gets fresh noise."""
     ranks = f", {distributed.ranks()} ranks" if distributed.ranks() > 1 else ""
-    return f"{versions}, {_machine()}, {torch.get_num_threads()} threads{ranks}"
+    return f"{computing()}, {torch.get_num_threads()} threads{ranks}"
 
 
 @cache
-def _machine() -> str:
-    """Processor, and what else decides which kernels compute."""
+def computing() -> str:
+    """Versions, processor, and what else decides which kernels compute."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     named = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor())
     chosen = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(("MKL_", "ONEDNN_", "DNNL_", "ATEN_"))]
     others = [f"{name} {version}" for name in ("scipy", "timm") if (version := _version(name))]
-    return ", ".join([torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])
+    ours = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
+    return ", ".join([ours, torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])
 
 
 def _version(name: str) -> str | None:
@@ -158,7 +158,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-@cache
 def _source() -> str:
     """Digest of this package's own code: two versions of it may share a number while it is being changed."""
     digest = hashlib.blake2b(digest_size=8)

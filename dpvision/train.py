@@ -28,19 +28,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import atomic, checkpoint, distributed, runs, sealed, study
+from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
-from dpvision.inputs import Inputs, accuracy, fetcher, units
+from dpvision.inputs import Inputs, fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import Prepared, each_loss, prepare
-from dpvision.privacy import overlap, quick
+from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import Charge, ledger_of
-from dpvision.state import State, branch_name, event_so_far, same_or_new_branch, software, trainable
+from dpvision.state import State, branch_name, computing, event_so_far, same_or_new_branch, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = (
@@ -55,8 +55,6 @@ CHANGEABLE = (
     "batch",
     *("physical", "checkpoint_every", "study"),
 )
-METRIC_POINTS = 20
-METRIC_RECORDS = 2000  # of the test split, at every point but the last
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ def _proceed(
             Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
     inputs = prepared.inputs(prepared.data.train, model)
-    facts = _bind_features(run, facts, inputs, team)
+    _bind_features(run, inputs, team)
     state, key, charge = (_charge if team.first else _await_charge)(run, prepared, model, team)
 
     seen = Seen()
@@ -243,7 +241,7 @@ def _proceed(
     everyone = units(prepared.data.train, config.unit)
     fetch = fetcher(prepared.data.train, config.unit, inputs, prepared.views())
     test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
-    marks = _marks(prepared)
+    marks = metrics.marks(prepared)
     looks = study.marks(sampler.steps) if config.study else {}
     if team.first:
         _drop_after(run.metrics, state.step)
@@ -265,10 +263,10 @@ def _proceed(
             line = study.look(clipped_sum, fetch, everyone)
             runs.append_json(study.file(run), {"step": state.step, "share": looks[state.step], **line})
         if state.step in marks:
-            runs.append_json(run.metrics, _metrics(state, prepared, model, test))
+            runs.append_json(run.metrics, metrics.line(state, prepared, model, test))
         if state.step % config.checkpoint_every == 0:
             state.save(run)
-        watch(Progress(state.step, sampler.steps, _epsilon_at_mark(state, prepared, marks), images))
+        watch(Progress(state.step, sampler.steps, metrics.epsilon_at_mark(state, prepared, marks), images))
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
@@ -277,20 +275,23 @@ def _proceed(
     return _outcome(run, state, prepared, time.monotonic() - began)
 
 
-def _bind_features(run: runs.Run, facts: dict[str, Any], inputs: Inputs, team: Team) -> dict[str, Any]:
-    """A run is resumed with the very features that it began with: others under the same noise would show records."""
-    digest = inputs.digest_of_features()
+def _bind_features(run: runs.Run, inputs: Inputs, team: Team) -> None:
+    """A run goes on with the very features that it began with: others under the same noise would show records.
+
+    Features that another machine or version computed may round otherwise; that is a new branch, with fresh noise.
+    """
+    digest, facts = inputs.digest_of_features(), run.facts()
     if digest is None:
-        return facts
+        return
     team.require_same({"the features": digest})
-    if facts.setdefault("features", digest) != digest:
+    before = facts.get("features", {})
+    if before.get(computing(), digest) != digest:
         raise LedgerMismatch(
             f"{run.folder}: the kept features are not those that the run began with. Fix: remove them from "
             "$DPVISION_HOME/features, and they are computed anew, or start a new run."
         )
-    if team.first:
-        run.write_facts(facts)
-    return facts
+    if team.first and computing() not in before:
+        run.write_facts({**facts, "features": {**before, computing(): digest}})
 
 
 def _charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
@@ -359,36 +360,6 @@ def _descend(state: State, gradient: Tensor, config: Config) -> State:
     decay = min(config.ema, (1 + state.step) / (10 + state.step))
     ema = decay * state.ema + (1 - decay) * weights
     return replace(state, step=state.step + 1, weights=weights, momentum=momentum, ema=ema)
-
-
-def _epsilon_at_mark(state: State, prepared: Prepared, marks: set[int]) -> float:
-    """For display: the bound at the next mark, so that a bar costs twenty evaluations and never shows too little."""
-    ahead = min((m for m in marks if m >= state.step), default=state.step)
-    return quick.epsilon(event_so_far(replace(state, step=ahead)), prepared.config.delta)
-
-
-def _marks(prepared: Prepared) -> set[int]:
-    """Steps after which accuracy is looked at: so few that it takes about a quarter of the training's time at most.
-
-    To train on a view costs about three times what it costs to look at an image. All of it is public.
-    """
-    steps, points = prepared.sampler.steps, METRIC_POINTS
-    if prepared.data.test is not None:
-        looks = 2 * min(len(prepared.data.test), METRIC_RECORDS)
-        points = min(points, max(1, 3 * prepared.sampler.batch * steps * prepared.config.views // (4 * looks)))
-    return {max(1, round(i * steps / points)) for i in range(1, points + 1)}
-
-
-def _metrics(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None) -> dict[str, Any]:
-    """Accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
-    line: dict[str, Any] = {"step": state.step, "epsilon": quick.epsilon(event_so_far(state), prepared.config.delta)}
-    if test is not None:
-        most = None if state.step == prepared.sampler.steps else METRIC_RECORDS
-        line["test_images"] = min(len(test), most or len(test))
-        for name, weights in (("ema", state.ema), ("last", state.weights)):
-            vector_to_parameters(weights, trainable(model))
-            line[f"test_accuracy_{name}"] = accuracy(prepared.learner(model), test, most=most)
-    return line
 
 
 def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) -> None:

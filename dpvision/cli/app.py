@@ -34,8 +34,15 @@ SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out image
 def class_list(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
-    return int(text) if text.isdigit() else [part.strip() for part in text.split(",")]
+    return int(text) if text.isdigit() else word_list(text)
 
 
-def given(flags: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in flags.items() if v is not None}
+def word_list(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The settings among a verb's arguments that were given: they have the names that they have in Config."""
+    from dpvision.config import SETTINGS
+
+    return {k: v for k, v in arguments.items() if k in SETTINGS and v is not None}

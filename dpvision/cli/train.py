@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Size, SkipBroken, app, class_list, given
+from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Size, SkipBroken, app, class_list, given, word_list
 from dpvision.cli.reporting import write_report
 from dpvision.errors import ConfigError
 
@@ -71,39 +72,7 @@ def train(
 
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
-    flags = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "model": model,
-        "part": part,
-        "pretrained": None if pretrained is None else os.path.abspath(pretrained),
-        "unit": unit,
-        "n": n,
-        "classes": class_list(classes),
-        "size": size,
-        "channels": channels,
-        "skip_broken": skip_broken,
-        "batch": batch,
-        "steps": steps,
-        "sigma": sigma,
-        "lr": lr,
-        "momentum": momentum,
-        "clip": clip,
-        "clip_style": clip_style,
-        "ema": ema,
-        "release": release,
-        "seed": seed,
-        "physical": physical,
-        "augment": None if augment is None else [word.strip() for word in augment.split(",") if word.strip()],
-        "k_base": k_base,
-        "k_self": k_self,
-        "k_diff": k_diff,
-        "mix_alpha": mix_alpha,
-        "synthetic": synthetic if synthetic in (None, "digits") else os.path.abspath(synthetic),
-        "checkpoint_every": checkpoint_every,
-        "study": study,
-        "budget": budget,
-    }
+    flags = {name: _READ_AS[name](value) if name in _READ_AS else value for name, value in given(locals()).items()}
     from dpvision.config import merged, read_toml
     from dpvision.recipes import recipe as named
     from dpvision.runs import next_free, require_free
@@ -115,10 +84,9 @@ def train(
             "--epsilon is missing: how much may be told about any one image or person is a decision, so it has no "
             "default. Usual: 1 for a strong guarantee, 3 for a sound one, 8 for a weak one."
         )
-    settings = merged(settings, given(flags), source="command line")
-    out = next_free() if out is None else out
+    settings = merged(settings, flags, source="command line")
     if not dry_run:
-        require_free(out)
+        require_free(out := out or next_free())
 
     from dpvision import console, distributed
     from dpvision.prepare import prepare
@@ -130,7 +98,7 @@ def train(
         _require_noise(prepared)
     if distributed.rank() == 0:
         console.show_training(prepared)
-    if dry_run:
+    if dry_run or out is None:
         require_room(prepared)
         if distributed.rank() == 0:
             console.say("dry run: nothing was written, nothing was charged.")
@@ -161,29 +129,31 @@ def resume(
 
     Example: `dpvision resume runs/first`
     """
+    flags = given(locals())
     from dpvision import console, distributed
     from dpvision.runs import Run
     from dpvision.train import reopen
 
-    flags = {
-        "lr": lr,
-        "momentum": momentum,
-        "clip": clip,
-        "clip_style": clip_style,
-        "ema": ema,
-        "release": release,
-        "batch": batch,
-        "steps": steps,
-        "sigma": sigma,
-        "physical": physical,
-        "checkpoint_every": checkpoint_every,
-    }
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if this is no run
+    if flags and folder.facts().get("complete") is True:
+        raise ConfigError(f"{run}: the run is finished, so {', '.join(flags)} can not change. Fix: a new run.")
     distributed.start()
     if distributed.rank() == 0:
         console.note_other_ranks(folder.facts(), distributed.ranks())
-    _train_on(folder, reopen(folder, given(flags)))
+    _train_on(folder, reopen(folder, flags))
+
+
+def _place(source: str) -> str:
+    return source if source == "digits" else os.path.abspath(source)
+
+
+_READ_AS: dict[str, Callable[[str], Any]] = {
+    "classes": class_list,
+    "augment": word_list,
+    "pretrained": os.path.abspath,
+    "synthetic": _place,
+}
 
 
 def _require_noise(prepared: Any) -> None:

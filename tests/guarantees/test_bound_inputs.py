@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpvision import features, state, train
+from dpvision import features, prepare, state, train
 from dpvision.config import Config
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
@@ -56,6 +56,21 @@ def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_pat
     assert file.read_bytes() == whole
 
 
+def test_features_of_another_version_are_a_new_branch(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may round otherwise: fresh noise and a charge of its own, and the run goes on."""
+    prepared = train.prepare(source, SETTINGS)
+    run = train.begin(prepared, tmp_path / "run", test_key="word")
+    asked = iter([False] * 3 + [True])
+    train.proceed(run, prepared, stop=lambda: next(asked))
+    for module in (state, train, prepare):
+        monkeypatch.setattr(module, "computing", lambda: "a later version")
+    monkeypatch.setattr(Featured, "features", lambda self, x: self.prefix(x) * (1 + 1e-6))
+    assert train.proceed(run, train.reopen(run)).complete
+    assert len(ledger_of(prepared.fingerprint).account().charges) == 2
+
+
 @pytest.mark.parametrize("damage", ["empty", "npz", "no axes", "header", "narrow", "more axes", "kind"])
 def test_damaged_features_are_named_and_nothing_is_charged(damage: str, source: str, tmp_path: Path) -> None:
     prepared = train.prepare(source, SETTINGS)
@@ -95,6 +110,14 @@ def test_weights_too_large_for_their_kind_are_refused(source: str, tmp_path: Pat
     save_file(tensors, tmp_path / "public.safetensors")
     with pytest.raises(DataError, match="not numbers"):
         train.prepare(source, replace(SETTINGS, pretrained=str(tmp_path / "public.safetensors")))
+
+
+def test_weights_of_a_fixed_key_are_not_public(source: str, tmp_path: Path) -> None:
+    prepared = train.prepare(source, SETTINGS)
+    first = train.begin(prepared, tmp_path / "first", test_key="word")
+    assert train.proceed(first, prepared).complete
+    with pytest.raises(DataError, match="fixed key"):
+        train.prepare(source, replace(SETTINGS, pretrained=str(first.weights)))
 
 
 class _Mixes(nn.Module):
@@ -151,7 +174,7 @@ def test_another_processor_or_library_is_other_software(monkeypatch: pytest.Monk
     for name, value in (("_version", lambda name: "0.0.1"), ("os.environ", {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})):
         with monkeypatch.context() as patch:
             patch.setattr(f"dpvision.state.{name}", value)
-            state._machine.cache_clear()
+            state.computing.cache_clear()
             assert state.software() != before
-        state._machine.cache_clear()
+        state.computing.cache_clear()
     assert state.software() == before

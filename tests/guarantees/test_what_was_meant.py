@@ -62,3 +62,5 @@ def test_a_dry_run_says_what_a_run_would_be_refused_for(tmp_path: Path, own_home
     code, _, said = run("train", "digits", "--epsilon", 1, "--dry-run", home=own_home, cwd=tmp_path)
     assert code == 4 and "budget" in said
     assert not (tmp_path / "runs" / "2").exists()
+    code, _, said = run("resume", "runs/1", "--lr", 1, home=own_home, cwd=tmp_path)
+    assert code == 2 and "finished, so lr" in said

@@ -121,8 +121,8 @@ class Worker:
     @staticmethod
     def _share(views: list[int], divisor: int, device: torch.device) -> Tensor:
         """What each image counts in its unit's mean."""
-        if divisor or len(set(views)) == 1:
-            return torch.tensor(1.0 / (divisor or views[0]), device=device)
+        if divisor:
+            return torch.tensor(1.0 / divisor, device=device)
         counts = torch.tensor(views, device=device)
         return (1.0 / counts).repeat_interleave(counts)
 

@@ -78,16 +78,32 @@ def _by_points(axes: int, channels: int, filters: int, side: int, groups: int) -
     )
 
 
+class _SomeChannels(nn.Module):
+    """A depthwise filter on a part of the channels, which do not lie side by side in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = (
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.Conv2d(8, 8, 1, groups=8),
+            nn.Linear(128, 10),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.two(torch.relu(self.one(x))[:, 4:12])).flatten(1))
+
+
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
+        (_SomeChannels, (16, 4, 4)),
         (lambda: nn.Sequential(nn.Linear(64, 1), nn.ReLU(), nn.Linear(1, 10)), (64,)),
         (lambda: _by_points(1, 8, 8, 64, 8), (8, 64)),
         (lambda: _by_points(2, 8, 8, 4, 8), (8, 4, 4)),
         (lambda: _by_points(2, 480, 8, 8, 1), (480, 8, 8)),
         (lambda: _by_points(3, 8, 8, 4, 1), (8, 4, 4, 4)),
     ],
-    ids=["narrow", "1-d", "depthwise", "many channels", "3-d"],
+    ids=["some channels", "narrow", "1-d", "depthwise", "many channels", "3-d"],
 )
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_gradients_of_others_have_the_same_bits(

@@ -137,7 +137,7 @@ def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tens
 
 def _filled(images: Tensor, count: int) -> Tensor:
     if images.stride(0) != images[0].numel():
-        images = images.contiguous()
+        images = images.clone()  # dense, with its axes in the same order in memory
     filled = images.new_empty_strided((count, *images.shape[1:]), images.stride()).zero_()
     filled[: len(images)] = images
     return filled
