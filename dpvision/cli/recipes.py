@@ -35,7 +35,8 @@ def recipes(
         return
     if name is None:
         raise ConfigError(f"recipes {action} needs the name of a recipe. `dpvision recipes` lists them.")
-    text = write_toml(named(name))
+    lines = write_toml(named(name)).splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("epsilon = "))  # a decision, which no recipe makes
     if action == "show":
         console.say(inspect.getdoc(RECIPES[name]) or "")
         console.say()
@@ -45,4 +46,4 @@ def recipes(
         if target.exists():
             raise ConfigError(f"{target}: exists already. Fix: another --out.")
         atomic.write(target, text, mode=0o644)
-        console.say(f"wrote {target}; use it with `dpvision train DATA --config {target}`")
+        console.say(f"wrote {target}; use it with `dpvision train DATA --epsilon EPSILON --config {target}`")

@@ -42,6 +42,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "small-cnn": small_cnn,
     "tanh-cnn": tanh_cnn,
     "vit-tiny": vit_tiny,
+    "wrn-10-1": partial(wide_resnet, depth=10, width=1),
     "wrn-16-4": partial(wide_resnet, depth=16, width=4),
     "wrn-40-4": partial(wide_resnet, depth=40, width=4),
 }

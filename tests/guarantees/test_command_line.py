@@ -211,8 +211,11 @@ def test_recipes_can_be_listed_shown_and_copied(home: Path, tmp_path: Path) -> N
     assert code == 0 and "Papernot" in out and 'model = "small-cnn"' in out
     code, _, _ = run("recipes", "copy", "linear", home=home, cwd=tmp_path)
     assert code == 0 and (tmp_path / "linear.toml").exists()
-    code, out, err = run("train", "digits", "--config", "linear.toml", "--dry-run", home=home, cwd=tmp_path)
+    again = ("train", "digits", "--config", "linear.toml", "--dry-run")
+    code, out, err = run(*again, "--epsilon", 3, home=home, cwd=tmp_path)
     assert code == 0, err
+    code, _, err = run(*again, home=home, cwd=tmp_path)
+    assert code == 2 and "--epsilon is missing" in err, "no recipe decides about epsilon"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
