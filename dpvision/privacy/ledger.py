@@ -298,8 +298,8 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
             f"{accountant.epsilon(before, budget.delta):.4f} of it is spent, and this would make it {after:.4f} "
-            f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner of the data "
-            "agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
+            f"({describe(event)}). Nothing was charged. Fix: fewer --steps or a smaller --epsilon, or, if the owner "
+            "of the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
 
 
