@@ -1,0 +1,34 @@
+"""Random numbers that belong to one image of one process: whoever else is drawn, and on how many cores, it stays."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator, Philox
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Of image `index` of a process under `seed`."""
+
+    process: str
+    seed: int
+    index: int
+
+    def own(self, purpose: str = "") -> Generator:
+        """Of this image alone; other purposes are independent."""
+        return self._generator("image", self.index, purpose)
+
+    def shared(self, every: int, purpose: str = "") -> Generator:
+        """Of all images whose index has the same quotient by `every`."""
+        return self._generator(f"every {every}", self.index // every, purpose)
+
+    def of(self, process: str) -> Coins:
+        """Of the same image in another process, for processes that are made of others."""
+        return Coins(f"{self.process}/{process}", self.seed, self.index)
+
+    def _generator(self, kind: str, number: int, purpose: str) -> Generator:
+        name = repr((self.process, self.seed, kind, number, purpose)).encode()
+        return Generator(Philox(key=np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")))
