@@ -1,0 +1,39 @@
+"""images: what random processes draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import app
+
+
+@app.command
+def images(
+    process: Annotated[str | None, Parameter(help="name of a random process; without one they are listed")] = None,
+    /,
+    *,
+    count: Annotated[int, Parameter(help="how many images")] = 96,
+    size: Annotated[int, Parameter(help="pixels a side")] = 64,
+    seed: int = 0,
+    workers: Annotated[int, Parameter(help="processor cores")] = 1,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"], help="folder; by default the process's name")] = None,
+) -> None:
+    """Images that no camera took: drawn by a random process, with a contact sheet to look at.
+
+    Example: `dpvision images dead-leaves-mixed --count 1000 --out leaves`
+    """
+    from dpvision import console
+    from dpvision.randimages import PROCESSES
+    from dpvision.randimages.gallery import save
+
+    if process is None:
+        what = [[name, (draws.__doc__ or "").split("\n")[0]] for name, draws in PROCESSES.items()]
+        console.grid(["process", "what"], what)
+        return
+    place = out or Path(process)
+    with console.counting_bar("drawing") as progress:
+        save(process, place, count=count, side=size, seed=seed, workers=workers, progress=progress)
+    console.say(f"wrote {place}; look at {place / 'contact_sheet.png'}")
