@@ -1,0 +1,169 @@
+"""Contrastive pretraining on random images: it can be stopped after any step and goes on as if it had not been.
+
+The folder holds weights.safetensors (the trunk, for `dpvision train --pretrained`), card.json (process, seed, images
+seen, settings, losses, digest) and, while it lasts, state.safetensors. No private image is within reach: this
+package can not import what reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dpvision import __version__, atomic, checkpoint
+from dpvision.errors import ConfigError
+from dpvision.pretrain.encoder import Encoder
+from dpvision.pretrain.images import pairs
+from dpvision.pretrain.losses import LOSSES
+
+FORMAT = "dpvision-prior-1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one pretraining; the defaults are those of Tang et al. 2023 but for the number of steps, a day's work."""
+
+    process: str = "stylegan-oriented"
+    model: str = "wrn-16-4"
+    side: int = 32
+    finer: int = 2  # images are drawn so many times larger before a part of them is taken
+    images: int = 105_000
+    batch: int = 256
+    steps: int = 82_000  # 200 passes
+    lr: float = 0.12  # times batch / 256
+    momentum: float = 0.9
+    decay: float = 1e-4
+    hidden: int = 4096
+    loss: str = "align-uniform"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"there is no loss named {self.loss!r}. There are: {', '.join(LOSSES)}.")
+        if min(self.images, self.steps, self.finer, self.hidden) < 1 or not 2 <= self.batch <= self.images:
+            raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more that are there.")
+
+    def rate(self, step: int) -> float:
+        """A tenth after 155, 170 and 185 of 200 parts."""
+        drops = sum(200 * step >= part * self.steps for part in (155, 170, 185))
+        return self.lr * self.batch / 256 * 0.1**drops
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int
+    steps: int
+    loss: float
+
+
+def pretrain(
+    settings: Settings,
+    folder: Path,
+    *,
+    workers: int = 1,
+    every: int = 200,
+    watch: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train, or go on where the folder's state is. True when it is finished; then weights and card are there."""
+    if (folder / "card.json").exists():
+        raise ConfigError(f"{folder}: this prior is finished. Fix: another --out.")
+    state = State(settings)
+    state.resume(folder)
+    loss_of, began = LOSSES[settings.loss], time.monotonic() - state.seconds
+    stream = pairs(
+        settings.process,
+        side=settings.side,
+        finer=settings.finer,
+        batch=settings.batch,
+        images=settings.images,
+        steps=range(state.step, settings.steps),
+        seed=settings.seed,
+        workers=workers,
+    )
+    for one, other in stream:
+        if stop():
+            state.save(folder)
+            return False
+        x, y = state.encoder(torch.cat([one, other])).chunk(2)
+        loss = loss_of(x, y)
+        if not torch.isfinite(loss):
+            raise ConfigError(f"step {state.step}: the loss is {loss.item()}. Fix: a smaller --lr.")
+        state.descend(loss)
+        state.seconds = time.monotonic() - began
+        if state.step % every == 0:
+            state.curve.append((state.step, loss.item()))
+            state.save(folder)
+        watch(Progress(state.step, settings.steps, loss.item()))
+    state.finish(folder)
+    return True
+
+
+class State:
+    """What is between two steps."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.step, self.seconds = settings, 0, 0.0
+        self.curve: list[tuple[int, float]] = []  # step and loss
+        shape = (3, settings.side, settings.side)
+        self.encoder = Encoder(settings.model, shape, hidden=settings.hidden, seed=settings.seed)
+        self.momentum = [torch.zeros_like(p) for p in self.encoder.parameters()]
+
+    def descend(self, loss: Tensor) -> None:
+        """m <- mu m + g + decay w, w <- w - rate m."""
+        settings = self.settings
+        parameters = list(self.encoder.parameters())
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for weight, gradient, momentum in zip(parameters, gradients, self.momentum, strict=True):
+                momentum.mul_(settings.momentum).add_(gradient).add_(weight, alpha=settings.decay)
+                weight.sub_(momentum, alpha=settings.rate(self.step))
+        self.step += 1
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        header = {
+            "format": FORMAT,
+            "settings": json.dumps(asdict(self.settings)),
+            "step": str(self.step),
+            "seconds": repr(self.seconds),
+            "curve": json.dumps(self.curve),
+        }
+        atomic.write(folder / "state.safetensors", checkpoint.dump(self._tensors(), header))
+
+    def resume(self, folder: Path) -> None:
+        """Go on from the folder's state, if there is one; it must have the same settings."""
+        path = folder / "state.safetensors"
+        if not path.exists():
+            return
+        tensors, header = checkpoint.load(path, self._tensors())
+        if header.get("format") != FORMAT or json.loads(header["settings"]) != asdict(self.settings):
+            raise ConfigError(f"{folder}: was begun with other settings. Fix: the same ones, or another --out.")
+        with torch.no_grad():
+            for name, tensor in self._tensors().items():
+                tensor.copy_(tensors[name])
+        self.step, self.seconds = int(header["step"]), float(header["seconds"])
+        self.curve = [(int(step), float(loss)) for step, loss in json.loads(header["curve"])]
+
+    def finish(self, folder: Path) -> None:
+        """The trunk and a card that says where it comes from; the state is not needed any more."""
+        folder.mkdir(parents=True, exist_ok=True)
+        seen = {"images_seen": self.step * self.settings.batch, "seconds": round(self.seconds, 1)}
+        card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), **seen, "curve": self.curve}
+        header = {"format": FORMAT, "process": self.settings.process, "seed": str(self.settings.seed)}
+        data = checkpoint.dump(self.encoder.weights(), header)
+        atomic.write(folder / "weights.safetensors", data, mode=0o644)
+        card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
+        atomic.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
+        (folder / "state.safetensors").unlink(missing_ok=True)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        momentum = {f"momentum.{number}": tensor for number, tensor in enumerate(self.momentum)}
+        return {**{f"encoder.{n}": t for n, t in self.encoder.state_dict().items()}, **momentum}

@@ -1,0 +1,78 @@
+"""Pretraining on random images: resumed as if never stopped, and its weights are found by the private training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpvision.errors import ConfigError
+from dpvision.models import build, load_public
+from dpvision.pretrain.encoder import Encoder, trunk_of
+from dpvision.pretrain.images import chosen, pairs
+from dpvision.pretrain.run import Settings, pretrain
+
+SETTINGS = Settings(
+    process="dead-leaves-squares", model="wrn-10-1", side=16, finer=1, images=24, batch=8, steps=6, hidden=32
+)
+
+
+def test_a_stopped_pretraining_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    assert pretrain(SETTINGS, tmp_path / "straight")
+    asked = iter([False, False, True])
+    assert not pretrain(SETTINGS, tmp_path / "stopped", stop=lambda: next(asked))
+    assert not (tmp_path / "stopped" / "card.json").exists()
+    with pytest.raises(ConfigError, match="other settings"):
+        pretrain(replace(SETTINGS, lr=0.5), tmp_path / "stopped")
+    assert pretrain(SETTINGS, tmp_path / "stopped")
+    one, other = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("straight", "stopped"))
+    assert one == other
+    with pytest.raises(ConfigError, match="finished"):
+        pretrain(SETTINGS, tmp_path / "stopped")
+
+
+def test_private_training_starts_from_the_trunk(tmp_path: Path) -> None:
+    assert pretrain(SETTINGS, tmp_path)
+    model = build("wrn-10-1", (3, 16, 16), classes=5, seed=9)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    digest = load_public(model, tmp_path / "weights.safetensors")
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["digest"] == digest and card["process"] == "dead-leaves-squares" and card["images_seen"] == 48
+    trunk = set(Encoder("wrn-10-1", (3, 16, 16), hidden=32).trunk.state_dict())
+    weights = [name for name in trunk if name.endswith("weight") and "norm" not in name]
+    assert weights and not any(torch.equal(model.state_dict()[name], before[name]) for name in weights)
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before.keys() - trunk)
+    assert len(before) - len(trunk) == 4, "the last normalisation and the head are for private images"
+
+
+def test_every_pass_sees_every_image_once() -> None:
+    passes = [np.concatenate([chosen(s, batch=8, images=25, seed=1) for s in range(3 * p, 3 * p + 3)]) for p in (0, 1)]
+    for order in passes:
+        assert len(set(order.tolist())) == 24 and order.max() < 25
+    assert (passes[0] != passes[1]).any()
+
+
+def test_views_of_one_image_differ_and_belong_together() -> None:
+    kind = {"side": 16, "finer": 2, "batch": 8, "images": 24, "seed": 0, "workers": 1}
+    one, other = next(pairs("dead-leaves-squares", steps=range(2, 3), **kind))
+    assert one.shape == (8, 3, 16, 16) and one.abs().max() <= 1
+    assert not torch.equal(one, other)
+    assert torch.equal(one, list(pairs("dead-leaves-squares", steps=range(3), **kind))[2][0]), "a step by its number"
+    means = [x.mean((2, 3)).flatten() for x in (one, other)]
+    own = (means[0] - means[1]).abs().mean()
+    strangers = (means[0] - means[1].view(8, 3).roll(1, 0).flatten()).abs().mean()
+    assert own < strangers
+
+
+def test_what_can_not_be_pretrained_is_named() -> None:
+    for name in ("linear", "vit-tiny"):
+        with pytest.raises(ConfigError, match=name):
+            trunk_of(build(name, (3, 32, 32), classes=2, seed=0), name)
+    with pytest.raises(ConfigError, match="no loss named"):
+        Settings(loss="triplet")
+    with pytest.raises(ConfigError, match="a batch of 2"):
+        Settings(batch=10, images=5)
