@@ -60,4 +60,4 @@ def trunk_of(model: nn.Module, name: str) -> nn.Sequential:
         end -= 1
     if not end:
         raise ConfigError(f"{name}: nothing comes before its head, so there is nothing to pretrain. Fix: wrn-16-4.")
-    return nn.Sequential(*model[:end])
+    return nn.Sequential(*list(model)[:end])
