@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
-from dpvision.randimages import dead_leaves
+from dpvision.randimages import colour, dead_leaves, spectrum, spectrum_colour_wmm, textured_leaves, wmm
 from dpvision.randimages.coins import Coins
 
 __all__ = ["PROCESSES", "draw", "stream"]
@@ -28,6 +28,11 @@ PROCESSES: dict[str, Process] = {
     "dead-leaves-squares": dead_leaves.squares,
     "dead-leaves-oriented": dead_leaves.oriented,
     "dead-leaves-mixed": dead_leaves.mixed,
+    "dead-leaves-textured": textured_leaves.images,
+    "spectrum": spectrum.images,
+    "colour": colour.images,
+    "wmm": wmm.images,
+    "spectrum-colour-wmm": spectrum_colour_wmm.images,
 }
 
 

@@ -16,6 +16,11 @@ GOLDEN = {
     "dead-leaves-squares": "85d9ff2e1963569e",
     "dead-leaves-oriented": "d8cb7e0275036710",
     "dead-leaves-mixed": "e70f09019dbde335",
+    "dead-leaves-textured": "e344d7040cd52cbb",
+    "spectrum": "5e0ccef654bb29fe",
+    "colour": "36704afbed7fa7e0",
+    "wmm": "cae5c0657871122f",
+    "spectrum-colour-wmm": "9b9123af2100ea94",
 }
 
 
