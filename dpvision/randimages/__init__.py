@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
-from dpvision.randimages import dead_leaves
+from dpvision.randimages import dead_leaves, stylegan
 from dpvision.randimages.coins import Coins
 
 __all__ = ["PROCESSES", "draw", "stream"]
@@ -28,6 +28,10 @@ PROCESSES: dict[str, Process] = {
     "dead-leaves-squares": dead_leaves.squares,
     "dead-leaves-oriented": dead_leaves.oriented,
     "dead-leaves-mixed": dead_leaves.mixed,
+    "stylegan-random": stylegan.random,
+    "stylegan-high-freq": stylegan.high_freq,
+    "stylegan-sparse": stylegan.sparse,
+    "stylegan-oriented": stylegan.oriented,
 }
 
 

@@ -16,6 +16,10 @@ GOLDEN = {
     "dead-leaves-squares": "85d9ff2e1963569e",
     "dead-leaves-oriented": "d8cb7e0275036710",
     "dead-leaves-mixed": "e70f09019dbde335",
+    "stylegan-random": "b5efcf9e5dd1592c",
+    "stylegan-high-freq": "55e739af4c33fe7c",
+    "stylegan-sparse": "4d2db61546ab0f26",
+    "stylegan-oriented": "4f393b5e07af7e9c",
 }
 
 
