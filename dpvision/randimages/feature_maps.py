@@ -61,12 +61,13 @@ class Ramps:
         for u, above, channels, biases in self._halves:
             slopes = GAIN * weights[..., channels]
             lines.append((u, above, _sums(slopes), _sums(slopes * biases)))
+        part = np.empty(self.side**2)
         for k in range(len(weights)):
             out = np.zeros((weights.shape[1], self.side**2))
             for u, above, slopes, offsets in lines:
                 for row, slope, offset in zip(out, slopes[k], offsets[k], strict=True):
-                    row += slope.take(above) * u
-                    row += offset.take(above)
+                    row += np.multiply(slope.take(above, out=part, mode="clip"), u, out=part)
+                    row += offset.take(above, out=part, mode="clip")
             yield out.reshape(-1, self.side, self.side)
 
 
