@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
 from dpvision.randimages import colour, dead_leaves, spectrum, spectrum_colour_wmm, textured_leaves, wmm
+from dpvision.randimages import dead_leaves, stylegan
 from dpvision.randimages.coins import Coins
 
 __all__ = ["PROCESSES", "draw", "stream"]
@@ -33,6 +34,10 @@ PROCESSES: dict[str, Process] = {
     "colour": colour.images,
     "wmm": wmm.images,
     "spectrum-colour-wmm": spectrum_colour_wmm.images,
+    "stylegan-random": stylegan.random,
+    "stylegan-high-freq": stylegan.high_freq,
+    "stylegan-sparse": stylegan.sparse,
+    "stylegan-oriented": stylegan.oriented,
 }
 
 

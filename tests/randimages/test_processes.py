@@ -21,6 +21,10 @@ GOLDEN = {
     "colour": "36704afbed7fa7e0",
     "wmm": "cae5c0657871122f",
     "spectrum-colour-wmm": "9b9123af2100ea94",
+    "stylegan-random": "b5efcf9e5dd1592c",
+    "stylegan-high-freq": "55e739af4c33fe7c",
+    "stylegan-sparse": "4d2db61546ab0f26",
+    "stylegan-oriented": "4f393b5e07af7e9c",
 }
 
 
