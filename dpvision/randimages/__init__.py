@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 from dpvision.randimages import dead_leaves
 from dpvision.randimages.coins import Coins
+from dpvision.randimages.fractals import fractals
 from dpvision.randimages.programs import programs
 
 __all__ = ["PROCESSES", "draw", "stream"]
@@ -30,6 +31,7 @@ PROCESSES: dict[str, Process] = {
     "dead-leaves-oriented": dead_leaves.oriented,
     "dead-leaves-mixed": dead_leaves.mixed,
     "programs": programs,
+    "fractals": fractals,
 }
 
 
