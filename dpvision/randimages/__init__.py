@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 from dpvision.randimages import dead_leaves
 from dpvision.randimages.coins import Coins
+from dpvision.randimages.feature_leaves import feature_leaves
 from dpvision.randimages.fractals import fractals
 from dpvision.randimages.programs import programs
 
@@ -30,6 +31,7 @@ PROCESSES: dict[str, Process] = {
     "dead-leaves-squares": dead_leaves.squares,
     "dead-leaves-oriented": dead_leaves.oriented,
     "dead-leaves-mixed": dead_leaves.mixed,
+    "dead-leaves-features": feature_leaves,
     "programs": programs,
     "fractals": fractals,
 }

@@ -41,15 +41,16 @@ def mixed(coins: Sequence[Coins], side: int) -> Floats:
     return _painted(coins, side, KINDS, turned=True)
 
 
-def windows(coins: Sequence[Coins], side: int, textures: NDArray[np.floating]) -> Floats:
-    """Shapes of all kinds, each a window on one of the textures (M, side, side, 3), which are shifted cyclically."""
+def windows(coins: Sequence[Coins], side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
+    """Shapes of all kinds, each a window on a texture (M, height, width, 3); these go on cyclically."""
     out = np.empty((len(coins), side, side, 3), np.float32)
     rows, columns = np.mgrid[:side, :side]
+    many, height, width, _ = textures.shape
     for image, each in zip(out, coins, strict=True):
         front = _front(each.own(), side, KINDS, turned=True)
         toss = each.own("textures")
-        which, down, right = (toss.integers(most, size=MOST)[front] for most in (len(textures), side, side))
-        image[...] = textures[which, (rows + down) % side, (columns + right) % side]
+        which, down, right = (toss.integers(most, size=MOST)[front] for most in (many, height, width))
+        image[...] = textures[which, (rows + down) % height, (columns + right) % width]
     return out
 
 

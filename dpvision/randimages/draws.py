@@ -1,24 +1,23 @@
-"""Single numbers for the processes that are written as drawn functions."""
+"""Single numbers, for processes that draw functions. They are Python's, which leave arrays of floats what they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeVar
 
-import numpy as np
 from numpy.random import Generator
 
 T = TypeVar("T")
 
 
-def between(toss: Generator, low: float, high: float) -> np.float32:
+def between(toss: Generator, low: float, high: float) -> float:
     """Evenly."""
-    return np.float32(low + (high - low) * toss.random())
+    return low + (high - low) * toss.random()
 
 
-def scale(toss: Generator, low: float, high: float) -> np.float32:
+def scale(toss: Generator, low: float, high: float) -> float:
     """Evenly in the logarithm."""
-    return np.float32(low * (high / low) ** toss.random())
+    return float(low * (high / low) ** toss.random())
 
 
 def whole(toss: Generator, low: int, high: int) -> int:

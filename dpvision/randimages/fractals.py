@@ -3,8 +3,8 @@
 Kataoka et al. 2020 learn from such images; the affine maps are drawn as by Anderson and Farrell 2022, through their
 singular values, whose weighted sum they bound so that the attractor is neither dust nor a blot, and as with them there
 may be several in an image. Different are: the singular values meet the sum by a common power, in place of one after
-the other, so that no map is special; a population of points is iterated in place of one; and a colour is made of the
-maps that led to a point besides of how many points there are.
+the other, so that no map is special; a population of points is iterated in place of one; colours tell which maps led to
+a point besides how many points there are; and the background is 1/f noise in colours in place of midpoint displacement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpvision.randimages.draws import between, scale, whole
 from dpvision.randimages.lattice_noise import LATTICE, looked_up, noise_table
 from dpvision.randimages.palettes import coloured, palette
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 Doubles = NDArray[np.float64]
 
 MAPS = (2, 7)
@@ -30,11 +30,15 @@ SETTLE, KEPT = 12, 16  # generations until points are on the attractor, and thos
 NEWTON = 16  # steps to a root of a convex function, from the left
 LEAST = 0.02  # of the area, for a map that leaves hardly any
 FEWEST = 256  # points of a generation
+FULL = 0.4  # of the usual count of a pixel of a fractal hides most of what is behind
 
 
 def fractals(coins: Sequence[Coins], side: int) -> Floats:
     """Some fractals before a texture."""
-    return np.stack([_image(each, side) for each in coins])
+    out = np.empty((len(coins), side, side, 3), np.float32)
+    for image, each in zip(out, coins, strict=True):
+        image[...] = _image(each, side)
+    return out
 
 
 def _image(coins: Coins, side: int) -> Floats:
@@ -47,7 +51,8 @@ def _image(coins: Coins, side: int) -> Floats:
         rounds, dense = between(toss, 0.5, 2), between(toss, 0, 0.4)
         x, y, hue = attractor(toss, maps, int(POINTS * (size * side) ** 2))
         count, mean = _counted(_fitted(x, corner[0], size), _fitted(y, corner[1], size), hue, side)
-        cover = 1 - np.exp(-count / (0.4 * count.sum() / np.count_nonzero(count)))
+        usual = max(count.sum(), 1) / max(np.count_nonzero(count), 1)
+        cover = 1 - np.exp(-count / (FULL * usual))
         image += cover * (coloured(table, rounds * mean + dense * np.log1p(count)) - image)
     return image.T.reshape(side, side, 3)
 
@@ -80,7 +85,7 @@ def attractor(toss: Generator, maps: Doubles, points: int) -> tuple[Floats, Floa
     area = np.maximum(np.abs(np.linalg.det(maps[:, :, :2])), LEAST)
     which = np.searchsorted(np.cumsum(area) / area.sum(), (np.arange(many) + 0.5) / many)
     (a, b, e), (c, d, f) = maps.astype(np.float32)[which].transpose(1, 2, 0).copy()
-    tint = (toss.random(len(maps), np.float32) - np.float32(0.5))[which]
+    tint = (toss.random(len(maps), np.float32) - 0.5)[which]
     x, y, hue = np.zeros((3, many), np.float32)
     out = np.empty((3, KEPT, many), np.float32)
     for parent, generation in zip(toss.integers(many, size=(SETTLE + KEPT, many)), range(-SETTLE, KEPT), strict=True):
@@ -98,15 +103,15 @@ def _turns(parts: Doubles) -> Doubles:
     return np.stack([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]).transpose(2, 0, 1)
 
 
-def _fitted(x: Floats, start: np.float32, size: np.float32) -> Floats:
+def _fitted(x: Floats, start: float, size: float) -> Floats:
     low, high = x.min(), x.max()
-    return (x - low) * (size / max(high - low, np.float32(1e-6))) + start
+    return (x - low) * (size / max(high - low, 1e-6)) + start
 
 
 def _counted(x: Floats, y: Floats, hue: Floats, side: int) -> tuple[Floats, Floats]:
     """Points in each pixel of the unit square and their mean hue."""
     column, row = np.floor(side * x).astype(np.intp), np.floor(side * y).astype(np.intp)
-    seen = (0 <= column) & (column < side) & (0 <= row) & (row < side)
+    seen = (np.minimum(column, row) >= 0) & (np.maximum(column, row) < side)
     at = (row * side + column)[seen]
     count = np.bincount(at, minlength=side * side).astype(np.float32)
     hues = np.bincount(at, hue[seen], side * side).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 
 LATTICE = 32  # points a side; a power of two
 
@@ -16,8 +16,8 @@ LATTICE = 32  # points a side; a power of two
 def noise_table(toss: Generator, slope: float) -> Floats:
     """Gaussian noise whose amplitude falls with this power of the frequency: mean 0, standard deviation 1/2; flat."""
     white = toss.standard_normal((LATTICE, LATTICE // 2 + 1, 2), np.float32).view(np.complex64)[..., 0]
-    noise = np.fft.irfft2(white * _frequency() ** np.float32(-slope), (LATTICE, LATTICE)).ravel()
-    return noise * np.float32(LATTICE / 2) / np.linalg.norm(noise)
+    noise = np.fft.irfft2(white * _frequency() ** -slope, (LATTICE, LATTICE)).ravel()
+    return noise * (LATTICE / 2) / np.linalg.norm(noise)
 
 
 def looked_up(table: Floats, x: Floats, y: Floats) -> Floats:
@@ -37,6 +37,6 @@ def looked_up(table: Floats, x: Floats, y: Floats) -> Floats:
 @cache
 def _frequency() -> Floats:
     """In cycles a table; infinite in place of 0, so that the mean vanishes."""
-    f = np.hypot(np.fft.fftfreq(LATTICE, 1 / LATTICE)[:, None], np.fft.rfftfreq(LATTICE, 1 / LATTICE)).astype(np.float32)
+    f = np.hypot(np.fft.fftfreq(LATTICE)[:, None], np.fft.rfftfreq(LATTICE)).astype(np.float32) * LATTICE
     f[0, 0] = np.inf
     return f

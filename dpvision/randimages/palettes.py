@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from dpvision.randimages.draws import between, heads, whole
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 
 SHADES = 256
-GREY = np.float32([0.3, 0.6, 0.1])  # what the eye makes of red, green and blue
+GREY = np.array([0.3, 0.6, 0.1], np.float32)  # what the eye makes of red, green and blue
 
 
 def palette(toss: Generator) -> Floats:
@@ -24,13 +24,13 @@ def palette(toss: Generator) -> Floats:
 
 def coloured(table: Floats, t: Floats) -> Floats:
     """(3, N) colours of numbers; one round of the table is 2 long, as from -1 to 1."""
-    return table.take((t * np.float32(SHADES / 2)).astype(np.int32) & SHADES - 1, 1)
+    return table.take((t * (SHADES / 2)).astype(np.int32) & SHADES - 1, 1)
 
 
 def _cosines(toss: Generator, t: Floats) -> Floats:
     """a + b cos(2 pi (c t + d)) in each channel, c a whole number."""
     a, b, c, d = toss.random((4, 3, 1), np.float32)
-    return 0.25 + 0.5 * a + (0.15 + 0.4 * b) * np.cos(np.float32(2 * np.pi) * ((1 + np.rint(c)) * t + d))
+    return 0.25 + 0.5 * a + (0.15 + 0.4 * b) * np.cos(2 * np.pi * ((1 + np.rint(c)) * t + d))
 
 
 def _listed(toss: Generator, t: Floats) -> Floats:

@@ -1,11 +1,12 @@
-"""Functions on the plane, about -1 to 1: patterns, noises and shapes, and what a program makes of them.
+"""Functions on the plane, of values about -1 to 1: patterns, noises and shapes, and what a program makes of them.
 
-Every function draws one field; those of the second kind draw it from other fields.
+Every function draws one field, some from nothing, some from one field or two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import pi
 
 import numpy as np
 from numpy.random import Generator
@@ -13,20 +14,20 @@ from numpy.typing import NDArray
 
 from dpvision.randimages.draws import between, heads, one_of, scale, whole
 from dpvision.randimages.lattice_noise import LATTICE, looked_up, noise_table
-from dpvision.randimages.program_warps import PI, mirrored, turned
+from dpvision.randimages.program_warps import any_angle, mirrored, turned
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 Field = Callable[[Floats, Floats], Floats]
 
 
 def slope(toss: Generator) -> Field:
     """Even from one side to the other."""
-    angle = between(toss, 0, 2 * PI)
+    angle = any_angle(toss)
     return lambda x, y: turned(x, y, angle)[0]
 
 
 def wave(toss: Generator) -> Field:
-    pace, phase = scale(toss, 2, 20), between(toss, 0, 2 * PI)
+    pace, phase = scale(toss, 2, 20), between(toss, 0, 2 * pi)
     return lambda x, y: np.sin(pace * x + phase)
 
 
@@ -49,22 +50,20 @@ def stripes(toss: Generator) -> Field:
 
 def checks(toss: Generator) -> Field:
     pace, phase = scale(toss, 1, 5), between(toss, 0, 1)
-    half = np.float32(0.5)
+    half = 0.5
     return lambda x, y: np.sign((mirrored(pace * x + phase) - half) * (mirrored(pace * y) - half))
 
 
 def plasma(toss: Generator) -> Field:
     """Waves of a few directions; when there are many of one length, a quasicrystal."""
     many, pace = whole(toss, 3, 6), scale(toss, 4, 20)
+    angles, paces, phases = toss.random((3, many, 1), np.float32)
     if heads(toss, 0.4):
-        angles, paces = PI / many * np.arange(many, dtype=np.float32), np.full(many, pace)
-    else:
-        angles, paces = toss.random((2, many), np.float32) * np.float32([[2 * PI], [pace]])
-    across, along, phases = paces * np.cos(angles), paces * np.sin(angles), toss.random(many, np.float32) * 2 * PI
+        angles, paces = np.arange(many, dtype=np.float32)[:, None] / (2 * many), np.ones_like(paces)
+    across, along = pace * paces * np.cos(2 * pi * angles), pace * paces * np.sin(2 * pi * angles)
 
     def field(x: Floats, y: Floats) -> Floats:
-        waves = (np.sin(a * x + b * y + p) for a, b, p in zip(across, along, phases, strict=True))
-        return sum(waves, np.float32(0)) * np.float32(1.5 / many)
+        return np.sin(across * x + along * y + 2 * pi * phases).sum(0) * (1.5 / many)
 
     return field
 
@@ -85,19 +84,19 @@ def cells(toss: Generator) -> Field:
     """Of the points that are nearest to the same seed: how far it is, how far the border is, or one value for all."""
     many, tone = whole(toss, 5, 16), whole(toss, 0, 2)
     right, down, values = 2 * toss.random((3, many, 1), np.float32) - 1
-    spread = np.float32(many**0.5)
+    spread = 1.6 * many**0.5
 
     def field(x: Floats, y: Floats) -> Floats:
-        x, y = 2 * mirrored(x / 2 + np.float32(0.5)) - 1, 2 * mirrored(y / 2 + np.float32(0.5)) - 1
+        x, y = 2 * mirrored(x / 2 + 0.5) - 1, 2 * mirrored(y / 2 + 0.5) - 1
         apart = np.square(x - right) + np.square(y - down)
         nearest = apart.min(0)
         if tone == 0:
-            return 1.6 * spread * np.sqrt(nearest) - 1
+            return spread * np.sqrt(nearest) - 1
         own = apart == nearest
         if tone == 1:
-            second = np.where(own, np.float32(9), apart).min(0)
-            return 1.6 * spread * (np.sqrt(second) - np.sqrt(nearest)) - 1
-        return np.where(own, values, np.float32(-1)).max(0)
+            second = np.where(own, 9.0, apart).min(0)
+            return spread * (np.sqrt(second) - np.sqrt(nearest)) - 1
+        return np.where(own, values, -1.0).max(0)
 
     return field
 
@@ -105,14 +104,14 @@ def cells(toss: Generator) -> Field:
 def shapes(toss: Generator) -> Field:
     """Distance to the nearest of a few discs and round-edged boxes, which melt into each other."""
     many, soft = whole(toss, 1, 5), scale(toss, 4, 40)
-    right, down = 1.6 * toss.random((2, many, 1), np.float32) - np.float32(0.8)
-    wide, high, angle, radius = toss.random((4, many, 1), np.float32)
-    boxes = toss.random((many, 1)) < 0.6
-    wide, high, angle, radius = 0.5 * wide * boxes, 0.3 * high * boxes, PI * angle, 0.08 + 0.3 * radius * (1 - 0.7 * boxes)
+    right, down = 1.6 * toss.random((2, many, 1), np.float32) - 0.8
+    wide, high, radius, angle = toss.random((4, many, 1), np.float32)
+    box = (toss.random((many, 1)) < 0.6).astype(np.float32)
+    wide, high, radius = 0.5 * box * wide, 0.3 * box * high, 0.08 + (0.3 - 0.2 * box) * radius
     steep = scale(toss, 1.5, 12)
 
     def field(x: Floats, y: Floats) -> Floats:
-        u, v = turned(x - right, y - down, angle)
+        u, v = turned(x - right, y - down, pi * angle)
         u, v = np.abs(u) - wide, np.abs(v) - high
         outside = np.sqrt(np.square(np.maximum(u, 0)) + np.square(np.maximum(v, 0)))
         distance = outside + np.minimum(np.maximum(u, v), 0) - radius
@@ -144,7 +143,7 @@ def arcs(toss: Generator) -> Field:
         turn = flips[(row.astype(np.int32) & LATTICE - 1) * LATTICE + (column.astype(np.int32) & LATTICE - 1)]
         u, v = turn * (x - column), y - row
         u, v = np.where(u + v < 0, u, -u), np.where(u + v < 0, v, -v)
-        near = np.abs(np.sqrt(np.square(u + np.float32(0.5)) + np.square(v + np.float32(0.5))) - np.float32(0.5))
+        near = np.abs(np.sqrt(np.square(u + 0.5) + np.square(v + 0.5)) - 0.5)
         return np.clip(soft * (width - near), -1, 1)
 
     return field
@@ -152,7 +151,7 @@ def arcs(toss: Generator) -> Field:
 
 def julia(toss: Generator) -> Field:
     """How near z comes to the axes on its way, z going to z^2 + c."""
-    angle, zoom, steps = between(toss, 0, 2 * PI), between(toss, 0.8, 1.3), whole(toss, 4, 8)
+    angle, zoom, steps = any_angle(toss), between(toss, 0.8, 1.3), whole(toss, 4, 8)
     a, b = 0.8 * np.cos(angle), 0.8 * np.sin(angle)
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -166,24 +165,34 @@ def julia(toss: Generator) -> Field:
     return field
 
 
+COMMON = (slope, wave, teeth, stripes, checks, plasma, noise, cells, shapes, dots, arcs, julia)
+PATTERNS = (*COMMON, noise, noise, cells, shapes)  # how often each is drawn
 
-def bands(toss: Generator, f: Field, g: Field) -> Field:
+
+def bands(toss: Generator, f: Field) -> Field:
     """sin(k f): contour lines."""
-    pace, phase = scale(toss, 2, 10), between(toss, 0, 2 * PI)
+    pace, phase = scale(toss, 2, 10), between(toss, 0, 2 * pi)
     return lambda x, y: np.sin(pace * f(x, y) + phase)
 
 
-def terraces(toss: Generator, f: Field, g: Field) -> Field:
+def terraces(toss: Generator, f: Field) -> Field:
     """A few levels, with slopes between them that end smoothly."""
     levels, sharp = scale(toss, 1, 4), scale(toss, 1, 8)
 
     def field(x: Floats, y: Floats) -> Floats:
         t = levels * f(x, y)
         floor = np.floor(t)
-        rise = np.clip(sharp * (t - floor - np.float32(0.5)) + np.float32(0.5), 0, 1)
+        rise = np.clip(sharp * (t - floor - 0.5) + 0.5, 0, 1)
         return (floor + rise * rise * (3 - 2 * rise)) / levels
 
     return field
+
+
+def relief(toss: Generator, f: Field) -> Field:
+    """f as a landscape with the sun low on one side."""
+    angle, steep = any_angle(toss), scale(toss, 4, 16)
+    right, down = 0.03 * np.cos(angle), 0.03 * np.sin(angle)
+    return lambda x, y: np.tanh(steep * (f(x + right, y + down) - f(x, y)))
 
 
 def folds(toss: Generator, f: Field, g: Field) -> Field:
@@ -224,20 +233,16 @@ def fed(toss: Generator, f: Field, g: Field) -> Field:
     return field
 
 
-def relief(toss: Generator, f: Field, g: Field) -> Field:
-    """f as a landscape with the sun low on one side."""
-    angle, step, steep = between(toss, 0, 2 * PI), np.float32(0.03), scale(toss, 4, 16)
-    right, down = step * np.cos(angle), step * np.sin(angle)
-    return lambda x, y: np.tanh(steep * (f(x + right, y + down) - f(x, y)))
-
-
-PATTERNS = (slope, wave, teeth, stripes, checks, plasma, noise, noise, noise, cells, cells, shapes, shapes, dots, arcs, julia)
-COMPOSED = (bands, terraces, folds, products, textured, nearer, pieces, fed, fed, relief)
+ALTERED = (bands, terraces, relief)
+COMBINED = (folds, products, textured, nearer, pieces, fed, fed)
 
 
 def drawn_field(toss: Generator) -> Field:
-    """A pattern, alone or composed with others once or twice."""
+    """A pattern, which is altered or combined with another as long as a coin shows heads."""
     field = one_of(toss, PATTERNS)(toss)
     while heads(toss):
-        field = one_of(toss, COMPOSED)(toss, field, one_of(toss, PATTERNS)(toss))
+        if heads(toss, 0.3):
+            field = one_of(toss, ALTERED)(toss, field)
+        else:
+            field = one_of(toss, COMBINED)(toss, field, one_of(toss, PATTERNS)(toss))
     return field

@@ -6,6 +6,7 @@ The image is the square from -1 to 1. Every function draws one map.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import pi
 
 import numpy as np
 from numpy.random import Generator
@@ -14,16 +15,14 @@ from numpy.typing import NDArray
 from dpvision.randimages.draws import between, heads, scale, whole
 from dpvision.randimages.lattice_noise import looked_up, noise_table
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 Plane = tuple[Floats, Floats]
 Warp = Callable[[Floats, Floats], Plane]
-
-PI = np.float32(np.pi)
 
 
 def placed(toss: Generator) -> Warp:
     """Turned, zoomed, stretched and shifted."""
-    angle, zoom, stretch = between(toss, 0, 2 * PI), scale(toss, 0.4, 1.4), scale(toss, 0.7, 1.4)
+    angle, zoom, stretch = any_angle(toss), scale(toss, 0.4, 1.4), scale(toss, 0.7, 1.4)
     right, down = between(toss, -0.7, 0.7), between(toss, -0.7, 0.7)
 
     def warp(x: Floats, y: Floats) -> Plane:
@@ -40,15 +39,15 @@ def polar(toss: Generator) -> Warp:
 
     def warp(x: Floats, y: Floats) -> Plane:
         r = np.sqrt(x * x + y * y)
-        far = np.log(r + np.float32(0.02)) if logarithmic else 2 * r
-        return pull * far, 2 * mirrored(arms * np.arctan2(y, x) / PI + spiral * far) - 1
+        far = np.log(r + 0.02) if logarithmic else 2 * r
+        return pull * far, 2 * mirrored(arms * np.arctan2(y, x) / pi + spiral * far) - 1
 
     return warp
 
 
 def kaleidoscope(toss: Generator) -> Warp:
     """The same wedge all around, every other one mirrored."""
-    wedge, turn = PI / whole(toss, 2, 6), between(toss, 0, PI)
+    wedge, turn = pi / whole(toss, 2, 6), between(toss, 0, pi)
 
     def warp(x: Floats, y: Floats) -> Plane:
         r, angle = np.sqrt(x * x + y * y), wedge * mirrored(np.arctan2(y, x) / wedge) + turn
@@ -74,7 +73,7 @@ def tiled(toss: Generator) -> Warp:
 
 def folded(toss: Generator) -> Warp:
     """Folded, turned and magnified a few times: the same figure at many scales."""
-    grow, angles = between(toss, 1.1, 1.6), [between(toss, 0, 2 * PI) for _ in range(whole(toss, 2, 5))]
+    grow, angles = between(toss, 1.1, 1.6), [any_angle(toss) for _ in range(whole(toss, 2, 5))]
     right, down = between(toss, 0.2, 0.8), between(toss, 0, 0.6)
 
     def warp(x: Floats, y: Floats) -> Plane:
@@ -94,7 +93,7 @@ def swirled(toss: Generator) -> Warp:
 def rippled(toss: Generator) -> Warp:
     """Shifted by sines of the other coordinate, a few times, each finer than the last."""
     finer, first, much = between(toss, 1.4, 2), scale(toss, 1.5, 6), between(toss, 0.4, 1.4)
-    phases = toss.random((whole(toss, 1, 4), 2), np.float32) * 2 * PI
+    phases = toss.random((whole(toss, 1, 4), 2), np.float32) * 2 * pi
 
     def warp(x: Floats, y: Floats) -> Plane:
         pace = first
@@ -124,7 +123,7 @@ def inverted(toss: Generator) -> Warp:
 
     def warp(x: Floats, y: Floats) -> Plane:
         x, y = x - right, y - down
-        much = size / (x * x + y * y + np.float32(0.05))
+        much = size / (x * x + y * y + 0.05)
         return x * much, y * much
 
     return warp
@@ -142,7 +141,11 @@ def pixelated(toss: Generator) -> Warp:
     return lambda x, y: (np.rint(fine * x) / fine, np.rint(fine * y) / fine)
 
 
-def turned(x: Floats, y: Floats, angle: Floats | np.float32) -> Plane:
+def any_angle(toss: Generator) -> Floats:
+    return 2 * pi * toss.random(1, np.float32)
+
+
+def turned(x: Floats, y: Floats, angle: Floats) -> Plane:
     c, s = np.cos(angle), np.sin(angle)
     return c * x - s * y, s * x + c * y
 

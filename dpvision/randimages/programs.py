@@ -1,8 +1,8 @@
 """Programs: pictures made by short random programs, as those of fragment shaders.
 
-Baradad et al. 2022 learn from 21,000 shaders that people have written. Here a program is drawn for every image, since
-what they find is that many programs matter more than many images of each: coordinates are bent, patterns are looked up
-at them and combined, and their values are given colours, which are layered and shaded.
+Baradad et al. 2022 learn from 21,000 shaders that people wrote, and the better the more of them there are for the same
+number of images. So here a program is drawn for every image: coordinates are bent, patterns are looked up there and
+combined, and their values are given colours, which are layered and shaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpvision.randimages.palettes import coloured, palette
 from dpvision.randimages.program_fields import Field, drawn_field
 from dpvision.randimages.program_warps import WARPS, Plane, Warp, placed
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 Program = Callable[[Floats, Floats], Floats]  # x and y of N points, from -1 to 1 -> (3, N) in [0, 1]
 
 PREVIEW = 32  # a side
@@ -28,12 +28,16 @@ TRIES = 20
 CONTRAST = 0.02  # least variance, of the three channels together
 ROUGH = (0.02, 0.65)  # 0 is even, 1 is white noise
 PLAIN = 0.8  # at most this share of the pixels is of about the same colour
+FINE = 2  # points a pixel, across and down
 BLOCK = 1 << 11  # pixels at a time
 
 
 def programs(coins: Sequence[Coins], side: int) -> Floats:
-    """Each image of a program of its own."""
-    return np.stack([_rendered(_program(each), side, 2) for each in coins])
+    """Each image by a program of its own."""
+    out = np.empty((len(coins), side, side, 3), np.float32)
+    for image, each in zip(out, coins, strict=True):
+        image[...] = _rendered(_program(each), side, FINE)
+    return out
 
 
 def _program(coins: Coins) -> Program:
@@ -51,7 +55,9 @@ def _worth_seeing(image: Floats) -> bool:
     step = (np.square(np.diff(image, axis=0)).mean() + np.square(np.diff(image, axis=1)).mean()) * 3 / 4
     coarse = (image * 3.99).astype(np.intp) @ [16, 4, 1]
     return bool(
-        variance > CONTRAST and ROUGH[0] < step / variance < ROUGH[1] and np.bincount(coarse.ravel()).max() < PLAIN * coarse.size
+        variance > CONTRAST
+        and ROUGH[0] < step / variance < ROUGH[1]
+        and np.bincount(coarse.ravel()).max() < PLAIN * coarse.size
     )
 
 
@@ -76,7 +82,7 @@ def _covered(toss: Generator, under: Program, over: Program) -> Program:
     mask, level, sharp = _field(toss), between(toss, -0.4, 0.4), scale(toss, 2, 50)
 
     def program(x: Floats, y: Floats) -> Floats:
-        share = np.clip(sharp * (mask(x, y) + level) + np.float32(0.5), 0, 1)
+        share = np.clip(sharp * (mask(x, y) + level) + 0.5, 0, 1)
         below = under(x, y)
         return below + share * (over(x, y) - below)
 

@@ -16,6 +16,9 @@ GOLDEN = {
     "dead-leaves-squares": "85d9ff2e1963569e",
     "dead-leaves-oriented": "d8cb7e0275036710",
     "dead-leaves-mixed": "e70f09019dbde335",
+    "dead-leaves-features": "d829d43eb618eb62",
+    "programs": "cb8e47eb29f5caf0",
+    "fractals": "dd736071652b2baf",
 }
 
 
