@@ -15,9 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
-from dpvision.randimages import colour, dead_leaves, spectrum, spectrum_colour_wmm, textured_leaves, wmm
 from dpvision.randimages import dead_leaves, stylegan
 from dpvision.randimages.coins import Coins
+from dpvision.randimages.colour import colours
+from dpvision.randimages.feature_leaves import feature_leaves
+from dpvision.randimages.fractals import fractals
+from dpvision.randimages.programs import programs
+from dpvision.randimages.spectrum import falling_spectra
+from dpvision.randimages.spectrum_colour_wmm import all_statistics
+from dpvision.randimages.textured_leaves import textured_leaves
+from dpvision.randimages.wmm import wavelet_marginals
 
 __all__ = ["PROCESSES", "draw", "stream"]
 
@@ -29,15 +36,18 @@ PROCESSES: dict[str, Process] = {
     "dead-leaves-squares": dead_leaves.squares,
     "dead-leaves-oriented": dead_leaves.oriented,
     "dead-leaves-mixed": dead_leaves.mixed,
-    "dead-leaves-textured": textured_leaves.images,
-    "spectrum": spectrum.images,
-    "colour": colour.images,
-    "wmm": wmm.images,
-    "spectrum-colour-wmm": spectrum_colour_wmm.images,
+    "dead-leaves-textured": textured_leaves,
+    "dead-leaves-features": feature_leaves,
+    "spectrum": falling_spectra,
+    "wmm": wavelet_marginals,
+    "colour": colours,
+    "spectrum-colour-wmm": all_statistics,
     "stylegan-random": stylegan.random,
     "stylegan-high-freq": stylegan.high_freq,
     "stylegan-sparse": stylegan.sparse,
     "stylegan-oriented": stylegan.oriented,
+    "programs": programs,
+    "fractals": fractals,
 }
 
 

@@ -21,7 +21,8 @@ Floats = NDArray[np.float64]
 FEWEST, MOST = 3, 22
 
 
-def images(coins: Sequence[Coins], side: int) -> Floats:
+def colours(coins: Sequence[Coins], side: int) -> Floats:
+    """Rectangles in a random palette, blurred."""
     return np.reshape([image(each.own(), side) for each in coins], (len(coins), side, side, 3))
 
 

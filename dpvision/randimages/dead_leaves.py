@@ -41,15 +41,15 @@ def mixed(coins: Sequence[Coins], side: int) -> Floats:
     return _painted(coins, side, KINDS, turned=True)
 
 
-def windows(coins: Sequence[Coins], side: int, textures: NDArray[np.floating]) -> Floats:
-    """Shapes of all kinds, each a window on one of the textures (M, height, width, 3), which have no borders."""
+def windows(coins: Sequence[Coins], side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
+    """Shapes of all kinds, each a window on a texture (M, height, width, 3); these go on cyclically."""
     out = np.empty((len(coins), side, side, 3), np.float32)
     rows, columns = np.mgrid[:side, :side]
-    count, height, width, _ = textures.shape
+    many, height, width, _ = textures.shape
     for image, each in zip(out, coins, strict=True):
         front = _front(each.own(), side, KINDS, turned=True)
         toss = each.own("textures")
-        which, down, right = (toss.integers(most, size=MOST)[front] for most in (count, height, width))
+        which, down, right = (toss.integers(most, size=MOST)[front] for most in (many, height, width))
         image[...] = textures[which, (rows + down) % height, (columns + right) % width]
     return out
 

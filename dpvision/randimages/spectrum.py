@@ -22,7 +22,8 @@ SLOPES = (0.5, 3.5)
 TILT = 0.05  # standard deviation of half the difference between the slopes across and down
 
 
-def images(coins: Sequence[Coins], side: int) -> Floats:
+def falling_spectra(coins: Sequence[Coins], side: int) -> Floats:
+    """Noise whose spectrum falls with a random power of the frequency."""
     return np.reshape([_image(each.own(), side) for each in coins], (len(coins), side, side, 3))
 
 

@@ -27,7 +27,8 @@ Floats = NDArray[np.float64]
 ROUNDS = 5
 
 
-def images(coins: Sequence[Coins], side: int) -> Floats:
+def all_statistics(coins: Sequence[Coins], side: int) -> Floats:
+    """Noise with a falling spectrum, a random palette and sparse wavelets."""
     return np.reshape([image(each.own(), side) for each in coins], (len(coins), side, side, 3))
 
 

@@ -23,7 +23,8 @@ TEXTURES, EVERY = 32, 512  # so many textures for so many images
 LARGEST = 128  # pixels a side of a texture
 
 
-def images(coins: Sequence[Coins], side: int) -> Floats:
+def textured_leaves(coins: Sequence[Coins], side: int) -> Floats:
+    """Dead leaves that are windows on spectrum-colour-wmm textures."""
     out = np.empty((len(coins), side, side, 3), np.float32)
     for place, each in enumerate(coins):
         first = replace(each, index=each.index - each.index % EVERY)

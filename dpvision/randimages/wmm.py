@@ -31,7 +31,8 @@ STEP = 1.5  # times the way to where each subband matches: two rounds come as cl
 TABLE = np.linspace(0, 6, 256)  # of |x|^(r/2); hardly ever more
 
 
-def images(coins: Sequence[Coins], side: int) -> Floats:
+def wavelet_marginals(coins: Sequence[Coins], side: int) -> Floats:
+    """Noise whose wavelet subbands are nearly empty but for a few large values."""
     return np.reshape([_image(each.own(), side) for each in coins], (len(coins), side, side, 3))
 
 

@@ -25,6 +25,9 @@ GOLDEN = {
     "stylegan-high-freq": "55e739af4c33fe7c",
     "stylegan-sparse": "4d2db61546ab0f26",
     "stylegan-oriented": "4f393b5e07af7e9c",
+    "dead-leaves-features": "d829d43eb618eb62",
+    "programs": "cb8e47eb29f5caf0",
+    "fractals": "dd736071652b2baf",
 }
 
 

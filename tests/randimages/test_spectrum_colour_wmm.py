@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from scipy.fft import rfft2
 from scipy.special import gammaincinv
 
-from dpvision.randimages import colour, spectrum, spectrum_colour_wmm, textured_leaves, wmm
+from dpvision.randimages import colour, spectrum, spectrum_colour_wmm, wmm
 from dpvision.randimages.coins import Coins
 from dpvision.randimages.histogram import with_values
 from dpvision.randimages.pyramid import pyramid
+from dpvision.randimages.textured_leaves import EVERY, _textures, textured_leaves
 
 SIDE = 64
 COINS = [Coins("test", 0, index) for index in range(12)]
@@ -39,7 +40,7 @@ def test_values_come_in_the_order_of_others() -> None:
 
 def test_magnitudes_fall_as_a_power_of_the_frequency() -> None:
     f, slopes = np.log(np.arange(1, SIDE // 2)), []
-    for image in spectrum.images(COINS, SIDE):
+    for image in spectrum.falling_spectra(COINS, SIDE):
         magnitudes = np.abs(rfft2(channels(image)))
         np.testing.assert_allclose(magnitudes[1:, 0, 1:], magnitudes[:1, 0, 1:].repeat(2, 0), rtol=1e-6)
         for line in (magnitudes[0, 0, 1 : SIDE // 2], magnitudes[0, 1 : SIDE // 2, 0]):
@@ -60,7 +61,7 @@ def test_magnitudes_add_up_across_and_down() -> None:
 
 
 def test_channels_of_a_spectrum_are_independent() -> None:
-    images = spectrum.images([Coins("test", 1, index) for index in range(100)], 16)
+    images = spectrum.falling_spectra([Coins("test", 1, index) for index in range(100)], 16)
     related = [np.corrcoef(image.reshape(-1, 3).T)[np.triu_indices(3, 1)] for image in images]
     assert abs(np.mean(related)) < 0.1
 
@@ -103,7 +104,7 @@ def test_quantiles_are_those_of_the_density(r: float, count: int) -> None:
 
 def test_wavelet_marginals_are_matched() -> None:
     strength, peakedness = [], []
-    for each, image in zip(COINS, wmm.images(COINS, SIDE), strict=True):
+    for each, image in zip(COINS, wmm.wavelet_marginals(COINS, SIDE), strict=True):
         goals = wmm.marginals(each.own(), SIDE)
         found = pyramid(SIDE).split(rfft2(image[..., 0], norm="forward"))
         goal = np.concatenate([g.std(1) for g in goals]), np.concatenate([kurtosis(g[:, None]) for g in goals])
@@ -138,7 +139,7 @@ def test_colours_have_their_shares() -> None:
 
 def test_from_3_to_22_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(colour, "uniform_filter", lambda image, *_, **__: image)
-    images = colour.images([Coins("test", 0, index) for index in range(100)], SIDE)
+    images = colour.colours([Coins("test", 0, index) for index in range(100)], SIDE)
     counts = [len(np.unique(image[..., 0])) for image in images]
     assert min(counts) == 3 and max(counts) == 22
 
@@ -157,7 +158,7 @@ def test_a_palette_is_its_image_along_principal_axes() -> None:
 
 def test_a_combination_has_the_spectrum_and_the_colours() -> None:
     falls, misses = [], []
-    for each, image in zip(COINS, spectrum_colour_wmm.images(COINS, SIDE), strict=True):
+    for each, image in zip(COINS, spectrum_colour_wmm.all_statistics(COINS, SIDE), strict=True):
         toss = each.own()
         mean, axes, ascending = colour.palette(colour.image(toss, SIDE))
         falling = spectrum.magnitudes(toss, SIDE)
@@ -171,7 +172,7 @@ def test_a_combination_has_the_spectrum_and_the_colours() -> None:
 
 def test_a_combination_has_sparser_subbands_than_without_wavelets(monkeypatch: pytest.MonkeyPatch) -> None:
     def sparsity() -> float:
-        images = spectrum_colour_wmm.images(COINS, SIDE).mean(-1)
+        images = spectrum_colour_wmm.all_statistics(COINS, SIDE).mean(-1)
         return float(np.median([kurtosis(x) for image in images for x in pyramid(SIDE).split(rfft2(image))]))
 
     have = sparsity()
@@ -183,8 +184,8 @@ def test_a_combination_has_sparser_subbands_than_without_wavelets(monkeypatch: p
 
 
 def test_leaves_are_cut_from_the_textures_of_their_group() -> None:
-    last, other = textured_leaves.EVERY - 1, textured_leaves.EVERY
-    images = textured_leaves.images([Coins("test", 0, index) for index in (3, last, other)], 16)
-    pool = {pixel.tobytes() for pixel in textured_leaves._textures(Coins("test", 0, 0), 16).reshape(-1, 3)}
+    last, other = EVERY - 1, EVERY
+    images = textured_leaves([Coins("test", 0, index) for index in (3, last, other)], 16)
+    pool = {pixel.tobytes() for pixel in _textures(Coins("test", 0, 0), 16).reshape(-1, 3)}
     inside = [np.mean([pixel.tobytes() in pool for pixel in image.reshape(-1, 3)]) for image in images]
     assert inside[:2] == [1, 1] and inside[2] < 0.1
