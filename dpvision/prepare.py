@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpvision import features
+from dpvision import features, sealed
 from dpvision.config import Config
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
@@ -178,6 +178,11 @@ def prepare(source: str, config: Config) -> Prepared:
     model = prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
     if config.pretrained:
+        if sealed.said_by(Path(config.pretrained)).get("private", "yes") != "yes":
+            raise DataError(
+                f"{config.pretrained}: was trained with a fixed key, for tests, so it is not private, and what starts "
+                "from it would not be. Fix: other weights."
+            )
         public["pretrained"] = {"file": Path(config.pretrained).name, "digest": load_public(model, config.pretrained)}
     return prepared
 
