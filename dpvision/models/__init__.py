@@ -14,7 +14,7 @@ from dpvision.models.dpmix_cnn import dpmix_cnn
 from dpvision.models.featured import Featured
 from dpvision.models.head import head_alone
 from dpvision.models.parts import PARTS, train_only
-from dpvision.models.pretrained import load_public
+from dpvision.models.pretrained import digest_of, load_public
 from dpvision.models.resnet9 import resnet9
 from dpvision.models.scatter import scatter_cnn, scatter_linear
 from dpvision.models.small import linear, small_cnn
@@ -24,7 +24,7 @@ from dpvision.models.timm_models import PREFIX, timm_model
 from dpvision.models.vit import dinov2_vits14, vit_tiny
 from dpvision.models.wide_resnet import wide_resnet
 
-__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "head_alone", "load_public", "train_only"]
+__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_of", "head_alone", "load_public", "train_only"]
 
 Shape = tuple[int, int, int]
 

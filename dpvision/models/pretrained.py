@@ -41,10 +41,24 @@ def load_public(model: nn.Module, path: str | Path) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
+def digest_of(path: Path) -> str:
+    """The same digest, without a model."""
+    try:
+        _require_file(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+    except OSError as exc:
+        raise DataError(f"{path}: can not be read ({exc}).") from exc
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file. Fix: download the weights first; nothing is fetched here.")
+
+
 def _bytes(path: Path, *, most: int) -> bytes:
     try:
-        if not path.is_file():
-            raise DataError(f"{path}: there is no such file. Fix: download the weights first; nothing is fetched here.")
+        _require_file(path)
         size = path.stat().st_size
         if size > most:
             raise DataError(f"{path}: it has {size:,} bytes, more than this model can use ({most:,}).")
@@ -77,7 +91,7 @@ def _check(path: Path, name: str, found: Tensor | None, wanted: Tensor | None, *
         raise DataError(
             f"{path}: tensor {name!r} is {tuple(found.shape)}; in the model it is {tuple(wanted.shape)}. {fix}"
         )
-    if found.dtype not in KINDS:
-        raise DataError(f"{path}: tensor {name!r} is {found.dtype}, not floating point. {fix}")
+    if found.dtype not in KINDS and found.dtype != wanted.dtype:
+        raise DataError(f"{path}: tensor {name!r} is {found.dtype}; in the model it is {wanted.dtype}. {fix}")
     if not bool(torch.isfinite(found.to(wanted.dtype)).all()):
         raise DataError(f"{path}: tensor {name!r} has values that are not numbers. Fix: download the file again.")
