@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpvision import features, prepare, state, train
+from dpvision import atomic, features, prepare, state, train
 from dpvision.config import Config
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
@@ -142,6 +143,26 @@ def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path)
     run.write_facts({**facts, "public": {"pretrained": {**facts["public"]["pretrained"], "event": facts["event"]}}})
     with pytest.raises(DataError, match="leaves out"):
         card(run, account)
+
+
+def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = train.prepare(source, SETTINGS)
+    parts, file = prepared.split(prepared.model()), _train_file(prepared)
+    assert parts is not None
+    of = prepared.named(prepared.data.train, parts)
+    whole = features.kept(parts, prepared.data.train, of=of).copy()
+    data = file.read_bytes()
+    file.unlink()
+    monkeypatch.setattr(features, "_compute", lambda *_: pytest.fail("computed twice"))
+    found: list[NDArray[Any]] = []
+    second = threading.Thread(target=lambda: found.append(features.kept(parts, prepared.data.train, of=of)))
+    with atomic.alone(file.with_suffix(".lock")):  # a first process, which is at work
+        second.start()
+        second.join(0.3)
+        assert second.is_alive(), "the second one waits"
+        file.write_bytes(data)
+    second.join(10)
+    np.testing.assert_array_equal(found[0], whole)
 
 
 class _Mixes(nn.Module):
