@@ -1,8 +1,11 @@
-"""Files that are there whole or not at all, and on the disk when the call returns."""
+"""Files that are there whole or not at all, and on the disk when the call returns; and one process at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -21,6 +24,17 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
+    """Let one process at a time in: the others wait, or get a BlockingIOError. A process that dies leaves the lock."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(folder: Path) -> None:

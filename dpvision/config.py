@@ -56,6 +56,7 @@ class Config:
     k_base: int = 1  # of the image itself
     k_self: int = 0  # mixtures of two of its other views
     k_diff: int = 0  # public images from `synthetic`
+    mix: str = "mixup"  # how two views are mixed: or "cutmix"
     mix_alpha: float = 0.2  # shares of a mixture are Beta(alpha, alpha)
     synthetic: str | None = None  # a public data set with the same classes
     # Upkeep.
@@ -68,6 +69,7 @@ class Config:
         _one_of("unit", self.unit, ("image", "person"))
         _one_of("release", self.release, ("ema", "last"))
         _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
+        _one_of("mix", self.mix, ("mixup", "cutmix"))
         _one_of("part", self.part, ("all", "head", "bias"))
         for name in (
             "n",
@@ -91,6 +93,8 @@ class Config:
             raise ConfigError(
                 f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1."
             )
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.batch is not None and self.n is not None and self.batch > self.n:
             raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch can not exceed n.")
 
@@ -98,6 +102,11 @@ class Config:
     def views(self) -> int:
         """K: how many views of an image there are."""
         return self.k_base + self.k_self + self.k_diff
+
+    @property
+    def one_view(self) -> bool:
+        """Whether every unit is a single view."""
+        return self.unit == "image" and self.views == 1
 
     @property
     def as_it_is(self) -> bool:

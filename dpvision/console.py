@@ -161,6 +161,7 @@ def show_training(prepared: Prepared) -> None:
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": f"epsilon {upper(epsilon, 4)} at delta {config.delta:g}, by {accountant.NAME}",
+            **_with_first_weights(prepared),
             "cross-check": f"Rényi {upper(accountant.rdp_epsilon(event, config.delta), 4)}; "
             f"central limit {rough:.4f} (approximate, not a bound)",
         },
@@ -185,6 +186,18 @@ def show_training(prepared: Prepared) -> None:
         say(f"  left out: {broken.path}: {broken.reason}")
 
 
+def _with_first_weights(prepared: Prepared) -> dict[str, str]:
+    """What the model tells in all, where it starts from weights of another private training."""
+    from dpvision.privacy import accountant
+    from dpvision.privacy.events import Composed
+    from dpvision.report.figures import upper
+
+    if not prepared.before:
+        return {}
+    both = accountant.epsilon(Composed((*prepared.before, prepared.event())), prepared.config.delta)
+    return {"in all": f"epsilon {upper(both, 4)}, with what the first weights tell of their own training data"}
+
+
 def _what_goes_in(config: Config) -> dict[str, str]:
     """Views and public inputs, where there are any."""
     rows = {}
@@ -196,7 +209,7 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     if public:
         rows["public"] = ", ".join(public)
     if config.part != "all":
-        rows["trained"] = f"the {config.part} alone"
+        rows["trained"] = {"head": "the head alone", "bias": "the biases and the head"}[config.part]
     return rows
 
 

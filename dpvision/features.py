@@ -35,9 +35,9 @@ def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progre
     path, team = file(of), distributed.team()
     if team.first and not path.exists():
         atomic.make_folder(path.parent)
-        for left in path.parent.glob(f"{path.stem}.*.partial"):  # of one that was killed
-            left.unlink(missing_ok=True)
-        _compute(parts, split, path, progress)
+        with atomic.alone(path.with_suffix(".lock")):
+            if not path.exists():  # another run may have made them meanwhile
+                _compute(parts, split, path, progress)
     team.wait()
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -71,7 +71,7 @@ def _compute(parts: Featured, split: Split, path: Path, progress: Progress) -> N
     """
     inputs, count = Inputs(split), len(split)
     shape = shape_of(parts, tuple(inputs(slice(0, 1)).shape[1:]))
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial = path.with_suffix(".partial")  # one that was killed may have left it
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.close(descriptor)
     try:
@@ -95,7 +95,7 @@ def shape_of(parts: Featured, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def require_separate(parts: Featured, shape: tuple[int, ...]) -> None:
-    """By trial, on random images: no image's features change with another, at any place of a piece or beyond it."""
+    """By trial, on random images: no image's features change with another, wherever in the batch it is."""
     generator = torch.Generator().manual_seed(0)
     images, before = torch.rand((parts.piece or PIECE) + 1, *shape, generator=generator) * 2 - 1, digest(parts)
     with torch.no_grad():

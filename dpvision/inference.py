@@ -57,7 +57,7 @@ def released(run: Path) -> Released:
 def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> dict[str, Any]:
     """Accuracy on one split of a data set whose classes and shape are the model's."""
     made = released(run)
-    data = load(source, classes=list(made.classes), size=size or made.shape[1:])
+    data = load(source, classes=list(made.classes), size=size or made.shape[1:], channels=made.shape[0])
     part = {"train": data.train, "val": data.val, "test": data.test}[split]
     if part is None or not len(part.labels):
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
@@ -84,7 +84,7 @@ def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> 
 def predict(run: Path, images: Path, *, progress: Callable[[int, int], None], physical: int = 1024) -> str:
     """CSV text: file, class, probability."""
     made = released(run)
-    names, pixels = load_images(images, size=made.shape[1:])
+    names, pixels = load_images(images, size=made.shape[1:], channels=made.shape[0])
     _same_shape(str(images), pixels.shape, made)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

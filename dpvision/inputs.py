@@ -78,25 +78,20 @@ def units(split: Split, unit: str) -> int:
 
 def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fetch:
     """Views and targets of the units drawn; those of one image follow each other, and so do a person's images."""
-    images_of: Callable[[int], NDArray[np.int64]]
+    images_of: Callable[[int], NDArray[np.int64]] | None = None
     if unit == "person":
         assert split.persons is not None
         images_of = by_person(split.persons)
-    else:
-        images_of = lambda i: np.array([i])  # noqa: E731
 
     def fetch(drawn: NDArray[np.int64], seed: int) -> tuple[Tensor, Tensor, list[int]]:
-        if unit == "image":
-            rows, counts = drawn, np.ones(len(drawn), dtype=np.int64)
-        else:
+        rows, counts = drawn, [1] * len(drawn)
+        if images_of is not None and len(drawn):
             parts = [images_of(int(i)) for i in drawn]
-            rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-            counts = np.array([len(p) for p in parts], dtype=np.int64)
+            rows, counts = np.concatenate(parts), [len(p) for p in parts]
         images, labels = inputs(rows), torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64))
         if views is None:
-            return images, labels, counts.tolist()
-        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        made, targets = views(images, labels, Coins(seed, np.repeat(drawn, counts), places))
-        return made, targets, (counts * views.count).tolist()
+            return images, labels, counts
+        made, targets = views(images, labels, Coins.grouped(seed, drawn, counts))
+        return made, targets, [count * views.count for count in counts]
 
     return fetch

@@ -18,17 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpvision import features
+from dpvision import features, sealed
 from dpvision.config import Config
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.inputs import Inputs, to_tensor, units
 from dpvision.mechanism.clip import verify
 from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.models import Featured, build, load_public, train_only
+from dpvision.models import Featured, build, digest_of, load_public, train_only
 from dpvision.models.head import head_alone, require_last
 from dpvision.privacy import overlap
-from dpvision.privacy.events import Event
+from dpvision.privacy.events import Event, from_json, to_json
 from dpvision.state import computing
 from dpvision.views import Views
 
@@ -66,8 +66,15 @@ class Prepared:
         return PoissonSampler(config.batch, config.n, config.steps)
 
     def event(self) -> Event:
+        """What this training does."""
         assert self.config.sigma
         return self.sampler.event(self.config.sigma)
+
+    @property
+    def before(self) -> tuple[Event, ...]:
+        """What the weights to start from tell already. Whether about the same units, nobody knows; it is counted."""
+        told = self.public.get("pretrained", {}).get("event")
+        return () if told is None else (from_json(told),)
 
     @property
     def everything(self) -> str:
@@ -79,10 +86,8 @@ class Prepared:
         config = self.config
         assert config.model
         model = build(config.model, self.shape, classes=len(self.data.classes), seed=config.seed)
-        if config.pretrained:
-            digest = load_public(model, Path(config.pretrained))
-            if digest != self.public.get("pretrained", {}).get("digest", digest):
-                raise LedgerMismatch(f"{config.pretrained}: the weights changed meanwhile. Fix: restore the file.")
+        if config.pretrained and load_public(model, config.pretrained) != self.public["pretrained"]["digest"]:
+            raise LedgerMismatch(f"{config.pretrained}: the weights changed meanwhile. Fix: restore the file.")
         train_only(model, config.part)
         return model
 
@@ -124,7 +129,8 @@ class Prepared:
         if self.synthetic is not None:
             images, labels = np.asarray(self.synthetic.images), np.asarray(self.synthetic.labels, dtype=np.int64)
             as_kept = images.dtype == np.uint8  # a quarter of the memory; what is drawn becomes float
-            tensor = torch.from_numpy(images).permute(0, 3, 1, 2) if as_kept else to_tensor(images)
+            tensor = torch.from_numpy(np.require(images, requirements="W")) if as_kept else to_tensor(images)
+            tensor = tensor.permute(0, 3, 1, 2) if as_kept else tensor
             public = (tensor, torch.from_numpy(labels))
         return Views(
             augment=config.augment,
@@ -132,6 +138,7 @@ class Prepared:
             self_mix=config.k_self,
             diff=config.k_diff,
             alpha=config.mix_alpha,
+            mix=config.mix,
             classes=len(self.data.classes),
             public=public,
         )
@@ -173,13 +180,30 @@ def prepare(source: str, config: Config) -> Prepared:
     synthetic = None
     if config.synthetic:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
+    if config.pretrained:
+        public["pretrained"] = _pretrained(Path(config.pretrained))
     sketch = overlap.sketch(digests)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic)
-    model = prepared.model()  # unknown names, wrong files and impossible parts are told now
+    prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
-    if config.pretrained:
-        public["pretrained"] = {"file": Path(config.pretrained).name, "digest": load_public(model, config.pretrained)}
     return prepared
+
+
+def _pretrained(path: Path) -> dict[str, Any]:
+    """Weights to start from, by name and digest; those of a private training also tell what they cost."""
+    entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
+    said = sealed.said_by(path)
+    if said.get("private", "yes") != "yes":
+        raise DataError(
+            f"{path}: was trained with a fixed key, for tests, so it is not private, and what starts from it would not "
+            "be. Fix: other weights."
+        )
+    if "event" in said:
+        try:
+            entry["event"] = to_json(from_json(json.loads(sealed.read(path).header["event"])))
+        except (ConfigError, ValueError, RecursionError) as exc:
+            raise DataError(f"{path}: does not say what it tells about its training data ({exc}).") from exc
+    return entry
 
 
 def _as_pixels(split: Split) -> list[bytes]:

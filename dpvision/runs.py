@@ -12,14 +12,13 @@ operator/             run.json (where the data is), state.safetensors (to resume
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ class Run:
         return merged(Config(), read_toml(path), source=str(path))
 
     def facts(self) -> dict[str, Any]:
-        """What the run knows of itself: name, key, data, branch, whether it is complete."""
+        """What the run knows of itself: name, data, public inputs, whether it is complete."""
         return read_json(self.operator / "run.json")
 
     def write_facts(self, facts: dict[str, Any]) -> None:
@@ -75,15 +74,12 @@ class Run:
 @contextmanager
 def only_one(run: Run) -> Iterator[None]:
     """Let one process at a time work on a run; a second one is told so."""
-    descriptor = os.open(run.operator / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(atomic.alone(run.operator / "lock", wait=False))
         except BlockingIOError:
             raise ConfigError(f"{run.folder}: another process is working on this run. Fix: wait for it.") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) -> Run:

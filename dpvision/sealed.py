@@ -48,11 +48,12 @@ def read(path: Path) -> Sealed:
     return Sealed(header, shapes, data)
 
 
-def said_by(data: bytes) -> dict[str, str]:
+def said_by(path: Path) -> dict[str, str]:
     """What a file says of itself, sealed or not; nothing, if it is not one of ours."""
     try:
-        return _parts(data)[0]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with path.open("rb") as file:
+            return _parts(file.read(8 + MOST_HEADER))[0]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

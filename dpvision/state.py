@@ -44,7 +44,7 @@ class State:
     step: int = 0
     branch: str = ""  # names the noise and the charge
     first: int = 0  # the step at which this branch began
-    path: tuple[Event, ...] = ()  # what earlier branches did, up to where they were left
+    path: tuple[Event, ...] = ()  # what the first weights told, and earlier branches up to where they were left
     software: str = ""
     digest: str = ""  # of the file it was read from
 
@@ -107,6 +107,8 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
         return replace(state, config=config), key
     if (config.steps or 0) < state.step:
         raise ConfigError(f"{state.step} steps are done already; steps can not be set to {config.steps}.")
+    if config.hash() != before.hash() and before.steps == config.steps == state.step:
+        raise ConfigError(f"all {state.step} steps are done, so settings can not change any more. Fix: a new run.")
     name = state.key
     if key is None:  # without the old key the old noise can not be drawn again
         name, key = secrets.token_hex(8), Key.fresh()
@@ -126,7 +128,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
 
 
 def event_so_far(state: State) -> Composed:
-    """What the weights at this step tell: earlier branches up to where they were left, and this one."""
+    """What the weights at this step tell: the first weights, earlier branches as far as they went, and this one."""
     config = state.config
     assert config.sigma and config.batch and config.n
     here = PoissonSampler(config.batch, config.n, state.step).event(config.sigma, first=state.first)
@@ -145,7 +147,11 @@ def computing() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     named = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor())
-    chosen = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(("MKL_", "ONEDNN_", "DNNL_", "ATEN_"))]
+    steering = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "GLIBC_TUNABLES", "NPY_")
+    chosen = [
+        " ".join(platform.libc_ver()),
+        *(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(steering)),
+    ]
     others = [f"{name} {version}" for name in ("scipy", "timm") if (version := _version(name))]
     ours = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
     return ", ".join([ours, torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])

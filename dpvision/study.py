@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dpvision import atomic, runs
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 from dpvision.mechanism.clip import ClippedSum
 from dpvision.mechanism.private_sum import Fetch
 
@@ -59,6 +59,8 @@ def plot(folders: list[runs.Run], out: Any) -> dict[str, float]:
         lines = runs.read_lines(file(run))
         if not lines:
             raise ConfigError(f"{run.folder}: its gradients were not looked at. Fix: train with --study.")
+        if not all({"counts", "share", "deviation"} <= line.keys() for line in lines):
+            raise DataError(f"{file(run)}: is not what a study writes. Fix: train again with --study.")
         name = f"{run.config().recipe} ({run.folder.name})"
         centres = (EDGES[:-1] + EDGES[1:]) / 2
         counts = np.array([line["counts"] for line in lines], dtype=float)

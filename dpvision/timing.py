@@ -43,8 +43,7 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
     model, views, config = prepared.model(), prepared.views(), prepared.config
     learner, parts = prepared.learner(model), prepared.split(model)
     shape = features.shape_of(parts, prepared.shape) if parts else prepared.shape
-    one_view = config.unit == "image" and config.views == 1
-    clipped_sum = ClippedSum(learner, each_loss, clip=1.0, physical=config.physical, one_view=one_view)
+    clipped_sum = ClippedSum(learner, each_loss, clip=1.0, physical=config.physical, one_view=config.one_view)
     least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
     count, rate = least, 0.0
     while True:

@@ -4,9 +4,9 @@
     begin      make the run folder and its key; nothing is charged yet
     proceed    charge the ledger, then train, then write what may be released; also how a run is resumed
 
-Follow one private image: inputs.py turns it into views, `PrivateSum.step` draws, clips, sums and noises; nothing else
-in this file reads `data.train`. What depends on private data otherwise (the true batch size, losses, how many were
-clipped) goes to `operator/log.jsonl` and steers nothing.
+Follow one private image: inputs.py turns it into views, `PrivateSum.step` draws, clips, sums and noises. What depends
+on private data otherwise (the true batch size, losses, how many were clipped; with --study, gradients before clipping)
+goes to `operator/` and steers nothing.
 
 Under torchrun every rank runs through all of this with the data of its own share; rank 0 alone charges, adds noise and
 writes. The run folder and $DPVISION_HOME must be on a file system that all ranks see: no key travels.
@@ -49,11 +49,11 @@ CHANGEABLE = (
     "clip",
     "clip_style",
     "ema",
-    "release",
     "steps",
     "sigma",
     "batch",
-    *("physical", "checkpoint_every", "study"),
+    "physical",
+    "checkpoint_every",
 )
 
 
@@ -120,6 +120,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         key=key_name,
         private=key.private,
         config=prepared.config,
+        path=prepared.before,
     )
     state = replace(
         state, branch=branch_name(state, prepared.config, data=prepared.everything, key=key.label(key_name))
@@ -226,7 +227,7 @@ def _proceed(
         clip=clip,
         physical=config.physical,
         watch=seen,
-        one_view=config.unit == "image" and config.views == 1,
+        one_view=config.one_view,
     )
     private_sum = PrivateSum(
         sampler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -35,3 +36,27 @@ def test_nothing_is_left_where_there_is_no_model(tmp_path: Path, monkeypatch: py
     (tmp_path / "b" / "something.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
         sample("nowhere", tmp_path / "b", classes=["cat"], count=1, size=8)
+
+
+@pytest.mark.parametrize("hidden", ["unet/model.py", "pipeline.py", "index", "damaged"])
+def test_a_pipeline_that_brings_code_is_refused_before_it_is_loaded(hidden: str, tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    library = "evil" if hidden == "index" else "diffusers"
+    index = {
+        "_class_name": "StableDiffusionPipeline",
+        "unet": [library, "UNet2DConditionModel"],
+        "scheduler": [None, None],
+    }
+    (tmp_path / "model_index.json").write_text("{" if hidden == "damaged" else json.dumps(index))
+    if hidden.endswith(".py"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_text("raise SystemExit('executed')")
+    with pytest.raises(ConfigError, match=r"never run|asks for code|can not be read"):
+        pipeline(str(tmp_path))
+
+
+def test_a_damaged_note_of_how_images_were_made_is_another_way(tmp_path: Path) -> None:
+    for text in ("{", "[" * 100_000, "x" * 70_000):
+        (tmp_path / "about.json").write_text(text)
+        with pytest.raises(ConfigError, match="made otherwise"):
+            sample("nowhere", tmp_path, classes=["cat"], count=1, size=8)

@@ -52,6 +52,7 @@ def train(
     k_base: Annotated[int | None, Parameter(help="views of an image itself")] = None,
     k_self: Annotated[int | None, Parameter(help="mixtures of two of its other views")] = None,
     k_diff: Annotated[int | None, Parameter(help="public images beside it, from --synthetic")] = None,
+    mix: Annotated[Literal["mixup", "cutmix"] | None, Parameter(help="how two views are mixed")] = None,
     mix_alpha: Annotated[float | None, Parameter(help="shares of a mixture are Beta(alpha, alpha)")] = None,
     synthetic: Annotated[str | None, Parameter(help="public images of the same classes: .npz, folder, csv")] = None,
     checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
@@ -78,6 +79,8 @@ def train(
     from dpvision.runs import next_free, require_free
 
     settings, stated = named(recipe), {} if config is None else read_toml(config)
+    for name in {"pretrained", "synthetic"} & stated.keys():
+        stated[name] = _place(str(stated[name]), beside=config)
     settings = merged(settings, stated, source=str(config))
     if epsilon is None and "epsilon" not in stated:
         raise ConfigError(
@@ -116,7 +119,6 @@ def resume(
     clip: float | None = None,
     clip_style: ClipStyle | None = None,
     ema: float | None = None,
-    release: Literal["ema", "last"] | None = None,
     batch: int | None = None,
     steps: int | None = None,
     sigma: float | None = None,
@@ -144,8 +146,9 @@ def resume(
     _train_on(folder, reopen(folder, flags))
 
 
-def _place(source: str) -> str:
-    return source if source == "digits" else os.path.abspath(source)
+def _place(source: str, *, beside: Path | None = None) -> str:
+    """A public input, found again from anywhere. In a settings file, paths are meant from its folder."""
+    return source if source == "digits" else os.path.abspath(os.path.join(beside.parent if beside else "", source))
 
 
 _READ_AS: dict[str, Callable[[str], Any]] = {

@@ -14,7 +14,7 @@ from dpvision.models.dpmix_cnn import dpmix_cnn
 from dpvision.models.featured import Featured
 from dpvision.models.head import head_alone
 from dpvision.models.parts import PARTS, train_only
-from dpvision.models.pretrained import load_public
+from dpvision.models.pretrained import digest_of, load_public
 from dpvision.models.resnet9 import resnet9
 from dpvision.models.scatter import scatter_cnn, scatter_linear
 from dpvision.models.small import linear, small_cnn
@@ -24,7 +24,7 @@ from dpvision.models.timm_models import PREFIX, timm_model
 from dpvision.models.vit import dinov2_vits14, vit_tiny
 from dpvision.models.wide_resnet import wide_resnet
 
-__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "head_alone", "load_public", "train_only"]
+__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_of", "head_alone", "load_public", "train_only"]
 
 Shape = tuple[int, int, int]
 
@@ -37,7 +37,9 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet-9": resnet9,
     "resnet-9-small": partial(resnet9, width=16),
     "scatter-cnn": scatter_cnn,
+    "scatter-cnn-mirrored": partial(scatter_cnn, mirrored=True),
     "scatter-linear": scatter_linear,
+    "scatter-linear-mirrored": partial(scatter_linear, mirrored=True),
     "small-alexnet": small_alexnet,
     "small-cnn": small_cnn,
     "tanh-cnn": tanh_cnn,

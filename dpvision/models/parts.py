@@ -15,7 +15,7 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
 
     all     everything
     head    the classifier: the last linear layer
-    bias    every bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
+    bias    every parameter named bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
     if part not in PARTS:

@@ -9,26 +9,25 @@ from dpvision.models.featured import Featured
 from dpvision.models.scattering import ANGLES, Scattering
 from dpvision.models.small import linear
 
-# Mean and deviation of each kind of channel over images of a random process, dead leaves: no image was looked at.
+# Mean and deviation of each kind of channel over images of a random process, dead leaves (synthesis/dead_leaves.py).
 AVERAGE = (0.5, 0.16)
 FINE, COARSE = (0.0130, 0.0106), (0.0205, 0.0148)  # of the first order
 TURNED = ((0.0038, 0.0027), (0.0032, 0.0022), (0.0022, 0.0014), (0.0015, 0.00094), (0.0013, 0.00084))
 # of the second order, by the angle between the two wavelets: 0, 22.5, 45, 67.5 and 90 degrees
 
 
-def scatter_linear(shape: tuple[int, int, int], classes: int) -> Featured:
+def scatter_linear(shape: tuple[int, int, int], classes: int, *, mirrored: bool = False) -> Featured:
     """Logistic regression on normalised features, from zero weights."""
-    scattering = Scattering(shape)
-    return Featured(_normalised(scattering, shape[0]), linear(scattering.shape, classes), piece=None)
+    prefix, found = _features(shape, mirrored)
+    return Featured(prefix, linear(found, classes), piece=None)
 
 
-def scatter_cnn(shape: tuple[int, int, int], classes: int) -> Featured:
+def scatter_cnn(shape: tuple[int, int, int], classes: int, *, mirrored: bool = False) -> Featured:
     """In colour: 3x3 convolution to 64, tanh, maximum over 2x2, the same without pooling, linear (187,210 weights).
 
     In grey the authors' smaller one: 3x3 to 16 with stride 2, 3x3 to 32, linear 32, linear, tanh between (33,066).
     """
-    scattering = Scattering(shape)
-    channels, height, width = scattering.shape
+    prefix, (channels, height, width) = _features(shape, mirrored)
     if shape[0] == 1:
         inner = 32 * ((height + 1) // 2) * ((width + 1) // 2)
         layers = [nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()]
@@ -38,7 +37,7 @@ def scatter_cnn(shape: tuple[int, int, int], classes: int) -> Featured:
         layers = [nn.Conv2d(channels, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()]
         head = [nn.Linear(64 * (height // 2) * (width // 2), classes)]
-    return Featured(_normalised(scattering, shape[0]), nn.Sequential(*layers, nn.Flatten(), *head), piece=None)
+    return Featured(prefix, nn.Sequential(*layers, nn.Flatten(), *head), piece=None)
 
 
 class Typical(nn.Module):
@@ -62,5 +61,24 @@ class Typical(nn.Module):
         return (x - self.mean) * self.scale
 
 
-def _normalised(scattering: Scattering, colours: int) -> nn.Module:
-    return nn.Sequential(scattering, Typical(colours))
+class Mirrored(nn.Module):
+    """(S(x) + S(x')) / 2, where x' is the mirror image; the left half of it, as the right half is nearly the same.
+
+    For images that mean the same in a mirror, which digits do not: half the weights, and more accurate ones.
+    """
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = (self.features(x) + self.features(x.flip(3))) / 2
+        return both[..., : (both.shape[3] + 1) // 2].contiguous()
+
+
+def _features(shape: tuple[int, int, int], mirrored: bool) -> tuple[nn.Module, tuple[int, int, int]]:
+    """The fixed part and the shape of what it gives."""
+    scattering = Scattering(shape)
+    channels, height, width = scattering.shape
+    normalised = nn.Sequential(scattering, Typical(shape[0]))
+    return (Mirrored(normalised), (channels, height, (width + 1) // 2)) if mirrored else (normalised, scattering.shape)

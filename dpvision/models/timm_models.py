@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 from types import ModuleType
 
+import torch
 from torch import nn
 
 from dpvision.errors import ConfigError
@@ -14,13 +16,20 @@ PREFIX = "timm:"
 
 def timm_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The network with random weights and a head of zeros; public weights come from a file, never from the net."""
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):  # with a colon or a slash, timm looks on the hub or in folders
+        raise ConfigError(f"timm has no model named {name!r}. Fix: see timm.list_models().")
     timm = _timm()
+    channels, height, width = shape
     try:
-        model = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
+        model = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *shape))
     except (RuntimeError, ValueError, TypeError, AssertionError) as exc:
         raise ConfigError(
-            f"timm can not make {name!r} for {shape[0]} channels ({exc}). Fix: see timm.list_models()."
+            f"timm can not make {name!r} for images {height}x{width}x{channels} ({exc}). Fix: --size, as many pixels "
+            "as the model takes, or another of timm.list_models()."
         ) from exc
+    model.train()
     head = model.get_classifier()
     if not isinstance(head, nn.Linear):
         raise ConfigError(f"timm's {name!r} ends in {type(head).__name__}, not in a linear layer. Fix: another model.")

@@ -20,7 +20,6 @@ A line: {"n": 3, "time": "...", "kind": "open" | "budget" | "charge", ..., "prev
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -175,12 +174,8 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         atomic.make_folder(self.path.parent)
-        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with atomic.alone(self.path.with_suffix(".lock")):
             yield
-        finally:
-            os.close(descriptor)
 
     def _read(self) -> list[dict[str, Any]]:
         """The lines of an unbroken chain that ends in the seal, or LedgerMismatch."""

@@ -27,8 +27,9 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
     facts, config = _facts(run), run.config()
     event = from_json(facts["event"])
     weights = _bound_to_weights(run, facts, config)
+    own = _own(run, event, facts["public"])
     if account is not None:
-        _require_charged(run, facts["run"], event=event, account=account)
+        _require_charged(run, facts["run"], event=own, account=account)
     secret = facts["private"] is True  # anything else, and the card claims nothing
     figures = guarantee.figures(event, config.delta)
     bounds = [1.0] * len(attack.FALSE_POSITIVE_RATES)
@@ -70,6 +71,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             public=facts["public"],
             fixed_key=not secret,
             ledger=account is not None,
+            branches=len(own.events) if isinstance(own, Composed) else 1,
         )
         + wording.other_fixed_keys(facts["run"], account),
         "config": to_dict(config),
@@ -99,7 +101,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
     """Weights and images that went in beside the private data, by file name and digest."""
-    kinds = {"file": str, "digest": str, "images": int}
+    kinds = {"file": str, "digest": str, "images": int, "event": dict}
     named = isinstance(found, dict) and set(found) <= {"pretrained", "synthetic"}
     if not named or not all(
         isinstance(entry, dict) and all(isinstance(value, kinds.get(key, NoneType)) for key, value in entry.items())
@@ -121,6 +123,16 @@ def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:
                 "restore the run folder from a backup, or train again."
             )
     return header["digest"]
+
+
+def _own(run: Run, event: Event, public: dict[str, dict[str, Any]]) -> Event:
+    """What the run itself did, without what its first weights told before: that was charged elsewhere."""
+    told = public.get("pretrained", {}).get("event")
+    if told is None:
+        return event
+    if not isinstance(event, Composed) or not event.events or event.events[0] != from_json(told):
+        raise DataError(f"{run.operator / 'run.json'}: its event leaves out what the first weights told.")
+    return Composed(event.events[1:])
 
 
 def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> None:

@@ -46,7 +46,13 @@ def sentence(card: dict[str, Any]) -> str:
 
 
 def not_covered(
-    *, unit: str, read_off: Sequence[str], public: dict[str, dict[str, Any]], fixed_key: bool, ledger: bool
+    *,
+    unit: str,
+    read_off: Sequence[str],
+    public: dict[str, dict[str, Any]],
+    fixed_key: bool,
+    ledger: bool,
+    branches: int = 1,
 ) -> list[str]:
     """What epsilon says nothing about."""
     said = []
@@ -56,8 +62,11 @@ def not_covered(
             "counts the run as if its noise were secret, so that total does not hold either once this model is out."
         )
     said += [
-        "Test accuracy is computed on the test split. Epsilon covers the training data only.",
+        "Test accuracy is computed on the test split, without noise. Epsilon covers the training data only: who is in "
+        "both is not covered as far as the accuracy goes.",
         "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
+        "That the training was not refused tells that every class has an image in the training data"
+        + (", and that none of them is among the synthetic images." if "synthetic" in public else "."),
         "The folder operator/ holds values that depend on private data. It is never released.",
         "Side channels, such as how long the training ran, are not covered.",
     ]
@@ -66,9 +75,20 @@ def not_covered(
     said += [_read_off(fact) for fact in read_off]
     for kind, entry in public.items():
         what = "Weights to start from" if kind == "pretrained" else "Synthetic images"
+        if "event" in entry:
+            said.append(
+                f"{what} came from {entry.get('file')!r}, which was trained privately. What they tell is counted in "
+                f"epsilon, as if it were about the same {unit}s."
+            )
+            continue
         said.append(
             f"{what} came from {entry.get('file')!r} and are taken as public. Epsilon does not cover what they tell: "
             "nobody checked whether they were made from images of the training data."
+        )
+    if branches > 1:
+        said.append(
+            f"The training went on {branches - 1} times with other settings or other software than before. All of it "
+            "is counted in epsilon; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
         )
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")

@@ -78,8 +78,12 @@ def pipeline(model: str) -> Any:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
+    if local:
+        _require_no_code(Path(model))
     try:
-        pipe = diffusers.DiffusionPipeline.from_pretrained(model, local_files_only=local, use_safetensors=True)
+        pipe = diffusers.DiffusionPipeline.from_pretrained(
+            model, local_files_only=local, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError, AttributeError, TypeError) as exc:
         where = "in this folder" if local else "in the local cache or on the hub"
         raise ConfigError(
@@ -88,6 +92,24 @@ def pipeline(model: str) -> Any:
         ) from exc
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _require_no_code(folder: Path) -> None:
+    """A pipeline is weights and settings of two known libraries; a folder that brings code of its own is refused."""
+    code = next(folder.rglob("*.py"), None)
+    if code is not None:
+        raise ConfigError(f"{code}: code in the folder of a pipeline is never run. Fix: a pipeline without code.")
+    index = folder / "model_index.json"
+    try:
+        parts = json.loads(index.read_text("utf-8")) if index.stat().st_size < 1 << 20 else None
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{index}: can not be read ({exc}). Fix: the folder of a whole pipeline.") from exc
+    libraries = (
+        [part[0] for part in parts.values() if isinstance(part, list) and part] if isinstance(parts, dict) else [""]
+    )
+    strange = [str(name) for name in libraries if name not in ("diffusers", "transformers", None)]
+    if strange:
+        raise ConfigError(f"{index}: asks for code of {strange[0]!r}. Fix: parts of diffusers and transformers only.")
 
 
 def _make(
@@ -116,7 +138,11 @@ def _make(
 def _require_same(path: Path, about: dict[str, Any]) -> None:
     """A folder holds images made in one way."""
     if path.exists():
-        if json.loads(path.read_text("utf-8")) != about:
+        try:
+            before = json.loads(path.read_text("utf-8")) if path.stat().st_size < 1 << 16 else None
+        except (ValueError, RecursionError):
+            before = None
+        if before != about:
             raise ConfigError(f"{path.parent}: holds images that were made otherwise ({path}). Fix: another --out.")
         return
     if path.parent.exists() and any(path.parent.iterdir()):

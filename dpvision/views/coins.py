@@ -125,10 +125,6 @@ class Coins:
         """(images, *shape) float64 numbers from Beta(alpha, alpha), by the inverse of its distribution function."""
         return torch.from_numpy(special.betaincinv(alpha, alpha, self._open(shape)))
 
-    def normal(self, *shape: int) -> Tensor:
-        """(images, *shape) float64 numbers from N(0, 1), by the inverse of its distribution function; below 8.3."""
-        return torch.from_numpy(special.ndtri(self._open(shape)))
-
     def integers(self, high: int, *shape: int) -> Tensor:
         """(images, *shape) whole numbers from 0 to high - 1; each has the same probability up to high * 2^-53."""
         if not 1 <= high <= 1 << 32:

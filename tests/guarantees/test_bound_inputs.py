@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpvision import features, prepare, state, train
+from dpvision import atomic, features, prepare, state, train
 from dpvision.config import Config
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
 from dpvision.privacy.ledger import ledger_of
+from dpvision.report.card import card
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", part="head", budget=1e4, checkpoint_every=1)
 
@@ -118,6 +121,48 @@ def test_weights_of_a_fixed_key_are_not_public(source: str, tmp_path: Path) -> N
     assert train.proceed(first, prepared).complete
     with pytest.raises(DataError, match="fixed key"):
         train.prepare(source, replace(SETTINGS, pretrained=str(first.weights)))
+
+
+def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path) -> None:
+    """A training that starts from weights of a private one may be about the same records: its card says both."""
+    folders, tells = [tmp_path / name for name in "abc"], []
+    for number, folder in enumerate(folders):
+        first = str(folders[number - 1] / "weights.safetensors") if number else None
+        prepared = train.prepare(source, replace(SETTINGS, pretrained=first))
+        run = train.begin(prepared, folder)
+        assert train.proceed(run, prepared).complete
+        account = ledger_of(prepared.fingerprint).account()
+        said = card(run, account)
+        tells.append(said["guarantee"]["epsilon"])
+        assert tells[-1] >= account.spent() * 0.9999, "all runs are about the same records here"
+        assert len(account.charges) == number + 1, "each is charged for itself alone"
+    assert tells[0] < tells[1] < tells[2]
+    assert any("was trained privately" in line for line in said["not_covered"])
+    assert any(line["epsilon"] > tells[1] for line in map(json.loads, run.metrics.read_text().splitlines()))
+    facts = run.facts()
+    run.write_facts({**facts, "public": {"pretrained": {**facts["public"]["pretrained"], "event": facts["event"]}}})
+    with pytest.raises(DataError, match="leaves out"):
+        card(run, account)
+
+
+def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = train.prepare(source, SETTINGS)
+    parts, file = prepared.split(prepared.model()), _train_file(prepared)
+    assert parts is not None
+    of = prepared.named(prepared.data.train, parts)
+    whole = features.kept(parts, prepared.data.train, of=of).copy()
+    data = file.read_bytes()
+    file.unlink()
+    monkeypatch.setattr(features, "_compute", lambda *_: pytest.fail("computed twice"))
+    found: list[NDArray[Any]] = []
+    second = threading.Thread(target=lambda: found.append(features.kept(parts, prepared.data.train, of=of)))
+    with atomic.alone(file.with_suffix(".lock")):  # a first process, which is at work
+        second.start()
+        second.join(0.3)
+        assert second.is_alive(), "the second one waits"
+        file.write_bytes(data)
+    second.join(10)
+    np.testing.assert_array_equal(found[0], whole)
 
 
 class _Mixes(nn.Module):

@@ -75,7 +75,7 @@ def _with(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], dict[str, 
         (_with("pos_embed", torch.zeros(1, 6, 64)), r"'pos_embed' is \(1, 6, 64\); in the model it is \(1, 5, 64\)"),
         (_with("norm.bias", torch.zeros(1, 64)), "'norm.bias' is"),  # would broadcast
         (_with("head.weight", torch.zeros(10, 32)), "'head.weight' is"),
-        (_with("norm.bias", torch.zeros(64, dtype=torch.int64)), "not floating point"),
+        (_with("norm.bias", torch.zeros(64, dtype=torch.int64)), "int64; in the model it is torch.float32"),
         (_with("norm.bias", torch.full((64,), float("nan"))), "not numbers"),
         (lambda state: {}, "is missing"),
     ],
@@ -145,3 +145,14 @@ def test_files_that_are_none_or_too_large(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # takes no room on the disk; reading it would take all memory
     with pytest.raises(DataError, match="more than this model can use"):
         load_public(_model(), large)
+
+
+def test_counters_of_a_published_network_are_taken_as_they_are(tmp_path: Path) -> None:
+    """A frozen BatchNorm, as nearly every published network has, counts its batches in whole numbers."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    state = {**model.state_dict(), "1.num_batches_tracked": torch.tensor(7), "1.running_mean": torch.full((4,), 0.5)}
+    save_file(state, tmp_path / "public.safetensors")
+    load_public(model, tmp_path / "public.safetensors")
+    assert model.state_dict()["1.num_batches_tracked"] == 7 and bool(
+        (model.state_dict()["1.running_mean"] == 0.5).all()
+    )

@@ -32,6 +32,20 @@ def test_features_are_of_each_image_alone_and_the_same_affine_map_for_all() -> N
     assert torch.equal(model.features(images[2:3]), found[2:3])
 
 
+@pytest.mark.parametrize(("shape", "columns"), [((1, 28, 28), 4), ((3, 32, 32), 4)])
+def test_mirrored_features_are_those_of_the_mirror_image(shape: tuple[int, int, int], columns: int) -> None:
+    model, plain = (build(name, shape, classes=10, seed=0) for name in ("scatter-cnn-mirrored", "scatter-cnn"))
+    assert isinstance(model, Featured) and isinstance(plain, Featured)
+    images = dead_leaves(4 * shape[0], shape[1], seed=0).view(4, *shape) * 2 - 1
+    found = model.features(images)
+    assert found.shape == (4, 81 * shape[0], shape[1] // 4, columns)
+    assert torch.equal(found, model.features(images.flip(3)))
+    means = (plain.features(images) + plain.features(images.flip(3))) / 2
+    assert torch.allclose(found, means[..., :columns], atol=1e-5)
+    assert not torch.allclose(plain.features(images), plain.features(images.flip(3)), atol=0.1)
+    assert model(images).shape == (4, 10)
+
+
 def test_the_linear_classifier_starts_at_zero() -> None:
     model = build("scatter-linear", (1, 28, 28), classes=10, seed=0)
     assert not model(torch.rand(2, 1, 28, 28)).any()

@@ -19,6 +19,13 @@ class _Net(nn.Module):
         super().__init__()
         self.body, self.fc = nn.Linear(channels, 4), nn.Linear(4, classes)
 
+    side = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.side not in (0, x.shape[2]):
+            raise AssertionError("Input height doesn't match model")
+        return self.fc(self.body(x.mean((2, 3))))
+
     def get_classifier(self) -> nn.Module:
         return self.fc
 
@@ -34,6 +41,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         net = _Net(options["in_chans"], options["num_classes"])
         if name == "headless":
             net.fc = nn.Identity()  # type: ignore[assignment]
+        if name == "sized":
+            net.side = 224
         return net
 
     timm = ModuleType("timm")
@@ -49,10 +58,22 @@ def test_made_without_downloads_and_with_a_head_of_zeros(asked: list[tuple[str, 
     assert torch.equal(one.body.weight, same.body.weight)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("nothing", "Unknown model"), ("headless", "ends in Identity")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("nothing", "Unknown model"), ("headless", "ends in Identity"), ("sized", "height doesn't match")],
+)
 def test_what_timm_can_not_make(asked: list[tuple[str, dict[str, Any]]], name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{reason}.*Fix: "):
         build(f"timm:{name}", (3, 32, 32), classes=7, seed=0)
+
+
+@pytest.mark.parametrize("name", ["hf-hub:attacker/beacon", "local-dir:/tmp/x", "a/b", ""])
+def test_names_that_would_look_elsewhere_are_never_asked_for(
+    asked: list[tuple[str, dict[str, Any]]], name: str
+) -> None:
+    with pytest.raises(ConfigError, match="no model named"):
+        build(f"timm:{name}", (3, 32, 32), classes=7, seed=0)
+    assert not asked
 
 
 def test_without_the_library_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
