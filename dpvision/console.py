@@ -209,7 +209,8 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     if public:
         rows["public"] = ", ".join(public)
     if config.part != "all":
-        rows["trained"] = {"head": "the head alone", "bias": "the biases and the head"}[config.part]
+        rest = "" if config.pretrained else "; the rest stays as it was drawn, without --pretrained"
+        rows["trained"] = {"head": "the head alone", "bias": "the biases and the head"}[config.part] + rest
     return rows
 
 
@@ -227,7 +228,9 @@ def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def released(run: Path) -> Released:
     """The model of a run folder, or of a weights.safetensors file given by name."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
-        raise DataError(f"{path}: there is no released model here. Fix: finish the run with `dpvision resume {run}`.")
+        fix = f"finish the run with `dpvision resume {run}`" if (run / "operator").is_dir() else "the folder of a run"
+        raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
     header = sealed.read(path).header
     try:
         if header["format"] != "dpvision-weights-1":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dpvision.config import default_batch, default_steps
@@ -70,13 +71,19 @@ def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
     batch = max(1, round(answer["batch"] / factor))
     sigma = answer["sigma"] * batch / answer["batch"]
     event = PoissonGaussian(batch / answer["n"], sigma, answer["steps"])
+    epsilon = quick.epsilon(event, answer["delta"])
+    if math.isfinite(epsilon):
+        command = f"dpvision train PUBLIC --n {answer['n']} --epsilon {math.ceil(epsilon) + 1} --batch {batch} "
+        command += f"--steps {answer['steps']} --sigma {sigma!r}"
+    else:
+        command = "none: with so little noise no epsilon can be proven, and every training states one"
     return {
         "batch": batch,
         "sigma": sigma,
         "steps": answer["steps"],
         "noise_of_the_mean": sigma / batch,
-        "images_per_step": batch / answer["batch"],
-        "epsilon": quick.epsilon(event, answer["delta"]),
+        "epsilon": epsilon,
+        "command": command,
         "note": "for public data: with this little noise nothing private may be used",
     }
 

@@ -45,5 +45,5 @@ def _timm() -> ModuleType:
     except Exception as exc:  # torchvision beside another build of torch fails in many ways
         raise ConfigError(
             f'models named "{PREFIX}..." need timm and torchvision, which can not be imported here ({exc}). '
-            'Fix: pip install "dpvision[timm]", with a torchvision made for this torch.'
+            'Fix: pip install -c constraints.txt "dpvision[timm]", so that torch stays as it is.'
         ) from exc

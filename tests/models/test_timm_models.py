@@ -78,5 +78,5 @@ def test_names_that_would_look_elsewhere_are_never_asked_for(
 
 def test_without_the_library_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r'pip install "dpvision\[timm\]"'):
+    with pytest.raises(ConfigError, match=r'-c constraints.txt "dpvision\[timm\]"'):
         build("timm:resnet18", (3, 32, 32), classes=10, seed=0)
