@@ -87,8 +87,8 @@ def not_covered(
         )
     if branches > 1:
         said.append(
-            f"The training went on {branches - 1} times with other settings or other software than before. All of it "
-            "is counted in epsilon; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
+            f"Settings or software changed during the training (changes: {branches - 1}). All of it is counted in "
+            "epsilon; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
         )
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")
