@@ -7,7 +7,8 @@ from typing import Any
 
 from dpvision.privacy import quick
 from dpvision.privacy.ledger import Account
-from dpvision.report.figures import upper, upper_percent
+from dpvision.privacy.rounding import upper
+from dpvision.report.figures import upper_percent
 
 FIXED_KEY = "NOT PRIVATE: made with a fixed key, for tests only"
 TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {quick.MOST_LOSS:g} can be proven"

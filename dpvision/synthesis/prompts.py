@@ -75,6 +75,8 @@ def pipeline(model: str) -> Any:
             "'dpvision[synth]', or give images of your own: any public folder or .npz works with `train --synthetic`."
         ) from exc
     local = Path(model).is_dir()
+    if not local and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model):
+        raise ConfigError(f"{model}: there is no such folder. Fix: the folder of a downloaded pipeline.")
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
@@ -87,7 +89,7 @@ def pipeline(model: str) -> Any:
     except (OSError, ValueError, AttributeError, TypeError) as exc:
         where = "in this folder" if local else "in the local cache or on the hub"
         raise ConfigError(
-            f"{model}: there is no text-to-image pipeline in safetensors form {where} ({str(exc).splitlines()[0]}). "
+            f"{model}: there is no text-to-image pipeline in safetensors form {where}. "
             "Fix: the path of a downloaded pipeline, or a machine with access to the hub."
         ) from exc
     pipe.set_progress_bar_config(disable=True)
