@@ -28,7 +28,7 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
 
 @contextmanager
 def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
-    """Let one process at a time in: the others wait, or get a BlockingIOError. A process that dies leaves the lock."""
+    """Let one process at a time in, until it ends or dies: the others wait, or get a BlockingIOError."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors.torch
 from safetensors import SafetensorError
+from safetensors.torch import load as read_safetensors
+from safetensors.torch import save as write_safetensors
 from torch import Tensor
 
 from dpvision import sealed
@@ -16,7 +17,7 @@ from dpvision.errors import DataError
 def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
     """The file's bytes."""
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    return sealed.seal(lambda metadata: safetensors.torch.save(plain, metadata), header)
+    return sealed.seal(lambda metadata: write_safetensors(plain, metadata), header)
 
 
 def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -31,8 +32,8 @@ def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
             has, asked = file.shapes.get(name, "missing"), wanted.get(name, "not in the model")
             raise DataError(f"{path}: tensor {name!r} is {has}; by the settings it is {asked}.")
     try:
-        tensors = safetensors.torch.load(file.data)
-    except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
+        tensors = read_safetensors(file.data)  # not torch.load: only numbers are read
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(f"{path}: not a sound safetensors file: {exc}.") from exc
     for name, tensor in like.items():
         if tensors[name].dtype != tensor.dtype:

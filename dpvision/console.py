@@ -56,7 +56,7 @@ def account_notes(prepared: Prepared) -> list[str]:
     """Which account will be charged, what is on it, and whether other accounts are about the same images."""
     from dpvision.privacy.ledger import ledger_of
     from dpvision.privacy.overlap import others
-    from dpvision.report.figures import upper
+    from dpvision.privacy.rounding import upper
 
     config, ledger = prepared.config, ledger_of(prepared.fingerprint)
     if ledger.exists():
@@ -77,12 +77,14 @@ def account_notes(prepared: Prepared) -> list[str]:
 def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
     """The ledger of a data set: each charge with what is spent up to and including it."""
     from dpvision.privacy.events import describe, from_json
-    from dpvision.report.figures import upper
+    from dpvision.privacy.rounding import upper
 
     spent, budget = account.spent(), account.budget
     if json:
         limits = {"epsilon": budget.epsilon, "delta": budget.delta}
-        as_json({"account": account.id, "budget": limits, "spent": spent, "charges": charges, "file": str(file)})
+        changes = [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
+        found = {"account": account.id, "budget": limits, "budget_changes": changes, "spent": spent}
+        as_json({**found, "charges": charges, "file": str(file)})
         return
     rows = [
         [
@@ -94,6 +96,8 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
         for c in charges
     ]
     grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
+    for when, changed in account.budgets[1:]:
+        say(f"{when}: the budget was changed to epsilon {changed.epsilon:g} at delta {changed.delta:g}")
     say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
     say(f"file: {file}")
 
@@ -139,7 +143,7 @@ def show_training(prepared: Prepared) -> None:
     from dpvision import distributed
     from dpvision.inputs import units
     from dpvision.privacy import accountant, gdp
-    from dpvision.report.figures import upper
+    from dpvision.privacy.rounding import upper
     from dpvision.timing import seconds
 
     config, event = prepared.config, prepared.event()
@@ -180,6 +184,9 @@ def show_training(prepared: Prepared) -> None:
     assert config.n
     if not 0.67 < here / config.n < 1.5:
         say(f"  note, for your eyes: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
+    if prepared.synthetic is not None and prepared.synthetic.originals is not None:
+        channels, height, width = prepared.shape
+        say(f"  note: the public images of --synthetic became {height}x{width} pixels of {channels} channels.")
     for line in account_notes(prepared):
         say(f"  {line}")
     for broken in prepared.data.broken:
@@ -190,7 +197,7 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     """What the model tells in all, where it starts from weights of another private training."""
     from dpvision.privacy import accountant
     from dpvision.privacy.events import Composed
-    from dpvision.report.figures import upper
+    from dpvision.privacy.rounding import upper
 
     if not prepared.before:
         return {}

@@ -128,9 +128,10 @@ class Prepared:
         public = None
         if self.synthetic is not None:
             images, labels = np.asarray(self.synthetic.images), np.asarray(self.synthetic.labels, dtype=np.int64)
-            as_kept = images.dtype == np.uint8  # a quarter of the memory; what is drawn becomes float
-            tensor = torch.from_numpy(np.require(images, requirements="W")) if as_kept else to_tensor(images)
-            tensor = tensor.permute(0, 3, 1, 2) if as_kept else tensor
+            if images.dtype == np.uint8:  # kept so, in a quarter of the memory; what is drawn becomes float
+                tensor = torch.from_numpy(np.require(images, requirements="W")).permute(0, 3, 1, 2)
+            else:
+                tensor = to_tensor(images)
             public = (tensor, torch.from_numpy(labels))
         return Views(
             augment=config.augment,
@@ -181,7 +182,7 @@ def prepare(source: str, config: Config) -> Prepared:
     if config.synthetic:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
     if config.pretrained:
-        public["pretrained"] = _pretrained(Path(config.pretrained))
+        public["pretrained"] = _pretrained(Path(config.pretrained), unit=config.unit)
     sketch = overlap.sketch(digests)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
@@ -189,8 +190,11 @@ def prepare(source: str, config: Config) -> Prepared:
     return prepared
 
 
-def _pretrained(path: Path) -> dict[str, Any]:
-    """Weights to start from, by name and digest; those of a private training also tell what they cost."""
+def _pretrained(path: Path, *, unit: str) -> dict[str, Any]:
+    """Weights to start from, by name and digest; those of a private training also tell what they cost.
+
+    That must be about the same kind of unit: what is told of one image and of one person does not add up.
+    """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
     said = sealed.said_by(path)
     if said.get("private", "yes") != "yes":
@@ -199,6 +203,11 @@ def _pretrained(path: Path) -> dict[str, Any]:
             "be. Fix: other weights."
         )
     if "event" in said:
+        if said.get("unit") != unit:
+            raise ConfigError(
+                f"{path}: was trained privately for each {said.get('unit', 'unit that it does not name')}, and what it "
+                f"tells can not be counted for each {unit}. Fix: --unit {said.get('unit', 'image')}, or other weights."
+            )
         try:
             entry["event"] = to_json(from_json(json.loads(sealed.read(path).header["event"])))
         except (ConfigError, ValueError, RecursionError) as exc:

@@ -17,6 +17,8 @@ from typing import Any
 from dpvision.errors import DataError
 
 MOST_HEADER = 16 << 20
+# What reading a header that somebody made by hand can raise.
+UNSOUND = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ def read(path: Path) -> Sealed:
         data = path.read_bytes()
         header, table, body = _parts(data)
         shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in table.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        digest = _digest({k: v for k, v in header.items() if k != "digest"}, table, body)
+    except UNSOUND as exc:
         raise DataError(f"{path}: can not be read as a safetensors file of dpvision ({exc}).") from exc
-    if header.get("digest") != _digest({k: v for k, v in header.items() if k != "digest"}, table, body):
+    if header.get("digest") != digest:
         raise DataError(f"{path}: was changed after it was written (its digest does not fit).")
     return Sealed(header, shapes, data)
 
@@ -53,7 +56,7 @@ def said_by(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:
             return _parts(file.read(8 + MOST_HEADER))[0]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except UNSOUND:
         return {}
 
 

@@ -374,6 +374,7 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
         "shape": json.dumps(list(prepared.shape)),
         "classes": json.dumps(list(prepared.data.classes)),
         "config": prepared.config.hash(),
+        "unit": prepared.config.unit,
         "event": json.dumps(to_json(event_so_far(state))),
         "delta": repr(prepared.config.delta),
         "private": "yes" if state.private else runs.NOT_PRIVATE,

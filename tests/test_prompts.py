@@ -27,6 +27,13 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytes
         pipeline("nowhere")
 
 
+@pytest.mark.parametrize("name", ["nothing/", "./sd", "/models/sd", "a/b/c", ".hidden"])
+def test_a_path_that_is_no_folder_is_never_asked_of_the_hub(name: str) -> None:
+    pytest.importorskip("diffusers")
+    with pytest.raises(ConfigError, match="no such folder"):
+        pipeline(name)
+
+
 def test_nothing_is_left_where_there_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(ConfigError, match="diffusers"):

@@ -162,7 +162,7 @@ _READ_AS: dict[str, Callable[[str], Any]] = {
 def _require_noise(prepared: Any) -> None:
     """A noise that was asked for, beside an epsilon that was."""
     from dpvision.privacy import accountant
-    from dpvision.report.figures import upper
+    from dpvision.privacy.rounding import upper
 
     config = prepared.config
     told = accountant.epsilon(prepared.event(), config.delta)

@@ -35,6 +35,7 @@ from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, to_json
+from dpvision.privacy.rounding import upper
 
 FORMAT = 1
 # A line is short; a longer one was not written by this file, and is not read into memory.
@@ -60,6 +61,7 @@ class Account:
     budget: Budget
     unit: str  # "image" or "person": whom every epsilon on this account is about
     charges: tuple[Charge, ...]
+    budgets: tuple[tuple[str, Budget], ...] = ()  # the first one and every change, with their times
 
     @property
     def total(self) -> Composed:
@@ -121,7 +123,7 @@ class Ledger:
             if spent > budget.epsilon:
                 raise BudgetSpent(
                     f"the budget can not be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-                    f"{spent:.4f} is spent already, and what was released can not be taken back."
+                    f"{upper(spent, 4)} is spent already, and what was released can not be taken back."
                 )
             return self._account(self._append(lines, "budget", {"epsilon": budget.epsilon, "delta": budget.delta}))
 
@@ -161,14 +163,14 @@ class Ledger:
 
     def _account(self, lines: list[dict[str, Any]]) -> Account:
         try:
-            budget = next(Budget(x["epsilon"], x["delta"]) for x in reversed(lines) if x["kind"] in ("open", "budget"))
+            budgets = [(x["time"], Budget(x["epsilon"], x["delta"])) for x in lines if x["kind"] in ("open", "budget")]
             charges = tuple(
                 Charge(x["id"], x["run"], from_json(x["event"]), x["time"], x["private"])
                 for x in lines
                 if x["kind"] == "charge"
             )
-            return Account(lines[0]["account"], budget, lines[0]["unit"], charges)
-        except (KeyError, TypeError, StopIteration, ConfigError) as exc:
+            return Account(lines[0]["account"], budgets[-1][1], lines[0]["unit"], charges, tuple(budgets))
+        except (KeyError, TypeError, IndexError, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
     @contextmanager
@@ -288,11 +290,12 @@ def _require_unit(account: Account, unit: str) -> None:
 
 
 def _require_room(budget: Budget, before: Composed, event: Event) -> None:
+    so_far = accountant.epsilon(before, budget.delta)
     after = accountant.epsilon(Composed((*before.events, event)), budget.delta)
     if after > budget.epsilon:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
-            f"{accountant.epsilon(before, budget.delta):.4f} of it is spent, and this would make it {after:.4f} "
+            f"{upper(so_far, 4)} of it is spent, and this would make it {upper(after, 4)} "
             f"({describe(event)}). Nothing was charged. Fix: fewer --steps or a smaller --epsilon, or, if the owner "
             "of the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )

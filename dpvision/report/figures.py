@@ -7,23 +7,11 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from dpvision.privacy.rounding import ARITHMETIC
+
 # A page shows this much of a list or a name; card.json has all of it.
 MOST_NAMES = 40
 MOST_LETTERS = 60
-# Keeps 3.0000000000000004, which is 3 after some arithmetic, from being shown as 3.01.
-_ARITHMETIC = 1e-9
-
-
-def upper(value: float | None, digits: int = 2) -> str:
-    """A bound from above, such as epsilon."""
-    if value is None:
-        return "none"
-    return f"{math.ceil(value * 10**digits - _ARITHMETIC) / 10**digits:.{digits}f}"
-
-
-def lower(value: float, digits: int = 2) -> str:
-    """A bound from below, such as what is left of a budget."""
-    return f"{math.floor(value * 10**digits + _ARITHMETIC) / 10**digits:.{digits}f}"
 
 
 def upper_percent(share: float) -> str:
@@ -32,7 +20,7 @@ def upper_percent(share: float) -> str:
     if percent <= 0 or percent >= 100:
         return "0%" if percent <= 0 else "100%"
     digits = 2 - math.floor(math.log10(percent))
-    return f"{min(math.ceil(percent * 10.0**digits - _ARITHMETIC) / 10.0**digits, 100.0):.6g}%"
+    return f"{min(math.ceil(percent * 10.0**digits - ARITHMETIC) / 10.0**digits, 100.0):.6g}%"
 
 
 def percent(share: float) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpvision.privacy.events import describe, from_json
+from dpvision.privacy.rounding import upper
 from dpvision.report import tables
-from dpvision.report.figures import names, plain, upper
+from dpvision.report.figures import names, plain
 from dpvision.report.wording import sentence
 
 

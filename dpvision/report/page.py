@@ -6,8 +6,9 @@ from importlib.resources import files
 from typing import Any
 
 from dpvision.privacy.events import Composed, describe, from_json
+from dpvision.privacy.rounding import upper
 from dpvision.report import pictures, tables
-from dpvision.report.figures import names, percent, plain, upper
+from dpvision.report.figures import names, percent, plain
 from dpvision.report.metrics import Point
 from dpvision.report.wording import sentence
 

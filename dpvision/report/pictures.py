@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpvision.privacy.events import Event
+from dpvision.privacy.rounding import upper
 from dpvision.report import attack, svg
-from dpvision.report.figures import percent, upper, upper_percent
+from dpvision.report.figures import percent, upper_percent
 from dpvision.report.metrics import Point
 
 if TYPE_CHECKING:

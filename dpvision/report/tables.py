@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpvision.report.figures import lower, percent, plain, setting, upper, upper_percent
+from dpvision.privacy.rounding import lower, upper
+from dpvision.report.figures import percent, plain, setting, upper_percent
 
 Row = tuple[str, ...]
 
@@ -108,7 +109,8 @@ def spent(card: dict[str, Any]) -> str:
     charges = "1 charge" if data_set["charges"] == 1 else f"{data_set['charges']:,} charges"
     return (
         f"Account {data_set['account']}: {charges}, epsilon {_spent(data_set)} of {data_set['epsilon_budget']:g} spent "
-        f"at delta {data_set['delta']:g}. Epsilons of several runs do not simply add up; the ledger composes them."
+        f"at delta {data_set['delta']:g}{_changes(data_set)}. "
+        "Epsilons of several runs do not simply add up; the ledger composes them."
     )
 
 
@@ -128,6 +130,12 @@ def latest(charges: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
 
 def _spent(data_set: dict[str, Any]) -> str:
     return "without a bound" if data_set["epsilon_spent"] is None else upper(data_set["epsilon_spent"])
+
+
+def _changes(data_set: dict[str, Any]) -> str:
+    """How often the owner's first word on the budget was changed."""
+    times = len(data_set["budget_changes"])
+    return f" (the budget was changed {times:,} time{'s' if times > 1 else ''})" if times else ""
 
 
 def _about(value: float | None) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from dpvision.privacy import quick
 from dpvision.privacy.ledger import Account
-from dpvision.report.figures import upper, upper_percent
+from dpvision.privacy.rounding import upper
+from dpvision.report.figures import upper_percent
 
 FIXED_KEY = "NOT PRIVATE: made with a fixed key, for tests only"
 TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {quick.MOST_LOSS:g} can be proven"
@@ -87,8 +88,8 @@ def not_covered(
         )
     if branches > 1:
         said.append(
-            f"The training went on {branches - 1} times with other settings or other software than before. All of it "
-            "is counted in epsilon; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
+            f"Settings or software changed during the training (changes: {branches - 1}). All of it is counted in "
+            "epsilon; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
         )
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")

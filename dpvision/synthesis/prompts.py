@@ -75,6 +75,8 @@ def pipeline(model: str) -> Any:
             "'dpvision[synth]', or give images of your own: any public folder or .npz works with `train --synthetic`."
         ) from exc
     local = Path(model).is_dir()
+    if not local and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model):
+        raise ConfigError(f"{model}: there is no such folder. Fix: the folder of a downloaded pipeline.")
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
@@ -87,7 +89,7 @@ def pipeline(model: str) -> Any:
     except (OSError, ValueError, AttributeError, TypeError) as exc:
         where = "in this folder" if local else "in the local cache or on the hub"
         raise ConfigError(
-            f"{model}: there is no text-to-image pipeline in safetensors form {where} ({str(exc).splitlines()[0]}). "
+            f"{model}: there is no text-to-image pipeline in safetensors form {where}. "
             "Fix: the path of a downloaded pipeline, or a machine with access to the hub."
         ) from exc
     pipe.set_progress_bar_config(disable=True)
@@ -100,13 +102,10 @@ def _require_no_code(folder: Path) -> None:
     if code is not None:
         raise ConfigError(f"{code}: code in the folder of a pipeline is never run. Fix: a pipeline without code.")
     index = folder / "model_index.json"
-    try:
-        parts = json.loads(index.read_text("utf-8")) if index.stat().st_size < 1 << 20 else None
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{index}: can not be read ({exc}). Fix: the folder of a whole pipeline.") from exc
-    libraries = (
-        [part[0] for part in parts.values() if isinstance(part, list) and part] if isinstance(parts, dict) else [""]
-    )
+    parts = _table(index)
+    if parts is None:
+        raise ConfigError(f"{index}: can not be read. Fix: the folder of a whole pipeline.")
+    libraries = [part[0] for part in parts.values() if isinstance(part, list) and part]
     strange = [str(name) for name in libraries if name not in ("diffusers", "transformers", None)]
     if strange:
         raise ConfigError(f"{index}: asks for code of {strange[0]!r}. Fix: parts of diffusers and transformers only.")
@@ -135,14 +134,19 @@ def _make(
         atomic.write(folder / f"{i:06d}.png", buffer.getvalue(), mode=0o644)
 
 
+def _table(path: Path) -> dict[str, Any] | None:
+    """A small JSON file that holds a table; None, if it is anything else."""
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.stat().st_size < 1 << 20 else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _require_same(path: Path, about: dict[str, Any]) -> None:
     """A folder holds images made in one way."""
     if path.exists():
-        try:
-            before = json.loads(path.read_text("utf-8")) if path.stat().st_size < 1 << 16 else None
-        except (ValueError, RecursionError):
-            before = None
-        if before != about:
+        if _table(path) != about:
             raise ConfigError(f"{path.parent}: holds images that were made otherwise ({path}). Fix: another --out.")
         return
     if path.parent.exists() and any(path.parent.iterdir()):

@@ -145,6 +145,29 @@ def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path)
         card(run, account)
 
 
+def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
+    """What weights tell of one image says little about a person with many, and the other way round."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    lines = ["path,label,person,split"]
+    for number in range(40):
+        name = f"images/{number}.png"
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / name)
+        lines.append(f"{name},{'ab'[number % 2]},{number // 4},train")
+    (tmp_path / "data.csv").write_text("\n".join(lines) + "\n")
+    settings = replace(SETTINGS, part="all", model="linear", batch=5, delta=1e-3)
+    for unit, other in (("image", "person"), ("person", "image")):
+        prepared = train.prepare(str(tmp_path / "data.csv"), replace(settings, unit=unit))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DPVISION_HOME", str(tmp_path / f"home of {unit}"))
+            run = train.begin(prepared, tmp_path / unit)
+            assert train.proceed(run, prepared).complete
+        first = replace(settings, pretrained=str(run.weights))
+        assert train.prepare(str(tmp_path / "data.csv"), replace(first, unit=unit)).before
+        with pytest.raises(ConfigError, match=f"privately for each {unit}.*Fix: --unit {unit}"):
+            train.prepare(str(tmp_path / "data.csv"), replace(first, unit=other))
+
+
 def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = train.prepare(source, SETTINGS)
     parts, file = prepared.split(prepared.model()), _train_file(prepared)

@@ -173,11 +173,12 @@ def test_the_other_verbs_work_on_a_run(trained: tuple[Path, Path, str], tmp_path
     code, _, err = run("train", folder / "data.npz", "--epsilon", "1", "--out", tmp_path / "second", home=home)
     assert code == 4 and "--set-budget" in err
     code, out, err = run("ledger", folder / "data.npz", "--set-budget", "20", home=home)
-    assert code == 0 and "of 20 spent" in out, err
+    assert code == 0 and "of 20 spent" in out and "the budget was changed to epsilon 20" in out, err
     code, _, err = run(
         "train", folder / "data.npz", "--epsilon", "1", "--steps", "5", "--out", tmp_path / "b", home=home
     )
     assert code == 0, err
+    assert "the budget was changed 1 time" in (tmp_path / "b" / "report.html").read_text()
 
 
 def test_a_folder_with_a_broken_image(home: Path, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_a_card_tells_that_settings_changed_on_the_way(tmp_path: Path) -> None:
         train.proceed(folder, prepared, stop=lambda asked=asked: next(asked))
         assert train.proceed(folder, train.reopen(folder, changes)).complete
         said[name] = " ".join(card(folder, ledger_of(prepared.fingerprint).account())["not_covered"])
-    assert "went on 1 times with other settings" in said["changed"]
-    assert "went on" not in said["straight"]
+    assert "changed during the training (changes: 1)" in said["changed"]
+    assert "changed during" not in said["straight"]
     for text in said.values():
         assert "who is in both is not covered" in text and "every class has an image" in text
 

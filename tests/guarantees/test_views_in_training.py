@@ -29,6 +29,7 @@ SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", checkpoint_
 MIXED: dict[str, dict[str, Any]] = {
     "self-aug": {"augment": ("crop", "flip"), "k_base": 3},
     "dp-mix-self": {"augment": ("crop", "flip"), "k_base": 3, "k_self": 2},
+    "cutmix": {"augment": ("crop", "flip"), "k_base": 3, "k_self": 2, "mix": "cutmix"},
     "dp-mix-diff": {"augment": ("crop", "flip"), "k_base": 2, "k_self": 2, "k_diff": 2},
     "pure-dp-mix-diff": {"augment": ("crop", "flip"), "k_base": 0, "k_self": 2, "k_diff": 3},
 }

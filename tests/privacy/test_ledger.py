@@ -93,6 +93,7 @@ def test_budget_can_be_raised_but_not_below_what_is_spent(ledger: Ledger) -> Non
     assert ledger.open(Budget(1.0, 1e-5)).budget.epsilon == 8.0, "opening again must not change the budget"
     with pytest.raises(BudgetSpent):
         ledger.set_budget(Budget(spent / 2, 1e-5))
+    assert [b.epsilon for _, b in ledger.account().budgets] == [3.0, 8.0], "every change is kept and told"
 
 
 def test_early_refusal_agrees_with_spend(ledger: Ledger, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_data_set_composes_all_runs(tmp_path: Path) -> None:
         "epsilon_budget": 50.0,
         "delta": 1e-5,
         "charges": 2,
+        "budget_changes": [],
     }
     assert made["guarantee"]["epsilon"] < made["data_set"]["epsilon_spent"]
     assert card(make(tmp_path / "alone"), None)["data_set"] is None

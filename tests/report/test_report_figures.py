@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpvision.report.figures import lower, plain, setting, upper, upper_percent
+from dpvision.privacy.rounding import lower, upper
+from dpvision.report.figures import plain, setting, upper_percent
 
 
 @pytest.mark.parametrize(
