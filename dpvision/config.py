@@ -14,8 +14,8 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from dpvision.errors import ConfigError
-from dpvision.privacy import calibrate
-from dpvision.privacy.events import Budget
+from dpvision.privacy import calibrate, quick
+from dpvision.privacy.events import Budget, PoissonGaussian
 
 # Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
 UPKEEP = ("checkpoint_every", "budget", "study")
@@ -27,7 +27,7 @@ class Config:
 
     recipe: str = "default"
     model: str | None = None  # None: by n, see default_model
-    part: str = "all"  # what is trained of it: "all", "head" or "bias"; the rest keeps its first weights
+    part: str = "all"  # what is trained of it: "all", "head", "probe" or "bias"; the rest keeps its first weights
     pretrained: str | None = None  # a .safetensors file of public weights to start from
     # The guarantee.
     epsilon: float = 3.0
@@ -41,9 +41,13 @@ class Config:
     skip_broken: bool = False
     # The training.
     batch: int | None = None  # expected, not actual; None: half of n, at most 4096
+    full_batch: bool = False  # every unit in every step: batch is n
     steps: int | None = None  # None: as many as make 30 to 50 expected passes over n units
     sigma: float | None = None  # None: the least that keeps epsilon
     lr: float = 4.0
+    probe_steps: int = 0  # the first so many steps learn the head and the normalisation before it, the others `part`
+    probe_share: float | None = None  # instead: as many as tell this share of epsilon
+    probe_lr: float | None = None  # of these steps; None: lr
     momentum: float = 0.0
     clip: float = 1.0
     clip_style: str = "flat"  # or "automatic", "per-layer": see mechanism/clip/styles.py
@@ -70,7 +74,7 @@ class Config:
         _one_of("release", self.release, ("ema", "last"))
         _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
         _one_of("mix", self.mix, ("mixup", "cutmix"))
-        _one_of("part", self.part, ("all", "head", "bias"))
+        _one_of("part", self.part, ("all", "head", "probe", "bias"))
         for name in (
             "n",
             "batch",
@@ -79,6 +83,7 @@ class Config:
             "budget",
             "physical",
             "lr",
+            "probe_lr",
             "clip",
             "checkpoint_every",
             "mix_alpha",
@@ -93,8 +98,17 @@ class Config:
             raise ConfigError(
                 f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1."
             )
+        if self.probe_steps < 0 or not 0 <= (self.probe_share or 0) <= 1:
+            raise ConfigError(
+                f"probe_steps is {self.probe_steps} and probe_share {self.probe_share}: steps are not below 0, and a "
+                "share is from 0 to 1."
+            )
+        if (self.probe_steps or self.probe_share) and self.part != "all":
+            raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
+        if self.full_batch and self.batch not in (None, self.n):
+            raise ConfigError(f"full_batch is set, and batch is {self.batch}. Fix: leave one of them out.")
         if self.batch is not None and self.n is not None and self.batch > self.n:
             raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch can not exceed n.")
 
@@ -120,7 +134,7 @@ class Config:
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
         model = default_model(n) if self.model is None else self.model
-        batch = default_batch(n) if self.batch is None else self.batch
+        batch = n if self.full_batch else default_batch(n) if self.batch is None else self.batch
         if batch > n:
             raise ConfigError(
                 f"batch is {batch} and n is {n}: the expected batch can not exceed n. Fix: --batch {default_batch(n)}."
@@ -134,7 +148,12 @@ class Config:
         sigma = self.sigma
         if sigma is None:
             sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
-        return replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
+        whole = replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
+        if self.probe_share is not None:
+            whole = replace(whole, probe_share=None, probe_steps=steps_of_share(self.probe_share, whole))
+        if whole.probe_steps > steps:
+            raise ConfigError(f"probe_steps is {whole.probe_steps}, and there are {steps} steps. Fix: fewer of them.")
+        return whole
 
     def _require_views(self) -> None:
         """Views and public inputs that can be what was meant."""
@@ -184,6 +203,19 @@ def default_batch(n: int) -> int:
 def default_steps(n: int, batch: int) -> int:
     """50 expected passes over few units, 30 over many: there, more would cost hours and gain little."""
     return max(1, round((50 if n < 5000 else 30) * n / batch))
+
+
+def steps_of_share(share: float, config: Config) -> int:
+    """How many of the first steps tell at most this share of the whole training's epsilon."""
+    assert config.batch and config.n and config.sigma and config.steps
+    event = PoissonGaussian(config.batch / config.n, config.sigma, config.steps)
+    most = share * quick.epsilon(event, config.delta)
+    low, high = 0, config.steps
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = quick.epsilon(replace(event, steps=middle), config.delta) <= most
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
 
 
 def to_dict(config: Config) -> dict[str, Any]:

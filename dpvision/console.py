@@ -205,6 +205,13 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     return {"in all": f"epsilon {upper(both, 4)}, with what the first weights tell of their own training data"}
 
 
+TRAINED = {
+    "head": "the head alone",
+    "probe": "the head and the normalisation before it",
+    "bias": "the biases and the head",
+}
+
+
 def _what_goes_in(config: Config) -> dict[str, str]:
     """Views and public inputs, where there are any."""
     rows = {}
@@ -217,7 +224,9 @@ def _what_goes_in(config: Config) -> dict[str, str]:
         rows["public"] = ", ".join(public)
     if config.part != "all":
         rest = "" if config.pretrained else "; the rest stays as it was drawn, without --pretrained"
-        rows["trained"] = {"head": "the head alone", "bias": "the biases and the head"}[config.part] + rest
+        rows["trained"] = TRAINED[config.part] + rest
+    if config.probe_steps:
+        rows["first"] = f"{config.probe_steps:,} steps for {TRAINED['probe']}, lr {config.probe_lr or config.lr:g}"
     return rows
 
 

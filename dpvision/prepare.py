@@ -81,14 +81,14 @@ class Prepared:
         """Names all that is trained on, private and public."""
         return self.in_order + (json.dumps(self.public, sort_keys=True) if self.public else "")
 
-    def model(self) -> nn.Module:
-        """The network with its first weights; what is not trained is frozen."""
+    def model(self, *, part: str | None = None) -> nn.Module:
+        """The network with its first weights; what is not trained (of another part, if given) is frozen."""
         config = self.config
         assert config.model
         model = build(config.model, self.shape, classes=len(self.data.classes), seed=config.seed)
         if config.pretrained and load_public(model, config.pretrained) != self.public["pretrained"]["digest"]:
             raise LedgerMismatch(f"{config.pretrained}: the weights changed meanwhile. Fix: restore the file.")
-        train_only(model, config.part)
+        train_only(model, part or config.part)
         return model
 
     def split(self, model: nn.Module) -> Featured | None:
@@ -151,8 +151,12 @@ class Prepared:
 
     def require_separable(self) -> None:
         """By trial on random images: no layer mixes the images of a batch, and every gradient is right."""
-        model, classes = self.model(), len(self.data.classes)
-        parts = self.split(model)
+        if self.config.probe_steps:
+            self._require_separable(self.model(part="probe"))
+        self._require_separable(self.model())
+
+    def _require_separable(self, model: nn.Module) -> None:
+        parts, classes = self.split(model), len(self.data.classes)
         if parts is None:
             verify(model, each_loss, self.shape, classes)
         else:

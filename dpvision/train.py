@@ -36,6 +36,7 @@ from dpvision.inputs import Inputs, fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
+from dpvision.phases import Phase, phases
 from dpvision.prepare import Prepared, each_loss, prepare
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, to_json
@@ -219,16 +220,9 @@ def _proceed(
     _bind_features(run, inputs, team)
     state, key, charge = (_charge if team.first else _await_charge)(run, prepared, model, team)
 
-    seen = Seen()
-    clip = STYLES[config.clip_style](config.clip)
-    clipped_sum = ClippedSum(
-        prepared.learner(model),
-        each_loss,
-        clip=clip,
-        physical=config.physical,
-        watch=seen,
-        one_view=config.one_view,
-    )
+    seen, stretches = Seen(), phases(prepared)
+    phase = next((p for p in stretches if state.step < p.end), stretches[-1])
+    clipped_sum = _clipped_sum(prepared, phase, seen)
     private_sum = PrivateSum(
         sampler,
         clipped_sum,
@@ -252,9 +246,15 @@ def _proceed(
     for number in range(state.step, sampler.steps):
         if team.any(stop()):
             break
-        vector_to_parameters(state.weights, trainable(model))
-        gradient = private_sum.step(number, everyone, fetch).float()
-        state = _descend(state, gradient, config)
+        if number == phase.end:
+            phase = next(p for p in stretches if p.first == number)
+            clipped_sum = _clipped_sum(prepared, phase, seen)
+            private_sum.sum_with(clipped_sum)
+        phase.load(state.weights)
+        gradient = phase.spread(private_sum.step(number, everyone, fetch).float())
+        state = _descend(state, gradient, config, lr=phase.lr)
+        if state.step == phase.end:
+            state = replace(state, momentum=torch.zeros_like(state.momentum))
         tally = _of_all_ranks(seen.flush(), team)
         if not team.first:
             continue
@@ -354,10 +354,22 @@ def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
     }
 
 
-def _descend(state: State, gradient: Tensor, config: Config) -> State:
+def _clipped_sum(prepared: Prepared, phase: Phase, watch: Seen) -> ClippedSum:
+    config = prepared.config
+    return ClippedSum(
+        prepared.learner(phase.model),
+        each_loss,
+        clip=STYLES[config.clip_style](config.clip),
+        physical=config.physical,
+        watch=watch,
+        one_view=config.one_view,
+    )
+
+
+def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> State:
     """SGD with momentum on the noisy gradient; the average's decay warms up as (1 + t) / (10 + t)."""
     momentum = config.momentum * state.momentum + gradient
-    weights = state.weights - config.lr * momentum
+    weights = state.weights - lr * momentum
     decay = min(config.ema, (1 + state.step) / (10 + state.step))
     ema = decay * state.ema + (1 - decay) * weights
     return replace(state, step=state.step + 1, weights=weights, momentum=momentum, ema=ema)

@@ -14,6 +14,8 @@ from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Size, SkipBroke
 from dpvision.cli.reporting import write_report
 from dpvision.errors import ConfigError
 
+Part = Literal["all", "head", "probe", "bias"]
+
 
 @app.command
 def train(
@@ -29,7 +31,7 @@ def train(
     recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "default",
     config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
     model: Annotated[str | None, Parameter(help="such as wrn-16-4 or scatter-linear; by default by n")] = None,
-    part: Annotated[Literal["all", "head", "bias"] | None, Parameter(help="what is trained of the model")] = None,
+    part: Annotated[Part | None, Parameter(help="what is trained of the model")] = None,
     pretrained: Annotated[Path | None, Parameter(help="public weights to start from, a .safetensors file")] = None,
     unit: Annotated[Literal["image", "person"] | None, Parameter(help="whom the guarantee protects")] = None,
     n: Annotated[int | None, Parameter(help="declare the public number of units")] = None,
@@ -38,9 +40,13 @@ def train(
     channels: Channels = None,
     skip_broken: SkipBroken = None,
     batch: Annotated[int | None, Parameter(help="expected batch; half of n, at most 4096")] = None,
+    full_batch: Annotated[bool | None, Parameter(negative="", help="every unit in every step")] = None,
     steps: Annotated[int | None, Parameter(help="by default 30 expected passes, 50 below 5,000 units")] = None,
     sigma: Annotated[float | None, Parameter(help="noise multiplier; by default what epsilon needs")] = None,
     lr: Annotated[float | None, Parameter(help="learning rate")] = None,
+    probe_steps: Annotated[int | None, Parameter(help="so many steps learn the head and its norm first")] = None,
+    probe_share: Annotated[float | None, Parameter(help="instead: as many as tell this share of epsilon")] = None,
+    probe_lr: Annotated[float | None, Parameter(help="learning rate of these steps")] = None,
     momentum: float | None = None,
     clip: Annotated[float | None, Parameter(help="bound on one unit's gradient")] = None,
     clip_style: Annotated[ClipStyle | None, Parameter(help="scale down, normalise, or clip each layer")] = None,
@@ -78,7 +84,8 @@ def train(
     from dpvision.recipes import recipe as named
     from dpvision.runs import next_free, require_free
 
-    settings, stated = named(recipe), {} if config is None else read_toml(config)
+    stated = {} if config is None else read_toml(config)
+    settings = named(recipe, epsilon=epsilon or stated.get("epsilon"))
     for name in {"pretrained", "synthetic"} & stated.keys():
         stated[name] = _place(str(stated[name]), beside=config)
     settings = merged(settings, stated, source=str(config))

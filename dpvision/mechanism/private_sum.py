@@ -52,10 +52,15 @@ class PrivateSum:
             raise PrivacyError(
                 f"the ledger was charged for {charge.event}, but this would do {sampler.event(sigma, first=first)}."
             )
-        self._sampler, self._clipped_sum, self._key = sampler, clipped_sum, key
+        self._sampler, self._key = sampler, key
         self._sigma, self._branch, self._next = sigma, charge.id, first
-        self._team = team
-        self._units_at_a_time = max(1, clipped_sum.part // views)
+        self._team, self._views = team, views
+        self.sum_with(clipped_sum)
+
+    def sum_with(self, clipped_sum: ClippedSum) -> None:
+        """From now on other weights' gradients: the same event, as each step's noise is scaled to what is summed."""
+        self._clipped_sum = clipped_sum
+        self._units_at_a_time = max(1, clipped_sum.part // self._views)
 
     def step(self, number: int, units: int, fetch: Fetch) -> Tensor:
         """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank."""

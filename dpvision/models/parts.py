@@ -1,4 +1,4 @@
-"""Which weights are trained: all, the head alone, or the biases and the head."""
+"""Which weights are trained: all, the head alone, the head and its normalisation, or the biases and the head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from dpvision.errors import ConfigError
 from dpvision.models.featured import Featured
 
-PARTS = ("all", "head", "bias")
+PARTS = ("all", "head", "probe", "bias")
 
 
 def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
@@ -15,6 +15,7 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
 
     all     everything
     head    the classifier: the last linear layer
+    probe   the head and the normalisation that its input went through last (Tang et al. 2023, Phase II)
     bias    every parameter named bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
@@ -22,6 +23,8 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
         raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
     able = {n for n, _ in model.named_parameters() if not (isinstance(model, Featured) and n.startswith("prefix."))}
     chosen = able if part == "all" else {n for n in able if n.startswith(head_of(model, name=name) + ".")}
+    if part == "probe":
+        chosen = chosen | {n for n in able if n.startswith(norm_before_head(model, name=name) + ".")}
     if part == "bias":
         biases = {n for n in able if n.rpartition(".")[2] == "bias"}
         if biases <= chosen:
@@ -29,6 +32,18 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
         chosen = chosen | biases
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_name in chosen)
+
+
+def norm_before_head(model: nn.Module, *, name: str = "") -> str:
+    """The name of the last normalisation before the classifier, with no other layer that learns between them."""
+    layers = [n for n, m in model.named_modules() if m._parameters]
+    before = layers[: layers.index(head_of(model, name=name))]
+    if not before or not isinstance(model.get_submodule(before[-1]), nn.GroupNorm | nn.LayerNorm):
+        raise ConfigError(
+            f"{name or type(model).__name__}: no normalisation comes right before its head, so part 'probe' is part "
+            "'head'. Fix: use 'head'."
+        )
+    return before[-1]
 
 
 def head_of(model: nn.Module, *, name: str = "") -> str:

@@ -1,6 +1,6 @@
 """Features from patches of images that no camera took: nothing is trained (Coates and Ng 2011; Thiry et al. 2021).
 
-For a patch p of an image, less its mean, with whitening W and dictionary d_1 ... d_K, both from patches of random images,
+For a patch p of an image, less its mean, with whitening W and dictionary d_1 ... d_K, both of random images,
 
     r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: what the patch looks like, whatever its contrast
     phi = means of relu(r_k - b) and relu(-r_k - b)   over the cells of a grid

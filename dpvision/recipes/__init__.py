@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from inspect import signature
 
 from dpvision.config import Config
 from dpvision.errors import ConfigError
 from dpvision.recipes.default import default
 from dpvision.recipes.finetune import finetune_all, finetune_head
 from dpvision.recipes.linear import linear
+from dpvision.recipes.randp import dp_randp, dp_randp_cifar100, dp_randp_dermamnist, dp_randp_probe
 from dpvision.recipes.scatter import scatter_cnn, scatter_linear
 from dpvision.recipes.scratch import dp_mix_diff, dp_mix_self, dp_sgd, pure_dp_mix_diff, self_aug
 from dpvision.recipes.small_cnn import small_cnn
 from dpvision.recipes.tanh import tanh_cnn
 
-RECIPES: dict[str, Callable[[], Config]] = {
+RECIPES: dict[str, Callable[..., Config]] = {
     "default": default,
     "linear": linear,
     "small-cnn": small_cnn,
@@ -29,12 +31,18 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "pure-dp-mix-diff": pure_dp_mix_diff,
     "finetune-head": finetune_head,
     "finetune-all": finetune_all,
+    "dp-randp": dp_randp,
+    "dp-randp-cifar100": dp_randp_cifar100,
+    "dp-randp-dermamnist": dp_randp_dermamnist,
+    "dp-randp-probe": dp_randp_probe,
 }
 
 
-def recipe(name: str) -> Config:
+def recipe(name: str, *, epsilon: float | None = None) -> Config:
+    """Some papers name other settings for other epsilons; such a recipe is told."""
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, 1)
         hint = f" Did you mean {near[0]!r}?" if near else " `dpvision recipes` lists them."
         raise ConfigError(f"there is no recipe named {name!r}.{hint}")
-    return RECIPES[name]()
+    told = {"epsilon": epsilon} if epsilon and "epsilon" in signature(RECIPES[name]).parameters else {}
+    return RECIPES[name](**told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from dataclasses import replace
 from importlib.metadata import version
 from types import NoneType
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.privacy.events import Composed, Event, exposures, from_json, to_json
+from dpvision.privacy import accountant
+from dpvision.privacy.events import Composed, Event, PoissonGaussian, exposures, from_json, to_json
 from dpvision.privacy.ledger import Account
 from dpvision.report import attack, guarantee, wording
 from dpvision.report.metrics import last_accuracy, read
@@ -58,6 +60,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         },
         "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
         "guarantee": figures,
+        "probe": _probe(config) if secret else None,
         "attack_success": [
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
@@ -161,6 +164,15 @@ def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
         "classes": {"value": facts["class_names"], "known": known("classes")},
         "image_shape": {"value": facts["shape"], "known": known("image size", "channels")},
     }
+
+
+def _probe(config: Config) -> dict[str, Any] | None:
+    """What the steps that learn the head alone would tell by themselves, and its share of the whole training's."""
+    if not (config.probe_steps and config.batch and config.n and config.sigma and config.steps):
+        return None
+    whole = PoissonGaussian(config.batch / config.n, config.sigma, config.steps)
+    alone, both = (accountant.epsilon(replace(whole, steps=s), config.delta) for s in (config.probe_steps, whole.steps))
+    return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": alone / both if both else None}
 
 
 def _sampler(config: Config) -> dict[str, Any]:

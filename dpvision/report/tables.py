@@ -35,6 +35,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
     rows += [
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
+        *_probe(card["probe"]),
         ("views of an image", f"{card['mechanism']['views']:,}, averaged before clipping"),
         ("clipping norm", setting(card["mechanism"]["clip"])),
         ("noise multiplier sigma", setting(card["mechanism"]["sigma"])),
@@ -43,6 +44,15 @@ def figures(card: dict[str, Any]) -> list[Row]:
         ("run", plain(card["run"])),
     ]
     return rows
+
+
+def _probe(probe: dict[str, Any] | None) -> list[Row]:
+    """Fig. 7 of Tang et al. 2023: epsilon_1 / epsilon."""
+    if not probe:
+        return []
+    share = probe["share_of_epsilon"]
+    told = f"epsilon {upper(probe['epsilon'])} by themselves" + (f", {percent(share)} of the whole" if share else "")
+    return [("of these, for the head first", f"{probe['steps']:,}; {told}")]
 
 
 def _both(accuracy: dict[str, Any] | None) -> str:

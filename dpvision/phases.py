@@ -1,0 +1,59 @@
+"""Which weights a step learns, and how fast: a function of the step's number, fixed before the training.
+
+The steps of a training are all the same mechanism, Poisson sampling and noise of sigma times the clipping norm. That
+the first of them learn the head alone (Tang et al. 2023, Phase II) changes what is summed, not what it tells: one
+event, one charge, one noise multiplier for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from dpvision.prepare import Prepared
+from dpvision.state import trainable
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps `first` to `end` - 1. Its network is a copy of its own, in which the phase's part is trainable."""
+
+    first: int
+    end: int
+    lr: float
+    model: nn.Module
+    _all: list[nn.Parameter]  # of its network: what the whole training learns
+    _here: Tensor  # which numbers of the state's flat vector this phase learns
+
+    def load(self, weights: Tensor) -> None:
+        """Put the state's weights into the network."""
+        vector_to_parameters(weights, self._all)
+
+    def spread(self, gradient: Tensor) -> Tensor:
+        """The gradient of this phase's part as one of all weights that are learned: zero where nothing is."""
+        return torch.zeros(len(self._here)).masked_scatter(self._here, gradient)
+
+
+def phases(prepared: Prepared) -> list[Phase]:
+    """One after the other, from step 0 to the last; one of them where the head is not learned first."""
+    config = prepared.config
+    assert config.steps
+    found = []
+    if config.probe_steps:
+        found.append(_phase(prepared, 0, config.probe_steps, part="probe", lr=config.probe_lr or config.lr))
+    if config.probe_steps < config.steps:
+        found.append(_phase(prepared, config.probe_steps, config.steps, part=config.part, lr=config.lr))
+    return found
+
+
+def _phase(prepared: Prepared, first: int, end: int, *, part: str, lr: float) -> Phase:
+    names = [n for n, p in prepared.model().named_parameters() if p.requires_grad]
+    model = prepared.model(part=part)
+    mine = dict(model.named_parameters())
+    every = [mine[n] for n in names]
+    here = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in every])
+    assert int(here.sum()) == len(parameters_to_vector(trainable(model)))  # a phase learns a part of the whole
+    return Phase(first, end, lr, model, every, here)
