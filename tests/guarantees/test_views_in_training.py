@@ -22,7 +22,7 @@ from dpvision.models import build
 from dpvision.prepare import each_loss
 from dpvision.recipes import RECIPES, recipe
 from dpvision.report import write
-from dpvision.views import Views
+from dpvision.views import Coins, Views
 
 CLASSES = 4
 SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", checkpoint_every=2, budget=1e4)
@@ -98,6 +98,7 @@ def test_one_unit_moves_the_sum_by_at_most_the_bound(name: str, unit: str) -> No
         base=k["k_base"],
         self_mix=k.get("k_self", 0),
         diff=k.get("k_diff", 0),
+        mix=k.get("mix", "mixup"),
         classes=CLASSES,
         public=known if k.get("k_diff") else None,
     )
@@ -119,6 +120,18 @@ def test_one_unit_moves_the_sum_by_at_most_the_bound(name: str, unit: str) -> No
         assert (moved > 0) == (name != "pure-dp-mix-diff"), "the unit takes part, unless no pixel of it enters"
     without = total(records["images"], records["labels"], np.delete(everyone, 2))
     assert 0 < float((without - before).norm()) <= 0.5 * (1 + 1e-4)
+
+
+def test_the_mixing_that_was_asked_for_is_trained_on(sources: tuple[str, str]) -> None:
+    """A pixel of cutmix is one of some view; one of mixup lies between two."""
+    images, labels = torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64)
+    for name, whole in (("cutmix", True), ("dp-mix-self", False)):
+        views = train.prepare(sources[0], _config(name, sources[1])).views()
+        assert views is not None
+        made, _ = views(images, labels, Coins.grouped(3, np.arange(6), [1] * 6))
+        of_image = made.view(6, views.count, -1)
+        of_some_view = (of_image[:, 3:, None] == of_image[:, None, :3]).any(2)
+        assert bool(of_some_view.all()) == whole, name
 
 
 def test_features_are_computed_once_and_give_the_same_classifier(
