@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpvision import __version__, atomic, checkpoint
 from dpvision.errors import ConfigError
-from dpvision.pretrain.encoder import Encoder
+from dpvision.pretrain.encoder import GROUPS, Encoder
 from dpvision.pretrain.images import pairs
 from dpvision.pretrain.losses import LOSSES
 
@@ -104,6 +104,15 @@ def pretrain(
         watch(Progress(state.step, settings.steps, loss.item()))
     state.finish(folder)
     return True
+
+
+def learned(settings: Settings, folder: Path | None = None) -> nn.Module:
+    """The trunk as it was before the first step, or as a finished prior's folder has it."""
+    encoder = Encoder(settings.model, (3, settings.side, settings.side), hidden=GROUPS, seed=settings.seed)
+    if folder is not None:
+        tensors, _ = checkpoint.load(folder / "weights.safetensors", encoder.weights())
+        encoder.trunk.load_state_dict({n: t for n, t in tensors.items() if n in encoder.trunk.state_dict()})
+    return encoder.trunk
 
 
 class State:
