@@ -60,11 +60,8 @@ def pretrain(
     if not done:
         console.say(f"stopped; go on with the same command (its state is in {out})")
         return
-    first, last = (
-        recognised(trunk, process, side=size, first=count, seed=seed)
-        for trunk in (learned(settings), learned(settings, out))
-    )
+    trunks = (learned(settings), learned(settings, out))
+    first, last = (recognised(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
     console.say(f"of 200 new random images {last:.1%} are known again in another view, and {first:.1%} before learning")
-    console.say(
-        f"wrote {out / 'weights.safetensors'}; use it with `dpvision train DATA --model {model} --pretrained ...`"
-    )
+    weights = out / "weights.safetensors"
+    console.say(f"wrote {weights}; use it with `dpvision train DATA --model {model} --pretrained {weights}`")

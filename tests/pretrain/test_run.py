@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dpvision.errors import ConfigError
 from dpvision.models import build, load_public
 from dpvision.pretrain.encoder import Encoder, trunk_of
 from dpvision.pretrain.images import chosen, pairs
-from dpvision.pretrain.run import Settings, pretrain
+from dpvision.pretrain.run import Settings, learned, pretrain
+from tests.guarantees.commands import run
 
 SETTINGS = Settings(
     process="dead-leaves-squares", model="wrn-10-1", side=16, finer=1, images=24, batch=8, steps=6, hidden=32
@@ -47,6 +49,26 @@ def test_private_training_starts_from_the_trunk(tmp_path: Path) -> None:
     assert weights and not any(torch.equal(model.state_dict()[name], before[name]) for name in weights)
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in before.keys() - trunk)
     assert len(before) - len(trunk) == 4, "the last normalisation and the head are for private images"
+
+
+def test_the_trunk_as_it_was_and_as_it_became(tmp_path: Path) -> None:
+    assert pretrain(SETTINGS, tmp_path)
+    before, after = learned(SETTINGS).state_dict(), learned(SETTINGS, tmp_path).state_dict()
+    assert all(torch.equal(before[n], t) for n, t in Encoder("wrn-10-1", (3, 16, 16)).trunk.state_dict().items())
+    saved = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(saved[n], t) for n, t in after.items())
+    assert any(not torch.equal(before[n], t) for n, t in after.items())
+
+
+def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
+    words = (
+        "pretrain --process dead-leaves-squares --model wrn-10-1 --size 16 --finer 1 --count 24 --batch 8 --hidden 32"
+    )
+    code, out, err = run(*words.split(), "--steps", "6", "--out", tmp_path / "prior", home=tmp_path / "home")
+    assert code == 0 and "known again in another view" in out, err
+    assert pretrain(SETTINGS, tmp_path / "same")
+    one, other = (tmp_path / name / "weights.safetensors" for name in ("prior", "same"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_every_pass_sees_every_image_once() -> None:
