@@ -24,12 +24,12 @@ from dpvision.heads.arrays import Floats
 from dpvision.heads.logistic import Noisy
 from dpvision.heads.rows import BoundedSum, Rows, lengths
 from dpvision.heads.second_moment import second_moment, to_matrix, to_vector, without_noise_floor
-from dpvision.heads.whitening import require_ridge, ridged
+from dpvision.heads.whitening import covariance, require_ridge, ridged
 
 COVARIANCES = ("none", "private", "public")
 # No class is taken to be smaller than this share of an even one: a noisy count may be near or below 0.
 LEAST_OF_EVEN = 0.1
-# The least variance in a direction, as a share of what it would be if a row's length were spread over all of them.
+# Without a covariance: the least share of a row's squared length that is taken to be inside its class.
 LEAST_VARIANCE = 1e-3
 
 
@@ -80,14 +80,14 @@ class Discriminant:
         if c:
             counts = np.maximum(got[d * k : d * k + k] / c, LEAST_OF_EVEN * n / k)
         means = (sums / counts).T
-        means = means / np.maximum(1.0, lengths(means))  # no mean of rows is longer than 1
+        means /= np.maximum(1.0, lengths(means))  # no mean of rows is longer than 1
         priors = counts / counts.sum()
         if a:
             xx = to_matrix(got[d * k + k * (c > 0) :] / a, d) / n
             inverse = _inverse_within(xx, means, priors, noise=noise / (a * n), ridge=self.ridge)
         elif self.needs_public:
             assert public is not None  # setup.py refuses without, before anything is charged
-            inverse = np.linalg.inv(ridged(np.cov(public.x, rowvar=False, bias=True).reshape(d, d), self.ridge))
+            inverse = np.linalg.inv(ridged(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
         else:
             within = max(1.0 - float(priors @ lengths(means)[:, 0] ** 2), LEAST_VARIANCE) / d
             inverse = np.eye(d) / within
@@ -114,4 +114,4 @@ def _inverse_within(xx: Floats, means: Floats, priors: Floats, *, noise: float, 
     """The inverse of mean(x x^T) - sum_j prior_j m_j m_j^T, the covariance inside the classes."""
     within = xx - means.T @ (means * priors[:, None])
     values, vectors = without_noise_floor(within, noise=noise, ridge=ridge)
-    return vectors / (values + LEAST_VARIANCE / len(xx)) @ vectors.T
+    return vectors / values @ vectors.T

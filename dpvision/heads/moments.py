@@ -25,9 +25,6 @@ from dpvision.heads.rows import BoundedSum, Rows
 from dpvision.heads.second_moment import second_moment, to_matrix, to_vector, without_noise_floor
 from dpvision.heads.whitening import require_ridge
 
-# Added to every eigenvalue, as a share of the largest there can be (1), so that no noise still means no division by 0.
-LEAST_RIDGE = 1e-6
-
 
 @dataclass(frozen=True)
 class Moments:
@@ -59,7 +56,7 @@ class Moments:
         size = d * (d + 1) // 2
         xx, xz = to_matrix(got[:size] / a, d), got[size:].reshape(d, k) / b
         values, vectors = without_noise_floor(xx, noise=sigma * asked.sensitivity / (a * n), ridge=self.ridge)
-        return vectors / (values + LEAST_RIDGE) @ (vectors.T @ xz), None
+        return vectors / values @ (vectors.T @ xz), None
 
 
 def moments(rows: Rows, *, share: float) -> BoundedSum:

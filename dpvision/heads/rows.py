@@ -10,9 +10,9 @@ length at most 1 and moves no other.
     NaN or infinite somewhere      zero, with no class: it is in no sum and in no count
     too small to be measured       at most length 1 (it is measured again after it was stretched)
 
-float32 keeps a row within 2^-24 of itself, and the row is made shorter by 2^-22 first, so it stays within length 1. That
-a row does not depend on those beside it, not even in its last bit, is tested and not proven: it is up to the library
-that multiplies matrices. What that may add is a share of the sensitivity far below noise.ARITHMETIC_SLACK.
+float32 keeps a row within 2^-24 of itself, and the row is made shorter by 2^-22 first, so it stays within length 1.
+That a row does not depend on those beside it, not even in its last bit, is tested and not proven: it is up to the
+library that multiplies matrices. What that may add is a share of the sensitivity far below noise.ARITHMETIC_SLACK.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Preparation:
         return out, finite
 
     def _apply(self, x: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-        finite: NDArray[np.bool_] = np.isfinite(x).all(axis=1)
+        finite = np.asarray(np.isfinite(x).all(axis=1))
         x = np.where(finite[:, None], np.clip(x, -LARGEST, LARGEST), 0.0)
         if self.whitening is not None:
             x = self.whitening.apply(x)
@@ -105,7 +105,7 @@ class Preparation:
         x = x / np.maximum(1.0, lengths(x))
         if self.intercept:
             x = np.hstack([x, np.full((len(x), 1), self.intercept)]) / math.hypot(1.0, self.intercept)
-        finite &= np.isfinite(x).all(axis=1)
+        finite = finite & np.isfinite(x).all(axis=1)
         return np.where(finite[:, None], x * SHORTER, 0.0), finite
 
 

@@ -14,6 +14,9 @@ import numpy as np
 from dpvision.heads.arrays import Floats
 from dpvision.heads.rows import Rows
 
+# Added to every eigenvalue, of which none is above 1, so that no noise still means no division by 0.
+LEAST_RIDGE = 1e-6
+
 
 def second_moment(rows: Rows) -> Floats:
     """sum_i x_i x_i^T."""
@@ -46,4 +49,4 @@ def without_noise_floor(noisy: Floats, *, noise: float, ridge: float) -> tuple[F
     """
     values, vectors = np.linalg.eigh(noisy)
     floor = ridge * math.sqrt(2.0 * len(noisy)) * noise
-    return np.maximum(values, 0.0) + floor, vectors
+    return np.maximum(values, 0.0) + floor + LEAST_RIDGE, vectors

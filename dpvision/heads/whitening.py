@@ -36,7 +36,7 @@ class Whitening:
             raise ConfigError("public_features must have at least 2 rows, of finite numbers only.")
         require_ridge(ridge)
         mean = x.mean(axis=0)
-        values, vectors = np.linalg.eigh(ridged(np.cov(x, rowvar=False, bias=True).reshape(x.shape[1], -1), ridge))
+        values, vectors = np.linalg.eigh(ridged(covariance(x), ridge))
         return Whitening(vectors / np.sqrt(values) @ vectors.T, mean, ridge)
 
     def apply(self, x: Floats) -> Floats:
@@ -44,6 +44,12 @@ class Whitening:
 
     def __repr__(self) -> str:
         return f"Whitening({len(self.mean)} features, ridge={self.ridge:g})"
+
+
+def covariance(x: Floats) -> Floats:
+    """mean (x - m)(x - m)^T."""
+    centred = x - x.mean(axis=0)
+    return np.asarray(centred.T @ centred / len(x))
 
 
 def ridged(c: Floats, q: float) -> Floats:
