@@ -113,7 +113,7 @@ def test_the_bound_is_above_the_hessian() -> None:
 def test_the_discriminant_without_noise_is_the_linear_discriminant() -> None:
     rng = np.random.default_rng(7)
     x, y = separable(rng, 3000, spread=0.8)
-    x = x @ rng.normal(size=(WIDTH, WIDTH))
+    x = x @ (np.eye(WIDTH) + 0.3 * rng.normal(size=(WIDTH, WIDTH)))
     keep = (y > 0) | (rng.random(3000) < 0.3)  # one class is rarer
     x, y = x[keep], y[keep]
     preparation = Preparation(bound=float(np.linalg.norm(x, axis=1).max()))
@@ -124,6 +124,30 @@ def test_the_discriminant_without_noise_is_the_linear_discriminant() -> None:
     found = (rows.x @ weight + bias).argmax(axis=1)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows.x, y).predict(rows.x)
     assert (found == expected).mean() > 0.99
+
+
+def test_what_noise_adds_to_the_length_of_a_mean_is_taken_off() -> None:
+    """Over many draws the intercepts are those without noise; uncorrected they would be lower by far."""
+    rng = np.random.default_rng(10)
+    x, y = separable(rng, 200)
+    rows = Rows.of(x, y, Preparation(unit=True), classes=CLASSES)
+    public = Rows.public(rng.normal(size=(300, WIDTH)), Preparation(unit=True))
+    method = Discriminant(covariance="public", balanced=True)
+    sigma = 8.0
+
+    def bias(scale: float) -> np.ndarray:
+        def noisy(bounded: BoundedSum) -> np.ndarray:
+            return bounded.total + scale * bounded.sensitivity * rng.standard_normal(bounded.total.shape)
+
+        found = method.fit(rows, n=400, sigma=scale, noisy=noisy, public=public)[1]  # n above the truth: means below 1
+        assert found is not None
+        return found
+
+    drawn = np.stack([bias(sigma) for _ in range(400)])
+    added = (sigma * CLASSES / 400) ** 2 * 0.5 * WIDTH * WIDTH / 2  # about: variance, a half, tr of the inverse
+    off = drawn.mean(axis=0) - bias(0.0)
+    assert np.abs(off).max() < 5 * (drawn.std(axis=0) / 20).max()
+    assert added > 8 * (drawn.std(axis=0) / 20).max(), "the check would see it"
 
 
 def _accuracy(folder: Path, epsilon: float, count: int, settings: dict[str, Any], seed: int = 0) -> tuple[float, Any]:

@@ -34,6 +34,8 @@ def test_no_row_is_longer_than_1(how: str, kind: str) -> None:
         assert np.isfinite(x).all()
         assert lengths(x.astype(np.float64)).max() <= 1.0
         assert np.array_equal(finite, np.isfinite(given).all(axis=1))
+        if kind in ("huge", "out of range", "one feature"):
+            assert lengths(x.astype(np.float64))[finite].min(initial=1.0) > 0.99, "a long row is shortened, not lost"
         assert not x[~finite].any(), "a row that is not finite is zero, its constant feature too"
 
 
