@@ -1,0 +1,22 @@
+"""Private linear classifiers on frozen features: `fit_head` fits one, `choose` picks the settings on public rows.
+
+fit.py          charge, release, fit: the only file here that has private rows, a ledger and a key in its hands
+releases.py     noise for as many sums as were charged
+rows.py         rows of length at most 1; arrays.py what is accepted as features and labels
+whitening.py    a public linear map for the rows
+logistic.py     the clipped gradient in closed form, and descent; gd.py plain, newton.py with public curvature
+second_moment.py  x x^T as a vector; moments.py ridge regression; lda.py the linear discriminant
+setup.py        names and settings to methods; choose.py among them, on public rows
+head.py         what is released
+"""
+
+from __future__ import annotations
+
+from dpvision.heads.choose import Choice, choose
+from dpvision.heads.fit import fit_head
+from dpvision.heads.gd import scaled_rate
+from dpvision.heads.head import Head
+from dpvision.heads.setup import METHODS
+from dpvision.heads.whitening import Whitening
+
+__all__ = ["METHODS", "Choice", "Head", "Whitening", "choose", "fit_head", "scaled_rate"]

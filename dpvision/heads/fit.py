@@ -1,0 +1,103 @@
+"""Fit a private linear classifier on frozen features. It reads top to bottom as things happen.
+
+Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
+public function of each image alone, the head and all that was computed on the way to it satisfy the guarantee of
+`head.event`, which is charged to the ledger, on the disk, before the first noise is drawn. The private rows are read
+only by the sums that `Releases.noisy` gets, and `Releases` does what the charge says and no more.
+
+Public, and thus not to be taken from the data by the caller: classes, n, the settings, the public features. Where n is
+left out it is the number of rows, which the head then says was read off. Sums are divided by n and never by a count.
+An error about wrong inputs is for the operator, not for release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from dpvision.errors import ConfigError
+from dpvision.heads.head import Head, split_intercept
+from dpvision.heads.releases import Releases
+from dpvision.heads.rows import Rows
+from dpvision.heads.setup import setup
+from dpvision.mechanism.streams import Key
+from dpvision.privacy import accountant, calibrate
+from dpvision.privacy.events import Budget, Gaussian, to_json
+from dpvision.privacy.ledger import Charge, Ledger
+
+
+def fit_head(
+    features: Any,
+    labels: Any,
+    budget: Budget,
+    *,
+    classes: int,
+    ledger: Ledger,
+    n: int | None = None,
+    method: str = "gd",
+    public: Any = None,
+    run: str = "head",
+    test_key: str | None = None,
+    **settings: Any,
+) -> Head:
+    """The head that `method` fits to (N, d) features and N labels within the budget.
+
+    features   each row a public function of one private image; how rows are made short: rows.Preparation
+    budget     what this head may tell; it is also the ledger's, if that is new
+    public     features of public images, for methods that learn directions from them
+    test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private
+    settings   of the rows (bound, unit, whitening, intercept) and of the method (its dataclass)
+    """
+    plan = setup(method, settings)
+    rows = Rows.of(features, labels, plan.preparation, classes=classes)
+    public_rows = plan.public_rows(public, width=rows.width)
+    read_off = ("n",) if n is None else ()
+    n = _number_of_units(len(rows.x) if n is None else n)
+
+    event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=plan.method.releases), plan.method.releases)
+    key = Key.for_tests(test_key) if test_key else Key.fresh()
+    what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {to_json(event)}"
+    charge = _charged(ledger, budget, event, key, id=_branch(key, what, rows, public_rows), run=run)
+    releases = Releases(charge, key)
+
+    weight, bias = plan.method.fit(rows, n=n, sigma=event.sigma, noisy=releases.noisy, public=public_rows)
+    weight, bias = split_intercept(weight, bias, plan.preparation)
+    return Head(
+        weight=weight,
+        bias=bias,
+        event=event,
+        epsilon=accountant.epsilon(event, budget.delta),
+        delta=budget.delta,
+        method=plan.name,
+        settings=plan.settings,
+        preparation=plan.preparation,
+        n=n,
+        charge=charge.id,
+        private=charge.private,
+        read_off=read_off,
+    )
+
+
+def _charged(ledger: Ledger, budget: Budget, event: Gaussian, key: Key, *, id: str, run: str) -> Charge:
+    ledger.open(budget)
+    account = ledger.spend(event, id=id, run=run, private=key.private)
+    return next(charge for charge in account.charges if charge.id == id)
+
+
+def _branch(key: Key, what: str, rows: Rows, public: Rows | None) -> str:
+    """Names the noise and the charge: a secret function of everything that shapes the head, so it tells nothing of it.
+
+    With a fresh key it is new each time. With a fixed one, the same inputs give the same noise and are charged once;
+    any other input gives other noise and a charge of its own.
+    """
+    everything = hashlib.blake2b(what.encode(), digest_size=32)
+    for part in (rows.x, rows.labels, *((public.x,) if public else ())):
+        everything.update(str(part.shape).encode())
+        everything.update(part.data)
+    return key.stream("name of a head", step=0, branch=everything.hexdigest()).words(2).tobytes().hex()
+
+
+def _number_of_units(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ConfigError(f"n is {n!r}: the public number of images must be a whole number above 0.")
+    return n

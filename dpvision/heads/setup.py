@@ -1,0 +1,78 @@
+"""From a method's name and its settings to what will be done: refused by name here, before anything is charged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from dpvision.errors import ConfigError
+from dpvision.heads.arrays import Floats
+from dpvision.heads.gd import GradientDescent
+from dpvision.heads.lda import Discriminant
+from dpvision.heads.logistic import Noisy
+from dpvision.heads.moments import Moments
+from dpvision.heads.newton import Newton
+from dpvision.heads.rows import Preparation, Rows
+
+
+class Method(Protocol):
+    """A way to fit. Its fields are public settings; private rows are only ever read into sums for `noisy`."""
+
+    @property
+    def releases(self) -> int:
+        """How often `fit` calls `noisy`: exactly."""
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether `fit` needs public rows."""
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, noisy: Noisy, public: Rows | None = None
+    ) -> tuple[Floats, Floats | None]:
+        """Weights (width, classes), and the classes' intercepts where the method makes its own."""
+
+
+METHODS: dict[str, Any] = {"gd": GradientDescent, "moments": Moments, "lda": Discriminant, "newton": Newton}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What is done to each row, and the method that learns from the rows."""
+
+    name: str
+    preparation: Preparation
+    method: Method
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its name, as `fit_head` takes them."""
+        pairs = {f.name: getattr(part, f.name) for part in (self.preparation, self.method) for f in fields(part)}  # type: ignore[arg-type]
+        return {"method": self.name, **pairs}
+
+    def public_rows(self, features: Any, *, width: int) -> Rows | None:
+        """The public features as rows, where the method needs them."""
+        if not self.method.needs_public:
+            return None
+        if features is None:
+            raise ConfigError(f"{self.name} as set learns directions from public features. Fix: public=...")
+        rows = Rows.public(features, self.preparation)
+        if rows.width != width:
+            raise ConfigError(f"public has rows of another length than the features ({rows.width} and {width}).")
+        return rows
+
+
+def setup(name: str, settings: Mapping[str, Any]) -> Setup:
+    """The method of this name with these settings; an unknown one is refused with a suggestion."""
+    if name not in METHODS:
+        raise ConfigError(f"method is {name!r}: there is {', '.join(METHODS)}.")
+    rows, own = ({f.name for f in fields(kind)} for kind in (Preparation, METHODS[name]))
+    for unknown in settings.keys() - rows - own:
+        near = difflib.get_close_matches(unknown, rows | own, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" It has: {', '.join(sorted(rows | own))}."
+        raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
+    preparation = Preparation(**{k: v for k, v in settings.items() if k in rows})
+    if name == "lda" and preparation.intercept:
+        raise ConfigError("intercept: lda makes its own from the class sums. Fix: leave intercept out.")
+    return Setup(name, preparation, METHODS[name](**{k: v for k, v in settings.items() if k in own}))

@@ -1,0 +1,65 @@
+"""A public linear map that makes features of public images alike in all directions; private rows only pass through it.
+
+    x -> W (x - m),    W = (C + q tr(C)/d I)^(-1/2),    m and C the mean and the covariance of the public features
+
+Formal guarantee: none is needed here. It is made from public features alone, for instance those of random images, and
+is then a public function of each private row on its own; rows are brought to length 1 after it (rows.py), so the
+sensitivity of every sum stays what it is. Whoever makes it from private features has broken the guarantee: nothing can
+tell.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpvision.errors import ConfigError
+from dpvision.heads.arrays import Floats, as_matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """The map: `matrix` is W, `mean` is m, `ridge` is q."""
+
+    matrix: Floats
+    mean: Floats
+    ridge: float
+
+    @staticmethod
+    def of(public_features: Any, *, ridge: float = 0.1) -> Whitening:
+        """The whitening of public features; `ridge` is what is added to each direction, as a share of the mean one."""
+        x = as_matrix(public_features, "public_features").astype(np.float64)
+        if len(x) < 2 or not np.isfinite(x).all():
+            raise ConfigError("public_features must have at least 2 rows, of finite numbers only.")
+        require_ridge(ridge)
+        mean = x.mean(axis=0)
+        values, vectors = np.linalg.eigh(ridged(covariance(x), ridge))
+        return Whitening(vectors / np.sqrt(values) @ vectors.T, mean, ridge)
+
+    def apply(self, x: Floats) -> Floats:
+        return (x - self.mean) @ self.matrix
+
+    def __repr__(self) -> str:
+        return f"Whitening({len(self.mean)} features, ridge={self.ridge:g})"
+
+
+def covariance(x: Floats) -> Floats:
+    """mean (x - m)(x - m)^T."""
+    centred = x - x.mean(axis=0)
+    return np.asarray(centred.T @ centred / len(x))
+
+
+def ridged(c: Floats, q: float) -> Floats:
+    """C + q tr(C)/d I."""
+    d = len(c)
+    if not np.trace(c) > 0:
+        raise ConfigError("the public features are all the same, so they say nothing about directions.")
+    return c + q * np.trace(c) / d * np.eye(d)
+
+
+def require_ridge(ridge: float) -> None:
+    if not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
+        raise ConfigError(f"ridge is {ridge!r}: it must be a finite number above 0, such as 0.1.")

@@ -1,0 +1,152 @@
+"""Rows are at most 1 long whatever is in them, depend on nothing beside them, and wrong inputs are refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dpvision.errors import ConfigError
+from dpvision.heads import Whitening
+from dpvision.heads.rows import AT_A_TIME, Preparation, Rows, lengths
+from tests.heads.cases import NASTY, PUBLIC, WIDTH, nasty_row, some_rows
+
+PREPARATIONS = {
+    "plain": Preparation(),
+    "bound": Preparation(bound=2.5),
+    "unit": Preparation(unit=True),
+    "whitened": Preparation(whitening=Whitening.of(PUBLIC)),
+    "intercept": Preparation(intercept=0.7),
+    "whitened, intercept": Preparation(whitening=Whitening.of(PUBLIC, ridge=1e-3), intercept=2.0),
+}
+
+
+@pytest.mark.parametrize("how", PREPARATIONS)
+@pytest.mark.parametrize("kind", NASTY)
+def test_no_row_is_longer_than_1(how: str, kind: str) -> None:
+    rng = np.random.default_rng(3)
+    others, _ = some_rows(rng, 300)
+    features = np.stack([nasty_row(rng, kind, others[i:]) for i in range(300)])
+    for dtype in (np.float64, np.float32):
+        with np.errstate(over="ignore"):
+            given = features.astype(dtype)
+        x, finite = PREPARATIONS[how].apply(given)
+        assert np.isfinite(x).all()
+        assert lengths(x.astype(np.float64)).max() <= 1.0
+        assert np.array_equal(finite, np.isfinite(given).all(axis=1))
+        if kind in ("huge", "out of range", "one feature"):
+            assert lengths(x.astype(np.float64))[finite].min(initial=1.0) > 0.99, "a long row is shortened, not lost"
+        assert not x[~finite].any(), "a row that is not finite is zero, its constant feature too"
+
+
+def test_rows_keep_their_direction_and_short_ones_their_length() -> None:
+    features, _ = some_rows(np.random.default_rng(0), 50)
+    x, _ = Preparation(bound=2.0).apply(features)
+    norms = lengths(features)
+    assert np.allclose(x, features / np.maximum(norms, 2.0), atol=1e-6)
+    x, _ = Preparation(unit=True).apply(features)
+    assert np.allclose(x, features / norms, atol=1e-6)
+    preparation = Preparation(unit=True, intercept=0.5)
+    x, _ = preparation.apply(features)
+    assert np.allclose(x[:, :-1], features / norms / np.sqrt(1.25), atol=1e-6)
+    assert (x[:, -1] == np.float32(preparation.constant)).all() and preparation.constant > 0.44
+
+
+@pytest.mark.parametrize("how", PREPARATIONS)
+def test_a_row_is_the_same_alone_and_beside_others(how: str) -> None:
+    """Bit by bit, at the edges of blocks too."""
+    features, _ = some_rows(np.random.default_rng(1), AT_A_TIME + 9)
+    together, _ = PREPARATIONS[how].apply(features)
+    for i in (0, 1, 7, AT_A_TIME - 1, AT_A_TIME, AT_A_TIME + 8):
+        alone, _ = PREPARATIONS[how].apply(features[i : i + 1])
+        assert np.array_equal(alone[0], together[i])
+    shifted, _ = PREPARATIONS[how].apply(features[3:])
+    assert np.array_equal(shifted, together[3:])
+
+
+def test_a_row_that_is_not_finite_has_no_class() -> None:
+    features, labels = some_rows(np.random.default_rng(2), 5)
+    features[1, 0], features[4, 2] = np.nan, np.inf
+    rows = Rows.of(features, labels, Preparation(intercept=1.0), classes=4)
+    assert rows.labels.tolist() == [labels[0], -1, labels[2], labels[3], -1]
+    (block,) = rows.blocks()
+    assert np.array_equal(block[1].sum(axis=1), [1, 0, 1, 1, 0])
+    assert not block[0][[1, 4]].any()
+
+
+def test_tensors_and_halves_are_taken() -> None:
+    features, labels = some_rows(np.random.default_rng(2), 5)
+    a = Rows.of(features.astype(np.float32), labels, Preparation(), classes=4)
+    b = Rows.of(torch.from_numpy(features).float(), torch.from_numpy(labels), Preparation(), classes=4)
+    assert np.array_equal(a.x, b.x) and np.array_equal(a.labels, b.labels)
+    assert Rows.of(features.astype(np.float16), labels, Preparation(), classes=4).x.shape == (5, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "classes", "said"),
+    [
+        (np.zeros(3), [0, 1, 2], 4, "features must be a matrix"),
+        (np.zeros((3, 0)), [0, 1, 2], 4, "features must be a matrix"),
+        (np.zeros((3, 2), dtype=int), [0, 1, 2], 4, "features must be a matrix of floats"),
+        ([["a", "b"]], [0], 4, "features must be a matrix of floats"),
+        ([[1.0], [1.0, 2.0]], [0, 1], 4, "features can not be read"),
+        (np.zeros((3, 2)), [0, 1], 4, "3 rows of features and 2 labels"),
+        (np.zeros((3, 2)), [0, 1, 4], 4, "labels must be from 0 to 3"),
+        (np.zeros((3, 2)), [0, -1, 1], 4, "labels must be from 0 to 3"),
+        (np.zeros((3, 2)), [0.0, 1.0, 2.0], 4, "labels must be a list of whole numbers"),
+        (np.zeros((3, 2)), [[0], [1], [2]], 4, "labels must be a list of whole numbers"),
+        (np.zeros((3, 2)), [0, 0, 0], 1, "classes is 1"),
+        (np.zeros((3, 2)), [0, 0, 0], True, "classes is True"),
+        (np.zeros((3, 2)), [0, 0, 0], 2.0, "classes is 2.0"),
+    ],
+)
+def test_wrong_inputs_are_refused_by_name(features, labels, classes, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Rows.of(features, labels, Preparation(), classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"bound": 0.0}, "bound is 0"),
+        ({"bound": np.inf}, "bound is inf"),
+        ({"intercept": -1.0}, "intercept is -1"),
+        ({"intercept": np.nan}, "intercept is nan"),
+        ({"whitening": np.eye(3)}, "whitening must be made by"),
+        ({"bound": 2.0, "unit": True}, "bound has no effect"),
+    ],
+)
+def test_wrong_preparations_are_refused_by_name(settings, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Preparation(**settings)
+
+
+def test_whitening_makes_public_features_alike_in_all_directions() -> None:
+    rng = np.random.default_rng(5)
+    public = rng.normal(size=(400, WIDTH)) @ rng.normal(size=(WIDTH, WIDTH)) + 3
+    white = Whitening.of(public, ridge=1e-9).apply(public)
+    assert np.allclose(np.cov(white, rowvar=False, bias=True), np.eye(WIDTH), atol=1e-5)
+    assert np.allclose(white.mean(axis=0), 0, atol=1e-9)
+    # (C + q tr(C)/d I)^(-1/2), from its definition.
+    c = np.cov(public, rowvar=False, bias=True)
+    w = Whitening.of(public, ridge=0.5).matrix
+    assert np.allclose(w @ w @ (c + 0.5 * np.trace(c) / WIDTH * np.eye(WIDTH)), np.eye(WIDTH), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("public", "ridge", "said"),
+    [
+        (PUBLIC, 0.0, "ridge is 0"),
+        (PUBLIC[:1], 0.1, "at least 2 rows"),
+        (np.full((5, 3), np.nan), 0.1, "finite"),
+        (np.ones((5, 3)), 0.1, "all the same"),
+    ],
+)
+def test_a_whitening_of_nothing_is_refused(public, ridge, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Whitening.of(public, ridge=ridge)
+
+
+def test_a_whitening_of_other_features_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the whitening was made from 6"):
+        Preparation(whitening=Whitening.of(PUBLIC)).apply(np.zeros((2, 5)))
