@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,10 +14,10 @@ from dpvision import sealed
 from dpvision.errors import DataError
 
 
-def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
+def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callable[[str], str] | None = None) -> bytes:
     """The file's bytes."""
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    return sealed.seal(lambda metadata: write_safetensors(plain, metadata), header)
+    return sealed.seal(lambda metadata: write_safetensors(plain, metadata), header, sign)
 
 
 def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

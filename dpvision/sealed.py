@@ -2,7 +2,7 @@
 
 Our header is one JSON text under the name "dpvision": safetensors writes several entries in any order, and the same run
 must give the same bytes. Its `digest` covers the rest of the header, the table of tensors and every byte of data. It
-finds damage and careless edits; it is not a signature.
+finds damage and careless edits. What must not be made by others either carries a `signature` of that digest.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ class Sealed:
     data: bytes
 
 
-def seal(save: Callable[[dict[str, str]], bytes], header: Mapping[str, str]) -> bytes:
-    """The bytes that `save` makes with our header and its digest in them."""
+def seal(
+    save: Callable[[dict[str, str]], bytes], header: Mapping[str, str], sign: Callable[[str], str] | None = None
+) -> bytes:
+    """The bytes that `save` makes with our header and its digest in them, and what `sign` makes of the digest."""
     _, table, body = _parts(save({"dpvision": json.dumps(dict(header), sort_keys=True)}))
     whole = {**header, "digest": _digest(header, table, body)}
+    if sign is not None:
+        whole["signature"] = sign(whole["digest"])
     return save({"dpvision": json.dumps(whole, sort_keys=True)})
 
 
@@ -43,7 +47,7 @@ def read(path: Path) -> Sealed:
         data = path.read_bytes()
         header, table, body = _parts(data)
         shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in table.items()}
-        digest = _digest({k: v for k, v in header.items() if k != "digest"}, table, body)
+        digest = _digest({k: v for k, v in header.items() if k not in ("digest", "signature")}, table, body)
     except UNSOUND as exc:
         raise DataError(f"{path}: can not be read as a safetensors file of dpvision ({exc}).") from exc
     if header.get("digest") != digest:

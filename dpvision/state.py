@@ -3,7 +3,8 @@
 Formal guarantee: two stretches of training with the same branch name, key and step draw the same noise for the same
 weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
 noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
-point is another branch.
+point is another branch. A state that goes on under the same noise is signed with the run's key: one that was made by
+hand is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from dpvision import __version__, atomic, checkpoint, distributed, runs
+from dpvision import __version__, atomic, checkpoint, distributed, runs, sealed
 from dpvision.config import Config, merged, to_dict
 from dpvision.errors import ConfigError, DataError
 from dpvision.mechanism.sampling import PoissonSampler
@@ -59,7 +60,9 @@ class State:
             "config": json.dumps(to_dict(self.config), sort_keys=True),
             "path": json.dumps([to_json(e) for e in self.path]),
         }
-        return checkpoint.dump({"weights": self.weights, "momentum": self.momentum, "ema": self.ema}, header)
+        key = Key.kept(runs.key_path(self.key))
+        tensors = {"weights": self.weights, "momentum": self.momentum, "ema": self.ema}
+        return checkpoint.dump(tensors, header, sign=None if key is None else key.sign)
 
     def save(self, run: runs.Run) -> None:
         atomic.write(run.state, self.dump())
@@ -68,7 +71,7 @@ class State:
     def config_of(header: dict[str, str], path: Path) -> Config:
         try:
             return merged(Config(), json.loads(header["config"]), source=str(path))
-        except (KeyError, ValueError, AttributeError) as exc:
+        except sealed.UNSOUND as exc:
             raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
 
     @staticmethod
@@ -76,7 +79,10 @@ class State:
         flat = parameters_to_vector(trainable(model)).detach()
         tensors, header = checkpoint.load(path, dict.fromkeys(("weights", "momentum", "ema"), flat))
         try:
-            return State(
+            key = Key.kept(runs.key_path(header["key"]))
+            if key is not None and header.get("signature") != key.sign(header["digest"]):
+                raise DataError(f"{path}: was not written by this run. Fix: restore the run folder from a backup.")
+            state = State(
                 **tensors,
                 config=State.config_of(header, path),
                 key=header["key"],
@@ -88,8 +94,12 @@ class State:
                 software=header["software"],
                 digest=header["digest"],
             )
-        except (KeyError, ValueError) as exc:
+        except sealed.UNSOUND as exc:
             raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
+        config = state.config
+        if not (config.batch and config.n and config.sigma and 0 <= state.first <= state.step <= (config.steps or 0)):
+            raise DataError(f"{path}: its header is not that of a run's state (settings or steps are missing).")
+        return state
 
 
 def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
@@ -104,7 +114,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
     before = state.config
     key = Key.kept(runs.key_path(state.key))
     if key and config.hash() == before.hash() and state.software == software():
-        return replace(state, config=config), key
+        return replace(state, config=config, private=state.private and key.private), key
     if (config.steps or 0) < state.step:
         raise ConfigError(f"{state.step} steps are done already; steps can not be set to {config.steps}.")
     if config.hash() != before.hash() and before.steps == config.steps == state.step:

@@ -308,13 +308,16 @@ def _charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> 
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
     account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+    charge = next(c for c in account.charges if c.id == state.branch)
+    if charge.private != state.private:
+        raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
     # On the disk from here on.
     state.save(run)
     run.write_config(config)
     if facts.get("ranks", 1) != team.ranks:
         run.write_facts({**facts, "ranks": team.ranks})
     team.text(state.branch)
-    return state, key, next(c for c in account.charges if c.id == state.branch)
+    return state, key, charge
 
 
 def _await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:

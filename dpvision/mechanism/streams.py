@@ -60,6 +60,10 @@ class Key:
         use = "\x1f".join((purpose, str(step), str(rank), branch)).encode()
         return Stream(hashlib.blake2b(use, key=self._secret, digest_size=KEY_BYTES, person=b"dpvision").digest())
 
+    def sign(self, text: str) -> str:
+        """A code of the text that only who has the key can make."""
+        return hashlib.blake2b(text.encode(), key=self._secret, digest_size=20, person=b"dpvision sign").hexdigest()
+
     def keep(self, path: Path) -> None:
         """Write the key for a later resume: owner only, on the disk before anything is drawn from it."""
         atomic.make_folder(path.parent)
