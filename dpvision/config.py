@@ -19,6 +19,8 @@ from dpvision.privacy.events import Budget, PoissonGaussian
 
 # Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
 UPKEEP = ("checkpoint_every", "budget", "study")
+# Settings that came later: they name a run only where they are not as they were before they came.
+LATER = ("probe_steps", "full_batch")
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,11 @@ class Config:
         whole = replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
         if self.probe_share is not None:
             whole = replace(whole, probe_share=None, probe_steps=steps_of_share(self.probe_share, whole))
+            if self.probe_share and not whole.probe_steps:
+                raise ConfigError(
+                    f"probe_share is {self.probe_share:g}: the first step alone tells more than that share of epsilon. "
+                    "Fix: a larger share, or --probe-steps."
+                )
         if whole.probe_steps > steps:
             raise ConfigError(f"probe_steps is {whole.probe_steps}, and there are {steps} steps. Fix: fewer of them.")
         return whole
@@ -184,7 +191,9 @@ class Config:
 
     def hash(self) -> str:
         """Names the settings that shape the result; says nothing about the data."""
-        shaping = {k: v for k, v in to_dict(self.without_folders()).items() if k not in UPKEEP}
+        usual = to_dict(Config())
+        values = to_dict(self.without_folders())
+        shaping = {k: v for k, v in values.items() if k not in UPKEEP and not (k in LATER and v == usual[k])}
         return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

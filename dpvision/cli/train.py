@@ -80,12 +80,13 @@ def train(
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
     flags = {name: _READ_AS[name](value) if name in _READ_AS else value for name, value in given(locals()).items()}
-    from dpvision.config import merged, read_toml
+    from dpvision.config import Config, merged, read_toml
     from dpvision.recipes import recipe as named
     from dpvision.runs import next_free, require_free
 
     stated = {} if config is None else read_toml(config)
-    settings = named(recipe, epsilon=epsilon or stated.get("epsilon"))
+    asked = {"epsilon": epsilon} if epsilon is not None else {k: stated[k] for k in ("epsilon",) if k in stated}
+    settings = named(recipe, epsilon=merged(Config(), asked, source="epsilon").epsilon if asked else None)
     for name in {"pretrained", "synthetic"} & stated.keys():
         stated[name] = _place(str(stated[name]), beside=config)
     settings = merged(settings, stated, source=str(config))

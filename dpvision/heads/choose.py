@@ -1,9 +1,9 @@
 """Choose a method and its settings on public labelled features, with noise like that of the private fit.
 
-It costs no privacy, and nothing private can be handed over: the arguments are public rows and labels, the budget, and
-the public n. Every candidate is fitted to one half of the public rows with simulated noise and judged on the other
-half. The sums of the m public rows are scaled by n/m before the noise is added, so the noise weighs as much beside them
-as it would beside n private rows.
+It costs no privacy as long as what is handed over is public: rows and labels, the budget, and the public n. (Nothing
+can tell whether they are.) Every candidate is fitted to one half of the public rows with simulated noise and judged on
+the other half. The sums of the m public rows are scaled by n/m before the noise is added, so the noise weighs as much
+beside them as it would beside n private rows.
 
 The noise here is not secret and protects nobody. This file can import neither the ledger nor the mechanism.
 """

@@ -6,7 +6,8 @@ public function of each image alone, the head and all that was computed on the w
 only by the sums that `Releases.noisy` gets, and `Releases` does what the charge says and no more.
 
 Public, and thus not to be taken from the data by the caller: classes, n, the settings, the public features. Where n is
-left out it is the number of rows, which the head then says was read off. Sums are divided by n and never by a count.
+left out it is the number of rows, which the head then says was read off; as the number is told then, neighbours have
+the same number of rows, one of which is zero in one of them (zero-out). Sums are divided by n, never by a count.
 An error about wrong inputs is for the operator, not for release.
 """
 
@@ -44,6 +45,7 @@ def fit_head(
 
     features   each row a public function of one private image; how rows are made short: rows.Preparation
     budget     what this head may tell; it is also the ledger's, if that is new
+    ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
     public     features of public images, for methods that learn directions from them
     test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private
     settings   of the rows (bound, unit, whitening, intercept) and of the method (its dataclass)

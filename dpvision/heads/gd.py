@@ -24,6 +24,8 @@ from dpvision.heads.rows import Rows
 NOISE_OF_SCORES = 0.5
 # And the most of one step. The loss bends by at most 1/2 along a row of length 1, so plain descent is stable up to 4.
 MOST_RATE = 4.0
+# No total rate that makes sense is larger; with it all scores stay within the range of numbers.
+MOST_TOTAL = 1e9
 
 
 def scaled_rate(epsilon: float, *, at: tuple[tuple[float, float], tuple[float, float]]) -> float:
@@ -54,8 +56,8 @@ class GradientDescent:
     def __post_init__(self) -> None:
         require_descent(steps=self.steps, momentum=self.momentum, clip=self.clip, keep=self.keep)
         r = self.total_rate
-        if r is not None and not (isinstance(r, int | float) and 0 < r < math.inf):
-            raise ConfigError(f"total_rate is {r!r}: it must be a finite number above 0, or left out.")
+        if r is not None and not (isinstance(r, int | float) and 0 < r <= MOST_TOTAL):
+            raise ConfigError(f"total_rate is {r!r}: it must be above 0 and at most {MOST_TOTAL:g}, or left out.")
 
     @property
     def releases(self) -> int:

@@ -11,7 +11,6 @@ noisy already: post-processing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,8 +38,8 @@ class Newton:
     def __post_init__(self) -> None:
         require_descent(steps=self.steps, momentum=self.momentum, clip=self.clip, keep=self.keep)
         require_ridge(self.ridge)
-        if not (isinstance(self.rate, int | float) and 0 < self.rate < math.inf):
-            raise ConfigError(f"rate is {self.rate!r}: it must be a finite number above 0; 1 is a full step.")
+        if not (isinstance(self.rate, int | float) and 0 < self.rate <= 1e6):
+            raise ConfigError(f"rate is {self.rate!r}: it must be above 0 and at most 1e6; 1 is a full step.")
 
     @property
     def releases(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,11 +27,11 @@ def pairs(
     anywhere.
     """
     augment = Augment(AUGMENT)
-    rows = [chosen(step, batch=batch, images=images, seed=seed) for step in steps]
-    drawn = stream(process, [r.tolist() for r in rows], side=side * finer, seed=seed, workers=workers)
-    for step, some, pixels in zip(steps, rows, drawn, strict=True):
+    rows = (chosen(step, batch=batch, images=images, seed=seed).tolist() for step in steps)
+    drawn = stream(process, rows, side=side * finer, seed=seed, workers=workers)
+    for step, pixels in zip(steps, drawn, strict=True):
         whole = torch.from_numpy(pixels).permute(0, 3, 1, 2).unsqueeze(1) / 127.5 - 1
-        views = augment(whole, Coins(_seed(seed, step), np.arange(len(some))), 2)
+        views = augment(whole, Coins(_seed(seed, step), np.arange(batch)), 2)
         small = F.avg_pool2d(views.flatten(0, 1), finer).unflatten(0, (-1, 2))
         yield small[:, 0], small[:, 1]
 
@@ -38,9 +39,13 @@ def pairs(
 def chosen(step: int, *, batch: int, images: int, seed: int) -> np.ndarray:
     """Which images a step sees: pass by pass, each in a random order of its own, the last incomplete batch left out."""
     per_pass = images // batch
-    order = np.random.default_rng((seed, step // per_pass)).permutation(images)
     start = step % per_pass * batch
-    return order[start : start + batch]
+    return _order(seed, step // per_pass, images)[start : start + batch]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, number: int, images: int) -> np.ndarray:
+    return np.random.default_rng((seed, number)).permutation(images)
 
 
 def _seed(seed: int, step: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpvision import __version__, atomic, checkpoint
-from dpvision.errors import ConfigError
+from dpvision import __version__, atomic, checkpoint, sealed
+from dpvision.errors import ConfigError, DataError
 from dpvision.pretrain.encoder import GROUPS, Encoder
 from dpvision.pretrain.images import pairs
 from dpvision.pretrain.losses import LOSSES
@@ -47,6 +48,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"there is no loss named {self.loss!r}. There are: {', '.join(LOSSES)}.")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if min(self.images, self.steps, self.finer, self.hidden) < 1 or not 2 <= self.batch <= self.images:
             raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more that are there.")
 
@@ -153,13 +156,23 @@ class State:
         if not path.exists():
             return
         tensors, header = checkpoint.load(path, self._tensors())
-        if header.get("format") != FORMAT or json.loads(header["settings"]) != asdict(self.settings):
+        try:
+            same = header.get("format") == FORMAT and json.loads(header["settings"]) == asdict(self.settings)
+            step, seconds = int(header["step"]), float(header["seconds"])
+            curve = [(int(at), float(loss)) for at, loss in json.loads(header["curve"])]
+        except sealed.UNSOUND as exc:
+            raise DataError(f"{path}: its header is not that of a pretraining ({exc}). Fix: another --out.") from exc
+        if not same:
             raise ConfigError(f"{folder}: was begun with other settings. Fix: the same ones, or another --out.")
+        numbers = [seconds, *(loss for _, loss in curve)]
+        if not (0 <= step <= self.settings.steps and all(map(math.isfinite, numbers))):
+            raise DataError(f"{path}: its header is not that of a pretraining. Fix: another --out.")
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise DataError(f"{path}: holds weights that are no numbers. Fix: another --out.")
         with torch.no_grad():
             for name, tensor in self._tensors().items():
                 tensor.copy_(tensors[name])
-        self.step, self.seconds = int(header["step"]), float(header["seconds"])
-        self.curve = [(int(step), float(loss)) for step, loss in json.loads(header["curve"])]
+        self.step, self.seconds, self.curve = step, seconds, curve
 
     def finish(self, folder: Path) -> None:
         """The trunk and a card that says where it comes from; the state is not needed any more."""
@@ -170,7 +183,7 @@ class State:
         data = checkpoint.dump(self.encoder.weights(), header)
         atomic.write(folder / "weights.safetensors", data, mode=0o644)
         card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
-        atomic.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
+        atomic.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
         (folder / "state.safetensors").unlink(missing_ok=True)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from types import NoneType
@@ -12,7 +13,6 @@ from typing import Any
 from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.privacy import accountant
 from dpvision.privacy.events import Composed, Event, PoissonGaussian, exposures, from_json, to_json
 from dpvision.privacy.ledger import Account
 from dpvision.report import attack, guarantee, wording
@@ -60,7 +60,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         },
         "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
         "guarantee": figures,
-        "probe": _probe(config) if secret else None,
+        "probe": _probe(own, config, figures["epsilon"]),
         "attack_success": [
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
@@ -166,13 +166,23 @@ def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
     }
 
 
-def _probe(config: Config) -> dict[str, Any] | None:
-    """What the steps that learn the head alone would tell by themselves, and its share of the whole training's."""
-    if not (config.probe_steps and config.batch and config.n and config.sigma and config.steps):
+def _probe(own: Event, config: Config, whole: float | None) -> dict[str, Any] | None:
+    """What the steps that learned the head alone told, as they were done, and its share of the whole run's epsilon."""
+    if not config.probe_steps:
         return None
-    whole = PoissonGaussian(config.batch / config.n, config.sigma, config.steps)
-    alone, both = (accountant.epsilon(replace(whole, steps=s), config.delta) for s in (config.probe_steps, whole.steps))
-    return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": alone / both if both else None}
+    alone = guarantee.proven(Composed(tuple(_first_steps(own, config.probe_steps))), config.delta)
+    share = alone / whole if alone is not None and whole else None
+    return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
+
+
+def _first_steps(event: Event, steps: int) -> Iterator[Event]:
+    """The events of a run up to and including this many of its steps: branches follow each other."""
+    for part in event.events if isinstance(event, Composed) else (event,):
+        if not isinstance(part, PoissonGaussian):
+            raise DataError("the run's event is not one of steps, so what the first of them told is not known.")
+        if steps > 0:
+            yield replace(part, steps=min(part.steps, steps))
+        steps -= part.steps
 
 
 def _sampler(config: Config) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
 from dpvision.phases import phases
 from dpvision.privacy import accountant
-from dpvision.privacy.events import PoissonGaussian
+from dpvision.privacy.events import Composed, PoissonGaussian
 from dpvision.privacy.ledger import ledger_of
 from dpvision.recipes import recipe
 from dpvision.report.card import card
 from dpvision.state import State, trainable
+from tests.guarantees.commands import run as command
 
 SETTINGS = Config(
     model="wrn-10-1",
@@ -129,6 +130,21 @@ def test_the_card_tells_the_share(data: str, tmp_path: Path) -> None:
     assert json.dumps(probe)
 
 
+@pytest.mark.parametrize("where", [3, 5, 7])
+def test_the_card_tells_what_the_first_steps_told_as_they_were_done(where: int, data: str, tmp_path: Path) -> None:
+    """Also where the batch was changed before, at or after the switch."""
+    run, prepared = _begin(data, tmp_path / "run", batch=20, budget=100.0)
+    train.proceed(run, prepared, stop=_until(where))
+    changed = train.reopen(run, {"batch": 2})
+    train.proceed(run, changed)
+    made = card(run, ledger_of(prepared.fingerprint).account())
+    sigmas = prepared.config.sigma or 0, changed.config.sigma or 0
+    done = [PoissonGaussian(20 / 40, sigmas[0], min(where, 5))]
+    done += [PoissonGaussian(2 / 40, sigmas[1], 5 - where)] if where < 5 else []
+    assert made["probe"]["epsilon"] == pytest.approx(accountant.epsilon(Composed(tuple(done)), 1e-5), rel=1e-6)
+    assert made["probe"]["share_of_epsilon"] == made["probe"]["epsilon"] / made["guarantee"]["epsilon"]
+
+
 def test_a_gradient_goes_where_it_belongs(data: str) -> None:
     head, whole = phases(train.prepare(data, SETTINGS))
     count = sum(p.numel() for p in trainable(head.model))
@@ -147,6 +163,22 @@ def test_impossible_phases_are_refused(data: str) -> None:
         replace(SETTINGS, part="head")
     with pytest.raises(ConfigError, match="no normalisation comes right before its head"):
         train_only(build("tanh-cnn", (3, 32, 32), classes=10, seed=0), "probe")
+
+
+def test_a_share_that_no_step_fits_into_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the first step alone tells more"):
+        Config(model="wrn-10-1", probe_share=0.05, batch=30, steps=400).complete(3000)
+
+
+def test_settings_that_came_later_do_not_rename_older_runs() -> None:
+    assert Config(model="linear", epsilon=3.0, n=100, steps=5).hash() == "a5c37879bd9c9634d6150107d0b96825"
+    assert replace(SETTINGS, probe_steps=0).hash() != SETTINGS.hash()
+
+
+@pytest.mark.parametrize("epsilon", ["-1", "0", "nan"])
+def test_an_impossible_epsilon_is_one_clear_error(epsilon: str, data: str, tmp_path: Path) -> None:
+    code, _, err = command("train", data, "--recipe", "dp-randp", "--epsilon", epsilon, home=tmp_path / "home")
+    assert code == 2 and "epsilon" in err and "Traceback" not in err
 
 
 def test_published_settings_by_epsilon() -> None:

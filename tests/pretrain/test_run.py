@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpvision.errors import ConfigError
+from dpvision import checkpoint, sealed
+from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
 from dpvision.pretrain.encoder import Encoder, trunk_of
 from dpvision.pretrain.images import chosen, pairs
@@ -35,6 +36,42 @@ def test_a_stopped_pretraining_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
     assert one == other
     with pytest.raises(ConfigError, match="finished"):
         pretrain(SETTINGS, tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("step", "text"),
+        ("step", "-1"),
+        ("step", "1" + "0" * 30),
+        ("step", None),
+        ("settings", "{"),
+        ("settings", "[" * 20_000),
+        ("settings", None),
+        ("seconds", "nan"),
+        ("curve", "3"),
+        ("curve", "[[1, NaN]]"),
+    ],
+)
+def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
+    asked = iter([False, False, True])
+    assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
+    file = tmp_path / "state.safetensors"
+    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    with pytest.raises(DPVisionError):
+        pretrain(SETTINGS, tmp_path)
+    assert not (tmp_path / "card.json").exists()
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    asked = iter([False, False, True])
+    assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
+    file = tmp_path / "state.safetensors"
+    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"}
+    file.write_bytes(checkpoint.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
+    with pytest.raises(DPVisionError, match="no numbers"):
+        pretrain(SETTINGS, tmp_path)
 
 
 def test_private_training_starts_from_the_trunk(tmp_path: Path) -> None:
