@@ -3,7 +3,7 @@
 fit.py          charge, release, fit: the only file here that has private rows, a ledger and a key in its hands
 releases.py     noise for as many sums as were charged
 rows.py         rows of length at most 1; arrays.py what is accepted as features and labels
-whitening.py    a public linear map for the rows
+whitening.py    a public linear map for the rows; centre.py their noisy mean, taken off
 logistic.py     the clipped gradient in closed form, and descent; gd.py plain, newton.py with public curvature
 second_moment.py  x x^T as a vector; moments.py ridge regression; lda.py the linear discriminant
 setup.py        names and settings to methods; choose.py among them, on public rows

@@ -18,6 +18,7 @@ import numpy as np
 
 from dpvision.errors import ConfigError
 from dpvision.heads.arrays import Floats, as_classes, as_matrix
+from dpvision.heads.centre import less
 from dpvision.heads.rows import BoundedSum, Rows
 from dpvision.heads.setup import setup
 from dpvision.privacy import calibrate
@@ -81,7 +82,7 @@ def _accuracy(
 ) -> float:
     plan = setup(candidate.get("method", "gd"), {k: v for k, v in candidate.items() if k != "method"})
     rows = Rows.of(x[fit], y[fit], plan.preparation, classes=classes)
-    sigma = calibrate.sigma(budget, rate=1.0, steps=plan.method.releases)
+    sigma = calibrate.sigma(budget, rate=1.0, steps=plan.releases)
     rng = np.random.default_rng(seed)
 
     def noisy(bounded: BoundedSum) -> Floats:
@@ -89,8 +90,9 @@ def _accuracy(
         return bounded.total * (n / len(fit)) + noise
 
     public_rows = plan.public_rows(public, width=rows.width)
-    weight, bias = plan.method.fit(rows, n=n, sigma=sigma, noisy=noisy, public=public_rows)
+    weight, bias, centre = plan.fit(rows, n=n, sigma=sigma, noisy=noisy, public=public_rows)
     held_out, _ = plan.preparation.apply(x[judge], name="public_features")
+    held_out = held_out if centre is None else less(held_out, centre)
     scores = held_out.astype(np.float64) @ weight + (0.0 if bias is None else bias)
     return float((scores.argmax(axis=1) == y[judge]).mean())
 

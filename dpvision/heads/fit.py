@@ -56,17 +56,18 @@ def fit_head(
     read_off = ("n",) if n is None else ()
     n = _number_of_units(len(rows.x) if n is None else n)
 
-    event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=plan.method.releases), plan.method.releases)
+    event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=plan.releases), plan.releases)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
     what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {to_json(event)}"
     charge = _charged(ledger, budget, event, key, id=_branch(key, what, rows, public_rows), run=run)
     releases = Releases(charge, key)
 
-    weight, bias = plan.method.fit(rows, n=n, sigma=event.sigma, noisy=releases.noisy, public=public_rows)
+    weight, bias, centre = plan.fit(rows, n=n, sigma=event.sigma, noisy=releases.noisy, public=public_rows)
     weight, bias = split_intercept(weight, bias, plan.preparation)
     return Head(
         weight=weight,
         bias=bias,
+        centre=centre,
         event=event,
         epsilon=accountant.epsilon(event, budget.delta),
         delta=budget.delta,

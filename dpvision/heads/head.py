@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
 from dpvision.heads.arrays import Floats
+from dpvision.heads.centre import less
 from dpvision.heads.rows import Preparation
 from dpvision.privacy.events import Gaussian
 
@@ -25,6 +26,7 @@ class Head:
 
     weight: Floats  # (d, classes)
     bias: Floats | None  # (classes,)
+    centre: Floats | None  # (d,): taken off each row
     event: Gaussian
     epsilon: float
     delta: float
@@ -42,6 +44,8 @@ class Head:
         width = x.shape[1] - (self.preparation.intercept > 0)
         if width != len(self.weight):
             raise ConfigError(f"features have {width} columns, but the head was fitted on {len(self.weight)}.")
+        if self.centre is not None:
+            x = less(x, self.centre)
         found = x[:, : len(self.weight)].astype(np.float64) @ self.weight
         return found if self.bias is None else found + self.bias
 

@@ -52,14 +52,18 @@ class Preparation:
     unit        every row is brought to length 1, not only the longer ones
     whitening   a public linear map that goes first; its rows are brought to length 1
     intercept   a constant feature of this length beside a row of length 1; the two share the length of 1
+    centre      one release more is spent on the mean row, which is then taken off each row (centre.py)
     """
 
     bound: float = 1.0
     unit: bool = False
     whitening: Whitening | None = None
     intercept: float = 0.0
+    centre: bool = False
 
     def __post_init__(self) -> None:
+        if self.centre and self.intercept:
+            raise ConfigError("intercept: the mean row takes a constant off. Fix: leave intercept or centre out.")
         if not (isinstance(self.bound, int | float) and 0 < self.bound < math.inf):
             raise ConfigError(f"bound is {self.bound!r}: the most length of a row must be a finite number above 0.")
         if not (isinstance(self.intercept, int | float) and 0 <= self.intercept < math.inf):
@@ -136,6 +140,11 @@ class Rows:
     @property
     def width(self) -> int:
         return self.x.shape[1]
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which rows have numbers only; public rows, which have no class, all do."""
+        return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
 
     def blocks(self) -> Iterator[tuple[Floats, Floats]]:
         """A few rows at a time, with their classes as 0 and 1 (all 0 where there is none), in float64."""

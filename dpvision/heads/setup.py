@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from dpvision.errors import ConfigError
 from dpvision.heads.arrays import Floats
+from dpvision.heads.centre import around, sum_of_rows
 from dpvision.heads.gd import GradientDescent
 from dpvision.heads.lda import Discriminant
 from dpvision.heads.logistic import Noisy
@@ -44,6 +45,21 @@ class Setup:
     name: str
     preparation: Preparation
     method: Method
+
+    @property
+    def releases(self) -> int:
+        """How many noisy sums there will be."""
+        return self.method.releases + self.preparation.centre
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, noisy: Noisy, public: Rows | None
+    ) -> tuple[Floats, Floats | None, Floats | None]:
+        """Weights, the classes' intercepts, and the centre; each where there is one."""
+        centre = None
+        if self.preparation.centre:
+            centre = noisy(sum_of_rows(rows)) / n
+            rows, public = around(rows, centre), None if public is None else around(public, centre)
+        return *self.method.fit(rows, n=n, sigma=sigma, noisy=noisy, public=public), centre
 
     @property
     def settings(self) -> dict[str, Any]:

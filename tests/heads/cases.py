@@ -22,6 +22,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gd, much clipped": {"method": "gd", "steps": 3, "clip": 0.1, "bound": 2.5, "keep": "last"},
     "gd, never clipped": {"method": "gd", "steps": 3, "clip": 10.0},
     "gd, whitened": {"method": "gd", "steps": 3, "whitening": Whitening.of(PUBLIC)},
+    "gd, centred": {"method": "gd", "steps": 3, "unit": True, "centre": True},
+    "newton, centred": {"method": "newton", "steps": 2, "public": PUBLIC, "centre": True},
     "newton": {"method": "newton", "steps": 3, "public": PUBLIC},
     "moments": {"method": "moments", "intercept": 0.3},
     "moments, uneven": {"method": "moments", "share": 0.9, "unit": True},
