@@ -45,7 +45,10 @@ def test_nothing_of_a_sum_that_failed_is_left(threads: int) -> None:
 def test_an_interrupted_sum_leaves_nothing(threads: int) -> None:
     """Ctrl-C while threads are at work: what they still finish must not enter the next sum."""
     import _thread
+    import signal
     import threading
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
 
     class Slow(nn.Module):
         def __init__(self) -> None:
@@ -71,3 +74,4 @@ def test_an_interrupted_sum_leaves_nothing(threads: int) -> None:
             time.sleep(0.1)
     finally:
         torch.set_num_threads(before)
+        signal.signal(signal.SIGINT, handler)
