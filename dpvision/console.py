@@ -82,8 +82,7 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
     spent, budget = account.spent(), account.budget
     if json:
         limits = {"epsilon": budget.epsilon, "delta": budget.delta}
-        changes = [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
-        found = {"account": account.id, "budget": limits, "budget_changes": changes, "spent": spent}
+        found = {"account": account.id, "budget": limits, "budget_changes": account.budget_changes, "spent": spent}
         as_json({**found, "charges": charges, "file": str(file)})
         return
     rows = [
@@ -96,8 +95,8 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
         for c in charges
     ]
     grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
-    for when, changed in account.budgets[1:]:
-        say(f"{when}: the budget was changed to epsilon {changed.epsilon:g} at delta {changed.delta:g}")
+    for change in account.budget_changes:
+        say(f"{change['time']}: the budget was changed to epsilon {change['epsilon']:g} at delta {change['delta']:g}")
     say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
     say(f"file: {file}")
 

@@ -67,6 +67,11 @@ class Account:
     def total(self) -> Composed:
         return Composed(tuple(c.event for c in self.charges))
 
+    @property
+    def budget_changes(self) -> list[dict[str, Any]]:
+        """What the budget was changed to after it was first set, and when."""
+        return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in self.budgets[1:]]
+
     def spent(self) -> float:
         """Epsilon of everything charged so far, at the budget's delta."""
         return accountant.epsilon(self.total, self.budget.delta)

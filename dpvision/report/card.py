@@ -206,7 +206,7 @@ def _data_set(account: Account | None) -> dict[str, Any] | None:
         "epsilon_budget": account.budget.epsilon,
         "delta": account.budget.delta,
         "charges": len(account.charges),
-        "budget_changes": [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]],
+        "budget_changes": account.budget_changes,
     }
 
 
