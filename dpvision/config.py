@@ -29,8 +29,9 @@ class Config:
 
     recipe: str = "default"
     model: str | None = None  # None: by n, see default_model
-    part: str = "all"  # what is trained of it: "all", "head", "probe" or "bias"; the rest keeps its first weights
+    part: str = "all"  # what is trained of it: see models/parts.py; the rest keeps its first weights
     pretrained: str | None = None  # a .safetensors file of public weights to start from
+    prior: str | None = None  # "patches": weights to start from are made, of random images, and kept
     # The guarantee.
     epsilon: float = 3.0
     delta: float = 1e-5
@@ -76,7 +77,9 @@ class Config:
         _one_of("release", self.release, ("ema", "last"))
         _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
         _one_of("mix", self.mix, ("mixup", "cutmix"))
-        _one_of("part", self.part, ("all", "head", "probe", "bias"))
+        _one_of("part", self.part, ("all", "head", "centred-head", "probe", "bias"))
+        if self.prior is not None:
+            _one_of("prior", self.prior, ("patches",))
         for name in (
             "n",
             "batch",
@@ -107,6 +110,8 @@ class Config:
             )
         if (self.probe_steps or self.probe_share) and self.part != "all":
             raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
+        if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
+            raise ConfigError("centred-head needs one step for the mean of their features and more, and no views.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.full_batch and self.batch not in (None, self.n):
@@ -135,7 +140,7 @@ class Config:
         n = n if self.n is None else self.n
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
-        model = default_model(n) if self.model is None else self.model
+        model = self.model or ("patches-2048" if self.prior else default_model(n))
         batch = n if self.full_batch else default_batch(n) if self.batch is None else self.batch
         if batch > n:
             raise ConfigError(

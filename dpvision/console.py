@@ -206,6 +206,7 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
 
 TRAINED = {
     "head": "the head alone",
+    "centred-head": "the mean of the features in the first step, then the head",
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
 }

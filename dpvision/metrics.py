@@ -43,5 +43,5 @@ def line(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None
         found["test_images"] = min(len(test), most or len(test))
         for name, weights in (("ema", state.ema), ("last", state.weights)):
             vector_to_parameters(weights, trainable(model))
-            found[f"test_accuracy_{name}"] = accuracy(prepared.learner(model), test, most=most)
+            found[f"test_accuracy_{name}"] = accuracy(prepared.learner(model)[0], test, most=most)
     return found

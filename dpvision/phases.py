@@ -1,8 +1,8 @@
 """Which weights a step learns, and how fast: a function of the step's number, fixed before the training.
 
 The steps of a training are all the same mechanism, Poisson sampling and noise of sigma times the clipping norm. That
-the first of them learn the head alone (Tang et al. 2023, Phase II) changes what is summed, not what it tells: one
-event, one charge, one noise multiplier for all.
+the first of them learn the head alone (Tang et al. 2023, Phase II), or the mean of the features, changes what is
+summed, not what it tells: one event, one charge, one noise multiplier for all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from dpvision.config import Config
+from dpvision.mechanism.clip import Loss
+from dpvision.models.parts import CENTRE
 from dpvision.prepare import Prepared
 from dpvision.state import trainable
 
@@ -23,8 +26,10 @@ class Phase:
 
     first: int
     end: int
+    part: str
     lr: float
-    model: nn.Module
+    learner: nn.Module  # what the clipped sum differentiates
+    loss: Loss
     _all: list[nn.Parameter]  # of its network: what the whole training learns
     _here: Tensor  # which numbers of the state's flat vector this phase learns
 
@@ -41,6 +46,9 @@ def phases(prepared: Prepared) -> list[Phase]:
     """One after the other, from step 0 to the last; one of them where the head is not learned first."""
     config = prepared.config
     assert config.steps
+    if config.part == "centred-head":
+        mean = _phase(prepared, 0, 1, part=CENTRE, lr=_rate_of_mean(config))
+        return [mean, _phase(prepared, 1, config.steps, part="head", lr=config.lr)]
     found = []
     if config.probe_steps:
         found.append(_phase(prepared, 0, config.probe_steps, part="probe", lr=config.probe_lr or config.lr))
@@ -56,4 +64,9 @@ def _phase(prepared: Prepared, first: int, end: int, *, part: str, lr: float) ->
     every = [mine[n] for n in names]
     here = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in every])
     assert int(here.sum()) == len(parameters_to_vector(trainable(model)))  # a phase learns a part of the whole
-    return Phase(first, end, lr, model, every, here)
+    return Phase(first, end, part, lr, *prepared.learner(model, part=part), every, here)
+
+
+def _rate_of_mean(config: Config) -> float:
+    """Rows have length 1 and clipping leaves min(1, C) of that, or C by normalising: this makes it 1 again."""
+    return 1.0 / (config.clip if config.clip_style == "automatic" else min(1.0, config.clip))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,25 @@ from dpvision.config import Config
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.inputs import Inputs, to_tensor, units
-from dpvision.mechanism.clip import verify
+from dpvision.mechanism.clip import Loss, verify
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.models import Featured, build, digest_of, load_public, train_only
+from dpvision.models.centred import Agreement, Centred
 from dpvision.models.head import head_alone, require_last
+from dpvision.models.parts import CENTRE
+from dpvision.pretrain import dictionary
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Event, from_json, to_json
+from dpvision.privacy.ledger import home
 from dpvision.state import computing
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
+
+
+def outputs_as_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """For a learner whose only output is its loss."""
+    return outputs[:, 0]
 
 
 def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -97,10 +106,13 @@ class Prepared:
             return None
         return head_alone(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
 
-    def learner(self, model: nn.Module) -> nn.Module:
-        """What the clipped sum differentiates: all of the model, or what stands behind the frozen part."""
+    def learner(self, model: nn.Module, *, part: str | None = None) -> tuple[nn.Module, Loss]:
+        """What the clipped sum differentiates, all of the model or what stands behind a frozen part, and the loss."""
         parts = self.split(model)
-        return model if parts is None else parts.rest
+        rest = model if parts is None else parts.rest
+        if part != CENTRE:
+            return rest, each_loss
+        return Agreement(next(m for m in rest.modules() if isinstance(m, Centred))), outputs_as_losses
 
     def inputs(self, split: Split, model: nn.Module, progress: Progress = lambda *_: None) -> Inputs:
         """What `learner` gets of a split."""
@@ -151,18 +163,22 @@ class Prepared:
 
     def require_separable(self) -> None:
         """By trial on random images: no layer mixes the images of a batch, and every gradient is right."""
+        if self.config.part == "centred-head":
+            self._require_separable(CENTRE)
+            self._require_separable("head")
+            return
         if self.config.probe_steps:
-            self._require_separable(self.model(part="probe"))
-        self._require_separable(self.model())
+            self._require_separable("probe")
+        self._require_separable(self.config.part)
 
-    def _require_separable(self, model: nn.Module) -> None:
-        parts, classes = self.split(model), len(self.data.classes)
-        if parts is None:
-            verify(model, each_loss, self.shape, classes)
-        else:
+    def _require_separable(self, part: str) -> None:
+        model, classes = self.model(part=part), 1 if part == CENTRE else len(self.data.classes)
+        parts, shape = self.split(model), tuple[int, ...](self.shape)
+        if parts is not None:
             require_last(model, parts, self.shape)
             features.require_separate(parts, self.shape)
-            verify(parts.rest, each_loss, features.shape_of(parts, self.shape), classes)
+            shape = features.shape_of(parts, self.shape)
+        verify(*self.learner(model, part=part), shape, classes)
 
 
 def prepare(source: str, config: Config) -> Prepared:
@@ -185,13 +201,25 @@ def prepare(source: str, config: Config) -> Prepared:
     synthetic = None
     if config.synthetic:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
-    if config.pretrained:
+    if config.prior:
+        complete, public["pretrained"] = _prior(complete, data)
+    elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), unit=config.unit)
     sketch = overlap.sketch(digests)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
     return prepared
+
+
+def _prior(config: Config, data: Dataset) -> tuple[Config, dict[str, Any]]:
+    """Weights of random images, made for the images' shape where they are not there yet."""
+    height, width, channels = data.train.images.shape[1:]
+    assert config.model  # complete
+    settings = dictionary.Settings(config.model, (channels, height, width))
+    path = dictionary.kept(settings, home() / "priors")
+    name = f"{settings.model} of {settings.process}, seed {settings.seed}"
+    return replace(config, pretrained=str(path)), {"file": name, "digest": digest_of(path)}
 
 
 def _pretrained(path: Path, *, unit: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dpvision import features
 from dpvision.data import Split
 from dpvision.inputs import Inputs, fetcher
 from dpvision.mechanism.clip import ClippedSum
-from dpvision.prepare import Prepared, each_loss
+from dpvision.prepare import Prepared
 
 
 def seconds(prepared: Prepared, *, ranks: int = 1) -> float:
@@ -41,9 +41,9 @@ def _seconds_of_features(prepared: Prepared) -> float:
 def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
     """Private images with all their views."""
     model, views, config = prepared.model(), prepared.views(), prepared.config
-    learner, parts = prepared.learner(model), prepared.split(model)
+    (learner, loss), parts = prepared.learner(model), prepared.split(model)
     shape = features.shape_of(parts, prepared.shape) if parts else prepared.shape
-    clipped_sum = ClippedSum(learner, each_loss, clip=1.0, physical=config.physical, one_view=config.one_view)
+    clipped_sum = ClippedSum(learner, loss, clip=1.0, physical=config.physical, one_view=config.one_view)
     least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
     count, rate = least, 0.0
     while True:

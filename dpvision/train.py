@@ -36,8 +36,9 @@ from dpvision.inputs import Inputs, fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
+from dpvision.models.parts import CENTRE
 from dpvision.phases import Phase, phases
-from dpvision.prepare import Prepared, each_loss, prepare
+from dpvision.prepare import Prepared, prepare
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import Charge, ledger_of
@@ -254,7 +255,8 @@ def _proceed(
         gradient = phase.spread(private_sum.step(number, everyone, fetch).float())
         state = _descend(state, gradient, config, lr=phase.lr)
         if state.step == phase.end:
-            state = replace(state, momentum=torch.zeros_like(state.momentum))
+            average = state.weights if phase.part == CENTRE else state.ema  # not half a mean
+            state = replace(state, momentum=torch.zeros_like(state.momentum), ema=average)
         tally = _of_all_ranks(seen.flush(), team)
         if not team.first:
             continue
@@ -360,8 +362,8 @@ def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
 def _clipped_sum(prepared: Prepared, phase: Phase, watch: Seen) -> ClippedSum:
     config = prepared.config
     return ClippedSum(
-        prepared.learner(phase.model),
-        each_loss,
+        phase.learner,
+        phase.loss,
         clip=STYLES[config.clip_style](config.clip),
         physical=config.physical,
         watch=watch,

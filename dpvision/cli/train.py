@@ -14,7 +14,7 @@ from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Size, SkipBroke
 from dpvision.cli.reporting import write_report
 from dpvision.errors import ConfigError
 
-Part = Literal["all", "head", "probe", "bias"]
+Part = Literal["all", "head", "centred-head", "probe", "bias"]
 
 
 @app.command
@@ -33,6 +33,9 @@ def train(
     model: Annotated[str | None, Parameter(help="such as wrn-16-4 or scatter-linear; by default by n")] = None,
     part: Annotated[Part | None, Parameter(help="what is trained of the model")] = None,
     pretrained: Annotated[Path | None, Parameter(help="public weights to start from, a .safetensors file")] = None,
+    prior: Annotated[
+        Literal["patches"] | None, Parameter(help="weights to start from are made, of random images, and kept")
+    ] = None,
     unit: Annotated[Literal["image", "person"] | None, Parameter(help="whom the guarantee protects")] = None,
     n: Annotated[int | None, Parameter(help="declare the public number of units")] = None,
     classes: Classes = None,

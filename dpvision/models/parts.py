@@ -1,28 +1,39 @@
-"""Which weights are trained: all, the head alone, the head and its normalisation, or the biases and the head."""
+"""Which weights are trained: all, the head alone or with what is before it, or the biases and the head."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from dpvision.errors import ConfigError
+from dpvision.models.centred import Centred
 from dpvision.models.featured import Featured
 
-PARTS = ("all", "head", "probe", "bias")
+PARTS = ("all", "head", "centred-head", "probe", "bias")
+CENTRE = "centre"  # part of part "centred-head", in its first step
 
 
 def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
     """Set `requires_grad` of every parameter. A prefix of fixed features stays frozen whatever the part.
 
-    all     everything
-    head    the classifier: the last linear layer
-    probe   the head and the normalisation that its input went through last (Tang et al. 2023, Phase II)
-    bias    every parameter named bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
+    all            everything but the mean of features
+    head           the classifier: the last linear layer
+    centred-head   the mean of the features in one step, then the head on features less their mean
+    probe          the head and the normalisation that its input went through last (Tang et al. 2023, Phase II)
+    bias           every parameter named bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
-    if part not in PARTS:
+    if part not in (*PARTS, CENTRE):
         raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
-    able = {n for n, _ in model.named_parameters() if not (isinstance(model, Featured) and n.startswith("prefix."))}
+    centre = {f"{n}.centre" for n, m in model.named_modules() if isinstance(m, Centred)}
+    if part in ("centred-head", CENTRE) and not centre:
+        raise ConfigError(f"{name}: it does not take the mean off its features. Fix: --part head.")
+    fixed = isinstance(model, Featured)
+    able = {n for n, _ in model.named_parameters() if n not in centre and not (fixed and n.startswith("prefix."))}
+    if part == CENTRE:
+        able = set()
     chosen = able if part == "all" else {n for n in able if n.startswith(head_of(model, name=name) + ".")}
+    if part in ("centred-head", CENTRE):
+        chosen = chosen | centre
     if part == "probe":
         chosen = chosen | {n for n in able if n.startswith(norm_before_head(model, name=name) + ".")}
     if part == "bias":

@@ -54,7 +54,8 @@ PROCESSES: dict[str, Process] = {
 def draw(process: str, indices: Iterable[int], *, side: int, seed: int = 0) -> Bytes:
     """The images with these numbers: (N, side, side, 3)."""
     _require(process, side)
-    images = PROCESSES[process]([Coins(process, seed, index) for index in indices], side)
+    coins = [Coins(process, seed, index) for index in indices]
+    images = PROCESSES[process](coins, side) if coins else np.empty((0, side, side, 3))
     return np.rint(np.clip(images, 0.0, 1.0) * 255.0).astype(np.uint8)
 
 
