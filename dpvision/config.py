@@ -141,6 +141,7 @@ class Config:
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
         model = self.model or ("patches-2048" if self.prior else default_model(n))
+        prior = self.prior or ("patches" if model.startswith("patches-") and not self.pretrained else None)
         batch = n if self.full_batch else default_batch(n) if self.batch is None else self.batch
         if batch > n:
             raise ConfigError(
@@ -155,7 +156,7 @@ class Config:
         sigma = self.sigma
         if sigma is None:
             sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
-        whole = replace(self, n=n, model=model, batch=batch, steps=steps, sigma=sigma)
+        whole = replace(self, n=n, model=model, prior=prior, batch=batch, steps=steps, sigma=sigma)
         if self.probe_share is not None:
             whole = replace(whole, probe_share=None, probe_steps=steps_of_share(self.probe_share, whole))
             if self.probe_share and not whole.probe_steps:

@@ -201,7 +201,7 @@ def prepare(source: str, config: Config) -> Prepared:
     synthetic = None
     if config.synthetic:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
-    if config.prior:
+    if complete.prior:
         complete, public["pretrained"] = _prior(complete, data)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), unit=config.unit)

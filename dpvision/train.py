@@ -255,7 +255,7 @@ def _proceed(
         gradient = phase.spread(private_sum.step(number, everyone, fetch).float())
         state = _descend(state, gradient, config, lr=phase.lr)
         if state.step == phase.end:
-            average = state.weights if phase.part == CENTRE else state.ema  # not half a mean
+            average = state.weights.clone() if phase.part == CENTRE else state.ema  # not half a mean
             state = replace(state, momentum=torch.zeros_like(state.momentum), ema=average)
         tally = _of_all_ranks(seen.flush(), team)
         if not team.first:

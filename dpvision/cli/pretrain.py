@@ -29,10 +29,14 @@ def pretrain(
 ) -> None:
     """Learn to see from random images, with no label and no private image: weights for `train --pretrained`.
 
-    It can be stopped with Ctrl-C and goes on by the same command.
+    It can be stopped with Ctrl-C and goes on by the same command. A model on patches is not trained: its dictionary is
+    made in seconds, with --process, --size and --seed.
 
     Example: `dpvision pretrain --model wrn-10-1 --process dead-leaves-mixed --hidden 512 --steps 2000 --out prior`
     """
+    if model.startswith("patches-"):
+        _dictionary(model, out, process=process, size=size, seed=seed)
+        return
     from dpvision import console
     from dpvision.pretrain.check import recognised
     from dpvision.pretrain.run import Progress, Settings, learned
@@ -63,5 +67,17 @@ def pretrain(
     trunks = (learned(settings), learned(settings, out))
     first, last = (recognised(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
     console.say(f"of 200 new random images {last:.1%} are known again in another view, and {first:.1%} before learning")
+    weights = out / "weights.safetensors"
+    console.say(f"wrote {weights}; use it with `dpvision train DATA --model {model} --pretrained {weights}`")
+
+
+def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
+    from dpvision import console
+    from dpvision.errors import ConfigError
+    from dpvision.pretrain.dictionary import Settings, save
+
+    if (out / "card.json").exists():
+        raise ConfigError(f"{out}: this prior is finished. Fix: another --out.")
+    save(Settings(model, (3, size, size), process=process, seed=seed), out)
     weights = out / "weights.safetensors"
     console.say(f"wrote {weights}; use it with `dpvision train DATA --model {model} --pretrained {weights}`")

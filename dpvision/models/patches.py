@@ -28,9 +28,6 @@ THRESHOLD = 0.25
 class Patches(nn.Module):
     """Images (N, C, H, W) to (N, 2 K GRID^2), rows of length 1."""
 
-    whitening: Tensor  # (rank, C PATCH^2), rows with mean zero over the pixels of a patch
-    dictionary: Tensor  # (K, C PATCH^2), whitened as well: dictionary @ p is d . W p
-    mean: Tensor
     cells: Tensor
 
     def __init__(self, shape: tuple[int, int, int], count: int) -> None:
@@ -39,9 +36,9 @@ class Patches(nn.Module):
         if min(height, width) < 2 * PATCH:
             raise ConfigError(f"patches need {2 * PATCH}x{2 * PATCH} pixels at least, not {height}x{width}.")
         size = channels * PATCH**2
-        self.register_buffer("whitening", torch.zeros(size, size))
-        self.register_buffer("dictionary", torch.zeros(count, size))
-        self.register_buffer("mean", torch.zeros(2 * count * GRID**2))
+        self.whitening = nn.Parameter(around_zero(torch.eye(size)))  # W
+        self.dictionary = nn.Parameter(around_zero(F.normalize(torch.randn(count, size), dim=1)))  # d^T W
+        self.mean = nn.Parameter(torch.zeros(2 * count * GRID**2))
         cells = torch.einsum("ap,bq->abpq", _cells(height + 1 - PATCH), _cells(width + 1 - PATCH))
         self.register_buffer("cells", cells.reshape(-1, GRID**2), persistent=False)
 
@@ -66,6 +63,11 @@ def patches_linear(shape: tuple[int, int, int], classes: int, *, count: int) -> 
     """A linear classifier on the features, less their mean where that is learned."""
     features = Patches(shape, count)
     return Featured(features, centred_linear(len(features.mean), classes))
+
+
+def around_zero(rows: Tensor) -> Tensor:
+    """Patches less their means; of filters, those that do not see the mean of a patch."""
+    return rows - rows.mean(1, keepdim=True)
 
 
 def _cells(length: int) -> Tensor:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from torch import Tensor
 from dpvision import __version__, atomic, checkpoint
 from dpvision.errors import ConfigError
 from dpvision.models import Featured, Shape, build
-from dpvision.models.patches import PATCH, Patches
+from dpvision.models.patches import PATCH, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.randimages import draw
 
@@ -58,23 +60,43 @@ def learn(settings: Settings) -> Featured:
     model = build(settings.model, settings.shape, classes=2, seed=settings.seed)
     if not isinstance(model, Featured) or not isinstance(model.prefix, Patches):
         raise ConfigError(f"{settings.model}: only a model on patches has a dictionary. Fix: patches-2048.")
-    patches, half = model.prefix, settings.images // 2
+    patches, images = model.prefix, settings.images
+    with torch.no_grad():
+        with _one_thread():
+            whitening, dictionary = _white(drawn(settings, range(images)), len(patches.dictionary), settings)
+            patches.whitening.copy_(whitening)
+            patches.dictionary.copy_(dictionary)
+        others = drawn(settings, range(images, images + images // 2))
+        seen = in_pieces(patches.seen, others, size=model.piece or AT_A_TIME)
+        with _one_thread():
+            patches.mean.copy_(seen.mean(0))
+    return model
+
+
+def _white(images: Tensor, count: int, settings: Settings) -> tuple[Tensor, Tensor]:
+    """W, and `count` patches d as d^T W."""
     generator = torch.Generator().manual_seed(settings.seed)
-    found = _some_patches(drawn(settings, range(settings.images)), settings.patches, generator)
+    found = _some_patches(images, settings.patches, generator)
     variances, directions = torch.linalg.eigh(found.T @ found / len(found))
     whitening = (variances + settings.floor * variances.mean()).rsqrt().unsqueeze(1) * directions.T
     white = found @ whitening.T
     length = white.norm(dim=1)
     white = F.normalize(white[length > length.median()], dim=1)
-    if len(white) < len(patches.dictionary):
-        raise ConfigError(f"{len(patches.dictionary)} patches were asked for, and there are {len(white)}.")
-    chosen = white[torch.randperm(len(white), generator=generator)[: len(patches.dictionary)]]
-    with torch.no_grad():
-        patches.whitening.copy_(_around_zero(whitening))
-        patches.dictionary.copy_(_around_zero(chosen @ whitening))
-        others = drawn(settings, range(settings.images, settings.images + half))
-        patches.mean.copy_(in_pieces(patches.seen, others, size=model.piece or AT_A_TIME).mean(0))
-    return model
+    if len(white) < count:
+        raise ConfigError(f"{count} patches were asked for, and there are {len(white)}.")
+    chosen = white[torch.randperm(len(white), generator=generator)[:count]]
+    return around_zero(whitening), around_zero(chosen @ whitening)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The order of sums, so the last bits, depend on the number of threads."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def save(settings: Settings, folder: Path) -> None:
@@ -121,9 +143,4 @@ def _some_patches(images: Tensor, count: int, generator: torch.Generator) -> Ten
     right = torch.randint(width + 1 - PATCH, (count,), generator=generator).tolist()
     places = zip(which, down, right, strict=True)
     found = torch.stack([images[i, :, a : a + PATCH, b : b + PATCH].flatten() for i, a, b in places])
-    return _around_zero(found)
-
-
-def _around_zero(rows: Tensor) -> Tensor:
-    """What takes the mean of a patch away."""
-    return rows - rows.mean(1, keepdim=True)
+    return around_zero(found)

@@ -147,10 +147,10 @@ def test_the_card_tells_what_the_first_steps_told_as_they_were_done(where: int, 
 
 def test_a_gradient_goes_where_it_belongs(data: str) -> None:
     head, whole = phases(train.prepare(data, SETTINGS))
-    count = sum(p.numel() for p in trainable(head.model))
+    count = sum(p.numel() for p in trainable(head.learner))
     spread = head.spread(torch.arange(1.0, count + 1))
     assert torch.equal(spread[spread != 0], torch.arange(1.0, count + 1))
-    names = [n for n, p in whole.model.named_parameters() for _ in range(p.numel())]
+    names = [n for n, p in whole.learner.named_parameters() for _ in range(p.numel())]
     assert {n for n, v in zip(names, spread.tolist(), strict=True) if v} == PROBED | {"7.weight", "7.bias"}
     full = torch.randn(len(spread))
     assert torch.equal(whole.spread(full), full)

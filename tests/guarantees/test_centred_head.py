@@ -1,0 +1,183 @@
+"""The mean of the features in the first step, then the head: the noise that was charged, and nothing else moves."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpvision import runs, train
+from dpvision.config import Config
+from dpvision.errors import ConfigError
+from dpvision.mechanism.clip import ClippedSum
+from dpvision.models import build, load_public, train_only
+from dpvision.phases import phases
+from dpvision.pretrain import dictionary
+from dpvision.privacy.events import PoissonGaussian
+from dpvision.privacy.ledger import ledger_of
+from dpvision.state import State
+from tests.guarantees.commands import run as command
+
+SETTINGS = Config(
+    model="patches-512", part="centred-head", epsilon=8.0, full_batch=True, steps=6, lr=1.0, momentum=0.9, ema=0.5
+)
+
+
+@pytest.fixture(autouse=True)
+def quick_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real ones, of fewer images."""
+    monkeypatch.setattr(dictionary.Settings, "__init__", _with_fewer(dictionary.Settings.__init__))
+
+
+def _with_fewer(init: Any) -> Any:
+    return lambda self, model, shape, **rest: init(self, model, shape, **{"images": 40, "patches": 2000, **rest})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 2
+    images = (rng.random((40, 12, 12, 3)) * 100 + 100 * labels[:, None, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "data.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    return str(tmp_path / "data.npz")
+
+
+def _until(step: int):
+    left = [step]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    return stop
+
+
+def _begin(data: str, folder: Path, **changes: Any) -> tuple[runs.Run, train.Prepared]:
+    prepared = train.prepare(data, replace(SETTINGS, **changes))
+    return train.begin(prepared, folder), prepared
+
+
+def _centre_and_head(run: runs.Run, prepared: train.Prepared, of: str = "weights") -> tuple[torch.Tensor, torch.Tensor]:
+    vector = getattr(State.load(run.state, prepared.model()), of)
+    return vector[:4096], vector[4096:]
+
+
+@pytest.mark.parametrize(("clip", "style"), [(1.0, "flat"), (0.1, "flat"), (3.0, "flat"), (0.5, "automatic")])
+def test_the_first_step_is_the_mean_with_the_noise_that_was_charged(
+    clip: float, style: str, data: str, tmp_path: Path
+) -> None:
+    run, prepared = _begin(data, tmp_path / "run", clip=clip, clip_style=style)
+    train.proceed(run, prepared, stop=_until(1))
+    centre, head = _centre_and_head(run, prepared)
+    model = prepared.model()
+    rows = prepared.inputs(prepared.data.train, model)(slice(0, 40))
+    error, sigma = centre - rows.mean(0), prepared.config.sigma or 0
+    scale = max(1.0, clip) if style == "flat" else 1.0  # of the noise, where C is longer than a row
+    assert error.std().item() == pytest.approx(scale * sigma / 40, rel=0.06)
+    assert abs(error.mean().item()) < 5 * scale * sigma / 40 / 64
+    assert not head.any()
+
+
+def test_later_steps_leave_the_mean_as_it_is(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=_until(1))
+    first, _ = _centre_and_head(run, prepared)
+    train.proceed(run, prepared)
+    for of in ("weights", "ema"):
+        last, head = _centre_and_head(run, prepared, of)
+        assert torch.allclose(first, last, rtol=1e-5, atol=0) and bool(head.any())
+    assert torch.equal(first, _centre_and_head(run, prepared)[0])
+
+
+def test_one_event_and_one_charge(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared)
+    charges = ledger_of(prepared.fingerprint).account().charges
+    assert [c.event for c in charges] == [PoissonGaussian(1.0, prepared.config.sigma or 0, 6)]
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.1])
+def test_one_image_moves_the_sum_by_the_clipping_norm_at_most(clip: float, data: str) -> None:
+    prepared = train.prepare(data, replace(SETTINGS, clip=clip))
+    rows = prepared.inputs(prepared.data.train, prepared.model())(slice(0, 40))
+    rows[3] *= 1e4
+    rows[4, 0] = float("nan")
+    for phase in phases(prepared):
+        total = ClippedSum(phase.learner, phase.loss, clip=clip, one_view=True)
+        labels = torch.arange(40) % 2
+        whole = total(rows, labels, [1] * 40)
+        for left_out in (0, 3, 4):
+            others = [i for i in range(40) if i != left_out]
+            moved = (whole - total(rows[others], labels[others], [1] * 39)).norm().item()
+            assert moved <= clip * (1 + 1e-6) and (moved > 0) == (left_out != 4)
+
+
+@pytest.mark.parametrize("where", [1, 2])
+def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    shutil.copytree(run.folder, tmp_path / "copy")
+    (key,) = (tmp_path / "home" / "keys").glob("*.key")
+    secret = key.read_bytes()
+    train.proceed(run, prepared)
+    key.write_bytes(secret)
+    copy = runs.Run(tmp_path / "copy")
+    train.proceed(copy, train.reopen(copy), stop=_until(where))
+    train.proceed(copy, train.reopen(copy))
+    assert run.weights.read_bytes() == copy.weights.read_bytes()
+    assert len(ledger_of(prepared.fingerprint).account().charges) == 1
+
+
+def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
+    prepared = train.prepare(data, SETTINGS)
+    assert prepared.config.prior == "patches" and prepared.config.model == "patches-512"
+    assert replace(SETTINGS, model=None, prior="patches").complete(40).model == "patches-2048"
+    assert prepared.public["pretrained"]["file"] == "patches-512 of dead-leaves-mixed, seed 0"
+    path = Path(prepared.config.pretrained or "")
+    assert path.parent.parent == tmp_path / "home" / "priors"
+    loaded = build("patches-512", (3, 12, 12), classes=2, seed=0)
+    assert load_public(loaded, path) == prepared.public["pretrained"]["digest"]
+    mine = prepared.model().state_dict()
+    assert all(torch.equal(t, mine[n]) for n, t in loaded.state_dict().items() if n.startswith("prefix."))
+
+
+def test_what_has_no_mean_is_refused(data: str) -> None:
+    with pytest.raises(ConfigError, match="does not take the mean off"):
+        train.prepare(data, replace(SETTINGS, model="small-cnn"))
+    with pytest.raises(ConfigError, match="one step for the mean"):
+        replace(SETTINGS, steps=1)
+    with pytest.raises(ConfigError, match="one step for the mean"):
+        replace(SETTINGS, augment=("flip",))
+    with pytest.raises(ConfigError, match="part is 'centre'"):
+        replace(SETTINGS, part="centre")
+    with pytest.raises(ConfigError, match="prior is 'leaves'"):
+        replace(SETTINGS, prior="leaves")
+
+
+def test_all_of_it_is_the_head(data: str) -> None:
+    model = build("patches-512", (3, 12, 12), classes=2, seed=0)
+    for part, names in (
+        ("all", ["rest.1.weight"]),
+        ("head", ["rest.1.weight"]),
+        ("centre", ["rest.0.centre"]),
+        ("centred-head", ["rest.0.centre", "rest.1.weight"]),
+    ):
+        train_only(model, part)
+        assert [n for n, p in model.named_parameters() if p.requires_grad] == names
+
+
+def test_the_released_weights_predict(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run", epsilon=50.0, steps=30)
+    train.proceed(run, prepared)
+    code, out, err = command("predict", run.folder, data, "--out", tmp_path / "found.csv", home=tmp_path / "home")
+    assert code == 0, err + out
+    found = [line.split(",")[1] for line in (tmp_path / "found.csv").read_text().splitlines()[1:]]
+    model = prepared.model()
+    load_public(model, run.weights)
+    images = torch.from_numpy(np.load(data)["train_images"]).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        assert found == [str(k) for k in model(images).argmax(1).tolist()]
