@@ -46,7 +46,7 @@ class Case:
     def config(self, seed: int) -> Config:
         """The released weights are the averaged ones, before any run; the budget is no limit here."""
         chosen = {"epsilon": self.epsilon, "budget": 1e4, "seed": seed, "release": "ema", **dict(self.settings)}
-        return replace(recipe(self.recipe), **chosen)
+        return replace(recipe(self.recipe, epsilon=self.epsilon), **chosen)
 
     def prepared(self, seed: int, folder: Path) -> train.Prepared:
         config = self.config(seed)

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from dpvision.data import Split
 from dpvision.mechanism.private_sum import Fetch
 from dpvision.mechanism.sampling import by_person
+from dpvision.models.pieces import in_pieces
 from dpvision.views import Coins, Views
+
+AT_A_TIME, PIECE = 4096, 64
 
 
 def to_tensor(images: NDArray[Any]) -> Tensor:
@@ -32,7 +35,7 @@ class Inputs:
     """The records of a split as the network sees them, a few at a time."""
 
     def __init__(self, split: Split, features: NDArray[np.float32] | None = None) -> None:
-        self.labels = split.labels
+        self.labels, self._split = split.labels, split
         self._images, self._features = split.images, features
 
     def __len__(self) -> int:
@@ -47,8 +50,20 @@ class Inputs:
             found.update(np.ascontiguousarray(self._features[start : start + 1024]).tobytes())
         return found.hexdigest()
 
+    def through(self, module: nn.Module) -> Inputs:
+        """The same records after a map that works on each feature row alone: in memory, in pieces of one size."""
+        assert self._features is not None
+        found = np.empty(self._features.shape, dtype=np.float32)
+        for start in range(0, len(found), AT_A_TIME):
+            part = slice(start, start + AT_A_TIME)
+            with torch.no_grad():
+                found[part] = in_pieces(module, self(part), size=PIECE).numpy()
+        return Inputs(self._split, found)
+
     def __call__(self, rows: NDArray[np.int64] | slice) -> Tensor:
         if self._features is not None:
+            if not isinstance(rows, slice) and len(rows) and (np.diff(rows) == 1).all():  # copied at once
+                rows = slice(int(rows[0]), int(rows[-1]) + 1)
             return torch.from_numpy(np.array(self._features[rows]))
         return to_tensor(np.asarray(self._images[rows]))
 

@@ -7,7 +7,7 @@ summed, not what it tells: one event, one charge, one noise multiplier for all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ class Phase:
     lr: float
     learner: nn.Module  # what the clipped sum differentiates
     loss: Loss
+    before: nn.Module | None  # what the learner's input goes through first and does not learn: done once
     _all: list[nn.Parameter]  # of its network: what the whole training learns
     _here: Tensor  # which numbers of the state's flat vector this phase learns
 
@@ -48,7 +49,10 @@ def phases(prepared: Prepared) -> list[Phase]:
     assert config.steps
     if config.part == "centred-head":
         mean = _phase(prepared, 0, 1, part=CENTRE, lr=_rate_of_mean(config))
-        return [mean, _phase(prepared, 1, config.steps, part="head", lr=config.lr)]
+        rest = _phase(prepared, 1, config.steps, part="head", lr=config.lr)
+        assert isinstance(rest.learner, nn.Sequential)
+        centred, head = rest.learner
+        return [mean, replace(rest, before=centred, learner=head)]
     found = []
     if config.probe_steps:
         found.append(_phase(prepared, 0, config.probe_steps, part="probe", lr=config.probe_lr or config.lr))
@@ -64,7 +68,7 @@ def _phase(prepared: Prepared, first: int, end: int, *, part: str, lr: float) ->
     every = [mine[n] for n in names]
     here = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in every])
     assert int(here.sum()) == len(parameters_to_vector(trainable(model)))  # a phase learns a part of the whole
-    return Phase(first, end, part, lr, *prepared.learner(model, part=part), every, here)
+    return Phase(first, end, part, lr, *prepared.learner(model, part=part), None, every, here)
 
 
 def _rate_of_mean(config: Config) -> float:

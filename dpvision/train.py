@@ -235,7 +235,6 @@ def _proceed(
         views=config.views,
     )
     everyone = units(prepared.data.train, config.unit)
-    fetch = fetcher(prepared.data.train, config.unit, inputs, prepared.views())
     test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
     marks = metrics.marks(prepared)
     looks = study.marks(sampler.steps) if config.study else {}
@@ -243,15 +242,18 @@ def _proceed(
         _drop_after(run.metrics, state.step)
         _drop_after(study.file(run), state.step)
         _drop_after(run.operator / "log.jsonl", state.step)
-    began, images = time.monotonic(), 0
+    began, images, fetch = time.monotonic(), 0, None
     for number in range(state.step, sampler.steps):
         if team.any(stop()):
             break
         if number == phase.end:
-            phase = next(p for p in stretches if p.first == number)
+            phase, fetch = next(p for p in stretches if p.first == number), None
             clipped_sum = _clipped_sum(prepared, phase, seen)
             private_sum.sum_with(clipped_sum)
         phase.load(state.weights)
+        if fetch is None:
+            rows = inputs if phase.before is None else inputs.through(phase.before)
+            fetch = fetcher(prepared.data.train, config.unit, rows, prepared.views())
         gradient = phase.spread(private_sum.step(number, everyone, fetch).float())
         state = _descend(state, gradient, config, lr=phase.lr)
         if state.step == phase.end:

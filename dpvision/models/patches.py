@@ -23,6 +23,7 @@ from dpvision.models.featured import Featured
 PATCH = 6
 GRID = 2
 THRESHOLD = 0.25
+AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches
 
 
 class Patches(nn.Module):
@@ -51,12 +52,14 @@ class Patches(nn.Module):
 
     def pooled(self, x: Tensor) -> Tensor:
         """With s = relu(r - b) - relu(-r - b), these are (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2."""
-        both = torch.cat([self.dictionary, self.whitening]) @ F.unfold(x, PATCH)
-        alike, white = both.split([len(self.dictionary), len(self.whitening)], dim=1)
-        size = white.square().sum(1, keepdim=True).add(1).rsqrt()
-        signed = F.softshrink(alike * size, THRESHOLD)
-        mean, mean_size = signed @ self.cells, signed.abs() @ self.cells
-        return torch.cat([mean_size + mean, mean_size - mean], 1).flatten(1) / 2
+        patches = F.unfold(x, PATCH)
+        patches = patches * (self.whitening @ patches).square().sum(1, keepdim=True).add(1).rsqrt()
+        found = []
+        for part in self.dictionary.split(AT_A_TIME):
+            signed = F.softshrink(part @ patches, THRESHOLD)
+            mean, mean_size = signed @ self.cells, signed.abs() @ self.cells
+            found += [mean_size + mean, mean_size - mean]
+        return torch.cat(found, 1).flatten(1) / 2
 
 
 def patches_linear(shape: tuple[int, int, int], classes: int, *, count: int) -> Featured:

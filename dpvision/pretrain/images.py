@@ -20,7 +20,8 @@ from dpvision.randimages import stream
 from dpvision.views import Augment, Coins
 
 # Baradad et al. 2021: a random part, mirrored or not, in other colours, sometimes grey.
-AUGMENT = ("resized-crop", "flip", "jitter", "grayscale")
+PART, CHANGED = ("resized-crop",), ("flip", "jitter", "grayscale")
+AUGMENT = PART + CHANGED
 KEEP = 3 << 29
 
 
@@ -33,13 +34,14 @@ def pairs(
     different ones: every pass takes them in another order. A step depends on its number alone, so a run can go on
     anywhere.
     """
-    augment = Augment(AUGMENT)
+    part, changed = Augment(PART), Augment(CHANGED)
     drawn = _drawn(process, side=side * finer, batch=batch, images=images, steps=steps, seed=seed, workers=workers)
     for step, pixels in zip(steps, drawn, strict=True):
         whole = torch.from_numpy(pixels).permute(0, 3, 1, 2).unsqueeze(1) / 127.5 - 1
-        views = augment(whole, Coins(_seed(seed, step), np.arange(batch)), 2)
-        small = F.avg_pool2d(views.flatten(0, 1), finer).unflatten(0, (-1, 2))
-        yield small[:, 0], small[:, 1]
+        coins = Coins(_seed(seed, step), np.arange(batch))
+        small = F.avg_pool2d(part(whole, coins, 2).flatten(0, 1), finer).unflatten(0, (-1, 2))
+        views = changed(small, coins, 2)
+        yield views[:, 0], views[:, 1]
 
 
 def _drawn(

@@ -11,6 +11,7 @@ from dpvision.errors import ConfigError
 from dpvision.recipes.default import default
 from dpvision.recipes.finetune import finetune_all, finetune_head
 from dpvision.recipes.linear import linear
+from dpvision.recipes.patches import patches
 from dpvision.recipes.randp import dp_randp, dp_randp_cifar100, dp_randp_dermamnist, dp_randp_probe
 from dpvision.recipes.scatter import scatter_cnn, scatter_linear
 from dpvision.recipes.scratch import dp_mix_diff, dp_mix_self, dp_sgd, pure_dp_mix_diff, self_aug
@@ -31,6 +32,7 @@ RECIPES: dict[str, Callable[..., Config]] = {
     "pure-dp-mix-diff": pure_dp_mix_diff,
     "finetune-head": finetune_head,
     "finetune-all": finetune_all,
+    "patches": patches,
     "dp-randp": dp_randp,
     "dp-randp-cifar100": dp_randp_cifar100,
     "dp-randp-dermamnist": dp_randp_dermamnist,

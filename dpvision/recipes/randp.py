@@ -29,7 +29,7 @@ def dp_randp(epsilon: float = 1.0) -> Config:
     Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
     Expect: 72.3% at epsilon 1 and 81.8% at epsilon 6 as published; not run to its end here.
     """
-    return _phases("dp-randp", _nearest(CIFAR10, epsilon), probe_steps=96, probe_lr=15.0)
+    return _phases("dp-randp", nearest(CIFAR10, epsilon), probe_steps=96, probe_lr=15.0)
 
 
 def dp_randp_cifar100(epsilon: float = 3.0) -> Config:
@@ -40,7 +40,7 @@ def dp_randp_cifar100(epsilon: float = 3.0) -> Config:
     Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
     Expect: no figure of our own yet.
     """
-    return _phases("dp-randp-cifar100", _nearest(CIFAR100, epsilon), probe_steps=96, probe_lr=25.0)
+    return _phases("dp-randp-cifar100", nearest(CIFAR100, epsilon), probe_steps=96, probe_lr=25.0)
 
 
 def dp_randp_dermamnist(epsilon: float = 7.42) -> Config:
@@ -51,7 +51,7 @@ def dp_randp_dermamnist(epsilon: float = 7.42) -> Config:
     Hardware and minutes: about 2 days on 2 CPU cores; meant for an accelerator.
     Expect: 71.2% at epsilon 1, 73.7% at 4 and 75.0% at 7.42 as published; not run to its end here.
     """
-    return _phases("dp-randp-dermamnist", _nearest(DERMAMNIST, epsilon), batch=1024, probe_steps=48)
+    return _phases("dp-randp-dermamnist", nearest(DERMAMNIST, epsilon), batch=1024, probe_steps=48)
 
 
 def dp_randp_probe(epsilon: float = 1.0) -> Config:
@@ -63,7 +63,7 @@ def dp_randp_probe(epsilon: float = 1.0) -> Config:
     Expect: 67.8% at epsilon 1 as published, with the authors' encoder; no figure of our own yet.
     """
     settings = {"recipe": "dp-randp-probe", "model": "wrn-16-4", "part": "head", "full_batch": True, "steps": 100}
-    return Config(**{**settings, "momentum": 0.9, **_nearest(PROBE, epsilon)})
+    return Config(**{**settings, "momentum": 0.9, **nearest(PROBE, epsilon)})
 
 
 CIFAR10: Table = {
@@ -102,6 +102,6 @@ def _phases(name: str, row: dict[str, Any], **settings: Any) -> Config:
     return replace(self_aug(), **{"recipe": name, **settings, **row})
 
 
-def _nearest(table: Table, epsilon: float) -> dict[str, Any]:
+def nearest(table: Table, epsilon: float) -> dict[str, Any]:
     """The row of the epsilon that is nearest by ratio."""
     return table[min(table, key=lambda known: abs(math.log(known / epsilon)))]

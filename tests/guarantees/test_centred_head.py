@@ -15,7 +15,7 @@ from dpvision import runs, train
 from dpvision.config import Config
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip import ClippedSum
-from dpvision.models import build, load_public, train_only
+from dpvision.models import Featured, build, load_public, train_only
 from dpvision.phases import phases
 from dpvision.pretrain import dictionary
 from dpvision.privacy.events import PoissonGaussian
@@ -130,6 +130,23 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
     train.proceed(copy, train.reopen(copy))
     assert run.weights.read_bytes() == copy.weights.read_bytes()
     assert len(ledger_of(prepared.fingerprint).account().charges) == 1
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [5], [0, 2, 1, 3], [7, 6, 5], [3, 3], []])
+def test_rows_come_in_the_order_asked_for(rows: list[int], data: str) -> None:
+    prepared = train.prepare(data, SETTINGS)
+    inputs = prepared.inputs(prepared.data.train, prepared.model())
+    assert torch.equal(inputs(np.array(rows, dtype=np.int64)), inputs(slice(0, 40))[rows])
+
+
+def test_rows_less_their_mean_are_made_once_as_the_network_makes_them(data: str) -> None:
+    prepared = train.prepare(data, SETTINGS)
+    model = prepared.model()
+    assert isinstance(model, Featured) and isinstance(model.rest, torch.nn.Sequential)
+    inputs, centred = prepared.inputs(prepared.data.train, model), model.rest[0]
+    with torch.no_grad():
+        centred.centre.copy_(torch.randn(4096) / 64)
+        assert torch.allclose(inputs.through(centred)(slice(0, 40)), centred(inputs(slice(0, 40))), atol=1e-7)
 
 
 def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
