@@ -48,6 +48,7 @@ class Config:
     steps: int | None = None  # None: as many as make 30 to 50 expected passes over n units
     sigma: float | None = None  # None: the least that keeps epsilon
     lr: float = 4.0
+    final_noise: float | None = None  # sets lr: as large as leaves noise of this size in each weight at the end
     probe_steps: int = 0  # the first so many steps learn the head and the normalisation before it, the others `part`
     probe_share: float | None = None  # instead: as many as tell this share of epsilon
     probe_lr: float | None = None  # of these steps; None: lr
@@ -88,6 +89,7 @@ class Config:
             "budget",
             "physical",
             "lr",
+            "final_noise",
             "probe_lr",
             "clip",
             "checkpoint_every",
@@ -156,7 +158,12 @@ class Config:
         sigma = self.sigma
         if sigma is None:
             sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
-        whole = replace(self, n=n, model=model, prior=prior, batch=batch, steps=steps, sigma=sigma)
+        lr = self.lr
+        if self.final_noise is not None:
+            lr = rate_of_noise(self.final_noise, self.momentum, sigma=sigma * self.clip / batch, steps=steps)
+        whole = replace(
+            self, n=n, model=model, prior=prior, batch=batch, steps=steps, sigma=sigma, lr=lr, final_noise=None
+        )
         if self.probe_share is not None:
             whole = replace(whole, probe_share=None, probe_steps=steps_of_share(self.probe_share, whole))
             if self.probe_share and not whole.probe_steps:
@@ -220,6 +227,14 @@ def default_steps(n: int, batch: int) -> int:
     return max(1, round((50 if n < 5000 else 30) * n / batch))
 
 
+def rate_of_noise(wanted: float, momentum: float, *, sigma: float, steps: int) -> float:
+    """lr such that lr / (1 - momentum) * sigma * sqrt(steps) is `wanted`: `sigma` is the noise in one step's gradient.
+
+    Panda et al. 2022 (arXiv 2212.04486): the best total rate grows linearly in epsilon; so it does in n / sigma.
+    """
+    return wanted * (1 - momentum) / (sigma * math.sqrt(steps))
+
+
 def steps_of_share(share: float, config: Config) -> int:
     """How many of the first steps tell at most this share of the whole training's epsilon."""
     assert config.batch and config.n and config.sigma and config.steps
@@ -250,6 +265,8 @@ def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{source}: there is no setting {raw!r}.{hint}")
         values[key] = _typed(key, value, source)
+    if "lr" in values:
+        values.setdefault("final_noise", None)  # a rate that is given is not set
     return replace(base, **values)
 
 

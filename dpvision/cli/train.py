@@ -47,6 +47,7 @@ def train(
     steps: Annotated[int | None, Parameter(help="by default 30 expected passes, 50 below 5,000 units")] = None,
     sigma: Annotated[float | None, Parameter(help="noise multiplier; by default what epsilon needs")] = None,
     lr: Annotated[float | None, Parameter(help="learning rate")] = None,
+    final_noise: Annotated[float | None, Parameter(help="sets lr: noise in each weight at the end")] = None,
     probe_steps: Annotated[int | None, Parameter(help="so many steps learn the head and its norm first")] = None,
     probe_share: Annotated[float | None, Parameter(help="instead: as many as tell this share of epsilon")] = None,
     probe_lr: Annotated[float | None, Parameter(help="learning rate of these steps")] = None,

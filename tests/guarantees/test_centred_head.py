@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpvision import runs, train
-from dpvision.config import Config
+from dpvision.config import Config, merged
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip import ClippedSum
 from dpvision.models import Featured, build, load_public, train_only
@@ -20,6 +20,7 @@ from dpvision.phases import phases
 from dpvision.pretrain import dictionary
 from dpvision.privacy.events import PoissonGaussian
 from dpvision.privacy.ledger import ledger_of
+from dpvision.recipes import recipe
 from dpvision.state import State
 from tests.guarantees.commands import run as command
 
@@ -198,3 +199,14 @@ def test_the_released_weights_predict(data: str, tmp_path: Path) -> None:
     images = torch.from_numpy(np.load(data)["train_images"]).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.no_grad():
         assert found == [str(k) for k in model(images).argmax(1).tolist()]
+
+
+def test_the_rate_follows_from_the_noise() -> None:
+    """With every public number it is what leaves 0.9 in a weight; a rate that is given wins."""
+    for n, epsilon in ((50_000, 1.0), (7_007, 4.0)):
+        config = replace(recipe("patches"), epsilon=epsilon).complete(n)
+        noise = config.lr * (config.sigma or 0) / n  # of one step, which later ones repeat by momentum
+        each = [noise * sum(0.8**later for later in range(41 - step)) for step in range(41)]
+        assert 0.8 < np.sqrt(np.square(each).sum()) < 0.9
+        assert config.final_noise is None and config.lr == config.complete(n).lr
+    assert merged(recipe("patches"), {"lr": 5.0}, source="test").complete(50_000).lr == 5.0
