@@ -116,7 +116,7 @@ def train(
     if dry_run or out is None:
         require_room(prepared)
         if distributed.rank() == 0:
-            console.say("dry run: nothing was written, nothing was charged.")
+            console.say("dry run: no run was made, nothing was charged.")
         return
     _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared)
 

@@ -20,7 +20,7 @@ from dpvision.errors import ConfigError
 from dpvision.models.centred import centred_linear
 from dpvision.models.featured import Featured
 
-PATCH = 6
+PATCH = 5
 GRID = 2
 THRESHOLD = 0.25
 AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches

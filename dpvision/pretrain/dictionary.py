@@ -43,7 +43,7 @@ class Settings:
     process: str = "dead-leaves-mixed"
     images: int = 4000  # for patches, and half as many others for the mean of the features
     patches: int = 40_000
-    floor: float = 0.01
+    floor: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:

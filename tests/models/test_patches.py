@@ -49,7 +49,7 @@ def test_a_mirror_changes_nothing() -> None:
 
 
 def test_small_images_are_refused() -> None:
-    with pytest.raises(ConfigError, match="12x12 pixels at least, not 8x8"):
+    with pytest.raises(ConfigError, match="10x10 pixels at least, not 8x8"):
         build("patches-512", (3, 8, 8), classes=2, seed=0)
 
 

@@ -60,7 +60,7 @@ def test_a_function_of_its_settings_alone(model: Featured) -> None:
     same = [torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items()]
     assert all(same)
     assert not torch.equal(_prefix(model).dictionary, _prefix(other).dictionary)
-    names = {SETTINGS.name, replace(SETTINGS, seed=1).name, replace(SETTINGS, floor=0.1).name}
+    names = {SETTINGS.name, replace(SETTINGS, seed=1).name, replace(SETTINGS, floor=0.2).name}
     assert len(names) == 3
 
 
