@@ -14,7 +14,7 @@ from dpvision.models.dpmix_cnn import dpmix_cnn
 from dpvision.models.featured import Featured
 from dpvision.models.head import head_alone
 from dpvision.models.parts import PARTS, train_only
-from dpvision.models.patches import patches_linear
+from dpvision.models.patches import PATCHES
 from dpvision.models.pretrained import digest_of, load_public
 from dpvision.models.resnet9 import resnet9
 from dpvision.models.scatter import scatter_cnn, scatter_linear
@@ -35,8 +35,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "dinov2-vits14-224": partial(dinov2_vits14, side=224),
     "dpmix-cnn": dpmix_cnn,
     "linear": linear,
-    "patches-512": partial(patches_linear, count=512),
-    "patches-2048": partial(patches_linear, count=2048),
+    **PATCHES,
     "resnet-9": resnet9,
     "resnet-9-small": partial(resnet9, width=16),
     "scatter-cnn": scatter_cnn,

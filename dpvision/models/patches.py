@@ -6,11 +6,15 @@ For a patch p of an image, less its mean, with a whitening W and a dictionary d_
     phi = means of relu(r_k - b) and relu(-r_k - b)   over the cells of a grid
     f   = phi(x) + phi(mirror image of x) - m         where m is the mean of this over random images
 
-and f is scaled to length 1. Everything in it is a public function of one image; private data was within nobody's reach
-when the dictionary was made (pretrain/dictionary.py).
+and f is scaled to length 1. There may be patches of several sizes, and a second layer: patches of the maps
+relu(r_k - b), relu(-r_k - b) of a few patches, made small. Everything in it is a public function of one image; private
+data was within nobody's reach when the dictionary was made (pretrain/dictionary.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,52 +24,93 @@ from dpvision.errors import ConfigError
 from dpvision.models.centred import centred_linear
 from dpvision.models.featured import Featured
 
-PATCH = 5
 GRID = 2
 THRESHOLD = 0.25
 AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches
+# Of a second layer: patches of the first, how many and how large; and how large those of the maps are.
+FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
 
 
-class Patches(nn.Module):
-    """Images (N, C, H, W) to (N, 2 K GRID^2), rows of length 1."""
+class Bank(nn.Module):
+    """The patches of one size: maps (N, C, H, W) to means (N, 2 K GRID^2)."""
 
     cells: Tensor
 
-    def __init__(self, shape: tuple[int, int, int], count: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], patch: int, count: int, *, rank: int | None = None) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < 2 * PATCH:
-            raise ConfigError(f"patches need {2 * PATCH}x{2 * PATCH} pixels at least, not {height}x{width}.")
-        size = channels * PATCH**2
-        self.whitening = nn.Parameter(around_zero(torch.eye(size)))  # W
+        if min(height, width) < 2 * patch:
+            raise ConfigError(f"patches need {2 * patch}x{2 * patch} pixels at least, not {height}x{width}.")
+        self.patch, size = patch, channels * patch**2
+        self.offset = nn.Parameter(torch.zeros(size))  # taken off each patch, beside what the filters do not see
+        self.whitening = nn.Parameter(around_zero(torch.eye(size))[: rank or size])  # W
         self.dictionary = nn.Parameter(around_zero(F.normalize(torch.randn(count, size), dim=1)))  # d^T W
-        self.mean = nn.Parameter(torch.zeros(2 * count * GRID**2))
-        cells = torch.einsum("ap,bq->abpq", _cells(height + 1 - PATCH), _cells(width + 1 - PATCH))
+        self.places = height + 1 - patch, width + 1 - patch
+        cells = torch.einsum("ap,bq->abpq", *(_cells(length) for length in self.places))
         self.register_buffer("cells", cells.reshape(-1, GRID**2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.normalize(self.seen(x) - self.mean, dim=1)
-
-    def seen(self, x: Tensor) -> Tensor:
-        """The same in a mirror."""
-        return self.pooled(x) + self.pooled(x.flip(3))
-
-    def pooled(self, x: Tensor) -> Tensor:
         """With s = relu(r - b) - relu(-r - b), these are (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2."""
-        patches = F.unfold(x, PATCH)
-        patches = patches * (self.whitening @ patches).square().sum(1, keepdim=True).add(1).rsqrt()
-        found = []
+        patches, found = self._patches(x), []
         for part in self.dictionary.split(AT_A_TIME):
             signed = F.softshrink(part @ patches, THRESHOLD)
             mean, mean_size = signed @ self.cells, signed.abs() @ self.cells
             found += [mean_size + mean, mean_size - mean]
         return torch.cat(found, 1).flatten(1) / 2
 
+    def maps(self, x: Tensor) -> Tensor:
+        """(N, 2 K, ...): both rectified, of half the height and width."""
+        signed = F.softshrink(self.dictionary @ self._patches(x), THRESHOLD).unflatten(2, self.places)
+        return F.avg_pool2d(torch.cat([F.relu(signed), F.relu(-signed)], 1), 2)
 
-def patches_linear(shape: tuple[int, int, int], classes: int, *, count: int) -> Featured:
+    @property
+    def shape_of_maps(self) -> tuple[int, int, int]:
+        return 2 * len(self.dictionary), self.places[0] // 2, self.places[1] // 2
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """(N, C patch^2, places), each over sqrt(1 + |W p|^2)."""
+        patches = F.unfold(x, self.patch) - self.offset.unsqueeze(1)
+        return patches * (self.whitening @ patches).square().sum(1, keepdim=True).add(1).rsqrt()
+
+
+class Patches(nn.Module):
+    """Images (N, C, H, W) to rows of length 1. `sizes` says how many patches there are of which size."""
+
+    def __init__(self, shape: tuple[int, int, int], sizes: Mapping[int, int], *, second: int = 0) -> None:
+        super().__init__()
+        self.banks = nn.ModuleList(Bank(shape, patch, count) for patch, count in sizes.items())
+        self.first: Bank | None = Bank(shape, FIRST_PATCH, FIRST) if second else None
+        self.second: Bank | None = None
+        if self.first:
+            self.second = Bank(self.first.shape_of_maps, SECOND_PATCH, second, rank=256)
+        self.width = 2 * GRID**2 * (sum(sizes.values()) + second)
+        self.mean = nn.Parameter(torch.zeros(self.width))
+        self.scale = nn.Parameter(torch.ones(self.width))  # one number for each bank: all count alike
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize((torch.cat(self.seen(x), 1) - self.mean) * self.scale, dim=1)
+
+    def seen(self, x: Tensor) -> list[Tensor]:
+        """Of each bank; the same in a mirror."""
+        return [one + other for one, other in zip(self._seen(x), self._seen(x.flip(3)), strict=True)]
+
+    def _seen(self, x: Tensor) -> list[Tensor]:
+        found = [bank(x) for bank in self.banks]
+        return found if self.first is None or self.second is None else [*found, self.second(self.first.maps(x))]
+
+
+def patches_linear(shape: tuple[int, int, int], classes: int, *, sizes: Mapping[int, int], second: int = 0) -> Featured:
     """A linear classifier on the features, less their mean where that is learned."""
-    features = Patches(shape, count)
-    return Featured(features, centred_linear(len(features.mean), classes))
+    features = Patches(shape, sizes, second=second)
+    return Featured(features, centred_linear(features.width, classes))
+
+
+PATCHES = {
+    "patches-512": partial(patches_linear, sizes={5: 512}),
+    "patches-2048": partial(patches_linear, sizes={5: 2048}),
+    "patches-scales": partial(patches_linear, sizes={4: 512, 5: 1024, 6: 512}),
+    "patches-two-layers": partial(patches_linear, sizes={5: 1536}, second=512),
+}
 
 
 def around_zero(rows: Tensor) -> Tensor:

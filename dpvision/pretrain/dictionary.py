@@ -26,7 +26,7 @@ from torch import Tensor
 from dpvision import __version__, atomic, checkpoint
 from dpvision.errors import ConfigError
 from dpvision.models import Featured, Shape, build
-from dpvision.models.patches import PATCH, Patches, around_zero
+from dpvision.models.patches import GRID, Bank, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.randimages import draw
 
@@ -63,29 +63,52 @@ def learn(settings: Settings) -> Featured:
     patches, images = model.prefix, settings.images
     with torch.no_grad():
         with _one_thread():
-            whitening, dictionary = _white(drawn(settings, range(images)), len(patches.dictionary), settings)
-            patches.whitening.copy_(whitening)
-            patches.dictionary.copy_(dictionary)
+            _fill(patches, drawn(settings, range(images)), settings)
         others = drawn(settings, range(images, images + images // 2))
-        seen = in_pieces(patches.seen, others, size=model.piece or AT_A_TIME)
+        seen = in_pieces(lambda x: torch.cat(patches.seen(x), 1), others, size=model.piece or AT_A_TIME)
         with _one_thread():
             patches.mean.copy_(seen.mean(0))
+            parts = (seen - patches.mean).split([2 * GRID**2 * len(bank.dictionary) for bank in _banks(patches)], dim=1)
+            lengths = [part.norm(dim=1).mean().expand(part.shape[1]) for part in parts]
+            patches.scale.copy_(torch.cat(lengths).reciprocal())
     return model
 
 
-def _white(images: Tensor, count: int, settings: Settings) -> tuple[Tensor, Tensor]:
-    """W, and `count` patches d as d^T W."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    found = _some_patches(images, settings.patches, generator)
+def _banks(patches: Patches) -> list[Bank]:
+    """Those whose means are features."""
+    return [bank for bank in (*patches.banks, patches.second) if isinstance(bank, Bank)]
+
+
+def _fill(patches: Patches, images: Tensor, settings: Settings) -> None:
+    """Every bank's whitening and dictionary."""
+    for bank in (*patches.banks, patches.first):
+        if isinstance(bank, Bank):
+            coins = torch.Generator().manual_seed(settings.seed)
+            found = around_zero(_some(images, bank, settings.patches, coins))
+            whitening, dictionary = _white(found, bank, settings.floor, coins)
+            bank.whitening.copy_(around_zero(whitening))
+            bank.dictionary.copy_(around_zero(dictionary))
+    if patches.first is not None and patches.second is not None:
+        bank, maps = patches.second, torch.cat([patches.first.maps(part) for part in images.split(AT_A_TIME)])
+        coins = torch.Generator().manual_seed(settings.seed)
+        found = _some(maps, bank, settings.patches, coins)
+        bank.offset.copy_(found.mean(0))
+        whitening, dictionary = _white(found - bank.offset, bank, settings.floor, coins)
+        bank.whitening.copy_(whitening)
+        bank.dictionary.copy_(dictionary)
+
+
+def _white(found: Tensor, bank: Bank, floor: float, coins: torch.Generator) -> tuple[Tensor, Tensor]:
+    """W, of as many directions as the bank has, and its patches d as d^T W."""
     variances, directions = torch.linalg.eigh(found.T @ found / len(found))
-    whitening = (variances + settings.floor * variances.mean()).rsqrt().unsqueeze(1) * directions.T
+    whitening = (variances + floor * variances.mean()).rsqrt().unsqueeze(1) * directions.T
+    whitening = whitening[-len(bank.whitening) :]
     white = found @ whitening.T
     length = white.norm(dim=1)
-    white = F.normalize(white[length > length.median()], dim=1)
+    white, count = F.normalize(white[length > length.median()], dim=1), len(bank.dictionary)
     if len(white) < count:
         raise ConfigError(f"{count} patches were asked for, and there are {len(white)}.")
-    chosen = white[torch.randperm(len(white), generator=generator)[:count]]
-    return around_zero(whitening), around_zero(chosen @ whitening)
+    return whitening, white[torch.randperm(len(white), generator=coins)[:count]] @ whitening
 
 
 @contextmanager
@@ -135,12 +158,9 @@ def drawn(settings: Settings, indices: range) -> Tensor:
     return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
 
 
-def _some_patches(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(count, C PATCH^2), each less its mean."""
-    _, _, height, width = images.shape
-    which = torch.randint(len(images), (count,), generator=generator).tolist()
-    down = torch.randint(height + 1 - PATCH, (count,), generator=generator).tolist()
-    right = torch.randint(width + 1 - PATCH, (count,), generator=generator).tolist()
-    places = zip(which, down, right, strict=True)
-    found = torch.stack([images[i, :, a : a + PATCH, b : b + PATCH].flatten() for i, a, b in places])
-    return around_zero(found)
+def _some(maps: Tensor, bank: Bank, count: int, coins: torch.Generator) -> Tensor:
+    """(count, C patch^2) from places drawn at random."""
+    high = (len(maps), *bank.places)
+    which, down, right = (torch.randint(h, (count,), generator=coins).tolist() for h in high)
+    places, size = zip(which, down, right, strict=True), bank.patch
+    return torch.stack([maps[i, :, a : a + size, b : b + size].flatten() for i, a, b in places])

@@ -10,35 +10,41 @@ from torch import Tensor
 from dpvision.errors import ConfigError
 from dpvision.models import build
 from dpvision.models.centred import Agreement, Centred
-from dpvision.models.patches import GRID, PATCH, THRESHOLD, Patches
+from dpvision.models.patches import GRID, THRESHOLD, Bank, Patches
 
 
-def _patches(shape: tuple[int, int, int] = (2, 13, 15), count: int = 5) -> Patches:
+def _patches(shape: tuple[int, int, int] = (2, 13, 15), *, second: int = 0) -> Patches:
     torch.manual_seed(0)
-    patches = Patches(shape, count)
+    patches = Patches(shape, {4: 3, 5: 2}, second=second)
     with torch.no_grad():
         for parameter in patches.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
     return patches.requires_grad_(False)
 
 
-def _by_hand(patches: Patches, image: Tensor) -> Tensor:
-    """One image (C, H, W), in float64, as the formula says it."""
-    _, height, width = image.shape
-    count, places = len(patches.dictionary), (height + 1 - PATCH, width + 1 - PATCH)
-    found = torch.zeros(2 * count, *places, dtype=torch.float64)
-    for a in range(places[0]):
-        for b in range(places[1]):
-            p = image[:, a : a + PATCH, b : b + PATCH].flatten().double()
-            r = patches.dictionary.double() @ p / (1 + (patches.whitening.double() @ p).square().sum()).sqrt()
+def _maps(bank: Bank, image: Tensor) -> Tensor:
+    """Both rectified maps of one image (C, H, W), in float64, as the formula says it."""
+    found = torch.zeros(2 * len(bank.dictionary), *bank.places, dtype=torch.float64)
+    for a in range(bank.places[0]):
+        for b in range(bank.places[1]):
+            p = (image[:, a : a + bank.patch, b : b + bank.patch].flatten() - bank.offset).double()
+            r = bank.dictionary.double() @ p / (1 + (bank.whitening.double() @ p).square().sum()).sqrt()
             found[:, a, b] = torch.cat([F.relu(r - THRESHOLD), F.relu(-r - THRESHOLD)])
-    return F.adaptive_avg_pool2d(found, GRID).flatten()
+    return found
 
 
-def test_the_formula() -> None:
-    patches, images = _patches(), torch.rand(3, 2, 13, 15) * 2 - 1
+def _by_hand(patches: Patches, image: Tensor) -> Tensor:
+    banks = [(bank, image) for bank in patches.banks]
+    if patches.first is not None:
+        banks.append((patches.second, F.avg_pool2d(_maps(patches.first, image), 2)))
+    return torch.cat([F.adaptive_avg_pool2d(_maps(bank, x), GRID).flatten() for bank, x in banks])
+
+
+@pytest.mark.parametrize("second", [0, 2])
+def test_the_formula(second: int) -> None:
+    patches, images = _patches((2, 16, 18), second=second), torch.rand(3, 2, 16, 18) * 2 - 1
     both = torch.stack([_by_hand(patches, x) + _by_hand(patches, x.flip(2)) for x in images])
-    wanted = F.normalize(both - patches.mean.double(), dim=1)
+    wanted = F.normalize((both - patches.mean.double()) * patches.scale.double(), dim=1)
     assert bool((both > 0).any()) and torch.allclose(patches(images).double(), wanted, atol=1e-5)
     assert torch.allclose(patches(images).norm(dim=1), torch.ones(3))
 
