@@ -112,7 +112,7 @@ class Priors:
         lines = [
             f"Minutes of one training on patches at epsilon 1 from nothing: {stage}. Phase I of wrn-10-1: "
             f"{self.card['steps']:,} steps, {self.card['images_seen']:,} images of {self.card['process']}, "
-            f"{self.card['seconds'] / 60:.0f} min by the clock; linear probe {before:.2%} before and {after:.2%} after.",
+            f"{self.card['seconds'] / 60:.0f} min by the clock; linear probe {before:.1%}, then {after:.1%}.",
             "",
             *beside,
             "",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dpvision import __version__, atomic, checkpoint, sealed
 from dpvision.errors import ConfigError, DataError
+from dpvision.memory import keep_freed_memory
 from dpvision.pretrain.encoder import GROUPS, Encoder
 from dpvision.pretrain.images import pairs
 from dpvision.pretrain.losses import LOSSES
@@ -78,6 +79,7 @@ def pretrain(
     """Train, or go on where the folder's state is. True when it is finished; then weights and card are there."""
     if (folder / "card.json").exists():
         raise ConfigError(f"{folder}: this prior is finished. Fix: another --out.")
+    keep_freed_memory()
     state = State(settings)
     state.resume(folder)
     loss_of, began = LOSSES[settings.loss], time.monotonic() - state.seconds

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from dpvision.errors import ConfigError, UnsafeLayer
 from dpvision.mechanism.clip import rules
 from dpvision.mechanism.clip.cut import Cut, groups
-from dpvision.mechanism.clip.memory import keep_freed_memory
 from dpvision.mechanism.clip.passes import Group, Loss, Worker, split
 from dpvision.mechanism.clip.seen import Watch
 from dpvision.mechanism.clip.styles import Flat, Style
+from dpvision.memory import keep_freed_memory
 
 assert rules  # importing them registers them
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpvision.mechanism.clip.exact import BLOCK, ExactSum, rounding_of_products, squares
-from dpvision.mechanism.clip.memory import zeros
+from dpvision.memory import zeros
 
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
