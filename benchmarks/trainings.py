@@ -19,6 +19,8 @@ from benchmarks.results import Figure, machine
 from benchmarks.shared_data import at_hand, unpacked, unpacked_in_two
 from dpvision import train
 from dpvision.config import Config, to_dict
+from dpvision.models import digest_of
+from dpvision.pretrain import dictionary
 from dpvision.privacy import accountant
 from dpvision.recipes import recipe
 from dpvision.report.metrics import last_accuracy, read
@@ -44,7 +46,7 @@ class Case:
         return f"{self.data}, {self.name or self.recipe}, epsilon {self.epsilon:g}"
 
     def config(self, seed: int) -> Config:
-        """The released weights are the averaged ones, before any run; the budget is no limit here."""
+        """The released weights are the averaged ones, if the case does not say else; the budget is no limit here."""
         chosen = {"epsilon": self.epsilon, "budget": 1e4, "seed": seed, "release": "ema", **dict(self.settings)}
         return replace(recipe(self.recipe, epsilon=self.epsilon), **chosen)
 
@@ -63,8 +65,8 @@ class Done:
     title: str
     settings: str
     seed: int
-    accuracy: float
-    last: float  # of the last weights, beside the released average
+    accuracy: float  # of the released weights
+    last: float  # of the last weights
     epsilon: float
     seconds: float
     day: str
@@ -119,7 +121,7 @@ def _train(case: Case, seed: int, data: Path, folder: Path) -> Done:
         title=case.title,
         settings=named(config),
         seed=seed,
-        accuracy=both["test"]["ema"],
+        accuracy=both["released_test_accuracy"],
         last=both["test"]["last"],
         epsilon=accountant.epsilon(outcome.event, config.delta),
         seconds=outcome.seconds,
@@ -132,6 +134,10 @@ def named(config: Config) -> str:
     """Names the settings that are not the usual ones; a setting that comes later does not rename them."""
     usual = to_dict(Config())
     chosen = {k: v for k, v in to_dict(config.without_folders()).items() if v != usual.get(k)}
+    if config.pretrained:
+        chosen["pretrained"] = digest_of(Path(config.pretrained))
+    if config.prior:
+        chosen["prior"] = dictionary.FORMAT
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -81,6 +81,11 @@ class Config:
         _one_of("part", self.part, ("all", "head", "centred-head", "probe", "bias"))
         if self.prior is not None:
             _one_of("prior", self.prior, ("patches",))
+            if self.pretrained:
+                raise ConfigError(
+                    f"prior is {self.prior!r}, and pretrained {self.pretrained!r}: a training starts from one of them. "
+                    "Fix: leave the other out."
+                )
         for name in (
             "n",
             "batch",
@@ -142,7 +147,7 @@ class Config:
         n = n if self.n is None else self.n
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
-        model = self.model or ("patches-2048" if self.prior else default_model(n))
+        model = self.model or ("patches-2048" if self.prior or self.recipe == "patches" else default_model(n))
         prior = self.prior or ("patches" if model.startswith("patches-") and not self.pretrained else None)
         batch = n if self.full_batch else default_batch(n) if self.batch is None else self.batch
         if batch > n:
@@ -265,8 +270,12 @@ def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{source}: there is no setting {raw!r}.{hint}")
         values[key] = _typed(key, value, source)
-    if "lr" in values:
-        values.setdefault("final_noise", None)  # a rate that is given is not set
+    if "lr" in values and values.setdefault("final_noise", None) is not None:
+        raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
+    if values.get("batch") is not None:
+        values.setdefault("full_batch", False)
+    if values.get("pretrained") is not None:
+        values.setdefault("prior", None)  # of a recipe
     return replace(base, **values)
 
 

@@ -219,11 +219,12 @@ def _what_goes_in(config: Config) -> dict[str, str]:
         kinds = {"of the image": config.k_base, "mixtures": config.k_self, "public images": config.k_diff}
         each = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
         rows["views"] = f"{config.views} averaged before clipping: {each}; {', '.join(config.augment) or 'as they are'}"
-    public = [str(v) for v in (config.pretrained, config.synthetic) if v]
+    made = config.prior and f"prior {config.prior}, made of random images"
+    public = [str(v) for v in (made, config.pretrained, config.synthetic) if v]
     if public:
         rows["public"] = ", ".join(public)
     if config.part != "all":
-        rest = "" if config.pretrained else "; the rest stays as it was drawn, without --pretrained"
+        rest = "" if config.pretrained or config.prior else "; the rest stays as it was drawn, without --pretrained"
         rows["trained"] = TRAINED[config.part] + rest
     if config.probe_steps:
         rows["first"] = f"{config.probe_steps:,} steps for {TRAINED['probe']}, lr {config.probe_lr or config.lr:g}"

@@ -1,14 +1,15 @@
 """A training that could begin: data read, settings completed from public numbers, network and views chosen.
 
-Nothing here is random, writes to the run or touches the ledger. Public inputs (weights to start from, synthetic images)
-are named by their digests: a run can not be resumed with other ones.
+Nothing here is random, writes to the run or touches the ledger; a dictionary of random images may be made and kept.
+Public inputs (weights to start from, synthetic images) are named by their digests: a run can not be resumed with other
+ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dpvision.inputs import Inputs, to_tensor, units
 from dpvision.mechanism.clip import Loss, verify
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.models import Featured, build, digest_of, load_public, train_only
-from dpvision.models.centred import Agreement, Centred
+from dpvision.models.centred import Agreement, Centred, start_at_zero
 from dpvision.models.head import head_alone, require_last
 from dpvision.models.parts import CENTRE
 from dpvision.pretrain import dictionary
@@ -62,6 +63,11 @@ class Prepared:
     sketch: tuple[str, ...]  # some digests of images: finds other accounts about the same ones
     public: dict[str, dict[str, Any]] = field(default_factory=dict)  # what else goes in: name -> file and digest
     synthetic: Split | None = None
+    start: str | None = None  # the file of weights to start from, given or made
+
+    @property
+    def _digest_of_start(self) -> str:
+        return str(self.public["prior" if self.config.prior else "pretrained"]["digest"])
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -95,9 +101,11 @@ class Prepared:
         config = self.config
         assert config.model
         model = build(config.model, self.shape, classes=len(self.data.classes), seed=config.seed)
-        if config.pretrained and load_public(model, config.pretrained) != self.public["pretrained"]["digest"]:
-            raise LedgerMismatch(f"{config.pretrained}: the weights changed meanwhile. Fix: restore the file.")
+        if self.start and load_public(model, self.start) != self._digest_of_start:
+            raise LedgerMismatch(f"{self.start}: the weights changed meanwhile. Fix: restore the file.")
         train_only(model, part or config.part)
+        if config.part == "centred-head":
+            start_at_zero(model)
         return model
 
     def split(self, model: nn.Module) -> Featured | None:
@@ -201,25 +209,26 @@ def prepare(source: str, config: Config) -> Prepared:
     synthetic = None
     if config.synthetic:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
+    start = config.pretrained
     if complete.prior:
-        complete, public["pretrained"] = _prior(complete, data)
+        start, public["prior"] = _prior(complete, data)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), unit=config.unit)
     sketch = overlap.sketch(digests)
-    prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic)
+    prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
     return prepared
 
 
-def _prior(config: Config, data: Dataset) -> tuple[Config, dict[str, Any]]:
-    """Weights of random images, made for the images' shape where they are not there yet."""
+def _prior(config: Config, data: Dataset) -> tuple[str, dict[str, Any]]:
+    """A file of weights of random images, made for the images' shape where it is not there yet; name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
     settings = dictionary.Settings(config.model, (channels, height, width))
     path = dictionary.kept(settings, home() / "priors")
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
-    return replace(config, pretrained=str(path)), {"file": name, "digest": digest_of(path)}
+    return str(path), {"file": name, "digest": digest_of(path)}
 
 
 def _pretrained(path: Path, *, unit: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Private training: the only place where private data meets the mechanism. It reads top to bottom as things happen.
 
-    prepare    (prepare.py) read the data, complete the settings from public numbers; nothing is written or charged
+    prepare    (prepare.py) read the data, complete the settings from public numbers; nothing is charged
     begin      make the run folder and its key; nothing is charged yet
     proceed    charge the ledger, then train, then write what may be released; also how a run is resumed
 

@@ -14,7 +14,9 @@ from dpvision.cli.app import app
 def pretrain(
     *,
     out: Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the prior; one that was begun goes on")],
-    process: Annotated[str, Parameter(help="which random process draws: see `dpvision images`")] = "stylegan-oriented",
+    process: Annotated[
+        str | None, Parameter(help="see `dpvision images`: stylegan-oriented; for patches dead-leaves-mixed")
+    ] = None,
     model: Annotated[str, Parameter(help="the network whose trunk learns, such as wrn-16-4")] = "wrn-16-4",
     size: Annotated[int, Parameter(help="pixels a side")] = 32,
     finer: Annotated[int, Parameter(help="images are drawn so many times larger before a part is taken")] = 2,
@@ -30,13 +32,14 @@ def pretrain(
     """Learn to see from random images, with no label and no private image: weights for `train --pretrained`.
 
     It can be stopped with Ctrl-C and goes on by the same command. A model on patches is not trained: its dictionary is
-    made in seconds, with --process, --size and --seed.
+    made in a minute, with --process, --size and --seed.
 
     Example: `dpvision pretrain --model wrn-10-1 --process dead-leaves-mixed --hidden 512 --steps 2000 --out prior`
     """
     if model.startswith("patches-"):
-        _dictionary(model, out, process=process, size=size, seed=seed)
+        _dictionary(model, out, process=process or "dead-leaves-mixed", size=size, seed=seed)
         return
+    process = process or "stylegan-oriented"
     from dpvision import console
     from dpvision.pretrain.check import recognised
     from dpvision.pretrain.run import Progress, Settings, learned
@@ -73,11 +76,12 @@ def pretrain(
 
 def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
     from dpvision import console
-    from dpvision.errors import ConfigError
     from dpvision.pretrain.dictionary import Settings, save
+    from dpvision.pretrain.run import require_free
 
-    if (out / "card.json").exists():
-        raise ConfigError(f"{out}: this prior is finished. Fix: another --out.")
+    require_free(out)
     save(Settings(model, (3, size, size), process=process, seed=seed), out)
     weights = out / "weights.safetensors"
-    console.say(f"wrote {weights}; use it with `dpvision train DATA --model {model} --pretrained {weights}`")
+    console.say(
+        f"wrote {weights}; use it with `dpvision train DATA --recipe patches --model {model} --pretrained {weights}`"
+    )

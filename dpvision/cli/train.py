@@ -73,7 +73,7 @@ def train(
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
     dry_run: Annotated[
-        bool, Parameter(negative="", help="print the plan and stop; nothing is written or charged")
+        bool, Parameter(negative="", help="print the plan and stop; no run is made, nothing charged")
     ] = False,
 ) -> None:
     """Train a classifier privately.

@@ -30,6 +30,14 @@ class Agreement(nn.Module):
         return -(x * self.centred.centre).sum(1, keepdim=True)
 
 
+def start_at_zero(model: nn.Module) -> None:
+    """Weights to start from may bring a centre of their own."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Centred):
+                module.centre.zero_()
+
+
 def centred_linear(width: int, classes: int) -> nn.Sequential:
     """From zero weights; rows around zero need no bias."""
     head = nn.Linear(width, classes, bias=False)

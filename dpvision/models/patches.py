@@ -29,6 +29,7 @@ THRESHOLD = 0.25
 AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches
 # Of a second layer: patches of the first, how many and how large; and how large those of the maps are.
 FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
+CONSTANTS = (GRID, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH)
 
 
 class Bank(nn.Module):

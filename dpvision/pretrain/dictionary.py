@@ -13,25 +13,25 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision import __version__, atomic, checkpoint
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
-from dpvision.models.patches import GRID, Bank, Patches, around_zero
+from dpvision.models.patches import CONSTANTS, GRID, Bank, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.randimages import draw
 
-FORMAT = "dpvision-dictionary-1"
+FORMAT = "dpvision-dictionary-2"  # to be raised with every change of what is drawn or computed
 AT_A_TIME = 250
+CENTRE = "rest.0.centre"
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,31 @@ class Settings:
 
     @property
     def name(self) -> str:
-        return hashlib.blake2b(json.dumps([FORMAT, asdict(self)]).encode(), digest_size=12).hexdigest()
+        """Of the file: other constants make another dictionary."""
+        return hashlib.blake2b(self.text.encode(), digest_size=12).hexdigest()
+
+    @property
+    def text(self) -> str:
+        return json.dumps([FORMAT, CONSTANTS, asdict(self)])
 
 
 def learn(settings: Settings) -> Featured:
     """The model with its dictionary, whitening and mean."""
-    model = build(settings.model, settings.shape, classes=2, seed=settings.seed)
-    if not isinstance(model, Featured) or not isinstance(model.prefix, Patches):
-        raise ConfigError(f"{settings.model}: only a model on patches has a dictionary. Fix: patches-2048.")
+    model = _blank(settings)
     patches, images = model.prefix, settings.images
+    assert isinstance(patches, Patches)
     with torch.no_grad():
         with _one_thread():
-            _fill(patches, drawn(settings, range(images)), settings)
-        others = drawn(settings, range(images, images + images // 2))
-        seen = in_pieces(lambda x: torch.cat(patches.seen(x), 1), others, size=model.piece or AT_A_TIME)
+            _fill(patches, settings)
+        seen = [
+            in_pieces(lambda x: torch.cat(patches.seen(x), 1), part, size=model.piece or AT_A_TIME)
+            for _, part in drawn(settings, range(images, images + images // 2))
+        ]
         with _one_thread():
-            patches.mean.copy_(seen.mean(0))
-            parts = (seen - patches.mean).split([2 * GRID**2 * len(bank.dictionary) for bank in _banks(patches)], dim=1)
+            rows = torch.cat(seen)
+            patches.mean.copy_(rows.mean(0))
+            widths = [2 * GRID**2 * len(bank.dictionary) for bank in _banks(patches)]
+            parts = (rows - patches.mean).split(widths, dim=1)
             lengths = [part.norm(dim=1).mean().expand(part.shape[1]) for part in parts]
             patches.scale.copy_(torch.cat(lengths).reciprocal())
     return model
@@ -79,19 +87,18 @@ def _banks(patches: Patches) -> list[Bank]:
     return [bank for bank in (*patches.banks, patches.second) if isinstance(bank, Bank)]
 
 
-def _fill(patches: Patches, images: Tensor, settings: Settings) -> None:
+def _fill(patches: Patches, settings: Settings) -> None:
     """Every bank's whitening and dictionary."""
     for bank in (*patches.banks, patches.first):
         if isinstance(bank, Bank):
             coins = torch.Generator().manual_seed(settings.seed)
-            found = around_zero(_some(images, bank, settings.patches, coins))
+            found = around_zero(_some(bank, settings, coins))
             whitening, dictionary = _white(found, bank, settings.floor, coins)
             bank.whitening.copy_(around_zero(whitening))
             bank.dictionary.copy_(around_zero(dictionary))
     if patches.first is not None and patches.second is not None:
-        bank, maps = patches.second, torch.cat([patches.first.maps(part) for part in images.split(AT_A_TIME)])
-        coins = torch.Generator().manual_seed(settings.seed)
-        found = _some(maps, bank, settings.patches, coins)
+        bank, coins = patches.second, torch.Generator().manual_seed(settings.seed)
+        found = _some(bank, settings, coins, patches.first.maps)
         bank.offset.copy_(found.mean(0))
         whitening, dictionary = _white(found - bank.offset, bank, settings.floor, coins)
         bank.whitening.copy_(whitening)
@@ -125,42 +132,68 @@ def _one_thread() -> Iterator[None]:
 def save(settings: Settings, folder: Path) -> None:
     """weights.safetensors, for `dpvision train --pretrained`, and card.json, which says where they come from."""
     began = time.monotonic()
-    model = learn(settings)
-    header = {"format": FORMAT, "process": settings.process, "seed": str(settings.seed)}
-    weights = {n: t for n, t in model.state_dict().items() if not n.startswith("rest.1.")}
+    weights = _released(learn(settings))
+    header = {"format": FORMAT, "settings": settings.text, "process": settings.process, "seed": str(settings.seed)}
     data = checkpoint.dump(weights, header)
     card = {"format": FORMAT, "dpvision": __version__, **asdict(settings)}
     card["images_seen"] = settings.images + settings.images // 2
     card["seconds"] = round(time.monotonic() - began, 1)
     card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
     atomic.make_folder(folder)
-    atomic.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
     atomic.write(folder / "weights.safetensors", data, mode=0o644)
+    atomic.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
 
 
 def kept(settings: Settings, folder: Path) -> Path:
-    """The weights' file in `folder`, made there the first time."""
-    mine = folder / settings.name
+    """The weights' file in `folder`, made there the first time; one that is there must be what it is named for."""
+    path = folder / settings.name / "weights.safetensors"
+    like = _released(_blank(settings))
     atomic.make_folder(folder)
     with atomic.alone(folder / f"{settings.name}.lock"):
-        if not (mine / "weights.safetensors").exists():
-            save(settings, mine)
-    return mine / "weights.safetensors"
+        if not path.exists():
+            save(settings, path.parent)
+    try:
+        tensors, header = checkpoint.load(path, like)
+    except DataError as exc:
+        raise DataError(f"{exc} Fix: remove the file: it is of random images, and is made again.") from exc
+    if header.get("settings") != settings.text or bool(tensors[CENTRE].any()):
+        raise DataError(f"{path}: is not the dictionary of random images that it is named for. Fix: remove the file.")
+    return path
 
 
-def drawn(settings: Settings, indices: range) -> Tensor:
-    """Random images as a network sees them, of the shape that is wanted."""
+def _blank(settings: Settings) -> Featured:
+    model = build(settings.model, settings.shape, classes=2, seed=settings.seed)
+    if not isinstance(model, Featured) or not isinstance(model.prefix, Patches):
+        raise ConfigError(f"{settings.model}: only a model on patches has a dictionary. Fix: patches-2048.")
+    return model
+
+
+def _released(model: Featured) -> dict[str, Tensor]:
+    """All but the head."""
+    return {n: t for n, t in model.state_dict().items() if not n.startswith("rest.1.")}
+
+
+def drawn(settings: Settings, indices: range) -> Iterator[tuple[range, Tensor]]:
+    """Random images as a network sees them, of the shape that is wanted, some at a time with their numbers."""
     channels, height, width = settings.shape
     side = max(height, width)
-    parts = [indices[i : i + AT_A_TIME] for i in range(0, len(indices), AT_A_TIME)]
-    pixels = np.concatenate([draw(settings.process, part, side=side, seed=settings.seed) for part in parts])
-    images = torch.from_numpy(pixels[:, :height, :width]).permute(0, 3, 1, 2) / 127.5 - 1
-    return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    for start in range(0, len(indices), AT_A_TIME):
+        part = indices[start : start + AT_A_TIME]
+        pixels = draw(settings.process, part, side=side, seed=settings.seed)[:, :height, :width]
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1
+        yield part, images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
 
 
-def _some(maps: Tensor, bank: Bank, count: int, coins: torch.Generator) -> Tensor:
-    """(count, C patch^2) from places drawn at random."""
-    high = (len(maps), *bank.places)
-    which, down, right = (torch.randint(h, (count,), generator=coins).tolist() for h in high)
-    places, size = zip(which, down, right, strict=True), bank.patch
-    return torch.stack([maps[i, :, a : a + size, b : b + size].flatten() for i, a, b in places])
+def _some(
+    bank: Bank, settings: Settings, coins: torch.Generator, maps_of: Callable[[Tensor], Tensor] = lambda x: x
+) -> Tensor:
+    """(settings.patches, C patch^2) from places drawn at random."""
+    high = (settings.images, *bank.places)
+    which, down, right = (torch.randint(h, (settings.patches,), generator=coins) for h in high)
+    found = torch.empty(settings.patches, len(bank.offset))
+    for part, images in drawn(settings, range(settings.images)):
+        maps, size = maps_of(images), bank.patch
+        for number in ((which >= part.start) & (which < part.stop)).nonzero().flatten().tolist():
+            i, a, b = int(which[number]) - part.start, int(down[number]), int(right[number])
+            found[number] = maps[i, :, a : a + size, b : b + size].flatten()
+    return found

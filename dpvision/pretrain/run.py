@@ -77,8 +77,7 @@ def pretrain(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Train, or go on where the folder's state is. True when it is finished; then weights and card are there."""
-    if (folder / "card.json").exists():
-        raise ConfigError(f"{folder}: this prior is finished. Fix: another --out.")
+    require_free(folder)
     keep_freed_memory()
     state = State(settings)
     state.resume(folder)
@@ -109,6 +108,14 @@ def pretrain(
         watch(Progress(state.step, settings.steps, loss.item()))
     state.finish(folder)
     return True
+
+
+def require_free(folder: Path) -> None:
+    """A new folder, an empty one, or one of a pretraining that was stopped: nothing is written over."""
+    if (folder / "card.json").exists():
+        raise ConfigError(f"{folder}: this prior is finished. Fix: another --out.")
+    if folder.exists() and not (folder / "state.safetensors").exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 
 def learned(settings: Settings, folder: Path | None = None) -> nn.Module:

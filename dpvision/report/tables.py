@@ -35,6 +35,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
     rows += [
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
+        *([("of these, for the mean of the features", "1")] if card["config"].get("part") == "centred-head" else []),
         *_probe(card["probe"]),
         ("views of an image", f"{card['mechanism']['views']:,}, averaged before clipping"),
         ("clipping norm", setting(card["mechanism"]["clip"])),
@@ -77,8 +78,10 @@ def public(card: dict[str, Any]) -> list[Row]:
         ("image: channels, height, width", shape, facts["image_shape"]["known"]),
     ]
     for kind, entry in card["public_inputs"].items():
-        what = "weights to start from" if kind == "pretrained" else f"synthetic images ({entry.get('images', 0):,})"
-        rows.append((what, plain(str(entry.get("file"))), f"given; digest {plain(str(entry.get('digest')))[:16]}"))
+        what = f"synthetic images ({entry.get('images', 0):,})" if kind == "synthetic" else "weights to start from"
+        whence = "made of random images" if kind == "prior" else "given"
+        digest = plain(str(entry.get("digest")))[:16]
+        rows.append((what, plain(str(entry.get("file"))), f"{whence}; digest {digest}"))
     return rows
 
 

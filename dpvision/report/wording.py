@@ -75,6 +75,9 @@ def not_covered(
         said.append("The unit is one image. Someone with several images in the training data is protected less.")
     said += [_read_off(fact) for fact in read_off]
     for kind, entry in public.items():
+        if kind == "prior":
+            said.append(f"Weights to start from are {entry.get('file')}: random images, drawn by dpvision itself.")
+            continue
         what = "Weights to start from" if kind == "pretrained" else "Synthetic images"
         if "event" in entry:
             said.append(

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from dpvision import runs, train
+from dpvision import checkpoint, runs, sealed, train
 from dpvision.config import Config, merged
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 from dpvision.mechanism.clip import ClippedSum
 from dpvision.models import Featured, build, load_public, train_only
 from dpvision.phases import phases
@@ -21,6 +22,8 @@ from dpvision.pretrain import dictionary
 from dpvision.privacy.events import PoissonGaussian
 from dpvision.privacy.ledger import ledger_of
 from dpvision.recipes import recipe
+from dpvision.report import tables
+from dpvision.report.card import card
 from dpvision.state import State
 from tests.guarantees.commands import run as command
 
@@ -154,13 +157,69 @@ def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
     prepared = train.prepare(data, SETTINGS)
     assert prepared.config.prior == "patches" and prepared.config.model == "patches-512"
     assert replace(SETTINGS, model=None, prior="patches").complete(40).model == "patches-2048"
-    assert prepared.public["pretrained"]["file"] == "patches-512 of dead-leaves-mixed, seed 0"
-    path = Path(prepared.config.pretrained or "")
+    assert prepared.public["prior"]["file"] == "patches-512 of dead-leaves-mixed, seed 0"
+    assert prepared.config.pretrained is None
+    path = Path(prepared.start or "")
     assert path.parent.parent == tmp_path / "home" / "priors"
     loaded = build("patches-512", (3, 12, 12), classes=2, seed=0)
-    assert load_public(loaded, path) == prepared.public["pretrained"]["digest"]
+    assert load_public(loaded, path) == prepared.public["prior"]["digest"]
     mine = prepared.model().state_dict()
     assert all(torch.equal(t, mine[n]) for n, t in loaded.state_dict().items() if n.startswith("prefix."))
+
+
+def test_what_lies_where_the_dictionary_should_be_is_not_trusted(data: str, tmp_path: Path) -> None:
+    """Weights of a private run there would lose their event, and damage would go unseen."""
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared)
+    path = Path(prepared.start or "")
+    good = path.read_bytes()
+    tensors, header = load_file(path), {k: v for k, v in sealed.read(path).header.items() if k != "digest"}
+    with_centre = {**tensors, "rest.0.centre": torch.ones(4096)}
+    flipped = good[:-1] + bytes([good[-1] ^ 1])
+    for wrong in (
+        run.weights.read_bytes(),
+        flipped,
+        checkpoint.dump(with_centre, header),
+        checkpoint.dump(tensors, header | {"settings": "other"}),
+        b"",
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match="Fix: remove the file"):
+            train.prepare(data, SETTINGS)
+    path.unlink()
+    train.prepare(data, SETTINGS)
+    assert path.read_bytes() == good
+
+
+def test_a_second_training_learns_the_mean_anew(data: str, tmp_path: Path) -> None:
+    """Also where the weights to start from have one."""
+    run, prepared = _begin(data, tmp_path / "run", sigma=0.01, budget=1e9)
+    train.proceed(run, prepared)
+    again = train.prepare(data, replace(SETTINGS, pretrained=str(run.weights), sigma=0.01, budget=1e9))
+    assert again.before and again.config.prior is None
+    second = train.begin(again, tmp_path / "second")
+    train.proceed(second, again, stop=_until(1))
+    rows = again.inputs(again.data.train, again.model())(slice(0, 40))
+    assert torch.allclose(_centre_and_head(second, again)[0], rows.mean(0), atol=2e-3)
+
+
+def test_one_start_and_one_rate() -> None:
+    with pytest.raises(ConfigError, match="starts from one of them"):
+        replace(SETTINGS, prior="patches", pretrained="file")
+    given = merged(recipe("patches"), {"pretrained": "file"}, source="test")
+    assert given.prior is None and given.complete(100).model == "patches-2048"
+    with pytest.raises(ConfigError, match="both set the learning rate"):
+        merged(recipe("patches"), {"lr": 1.0, "final_noise": 0.5}, source="test")
+    assert merged(recipe("patches"), {"batch": 10}, source="test").complete(100).batch == 10
+
+
+def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared)
+    made = card(run, ledger_of(prepared.fingerprint).account())
+    assert set(made["public_inputs"]) == {"prior"} and "pretrained" not in made["config"]
+    assert any("patches-512 of dead-leaves-mixed, seed 0: random images" in said for said in made["not_covered"])
+    assert ("of these, for the mean of the features", "1") in tables.figures(made)
 
 
 def test_what_has_no_mean_is_refused(data: str) -> None:

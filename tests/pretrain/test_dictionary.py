@@ -28,6 +28,10 @@ def _prefix(model: Featured) -> Patches:
     return model.prefix
 
 
+def _images(settings: Settings, indices: range) -> torch.Tensor:
+    return torch.cat([part for _, part in drawn(settings, indices)])
+
+
 def _bank(model: Featured) -> Bank:
     (bank,) = _prefix(model).banks
     assert isinstance(bank, Bank)
@@ -40,7 +44,7 @@ def _all_patches(maps: torch.Tensor, bank: Bank) -> torch.Tensor:
 
 def test_patches_of_random_images_become_white(model: Featured) -> None:
     """Where their variance is well above the floor, in each direction 1 or a little less."""
-    white = _all_patches(drawn(SETTINGS, range(60)), _bank(model)) @ _bank(model).whitening.T
+    white = _all_patches(_images(SETTINGS, range(60)), _bank(model)) @ _bank(model).whitening.T
     covariance = white.T @ white / len(white)
     strongest = covariance.diagonal()[-20:]
     assert bool(((strongest > 0.7) & (strongest < 1.4)).all())
@@ -55,9 +59,9 @@ def test_filters_do_not_see_the_mean_of_a_patch(model: Featured) -> None:
 
 def test_the_mean_is_that_of_other_random_images(model: Featured) -> None:
     patches = _prefix(model)
-    others = drawn(SETTINGS, range(60, 90))
+    others = _images(SETTINGS, range(60, 90))
     assert torch.allclose(patches.seen(others)[0].mean(0), patches.mean, atol=1e-5)
-    assert not torch.allclose(patches.seen(drawn(SETTINGS, range(30)))[0].mean(0), patches.mean, atol=1e-5)
+    assert not torch.allclose(patches.seen(_images(SETTINGS, range(30)))[0].mean(0), patches.mean, atol=1e-5)
 
 
 def test_a_function_of_its_settings_alone(model: Featured) -> None:
@@ -70,7 +74,7 @@ def test_a_function_of_its_settings_alone(model: Featured) -> None:
 
 
 def test_banks_count_alike(model: Featured) -> None:
-    others = drawn(SETTINGS, range(60, 90))
+    others = _images(SETTINGS, range(60, 90))
     for made in (model, learn(replace(SETTINGS, model="patches-scales", patches=6000))):
         patches = _prefix(made)
         sizes = [8 * len(bank.dictionary) for bank in patches.banks if isinstance(bank, Bank)]
@@ -82,7 +86,7 @@ def test_a_second_layer_is_white_as_well() -> None:
     settings = replace(SETTINGS, model="patches-two-layers", patches=4000)
     patches = _prefix(learn(settings))
     assert patches.first is not None and patches.second is not None
-    maps = patches.first.maps(drawn(settings, range(60)))
+    maps = patches.first.maps(_images(settings, range(60)))
     white = (_all_patches(maps, patches.second) - patches.second.offset) @ patches.second.whitening.T
     assert patches.second.whitening.shape == (256, 128 * 9) and white.mean(0).abs().max() < 0.2
     strongest = (white.T @ white / len(white)).diagonal()[-20:]
@@ -91,7 +95,7 @@ def test_a_second_layer_is_white_as_well() -> None:
 
 def test_gray_images_and_others_that_are_not_square() -> None:
     settings = replace(SETTINGS, shape=(1, 14, 16))
-    assert drawn(settings, range(3)).shape == (3, 1, 14, 16)
+    assert _images(settings, range(3)).shape == (3, 1, 14, 16)
     assert learn(settings)(torch.zeros(2, 1, 14, 16)).shape == (2, 2)
 
 
