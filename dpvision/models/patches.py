@@ -4,11 +4,12 @@ For a patch p of an image, less its mean, with a whitening W and a dictionary d_
 
     r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: what the patch looks like, whatever its contrast
     phi = means of relu(r_k - b) and relu(-r_k - b)   over the cells of a grid
-    f   = phi(x) + phi(mirror image of x) - m         where m is the mean of this over random images
+    f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of this over random images
 
-and f is scaled to length 1. There may be patches of several sizes, and a second layer: patches of the maps
-relu(r_k - b), relu(-r_k - b) of a few patches, made small. Everything in it is a public function of one image; private
-data was within nobody's reach when the dictionary was made (pretrain/dictionary.py).
+and f is scaled to length 1. The root makes much of what is there at all, and less of how often it is there. There may
+be patches of several sizes, and a second layer: patches of the maps relu(r_k - b), relu(-r_k - b) of a few patches, made
+small. Everything in it is a public function of one image; private data was within nobody's reach when the dictionary
+was made (pretrain/dictionary.py).
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Patches(nn.Module):
 
     def seen(self, x: Tensor) -> list[Tensor]:
         """Of each bank; the same in a mirror."""
-        return [one + other for one, other in zip(self._seen(x), self._seen(x.flip(3)), strict=True)]
+        both = zip(self._seen(x), self._seen(x.flip(3)), strict=True)
+        return [(one + other).clamp(min=0).sqrt() for one, other in both]  # rounding may leave less than nothing
 
     def _seen(self, x: Tensor) -> list[Tensor]:
         found = [bank(x) for bank in self.banks]

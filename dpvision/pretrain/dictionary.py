@@ -29,7 +29,7 @@ from dpvision.models.patches import CONSTANTS, GRID, Bank, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.randimages import draw
 
-FORMAT = "dpvision-dictionary-2"  # to be raised with every change of what is drawn or computed
+FORMAT = "dpvision-dictionary-3"  # to be raised with every change of what is drawn or computed
 AT_A_TIME = 250
 CENTRE = "rest.0.centre"
 

@@ -67,8 +67,8 @@ def training(folder: Path) -> dict:
     distributed.team().wait()
     last, steps, original = [], [], train._descend
 
-    def recording(*args):
-        last[:] = [original(*args)]
+    def recording(*args, **named):
+        last[:] = [original(*args, **named)]
         steps.append(last[0].step)
         return last[0]
 

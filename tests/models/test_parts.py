@@ -60,7 +60,7 @@ def test_a_frozen_prefix_stays_frozen() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"vit-tiny: there is no part 'heads'.*all, head, bias"):
+    with pytest.raises(ConfigError, match=r"vit-tiny: there is no part 'heads'.*all, head, centred-head, probe, bias"):
         train_only(_sketch("vit-tiny"), "heads", name="vit-tiny")
     with pytest.raises(ConfigError, match=r"linear: it has no bias but its head's.*Fix: "):
         train_only(_sketch("linear"), "bias", name="linear")

@@ -43,9 +43,9 @@ def _by_hand(patches: Patches, image: Tensor) -> Tensor:
 @pytest.mark.parametrize("second", [0, 2])
 def test_the_formula(second: int) -> None:
     patches, images = _patches((2, 16, 18), second=second), torch.rand(3, 2, 16, 18) * 2 - 1
-    both = torch.stack([_by_hand(patches, x) + _by_hand(patches, x.flip(2)) for x in images])
+    both = torch.stack([_by_hand(patches, x) + _by_hand(patches, x.flip(2)) for x in images]).sqrt()
     wanted = F.normalize((both - patches.mean.double()) * patches.scale.double(), dim=1)
-    assert bool((both > 0).any()) and torch.allclose(patches(images).double(), wanted, atol=1e-5)
+    assert bool((both > 0).any()) and torch.allclose(patches(images).double(), wanted, atol=1e-4)
     assert torch.allclose(patches(images).norm(dim=1), torch.ones(3))
 
 
