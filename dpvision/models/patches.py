@@ -7,7 +7,7 @@ For a patch p of an image, less its mean, with a whitening W and a dictionary d_
     f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of this over random images
 
 and f is scaled to length 1. The root makes much of what is there at all, and less of how often it is there. There may
-be patches of several sizes, and a second layer: patches of the maps relu(r_k - b), relu(-r_k - b) of a few patches, made
+be patches of several sizes, and a second layer: patches of the maps relu(r_k - b), relu(-r_k - b) of a few, made
 small. Everything in it is a public function of one image; private data was within nobody's reach when the dictionary
 was made (pretrain/dictionary.py).
 """
