@@ -189,7 +189,7 @@ class Prepared:
         verify(*self.learner(model, part=part), shape, classes)
 
 
-def prepare(source: str, config: Config) -> Prepared:
+def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -> Prepared:
     """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
     data = load(
         source,
@@ -211,7 +211,7 @@ def prepare(source: str, config: Config) -> Prepared:
         synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
     start = config.pretrained
     if complete.prior:
-        start, public["prior"] = _prior(complete, data)
+        start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), unit=config.unit)
     sketch = overlap.sketch(digests)
@@ -221,12 +221,12 @@ def prepare(source: str, config: Config) -> Prepared:
     return prepared
 
 
-def _prior(config: Config, data: Dataset) -> tuple[str, dict[str, Any]]:
+def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict[str, Any]]:
     """A file of weights of random images, made for the images' shape where it is not there yet; name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
     settings = dictionary.Settings(config.model, (channels, height, width))
-    path = dictionary.kept(settings, home() / "priors")
+    path = dictionary.kept(settings, home() / "priors", progress)
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
     return str(path), {"file": name, "digest": digest_of(path)}
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
+from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
@@ -39,10 +40,9 @@ from dpvision.mechanism.streams import Key
 from dpvision.models.parts import CENTRE
 from dpvision.phases import Phase, phases
 from dpvision.prepare import Prepared, prepare
-from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, to_json
-from dpvision.privacy.ledger import Charge, ledger_of
-from dpvision.state import State, branch_name, computing, event_so_far, same_or_new_branch, software, trainable
+from dpvision.privacy.ledger import ledger_of
+from dpvision.state import State, branch_name, computing, event_so_far, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = (
@@ -219,7 +219,7 @@ def _proceed(
         return _outcome(run, state, prepared, 0.0)
     inputs = prepared.inputs(prepared.data.train, model)
     _bind_features(run, inputs, team)
-    state, key, charge = (_charge if team.first else _await_charge)(run, prepared, model, team)
+    state, key, charged = (charge if team.first else await_charge)(run, prepared, model, team)
 
     seen, stretches = Seen(), phases(prepared)
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])
@@ -229,7 +229,7 @@ def _proceed(
         clipped_sum,
         key,
         sigma=config.sigma,
-        charge=charge,
+        charge=charged,
         first=state.first,
         team=team,
         views=config.views,
@@ -297,52 +297,6 @@ def _bind_features(run: runs.Run, inputs: Inputs, team: Team) -> None:
         )
     if team.first and computing() not in before:
         run.write_facts({**facts, "features": {**before, computing(): digest}})
-
-
-def _charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
-    """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk."""
-    config, facts = prepared.config, run.facts()
-    state, key = same_or_new_branch(State.load(run.state, model), config, data=prepared.everything)
-    team.text(state.key)
-    team.wait()  # for all to find the key: without it, nothing need be charged
-    ledger = ledger_of(prepared.fingerprint)
-    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
-    overlap.keep(ledger, prepared.sketch)
-    assert config.sigma  # complete
-    event = prepared.sampler.event(config.sigma, first=state.first)
-    name = runs.fact(facts, "run", str)
-    account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
-    charge = next(c for c in account.charges if c.id == state.branch)
-    if charge.private != state.private:
-        raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
-    # On the disk from here on.
-    state.save(run)
-    run.write_config(config)
-    if facts.get("ranks", 1) != team.ranks:
-        run.write_facts({**facts, "ranks": team.ranks})
-    team.text(state.branch)
-    return state, key, charge
-
-
-def _await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
-    """The other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
-    path = runs.key_path(team.text())
-    key = Key.kept(path)
-    if key is None:
-        raise PrivacyError(
-            f"{path}: rank {team.rank} does not see the run's key, and a key is never sent. Fix: a DPVISION_HOME on a "
-            "file system that all ranks share, the same for every rank."
-        )
-    team.wait()
-    branch = team.text()
-    state = State.load(run.state, model)
-    charge = next((c for c in ledger_of(prepared.fingerprint).account().charges if c.id == branch), None)
-    if charge is None or state.branch != branch:
-        raise LedgerMismatch(
-            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "
-            "folder and a DPVISION_HOME on a file system that all ranks share."
-        )
-    return state, key, charge
 
 
 def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:

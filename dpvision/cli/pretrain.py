@@ -80,7 +80,8 @@ def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) ->
     from dpvision.pretrain.run import require_free
 
     require_free(out)
-    save(Settings(model, (3, size, size), process=process, seed=seed), out)
+    with console.counting_bar("dictionary") as progress:
+        save(Settings(model, (3, size, size), process=process, seed=seed), out, progress)
     weights = out / "weights.safetensors"
     console.say(
         f"wrote {weights}; use it with `dpvision train DATA --recipe patches --model {model} --pretrained {weights}`"

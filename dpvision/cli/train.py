@@ -108,7 +108,8 @@ def train(
     from dpvision.train import begin, require_room
 
     distributed.start()
-    prepared = prepare(source, settings)
+    with console.counting_bar("reading") as progress:
+        prepared = prepare(source, settings, progress)
     if settings.sigma is not None:
         _require_noise(prepared)
     if distributed.rank() == 0:

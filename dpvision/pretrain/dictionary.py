@@ -1,4 +1,4 @@
-"""A prior without training: whitening and patches of random images, in closed form, in seconds.
+"""A prior without training: whitening and patches of random images, in closed form, in a minute.
 
     C = sum over patches p of p p^T, less their means        what random images look like, to second order
     W = (E + floor * mean E)^(-1/2) V^T                      with C = V E V^T
@@ -32,6 +32,7 @@ from dpvision.randimages import draw
 FORMAT = "dpvision-dictionary-3"  # to be raised with every change of what is drawn or computed
 AT_A_TIME = 250
 CENTRE = "rest.0.centre"
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Settings:
         return json.dumps([FORMAT, CONSTANTS, asdict(self)])
 
 
-def learn(settings: Settings) -> Featured:
+def learn(settings: Settings, progress: Progress = lambda *_: None) -> Featured:
     """The model with its dictionary, whitening and mean."""
     model = _blank(settings)
     patches, images = model.prefix, settings.images
@@ -68,10 +69,10 @@ def learn(settings: Settings) -> Featured:
     with torch.no_grad():
         with _one_thread():
             _fill(patches, settings)
-        seen = [
-            in_pieces(lambda x: torch.cat(patches.seen(x), 1), part, size=model.piece or AT_A_TIME)
-            for _, part in drawn(settings, range(images, images + images // 2))
-        ]
+        seen = []
+        for numbers, part in drawn(settings, range(images, images + images // 2)):
+            seen.append(in_pieces(lambda x: torch.cat(patches.seen(x), 1), part, size=model.piece or AT_A_TIME))
+            progress(numbers.stop - images, images // 2)
         with _one_thread():
             rows = torch.cat(seen)
             patches.mean.copy_(rows.mean(0))
@@ -129,10 +130,10 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def save(settings: Settings, folder: Path) -> None:
+def save(settings: Settings, folder: Path, progress: Progress = lambda *_: None) -> None:
     """weights.safetensors, for `dpvision train --pretrained`, and card.json, which says where they come from."""
     began = time.monotonic()
-    weights = _released(learn(settings))
+    weights = _released(learn(settings, progress))
     header = {"format": FORMAT, "settings": settings.text, "process": settings.process, "seed": str(settings.seed)}
     data = checkpoint.dump(weights, header)
     card = {"format": FORMAT, "dpvision": __version__, **asdict(settings)}
@@ -144,14 +145,14 @@ def save(settings: Settings, folder: Path) -> None:
     atomic.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
 
 
-def kept(settings: Settings, folder: Path) -> Path:
+def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None) -> Path:
     """The weights' file in `folder`, made there the first time; one that is there must be what it is named for."""
     path = folder / settings.name / "weights.safetensors"
     like = _released(_blank(settings))
     atomic.make_folder(folder)
     with atomic.alone(folder / f"{settings.name}.lock"):
         if not path.exists():
-            save(settings, path.parent)
+            save(settings, path.parent, progress)
     try:
         tensors, header = checkpoint.load(path, like)
     except DataError as exc:

@@ -22,6 +22,7 @@ from dpvision.privacy import accountant
 from dpvision.privacy.events import Composed, PoissonGaussian
 from dpvision.privacy.ledger import Account, ledger_of
 from tests.guarantees.commands import write_data
+from tests.guarantees.stopping import until
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=30, checkpoint_every=5, budget=20.0)
 
@@ -36,17 +37,6 @@ def _begin(data: str, folder: Path, **settings: Any) -> tuple[runs.Run, train.Pr
     return train.begin(prepared, folder), prepared
 
 
-def _until(step: int):
-    """A `stop` that lets `step` steps pass."""
-    left = [step]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    return stop
-
-
 def _account(prepared: train.Prepared) -> Account:
     return ledger_of(prepared.fingerprint).account()
 
@@ -58,7 +48,7 @@ def _final(run: runs.Run) -> torch.Tensor:
 def test_stopping_and_resuming_changes_no_bit(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
     for step in (3, 8, 1):
-        outcome = train.proceed(run, train.reopen(run), stop=_until(step))
+        outcome = train.proceed(run, train.reopen(run), stop=until(step))
         assert not outcome.complete
     copy = tmp_path / "copy"
     shutil.copytree(run.folder, copy)
@@ -78,7 +68,7 @@ def test_stopping_and_resuming_changes_no_bit(data: str, tmp_path: Path) -> None
 
 def test_one_checkpoint_resumed_twice_with_changed_settings_is_charged_for_both(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(10))
+    train.proceed(run, prepared, stop=until(10))
     seen: dict[str, list[bytes]] = {}
     original = noise.release
     finals = []
@@ -109,10 +99,10 @@ def test_one_checkpoint_resumed_twice_with_changed_settings_is_charged_for_both(
 def test_the_same_change_at_another_point_is_another_branch(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
     for step in (5, 5):
-        train.proceed(run, train.reopen(run), stop=_until(step))
+        train.proceed(run, train.reopen(run), stop=until(step))
         folder = tmp_path / f"after-{runs.Run(run.folder).state.stat().st_mtime_ns}"
         shutil.copytree(run.folder, folder)
-        train.proceed(runs.Run(folder), train.reopen(runs.Run(folder), {"lr": 1.0}), stop=_until(2))
+        train.proceed(runs.Run(folder), train.reopen(runs.Run(folder), {"lr": 1.0}), stop=until(2))
     charges = _account(prepared).charges
     assert sorted(c.event.steps for c in charges) == [20, 25, 30]  # type: ignore[union-attr]
     assert len({c.id for c in charges}) == 3
@@ -120,7 +110,7 @@ def test_the_same_change_at_another_point_is_another_branch(data: str, tmp_path:
 
 def test_the_card_of_a_branch_counts_its_whole_path(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(12))
+    train.proceed(run, prepared, stop=until(12))
     before = prepared.config.sigma
     assert before
     outcome = train.proceed(run, train.reopen(run, {"sigma": before * 2}))
@@ -131,7 +121,7 @@ def test_the_card_of_a_branch_counts_its_whole_path(data: str, tmp_path: Path) -
 
 def test_a_refused_branch_changes_nothing_and_the_old_one_goes_on(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run", budget=3.0)
-    train.proceed(run, prepared, stop=_until(10))
+    train.proceed(run, prepared, stop=until(10))
     state = run.state.read_bytes()
     with pytest.raises(BudgetSpent):
         train.proceed(run, train.reopen(run, {"lr": 1.0}))
@@ -142,7 +132,7 @@ def test_a_refused_branch_changes_nothing_and_the_old_one_goes_on(data: str, tmp
 
 def test_a_lost_key_means_new_noise_and_a_new_charge(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(10))
+    train.proceed(run, prepared, stop=until(10))
     for key in (tmp_path / "home" / "keys").glob("*.key"):
         Key.destroy(key)
     assert train.proceed(run, train.reopen(run)).complete
@@ -153,7 +143,7 @@ def test_other_software_means_new_noise_and_a_new_charge(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(10))
+    train.proceed(run, prepared, stop=until(10))
     monkeypatch.setattr("dpvision.state.software", lambda: "another torch")
     assert train.proceed(run, train.reopen(run)).complete
     assert sorted(c.event.steps for c in _account(prepared).charges) == [20, 30]  # type: ignore[union-attr]
@@ -161,7 +151,7 @@ def test_other_software_means_new_noise_and_a_new_charge(
 
 def test_changed_data_can_not_go_on_with_the_same_noise(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(10))
+    train.proceed(run, prepared, stop=until(10))
     with np.load(data) as file:
         arrays = dict(file)
     changed = {k: v.copy() for k, v in arrays.items()}
@@ -187,7 +177,7 @@ def test_what_defines_the_run_can_not_change(change: dict, data: str, tmp_path: 
 
 def test_a_changed_state_is_refused(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(10))
+    train.proceed(run, prepared, stop=until(10))
     whole = run.state.read_bytes()
     rng = np.random.default_rng(0)
     for at in [len(whole) - 3, *rng.integers(0, len(whole), 60)]:
@@ -244,7 +234,7 @@ def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> No
 def test_the_same_noise_is_never_drawn_for_other_data(data: str, tmp_path: Path) -> None:
     """Not through the Python interface either: a run begun on D can not go on with D without one record."""
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(5))
+    train.proceed(run, prepared, stop=until(5))
     with np.load(data) as file:
         fewer = {k: v[1:] if k.startswith("train") else v for k, v in file.items()}
     np.savez(tmp_path / "fewer.npz", **fewer)

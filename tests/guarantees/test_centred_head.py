@@ -26,6 +26,7 @@ from dpvision.report import tables
 from dpvision.report.card import card
 from dpvision.state import State
 from tests.guarantees.commands import run as command
+from tests.guarantees.stopping import until
 
 SETTINGS = Config(
     model="patches-512", part="centred-head", epsilon=8.0, full_batch=True, steps=6, lr=1.0, momentum=0.9, ema=0.5
@@ -51,16 +52,6 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "data.npz")
 
 
-def _until(step: int):
-    left = [step]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    return stop
-
-
 def _begin(data: str, folder: Path, **changes: Any) -> tuple[runs.Run, train.Prepared]:
     prepared = train.prepare(data, replace(SETTINGS, **changes))
     return train.begin(prepared, folder), prepared
@@ -76,7 +67,7 @@ def test_the_first_step_is_the_mean_with_the_noise_that_was_charged(
     clip: float, style: str, data: str, tmp_path: Path
 ) -> None:
     run, prepared = _begin(data, tmp_path / "run", clip=clip, clip_style=style)
-    train.proceed(run, prepared, stop=_until(1))
+    train.proceed(run, prepared, stop=until(1))
     centre, head = _centre_and_head(run, prepared)
     model = prepared.model()
     rows = prepared.inputs(prepared.data.train, model)(slice(0, 40))
@@ -89,7 +80,7 @@ def test_the_first_step_is_the_mean_with_the_noise_that_was_charged(
 
 def test_later_steps_leave_the_mean_as_it_is(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(1))
+    train.proceed(run, prepared, stop=until(1))
     first, _ = _centre_and_head(run, prepared)
     train.proceed(run, prepared)
     for of in ("weights", "ema"):
@@ -130,7 +121,7 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
     train.proceed(run, prepared)
     key.write_bytes(secret)
     copy = runs.Run(tmp_path / "copy")
-    train.proceed(copy, train.reopen(copy), stop=_until(where))
+    train.proceed(copy, train.reopen(copy), stop=until(where))
     train.proceed(copy, train.reopen(copy))
     assert run.weights.read_bytes() == copy.weights.read_bytes()
     assert len(ledger_of(prepared.fingerprint).account().charges) == 1
@@ -198,7 +189,7 @@ def test_a_second_training_learns_the_mean_anew(data: str, tmp_path: Path) -> No
     again = train.prepare(data, replace(SETTINGS, pretrained=str(run.weights), sigma=0.01, budget=1e9))
     assert again.before and again.config.prior is None
     second = train.begin(again, tmp_path / "second")
-    train.proceed(second, again, stop=_until(1))
+    train.proceed(second, again, stop=until(1))
     rows = again.inputs(again.data.train, again.model())(slice(0, 40))
     assert torch.allclose(_centre_and_head(second, again)[0], rows.mean(0), atol=2e-3)
 

@@ -24,6 +24,7 @@ from dpvision.recipes import recipe
 from dpvision.report.card import card
 from dpvision.state import State, trainable
 from tests.guarantees.commands import run as command
+from tests.guarantees.stopping import until
 
 SETTINGS = Config(
     model="wrn-10-1",
@@ -48,16 +49,6 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "data.npz")
 
 
-def _until(step: int):
-    left = [step]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    return stop
-
-
 def _begin(data: str, folder: Path, **changes: Any) -> tuple[runs.Run, train.Prepared]:
     prepared = train.prepare(data, replace(SETTINGS, **changes))
     return train.begin(prepared, folder), prepared
@@ -74,7 +65,7 @@ def _named(run: runs.Run, prepared: train.Prepared) -> dict[str, torch.Tensor]:
 def test_only_the_head_and_its_norm_move_in_the_first_phase(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
     first = _named(run, prepared)
-    train.proceed(run, prepared, stop=_until(5))
+    train.proceed(run, prepared, stop=until(5))
     probed = _named(run, prepared)
     moved = {n for n in first if not torch.equal(first[n], probed[n])}
     assert moved > PROBED and moved == PROBED | {n for n in first if n.startswith("7.")}
@@ -85,7 +76,7 @@ def test_only_the_head_and_its_norm_move_in_the_first_phase(data: str, tmp_path:
 
 def test_all_steps_are_one_event_and_one_charge(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run")
-    train.proceed(run, prepared, stop=_until(3))
+    train.proceed(run, prepared, stop=until(3))
     outcome = train.proceed(run, prepared)
     charges = ledger_of(prepared.fingerprint).account().charges
     assert [c.event for c in charges] == [PoissonGaussian(8 / 40, prepared.config.sigma or 0, 12)]
@@ -101,7 +92,7 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
     train.proceed(run, prepared)
     key.write_bytes(secret)
     copy = runs.Run(tmp_path / "copy")
-    train.proceed(copy, train.reopen(copy), stop=_until(where))
+    train.proceed(copy, train.reopen(copy), stop=until(where))
     stopped = State.load(copy.state, prepared.model())
     assert stopped.step == where and (where == 5) == (not stopped.momentum.any()), "momentum starts anew in a phase"
     train.proceed(copy, train.reopen(copy))
@@ -134,7 +125,7 @@ def test_the_card_tells_the_share(data: str, tmp_path: Path) -> None:
 def test_the_card_tells_what_the_first_steps_told_as_they_were_done(where: int, data: str, tmp_path: Path) -> None:
     """Also where the batch was changed before, at or after the switch."""
     run, prepared = _begin(data, tmp_path / "run", batch=20, budget=100.0)
-    train.proceed(run, prepared, stop=_until(where))
+    train.proceed(run, prepared, stop=until(where))
     changed = train.reopen(run, {"batch": 2})
     train.proceed(run, changed)
     made = card(run, ledger_of(prepared.fingerprint).account())

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from dpvision import checkpoint, sealed
 from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
+from dpvision.pretrain import images
 from dpvision.pretrain.encoder import Encoder, trunk_of
 from dpvision.pretrain.images import chosen, pairs
 from dpvision.pretrain.run import Settings, learned, pretrain
@@ -135,3 +136,27 @@ def test_what_can_not_be_pretrained_is_named() -> None:
         Settings(loss="triplet")
     with pytest.raises(ConfigError, match="a batch of 2"):
         Settings(batch=10, images=5)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_that_are_kept_are_those_that_are_drawn(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over three passes, of which each leaves another image out, begun in the midst of the first."""
+
+    def views() -> torch.Tensor:
+        stream = pairs(
+            "dead-leaves-squares", side=8, finer=2, batch=4, images=9, steps=range(1, 6), seed=3, workers=workers
+        )
+        return torch.cat([torch.cat(both) for both in stream])
+
+    kept = views()
+    monkeypatch.setattr(images, "KEEP", 0)
+    assert torch.equal(kept, views())
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"of a run")
+    with pytest.raises(ConfigError, match="has other files in it"):
+        pretrain(SETTINGS, tmp_path)
+    code, _, err = run("pretrain", "--model", "patches-512", "--out", tmp_path, home=tmp_path / "home")
+    assert code == 2 and "has other files in it" in err
+    assert (tmp_path / "weights.safetensors").read_bytes() == b"of a run"

@@ -1,0 +1,61 @@
+"""The charge of a run: in the ledger, on the disk, before the first step. Rank 0 charges; the others wait for it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dpvision import runs
+from dpvision.distributed import Team
+from dpvision.errors import LedgerMismatch, PrivacyError
+from dpvision.mechanism.streams import Key
+from dpvision.prepare import Prepared
+from dpvision.privacy import overlap
+from dpvision.privacy.events import Budget
+from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.state import State, same_or_new_branch
+
+
+def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
+    """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk."""
+    config, facts = prepared.config, run.facts()
+    state, key = same_or_new_branch(State.load(run.state, model), config, data=prepared.everything)
+    team.text(state.key)
+    team.wait()  # for all to find the key: without it, nothing need be charged
+    ledger = ledger_of(prepared.fingerprint)
+    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
+    overlap.keep(ledger, prepared.sketch)
+    assert config.sigma  # complete
+    event = prepared.sampler.event(config.sigma, first=state.first)
+    name = runs.fact(facts, "run", str)
+    account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+    charged = next(c for c in account.charges if c.id == state.branch)
+    if charged.private != state.private:
+        raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
+    # On the disk from here on.
+    state.save(run)
+    run.write_config(config)
+    if facts.get("ranks", 1) != team.ranks:
+        run.write_facts({**facts, "ranks": team.ranks})
+    team.text(state.branch)
+    return state, key, charged
+
+
+def await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
+    """The other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
+    path = runs.key_path(team.text())
+    key = Key.kept(path)
+    if key is None:
+        raise PrivacyError(
+            f"{path}: rank {team.rank} does not see the run's key, and a key is never sent. Fix: a DPVISION_HOME on a "
+            "file system that all ranks share, the same for every rank."
+        )
+    team.wait()
+    branch = team.text()
+    state = State.load(run.state, model)
+    charge = next((c for c in ledger_of(prepared.fingerprint).account().charges if c.id == branch), None)
+    if charge is None or state.branch != branch:
+        raise LedgerMismatch(
+            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "
+            "folder and a DPVISION_HOME on a file system that all ranks share."
+        )
+    return state, key, charge
