@@ -70,7 +70,7 @@ class Priors:
 
     def _quick(self) -> list[Figure]:
         """One training on fewer patches: from nothing in less than 5 minutes."""
-        settings = (("release", "last"), ("model", "patches-512"))
+        settings = (("release", "last"), ("model", "patches-256"))
         self.found = trained([Case("cifar10", "patches", 1.0, seeds=1, least=0.63, settings=settings)], keep=False)
         return figures(self.found)
 

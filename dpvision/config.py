@@ -147,7 +147,7 @@ class Config:
         n = n if self.n is None else self.n
         if n < 2:
             raise ConfigError(f"n is {n}: private training needs at least 2 units.")
-        model = self.model or ("patches-2048" if self.prior or self.recipe == "patches" else default_model(n))
+        model = self.model or ("patches-1024" if self.prior or self.recipe == "patches" else default_model(n))
         prior = self.prior or ("patches" if model.startswith("patches-") and not self.pretrained else None)
         batch = n if self.full_batch else default_batch(n) if self.batch is None else self.batch
         if batch > n:

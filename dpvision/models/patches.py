@@ -3,7 +3,7 @@
 For a patch p of an image, less its mean, with a whitening W and a dictionary d_1 ... d_K, both of random images,
 
     r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: what the patch looks like, whatever its contrast
-    phi = means of relu(r_k - b) and relu(-r_k - b)   over the cells of a grid
+    phi = means of relu(r_k - b) and relu(-r_k - b)   over 3 x 3 windows of half the height and width
     f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of this over random images
 
 and f is scaled to length 1. The root makes much of what is there at all, and less of how often it is there. There may
@@ -25,18 +25,18 @@ from dpvision.errors import ConfigError
 from dpvision.models.centred import centred_linear
 from dpvision.models.featured import Featured
 
-GRID = 2
+WINDOWS = 3  # a side: each is half as long, and shares half of itself with the next
 THRESHOLD = 0.25
 AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches
 # Of a second layer: patches of the first, how many and how large; and how large those of the maps are.
 FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
-CONSTANTS = (GRID, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH)
+CONSTANTS = (WINDOWS, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH)
 
 
 class Bank(nn.Module):
-    """The patches of one size: maps (N, C, H, W) to means (N, 2 K GRID^2)."""
+    """The patches of one size: maps (N, C, H, W) to means (N, 2 K WINDOWS^2)."""
 
-    cells: Tensor
+    windows: Tensor
 
     def __init__(self, shape: tuple[int, int, int], patch: int, count: int, *, rank: int | None = None) -> None:
         super().__init__()
@@ -48,15 +48,15 @@ class Bank(nn.Module):
         self.whitening = nn.Parameter(around_zero(torch.eye(size))[: rank or size])  # W
         self.dictionary = nn.Parameter(around_zero(F.normalize(torch.randn(count, size), dim=1)))  # d^T W
         self.places = height + 1 - patch, width + 1 - patch
-        cells = torch.einsum("ap,bq->abpq", *(_cells(length) for length in self.places))
-        self.register_buffer("cells", cells.reshape(-1, GRID**2), persistent=False)
+        windows = torch.einsum("ap,bq->abpq", *(_windows(length) for length in self.places))
+        self.register_buffer("windows", windows.reshape(-1, WINDOWS**2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """With s = relu(r - b) - relu(-r - b), these are (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2."""
         patches, found = self._patches(x), []
         for part in self.dictionary.split(AT_A_TIME):
             signed = F.softshrink(part @ patches, THRESHOLD)
-            mean, mean_size = signed @ self.cells, signed.abs() @ self.cells
+            mean, mean_size = signed @ self.windows, signed.abs() @ self.windows
             found += [mean_size + mean, mean_size - mean]
         return torch.cat(found, 1).flatten(1) / 2
 
@@ -85,7 +85,7 @@ class Patches(nn.Module):
         self.second: Bank | None = None
         if self.first:
             self.second = Bank(self.first.shape_of_maps, SECOND_PATCH, second, rank=256)
-        self.width = 2 * GRID**2 * (sum(sizes.values()) + second)
+        self.width = 2 * WINDOWS**2 * (sum(sizes.values()) + second)
         self.mean = nn.Parameter(torch.zeros(self.width))
         self.scale = nn.Parameter(torch.ones(self.width))  # one number for each bank: all count alike
 
@@ -109,10 +109,10 @@ def patches_linear(shape: tuple[int, int, int], classes: int, *, sizes: Mapping[
 
 
 PATCHES = {
-    "patches-512": partial(patches_linear, sizes={5: 512}),
-    "patches-2048": partial(patches_linear, sizes={5: 2048}),
-    "patches-scales": partial(patches_linear, sizes={4: 512, 5: 1024, 6: 512}),
-    "patches-two-layers": partial(patches_linear, sizes={5: 1536}, second=512),
+    "patches-256": partial(patches_linear, sizes={5: 256}),
+    "patches-1024": partial(patches_linear, sizes={5: 1024}),
+    "patches-scales": partial(patches_linear, sizes={4: 256, 5: 512, 6: 256}),
+    "patches-two-layers": partial(patches_linear, sizes={5: 768}, second=256),
 }
 
 
@@ -121,10 +121,9 @@ def around_zero(rows: Tensor) -> Tensor:
     return rows - rows.mean(1, keepdim=True)
 
 
-def _cells(length: int) -> Tensor:
-    """(length, GRID): the places of each cell, which share one where the grid does not fit, by what they count."""
-    found = torch.zeros(length, GRID)
-    for cell in range(GRID):
-        first, end = cell * length // GRID, -(-(cell + 1) * length // GRID)
-        found[first:end, cell] = 1 / (end - first)
-    return found
+def _windows(length: int) -> Tensor:
+    """(length, WINDOWS): how much of each place lies in each window, by what a window holds."""
+    start = torch.arange(WINDOWS) * (length / 2) / (WINDOWS - 1)
+    place = torch.arange(length).unsqueeze(1)
+    shared = torch.minimum(place + 1, start + length / 2) - torch.maximum(place, start)
+    return shared.clamp(min=0) / (length / 2)

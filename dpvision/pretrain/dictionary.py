@@ -25,11 +25,11 @@ from torch import Tensor
 from dpvision import __version__, atomic, checkpoint
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
-from dpvision.models.patches import CONSTANTS, GRID, Bank, Patches, around_zero
+from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.randimages import draw
 
-FORMAT = "dpvision-dictionary-3"  # to be raised with every change of what is drawn or computed
+FORMAT = "dpvision-dictionary-4"  # to be raised with every change of what is drawn or computed
 AT_A_TIME = 250
 CENTRE = "rest.0.centre"
 Progress = Callable[[int, int], None]
@@ -76,7 +76,7 @@ def learn(settings: Settings, progress: Progress = lambda *_: None) -> Featured:
         with _one_thread():
             rows = torch.cat(seen)
             patches.mean.copy_(rows.mean(0))
-            widths = [2 * GRID**2 * len(bank.dictionary) for bank in _banks(patches)]
+            widths = [2 * WINDOWS**2 * len(bank.dictionary) for bank in _banks(patches)]
             parts = (rows - patches.mean).split(widths, dim=1)
             lengths = [part.norm(dim=1).mean().expand(part.shape[1]) for part in parts]
             patches.scale.copy_(torch.cat(lengths).reciprocal())
@@ -165,7 +165,7 @@ def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
 def _blank(settings: Settings) -> Featured:
     model = build(settings.model, settings.shape, classes=2, seed=settings.seed)
     if not isinstance(model, Featured) or not isinstance(model.prefix, Patches):
-        raise ConfigError(f"{settings.model}: only a model on patches has a dictionary. Fix: patches-2048.")
+        raise ConfigError(f"{settings.model}: only a model on patches has a dictionary. Fix: patches-1024.")
     return model
 
 

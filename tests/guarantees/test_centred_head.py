@@ -29,7 +29,7 @@ from tests.guarantees.commands import run as command
 from tests.guarantees.stopping import until
 
 SETTINGS = Config(
-    model="patches-512", part="centred-head", epsilon=8.0, full_batch=True, steps=6, lr=1.0, momentum=0.9, ema=0.5
+    model="patches-256", part="centred-head", epsilon=8.0, full_batch=True, steps=6, lr=1.0, momentum=0.9, ema=0.5
 )
 
 
@@ -59,7 +59,7 @@ def _begin(data: str, folder: Path, **changes: Any) -> tuple[runs.Run, train.Pre
 
 def _centre_and_head(run: runs.Run, prepared: train.Prepared, of: str = "weights") -> tuple[torch.Tensor, torch.Tensor]:
     vector = getattr(State.load(run.state, prepared.model()), of)
-    return vector[:4096], vector[4096:]
+    return vector[:4608], vector[4608:]
 
 
 @pytest.mark.parametrize(("clip", "style"), [(1.0, "flat"), (0.1, "flat"), (3.0, "flat"), (0.5, "automatic")])
@@ -140,19 +140,19 @@ def test_rows_less_their_mean_are_made_once_as_the_network_makes_them(data: str)
     assert isinstance(model, Featured) and isinstance(model.rest, torch.nn.Sequential)
     inputs, centred = prepared.inputs(prepared.data.train, model), model.rest[0]
     with torch.no_grad():
-        centred.centre.copy_(torch.randn(4096) / 64)
+        centred.centre.copy_(torch.randn(4608) / 68)
         assert torch.allclose(inputs.through(centred)(slice(0, 40)), centred(inputs(slice(0, 40))), atol=1e-7)
 
 
 def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
     prepared = train.prepare(data, SETTINGS)
-    assert prepared.config.prior == "patches" and prepared.config.model == "patches-512"
-    assert replace(SETTINGS, model=None, prior="patches").complete(40).model == "patches-2048"
-    assert prepared.public["prior"]["file"] == "patches-512 of dead-leaves-mixed, seed 0"
+    assert prepared.config.prior == "patches" and prepared.config.model == "patches-256"
+    assert replace(SETTINGS, model=None, prior="patches").complete(40).model == "patches-1024"
+    assert prepared.public["prior"]["file"] == "patches-256 of dead-leaves-mixed, seed 0"
     assert prepared.config.pretrained is None
     path = Path(prepared.start or "")
     assert path.parent.parent == tmp_path / "home" / "priors"
-    loaded = build("patches-512", (3, 12, 12), classes=2, seed=0)
+    loaded = build("patches-256", (3, 12, 12), classes=2, seed=0)
     assert load_public(loaded, path) == prepared.public["prior"]["digest"]
     mine = prepared.model().state_dict()
     assert all(torch.equal(t, mine[n]) for n, t in loaded.state_dict().items() if n.startswith("prefix."))
@@ -165,7 +165,7 @@ def test_what_lies_where_the_dictionary_should_be_is_not_trusted(data: str, tmp_
     path = Path(prepared.start or "")
     good = path.read_bytes()
     tensors, header = load_file(path), {k: v for k, v in sealed.read(path).header.items() if k != "digest"}
-    with_centre = {**tensors, "rest.0.centre": torch.ones(4096)}
+    with_centre = {**tensors, "rest.0.centre": torch.ones(4608)}
     flipped = good[:-1] + bytes([good[-1] ^ 1])
     for wrong in (
         run.weights.read_bytes(),
@@ -198,7 +198,7 @@ def test_one_start_and_one_rate() -> None:
     with pytest.raises(ConfigError, match="starts from one of them"):
         replace(SETTINGS, prior="patches", pretrained="file")
     given = merged(recipe("patches"), {"pretrained": "file"}, source="test")
-    assert given.prior is None and given.complete(100).model == "patches-2048"
+    assert given.prior is None and given.complete(100).model == "patches-1024"
     with pytest.raises(ConfigError, match="both set the learning rate"):
         merged(recipe("patches"), {"lr": 1.0, "final_noise": 0.5}, source="test")
     assert merged(recipe("patches"), {"batch": 10}, source="test").complete(100).batch == 10
@@ -209,7 +209,7 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
     train.proceed(run, prepared)
     made = card(run, ledger_of(prepared.fingerprint).account())
     assert set(made["public_inputs"]) == {"prior"} and "pretrained" not in made["config"]
-    assert any("patches-512 of dead-leaves-mixed, seed 0: random images" in said for said in made["not_covered"])
+    assert any("patches-256 of dead-leaves-mixed, seed 0: random images" in said for said in made["not_covered"])
     assert ("of these, for the mean of the features", "1") in tables.figures(made)
 
 
@@ -227,7 +227,7 @@ def test_what_has_no_mean_is_refused(data: str) -> None:
 
 
 def test_all_of_it_is_the_head(data: str) -> None:
-    model = build("patches-512", (3, 12, 12), classes=2, seed=0)
+    model = build("patches-256", (3, 12, 12), classes=2, seed=0)
     for part, names in (
         ("all", ["rest.1.weight"]),
         ("head", ["rest.1.weight"]),

@@ -15,7 +15,7 @@ from dpvision.models import Featured, build, load_public
 from dpvision.models.patches import Bank, Patches
 from dpvision.pretrain.dictionary import Settings, drawn, kept, learn, save
 
-SETTINGS = Settings("patches-512", (3, 16, 16), process="dead-leaves-squares", images=60, patches=3000)
+SETTINGS = Settings("patches-256", (3, 16, 16), process="dead-leaves-squares", images=60, patches=3000)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_banks_count_alike(model: Featured) -> None:
     others = _images(SETTINGS, range(60, 90))
     for made in (model, learn(replace(SETTINGS, model="patches-scales", patches=6000))):
         patches = _prefix(made)
-        sizes = [8 * len(bank.dictionary) for bank in patches.banks if isinstance(bank, Bank)]
+        sizes = [18 * len(bank.dictionary) for bank in patches.banks if isinstance(bank, Bank)]
         rows = ((torch.cat(patches.seen(others), 1) - patches.mean) * patches.scale).split(sizes, dim=1)
         assert all(part.norm(dim=1).mean().item() == pytest.approx(1, rel=1e-4) for part in rows)
 
@@ -103,7 +103,7 @@ def test_it_is_made_once_and_loads(model: Featured, tmp_path: Path) -> None:
     path = kept(SETTINGS, tmp_path)
     before = path.stat().st_mtime_ns
     assert kept(SETTINGS, tmp_path) == path and path.stat().st_mtime_ns == before
-    found = build("patches-512", (3, 16, 16), classes=7, seed=3)
+    found = build("patches-256", (3, 16, 16), classes=7, seed=3)
     digest = load_public(found, path)
     assert isinstance(found, Featured) and torch.equal(_bank(found).dictionary, _bank(model).dictionary)
     card = json.loads((path.parent / "card.json").read_text())
@@ -114,8 +114,8 @@ def test_it_is_made_once_and_loads(model: Featured, tmp_path: Path) -> None:
 def test_what_can_not_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only a model on patches"):
         save(replace(SETTINGS, model="linear"), tmp_path)
-    with pytest.raises(ConfigError, match="512 patches were asked for, and there are"):
-        learn(replace(SETTINGS, patches=900))
+    with pytest.raises(ConfigError, match="256 patches were asked for, and there are"):
+        learn(replace(SETTINGS, patches=450))
     with pytest.raises(ConfigError, match="a dictionary needs"):
         replace(SETTINGS, floor=0.0)
     assert not list(tmp_path.iterdir())

@@ -157,6 +157,6 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"of a run")
     with pytest.raises(ConfigError, match="has other files in it"):
         pretrain(SETTINGS, tmp_path)
-    code, _, err = run("pretrain", "--model", "patches-512", "--out", tmp_path, home=tmp_path / "home")
+    code, _, err = run("pretrain", "--model", "patches-256", "--out", tmp_path, home=tmp_path / "home")
     assert code == 2 and "has other files in it" in err
     assert (tmp_path / "weights.safetensors").read_bytes() == b"of a run"
