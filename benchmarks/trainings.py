@@ -20,6 +20,7 @@ from benchmarks.shared_data import at_hand, unpacked, unpacked_in_two
 from dpvision import train
 from dpvision.config import Config, to_dict
 from dpvision.models import digest_of
+from dpvision.models.patches import CONSTANTS
 from dpvision.pretrain import dictionary
 from dpvision.privacy import accountant
 from dpvision.recipes import recipe
@@ -76,9 +77,10 @@ class Done:
 def trained(cases: Iterable[Case], *, keep: bool) -> dict[Case, list[Done]]:
     """Each case's trainings: those that are kept, and the others now."""
     found: dict[Case, list[Done]] = {}
-    with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
+    scratch = os.environ.get("DPVISION_SCRATCH")
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
         folder = Path(place)
-        os.environ.setdefault("DPVISION_HOME", str(folder / "home"))
+        os.environ["DPVISION_HOME"] = str(Path(scratch or place) / "home")  # never the operator's own ledgers
         for number, case in enumerate(cases):
             old = _kept(case) if keep else {}
             for seed in range(case.seeds):
@@ -137,7 +139,7 @@ def named(config: Config) -> str:
     if config.pretrained:
         chosen["pretrained"] = digest_of(Path(config.pretrained))
     if config.prior:
-        chosen["prior"] = dictionary.FORMAT
+        chosen["prior"] = f"{dictionary.FORMAT} {CONSTANTS}"
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -15,10 +15,14 @@ from dpvision.privacy.ledger import Charge, ledger_of
 from dpvision.state import State, same_or_new_branch
 
 
-def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
-    """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk."""
+def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team, data: str) -> tuple[State, Key, Charge]:
+    """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk.
+
+    `data` names all that is computed with. Other features under the same noise would show records, so they are refused;
+    those that another machine or version computed may round otherwise, and are a new branch.
+    """
     config, facts = prepared.config, run.facts()
-    state, key = same_or_new_branch(State.load(run.state, model), config, data=prepared.everything)
+    state, key = same_or_new_branch(State.load(run.state, model), config, data=data)
     team.text(state.key)
     team.wait()  # for all to find the key: without it, nothing need be charged
     ledger = ledger_of(prepared.fingerprint)
@@ -40,7 +44,9 @@ def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> t
     return state, key, charged
 
 
-def await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team) -> tuple[State, Key, Charge]:
+def await_charge(
+    run: runs.Run, prepared: Prepared, model: nn.Module, team: Team, data: str
+) -> tuple[State, Key, Charge]:
     """The other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
     path = runs.key_path(team.text())
     key = Key.kept(path)
@@ -53,7 +59,7 @@ def await_charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team
     branch = team.text()
     state = State.load(run.state, model)
     charge = next((c for c in ledger_of(prepared.fingerprint).account().charges if c.id == branch), None)
-    if charge is None or state.branch != branch:
+    if charge is None or (state.branch, state.data) != (branch, data):
         raise LedgerMismatch(
             f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "
             "folder and a DPVISION_HOME on a file system that all ranks share."

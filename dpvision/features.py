@@ -71,8 +71,9 @@ def _compute(parts: Featured, split: Split, path: Path, progress: Progress) -> N
     """
     inputs, count = Inputs(split), len(split)
     shape = shape_of(parts, tuple(inputs(slice(0, 1)).shape[1:]))
-    partial = path.with_suffix(".partial")  # one that was killed may have left it
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)  # one that was killed may have left it
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.close(descriptor)
     try:
         out = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(count, *shape))

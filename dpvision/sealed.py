@@ -16,7 +16,7 @@ from typing import Any
 
 from dpvision.errors import DataError
 
-MOST_HEADER = 16 << 20
+MOST_HEADER, MOST = 16 << 20, 4 << 30
 # What reading a header that somebody made by hand can raise.
 UNSOUND = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -44,6 +44,8 @@ def seal(
 def read(path: Path) -> Sealed:
     """The file, unchanged since it was sealed, or a DataError that names it."""
     try:
+        if path.stat().st_size > MOST:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {MOST:,}")
         data = path.read_bytes()
         header, table, body = _parts(data)
         shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in table.items()}

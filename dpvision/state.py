@@ -4,7 +4,7 @@ Formal guarantee: two stretches of training with the same branch name, key and s
 weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
 noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
 point is another branch. A state that goes on under the same noise is signed with the run's key: one that was made by
-hand is refused.
+hand is refused. A branch is named when it is first charged, and by the very features that it computes with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.utils import parameters_to_vector
 
 from dpvision import __version__, atomic, checkpoint, distributed, runs, sealed
 from dpvision.config import Config, merged, to_dict
-from dpvision.errors import ConfigError, DataError
+from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.privacy.events import Composed, Event, from_json, to_json
@@ -43,7 +43,8 @@ class State:
     key: str  # name of the key's file
     private: bool  # False once a fixed key was used
     step: int = 0
-    branch: str = ""  # names the noise and the charge
+    branch: str = ""  # names the noise and the charge; it has no name before it is charged
+    data: str = ""  # names all that it computes with: records, public files, the bytes of features
     first: int = 0  # the step at which this branch began
     path: tuple[Event, ...] = ()  # what the first weights told, and earlier branches up to where they were left
     software: str = ""
@@ -54,6 +55,7 @@ class State:
             "step": str(self.step),
             "first": str(self.first),
             "branch": self.branch,
+            "data": self.data,
             "key": self.key,
             "private": json.dumps(self.private),
             "software": self.software or software(),
@@ -89,6 +91,7 @@ class State:
                 private=header["private"] == "true",
                 step=int(header["step"]),
                 branch=header["branch"],
+                data=header["data"],
                 first=int(header["first"]),
                 path=tuple(from_json(e) for e in json.loads(header["path"])),
                 software=header["software"],
@@ -104,7 +107,7 @@ class State:
 
 def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
     """Names a stretch of training by everything that shapes it: the same name means the same bits."""
-    where = [state.branch, state.step, state.digest]
+    where = [state.branch, state.step, state.digest if state.branch else ""]
     shaping = [*where, config.hash(), data, software(), key]
     return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
 
@@ -113,7 +116,13 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
     """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
     before = state.config
     key = Key.kept(runs.key_path(state.key))
-    if key and config.hash() == before.hash() and state.software == software():
+    if key and state.branch and config.hash() == before.hash() and state.software == software():
+        if state.data != data:
+            raise LedgerMismatch(
+                "the training data, a public file or the kept features are not those that the run began with, and the "
+                "same noise would show the difference. Fix: remove the run's features from $DPVISION_HOME/features, "
+                "and they are computed anew; or restore the files, or start a new run."
+            )
         return replace(state, config=config, private=state.private and key.private), key
     if (config.steps or 0) < state.step:
         raise ConfigError(f"{state.step} steps are done already; steps can not be set to {config.steps}.")
@@ -131,8 +140,9 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
         key=name,
         private=state.private and key.private,
         branch=branch_name(state, config, data=data, key=key.label(name)),
+        data=data,
         first=state.step,
-        path=(*state.path, done),
+        path=(*state.path, done) if state.branch else state.path,
         software=software(),
     ), key
 

@@ -33,7 +33,7 @@ from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
-from dpvision.inputs import Inputs, fetcher, units
+from dpvision.inputs import fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
@@ -42,7 +42,7 @@ from dpvision.phases import Phase, phases
 from dpvision.prepare import Prepared, prepare
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import ledger_of
-from dpvision.state import State, branch_name, computing, event_so_far, software, trainable
+from dpvision.state import State, event_so_far, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = (
@@ -123,9 +123,6 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         private=key.private,
         config=prepared.config,
         path=prepared.before,
-    )
-    state = replace(
-        state, branch=branch_name(state, prepared.config, data=prepared.everything, key=key.label(key_name))
     )
     return runs.create(folder, prepared.config, facts, state.dump())
 
@@ -218,8 +215,9 @@ def _proceed(
             Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
     inputs = prepared.inputs(prepared.data.train, model)
-    _bind_features(run, inputs, team)
-    state, key, charged = (charge if team.first else await_charge)(run, prepared, model, team)
+    data = f"{prepared.everything} {inputs.digest_of_features()}"
+    team.require_same({"the features": data})
+    state, key, charged = (charge if team.first else await_charge)(run, prepared, model, team, data)
 
     seen, stretches = Seen(), phases(prepared)
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])
@@ -278,25 +276,6 @@ def _proceed(
             _release(run, state, prepared, model)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, time.monotonic() - began)
-
-
-def _bind_features(run: runs.Run, inputs: Inputs, team: Team) -> None:
-    """A run goes on with the very features that it began with: others under the same noise would show records.
-
-    Features that another machine or version computed may round otherwise; that is a new branch, with fresh noise.
-    """
-    digest, facts = inputs.digest_of_features(), run.facts()
-    if digest is None:
-        return
-    team.require_same({"the features": digest})
-    before = facts.get("features", {})
-    if before.get(computing(), digest) != digest:
-        raise LedgerMismatch(
-            f"{run.folder}: the kept features are not those that the run began with. Fix: remove them from "
-            "$DPVISION_HOME/features, and they are computed anew, or start a new run."
-        )
-    if team.first and computing() not in before:
-        run.write_facts({**facts, "features": {**before, computing(): digest}})
 
 
 def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:

@@ -14,6 +14,7 @@ An error about wrong inputs is for the operator, not for release.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from dpvision.errors import ConfigError
@@ -22,7 +23,7 @@ from dpvision.heads.releases import Releases
 from dpvision.heads.rows import Rows
 from dpvision.heads.setup import setup
 from dpvision.mechanism.streams import Key
-from dpvision.privacy import accountant, calibrate
+from dpvision.privacy import accountant, calibrate, overlap
 from dpvision.privacy.events import Budget, Gaussian, to_json
 from dpvision.privacy.ledger import Charge, Ledger
 
@@ -37,6 +38,7 @@ def fit_head(
     n: int | None = None,
     method: str = "gd",
     public: Any = None,
+    sketch: Sequence[str] = (),
     run: str = "head",
     test_key: str | None = None,
     **settings: Any,
@@ -46,6 +48,7 @@ def fit_head(
     features   each row a public function of one private image; how rows are made short: rows.Preparation
     budget     what this head may tell; it is also the ledger's, if that is new
     ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
+    sketch     `overlap.sketch(identify(split)[2])`: then data sets with some of the same images find this account
     public     features of public images, for methods that learn directions from them
     test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private
     settings   of the rows (bound, unit, whitening, intercept) and of the method (its dataclass)
@@ -59,7 +62,7 @@ def fit_head(
     event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=plan.releases), plan.releases)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
     what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {to_json(event)}"
-    charge = _charged(ledger, budget, event, key, id=_branch(key, what, rows, public_rows), run=run)
+    charge = _charged(ledger, sketch, budget, event, key, id=_branch(key, what, rows, public_rows), run=run)
     releases = Releases(charge, key)
 
     weight, bias, centre = plan.fit(rows, n=n, sigma=event.sigma, noisy=releases.noisy, public=public_rows)
@@ -81,8 +84,11 @@ def fit_head(
     )
 
 
-def _charged(ledger: Ledger, budget: Budget, event: Gaussian, key: Key, *, id: str, run: str) -> Charge:
+def _charged(
+    ledger: Ledger, sketch: Sequence[str], budget: Budget, event: Gaussian, key: Key, *, id: str, run: str
+) -> Charge:
     ledger.open(budget)
+    overlap.keep(ledger, sketch)
     account = ledger.spend(event, id=id, run=run, private=key.private)
     return next(charge for charge in account.charges if charge.id == id)
 

@@ -33,7 +33,8 @@ def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
     for x, y in rows.blocks():
         error = softmax(x @ weight) - y
         norm = lengths(x) * lengths(error)
-        total += x.T @ (error * (clip / np.maximum(norm, clip)))
+        share = np.where(np.isfinite(norm), clip / np.maximum(norm, clip), 0.0)
+        total += x.T @ np.where(share > 0, error * share, 0.0)  # a row whose score is no number adds nothing
     return BoundedSum(total, min(clip, math.sqrt(2.0)))
 
 

@@ -8,8 +8,8 @@ For a patch p of an image, less its mean, with a whitening W and a dictionary d_
 
 and f is scaled to length 1. The root makes much of what is there at all, and less of how often it is there. There may
 be patches of several sizes, and a second layer: patches of the maps relu(r_k - b), relu(-r_k - b) of a few, made
-small. Everything in it is a public function of one image; private data was within nobody's reach when the dictionary
-was made (pretrain/dictionary.py).
+small. All of it is a public function of one image: what makes the dictionary can not import what reads private data
+(pretrain/dictionary.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dpvision.models.featured import Featured
 
 WINDOWS = 3  # a side: each is half as long, and shares half of itself with the next
 THRESHOLD = 0.25
+LARGEST = 1024  # pixels a side, as random images are
 AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches
 # Of a second layer: patches of the first, how many and how large; and how large those of the maps are.
 FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
@@ -41,8 +42,8 @@ class Bank(nn.Module):
     def __init__(self, shape: tuple[int, int, int], patch: int, count: int, *, rank: int | None = None) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < 2 * patch:
-            raise ConfigError(f"patches need {2 * patch}x{2 * patch} pixels at least, not {height}x{width}.")
+        if min(height, width) < 2 * patch or max(height, width) > LARGEST:
+            raise ConfigError(f"patches need {2 * patch} to {LARGEST:,} pixels a side, not {height}x{width}.")
         self.patch, size = patch, channels * patch**2
         self.offset = nn.Parameter(torch.zeros(size))  # taken off each patch, beside what the filters do not see
         self.whitening = nn.Parameter(around_zero(torch.eye(size))[: rank or size])  # W

@@ -4,8 +4,8 @@
     W = (E + floor * mean E)^(-1/2) V^T                      with C = V E V^T
     dictionary = some W p of more than median length, scaled to length 1
 
-The result is a function of the settings alone. No private image is within reach: this package can not import what reads
-them.
+The result is a function of the settings (its last bits, of libraries and processor too). No private image is within
+reach: this package can not import what reads them.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def save(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
 
 
 def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None) -> Path:
-    """The weights' file in `folder`, made there the first time; one that is there must be what it is named for."""
+    """The weights' file in `folder`, made there the first time; one that is there must be whole, and say that
+    it is what it is named for."""
     path = folder / settings.name / "weights.safetensors"
     like = _released(_blank(settings))
     atomic.make_folder(folder)

@@ -76,7 +76,10 @@ def not_covered(
     said += [_read_off(fact) for fact in read_off]
     for kind, entry in public.items():
         if kind == "prior":
-            said.append(f"Weights to start from are {entry.get('file')}: random images, drawn by dpvision itself.")
+            said.append(
+                f"Weights to start from are {entry.get('file')}: random images, drawn by dpvision and kept "
+                "beside the ledgers, where nobody else must be able to write."
+            )
             continue
         what = "Weights to start from" if kind == "pretrained" else "Synthetic images"
         if "event" in entry:

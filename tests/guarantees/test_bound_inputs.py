@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpvision import atomic, features, prepare, state, train
+from dpvision import atomic, features, prepare, runs, state, train
 from dpvision.config import Config
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
@@ -59,6 +60,41 @@ def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_pat
     assert file.read_bytes() == whole
 
 
+def test_a_copy_of_a_run_has_other_noise_for_other_features(source: str, tmp_path: Path) -> None:
+    """A folder that was copied before its first step, and one row changed: both are charged, and nothing cancels."""
+    prepared = train.prepare(source, SETTINGS)
+    run = train.begin(prepared, tmp_path / "run")
+    shutil.copytree(run.folder, tmp_path / "copy")
+    copy = runs.Run(tmp_path / "copy")
+    weights = []
+    for each in (run, copy):
+        asked = iter([False, True])
+        train.proceed(each, train.reopen(each), stop=lambda asked=asked: next(asked))
+        weights.append(state.State.load(each.state, prepared.model()).weights)
+        np.lib.format.open_memmap(_train_file(prepared), mode="r+")[7] = 0.0
+    assert len(ledger_of(prepared.fingerprint).account().charges) == 2
+    first = torch.nn.utils.parameters_to_vector([p for p in prepared.model().parameters() if p.requires_grad])
+    one, other = (w - first.detach() for w in weights)
+    assert abs(float(torch.nn.functional.cosine_similarity(one, other, dim=0))) < 0.5
+
+
+@pytest.mark.parametrize("edited", ["in_order", "features"])
+def test_what_a_run_is_bound_to_is_signed(edited: str, source: str, tmp_path: Path) -> None:
+    """An edit of run.json does not make other data pass."""
+    prepared = train.prepare(source, SETTINGS)
+    run = train.begin(prepared, tmp_path / "run")
+    asked = iter([False] * 3 + [True])
+    train.proceed(run, prepared, stop=lambda: next(asked))
+    if edited == "features":
+        np.lib.format.open_memmap(_train_file(prepared), mode="r+")[7] = 0.0
+    else:
+        images = np.load(source)["train_images"]
+        other = train.prepare(_write(Path(source), images[[1, 0, *range(2, 80)]]), SETTINGS)
+        run.write_facts({**run.facts(), "in_order": other.in_order, "fingerprint": other.fingerprint})
+    with pytest.raises(LedgerMismatch, match="not those that the run began with"):
+        train.proceed(run, train.reopen(run))
+
+
 def test_features_of_another_version_are_a_new_branch(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +103,7 @@ def test_features_of_another_version_are_a_new_branch(
     run = train.begin(prepared, tmp_path / "run", test_key="word")
     asked = iter([False] * 3 + [True])
     train.proceed(run, prepared, stop=lambda: next(asked))
-    for module in (state, train, prepare):
+    for module in (state, prepare):
         monkeypatch.setattr(module, "computing", lambda: "a later version")
     monkeypatch.setattr(Featured, "features", lambda self, x: self.prefix(x) * (1 + 1e-6))
     assert train.proceed(run, train.reopen(run)).complete

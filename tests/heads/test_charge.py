@@ -15,9 +15,9 @@ from dpvision.heads.rows import BoundedSum, Rows
 from dpvision.heads.setup import setup
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
-from dpvision.privacy import accountant
+from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import Budget, Gaussian, PoissonGaussian
-from dpvision.privacy.ledger import Charge
+from dpvision.privacy.ledger import Charge, ledger_of
 from tests.heads.cases import BUDGET, CLASSES, SETTINGS, WIDTH, new_ledger, separable, some_rows
 
 X, Y = some_rows(np.random.default_rng(0), 40)
@@ -41,6 +41,15 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(name: str, tmp_path: Pa
     (charge,) = new_ledger(tmp_path).account().charges
     assert charge.run == "mine" and charge.private
     assert accountant.epsilon(charge.event, BUDGET.delta) <= BUDGET.epsilon
+
+
+def test_accounts_of_heads_are_found_by_their_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPVISION_HOME", str(tmp_path))
+    digests = [bytes([number]) * 16 for number in range(40)]
+    ledger = ledger_of("ab" * 16)
+    fit_head(X, Y, BUDGET, classes=CLASSES, ledger=ledger, sketch=overlap.sketch(digests))
+    ((account, share),) = overlap.others("cd" * 16, overlap.sketch(digests[:-1]))
+    assert share == 1.0 and len(account.charges) == 1
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -107,6 +107,18 @@ def test_many_neighbours_of_every_sum(query: str) -> None:
     assert largest > 0.97, "a claim that nothing comes near to would only add noise"
 
 
+def test_a_row_whose_score_is_no_number_adds_nothing() -> None:
+    """Weights that overflow in one row's direction alone."""
+    x, y = np.eye(WIDTH)[:3], np.array([0, 1, 2])
+    x[1, 3], weight = 1.0, np.full((WIDTH, CLASSES), 0.1)
+    weight[1, 0], weight[3, 0] = 1.7e308, 1.7e308
+    some = Rows.of(x[[0, 2]], y[[0, 2]], Preparation(unit=True), classes=CLASSES)
+    every = Rows.of(x, y, Preparation(unit=True), classes=CLASSES)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = clipped_gradient(every, weight, clip=1.0).total
+    assert np.allclose(found, clipped_gradient(some, weight, clip=1.0).total)
+
+
 def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Clipping by the row's length alone, as if |p - y| were 1, is found."""
     calls: list[int] = []

@@ -63,9 +63,10 @@ def test_a_mirror_changes_nothing() -> None:
     assert torch.allclose(patches(images), patches(images.flip(3)), atol=1e-6)
 
 
-def test_small_images_are_refused() -> None:
-    with pytest.raises(ConfigError, match="10x10 pixels at least, not 8x8"):
-        build("patches-256", (3, 8, 8), classes=2, seed=0)
+def test_small_and_huge_images_are_refused() -> None:
+    for side in (8, 4096):
+        with pytest.raises(ConfigError, match=f"10 to 1,024 pixels a side, not {side}x{side}"):
+            build("patches-256", (3, side, side), classes=2, seed=0)
 
 
 def test_one_step_of_agreement_is_the_mean() -> None:
