@@ -24,19 +24,22 @@ from dpvision.privacy.events import Budget, Event, PoissonGaussian
 
 # R is rounded up to as many numbers: with 8 of them sigma is less than 1% above what all would need.
 POINTS = 8
-# The share of delta that may be lost to an R beyond the last of them.
+# The share of a budget's delta for an R above the last of them.
 BEYOND = 1e-3
 # Relative precision of sigma.
 PRECISION = 1e-3
 
 
-def delta(*, rate: float, sigma: float, rows: int, chance: float, epsilon: float, beyond: float = 1e-12) -> float:
-    """The least delta at `epsilon` that this proves; `beyond` bounds the chance that R is more than the last point."""
+def delta(*, rate: float, sigma: float, rows: int, chance: float, epsilon: float, beyond: float = 1e-9) -> float:
+    """The least delta at `epsilon` that this proves; `beyond` of it is for an R above the last number looked at."""
     return _delta(accountant.delta, rate, sigma, rows, chance, epsilon, beyond)
 
 
 def sigma(budget: Budget, *, rate: float, rows: int, chance: float) -> float:
-    """The least noise multiplier, to PRECISION and from above, with which the average stays within the budget."""
+    """The least noise multiplier, to PRECISION and from above, with which the average stays within the budget.
+
+    It is that of `delta` where `beyond` is BEYOND times the budget's delta.
+    """
 
     def within(by: Callable[[Event, float], float], x: float) -> bool:
         return _delta(by, rate, x, rows, chance, budget.epsilon, BEYOND * budget.delta) <= budget.delta
