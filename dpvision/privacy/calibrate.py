@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dpvision.errors import ConfigError
 from dpvision.privacy import gdp, quick
-from dpvision.privacy.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian
+from dpvision.privacy.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, describe, exposures
 
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
 MOST_STEPS = MOST_COUNT
@@ -22,22 +22,27 @@ PRECISION = 1e-5
 
 def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
     """The least noise multiplier with which `steps` steps at `rate`, after `before`, stay within the budget."""
+    return sigma_of(budget, lambda x: PoissonGaussian(rate, x, steps), before=before, confirm=confirm)
 
-    def event(x: float) -> Event:
-        return PoissonGaussian(rate, x, steps)
 
-    if not steps or not rate:
+def sigma_of(
+    budget: Budget, event: Callable[[float], Event], *, before: tuple[Event, ...] = (), confirm: bool = True
+) -> float:
+    """The least noise multiplier with which the event of that multiplier, after `before`, stays within the budget."""
+    kinds = [exposure for kind in exposures(event(1.0)) for exposure in kind]
+    if not kinds:
         raise ConfigError("there is nothing to calibrate: the number of steps and the sample rate must be above 0.")
     _check_room(budget, before)
     # The central limit is no bound, but a good place to start; from there the bracket grows until it holds the answer.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
-    high = min(max(gdp.central_limit_sigma(mu, rate=rate, steps=steps), LEAST_SIGMA), MOST_SIGMA)
+    start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
+    high = min(max(start, LEAST_SIGMA), MOST_SIGMA)
     low, step = high, 1.02
     while not _within(budget, event(high), before):
         low, high, step = high, high * step, step * step
         if high > MOST_SIGMA:
             raise ConfigError(
-                f"no noise up to {MOST_SIGMA:g} keeps {steps:,} steps at rate {rate:g} within epsilon "
+                f"no noise up to {MOST_SIGMA:g} keeps {describe(event(MOST_SIGMA))}, within epsilon "
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Fix: fewer steps, or a larger epsilon or delta."
             )
     while low == high or _within(budget, event(low), before):

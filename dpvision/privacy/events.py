@@ -174,7 +174,10 @@ def _kinds(event: Event) -> Iterator[tuple[Exposure, ...]]:
         case PoissonGaussian(rate, sigma, steps):
             yield (Exposure(rate, sigma, steps),)
         case ClassScheduled(sigma, rates, rows):
-            for rate, count in set(zip(rates, rows, strict=True)):
+            most: dict[float, int] = {}  # of classes with one rate, that with the most rows fares worst
+            for rate, count in zip(rates, rows, strict=True):
+                most[rate] = max(count, most.get(rate, 0))
+            for rate, count in most.items():
                 yield (Exposure(rate, sigma, count),)
         case Composed(events):
             # Class k of one schedule need not be class k of another, so every combination is taken: never too little.

@@ -1,0 +1,150 @@
+"""Released rows: a record moves a row by its own contribution of length 1 at most, and only where it was drawn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpvision.errors import ConfigError, PrivacyError
+from dpvision.heads.rows import Preparation, Rows
+from dpvision.mechanism import noise
+from dpvision.mechanism.streams import Key
+from dpvision.privacy.events import Budget, Event, PoissonGaussian
+from dpvision.privacy.ledger import Charge, Ledger
+from dpvision.release.mixtures import BLOCK, Mixtures
+from dpvision.release.sampling import Chosen, Poisson, Sampler, hierarchical, in_turn
+from dpvision.release.sums import on_grid, summed
+
+N, WIDTH, CLASSES = 90, 12, 3
+KEY = Key.for_tests("mixtures")
+NASTY = {
+    "long": np.full(WIDTH, 1e30),
+    "short": np.full(WIDTH, 1e-30),
+    "nan": np.full(WIDTH, np.nan),
+    "inf": np.r_[np.inf, np.zeros(WIDTH - 1)],
+    "alone": np.r_[-1.0, np.zeros(WIDTH - 1)],
+}
+SAMPLERS: dict[str, tuple[Sampler, float]] = {
+    "poisson": (Poisson(9, N, 700), 9),
+    "hierarchical": (hierarchical(700, degree=9, sizes=[30] * CLASSES, drawn=1.5, seed=1), 9),
+    "in turn": (in_turn(700, rates=[0.3] * CLASSES), 9),
+}
+
+
+def _charge(folder: Path, event: Event, key: Key = KEY) -> Charge:
+    folder.mkdir(exist_ok=True)
+    ledger = Ledger(folder, "ab" * 16)
+    ledger.open(Budget(1e5, 1e-5))
+    account = ledger.spend(event, id="branch", run="test", private=key.private)
+    return account.charges[-1]
+
+
+def _rows(x: np.ndarray, labels: np.ndarray) -> Rows:
+    return Rows.of(x, labels, Preparation(), classes=CLASSES)
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(N, WIDTH)), rng.integers(0, CLASSES, N)
+
+
+@pytest.mark.parametrize("kind", NASTY)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_one_record_more_moves_only_its_own_rows(name: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """What reaches the noise, replayed: the same coins for all others, and for the new one, coins of its own."""
+    sampler, degree = SAMPLERS[name]
+    x, labels = _data()
+    more, longer = np.vstack([x, NASTY[kind]]), np.r_[labels, 1]
+    totals: list[np.ndarray] = []
+    coins: dict[int, Chosen] = {}
+    choose = type(sampler).choose
+
+    def replayed(self: Any, of: np.ndarray, rows: range, stream: Any) -> Chosen:
+        """Those of the larger data set, without the last record for the smaller."""
+        if rows.start not in coins:
+            coins[rows.start] = choose(self, of, rows, stream)
+        whole = coins[rows.start]
+        kept = whole.members < len(of)
+        row = np.repeat(np.arange(len(rows)), np.diff(whole.starts))[kept]
+        return Chosen(whole.members[kept], np.searchsorted(row, np.arange(len(rows) + 1)))
+
+    monkeypatch.setattr(type(sampler), "choose", replayed)
+    monkeypatch.setattr(noise, "release", lambda total, *_, **__: totals.append(total.copy()) or total)
+    found = []
+    for number, rows in enumerate((_rows(more, longer), _rows(x, labels))):
+        totals.clear()
+        charge = _charge(tmp_path / str(number), sampler.event(1.5))
+        list(Mixtures(sampler, charge, KEY, degree=degree).blocks(rows))
+        found.append(np.vstack(totals))
+    moved = np.linalg.norm(found[0] - found[1], axis=1)
+    mine = np.concatenate(
+        [np.diff(np.searchsorted(np.flatnonzero(c.members == N), c.starts)) for _, c in sorted(coins.items())]
+    )
+    assert moved.max() <= 1 + 1e-6 and not moved[mine == 0].any(), "exactly: not in the last bit"
+    if kind in ("nan", "inf"):
+        assert not moved.any(), "such a record is in no row"
+    else:
+        assert (moved[mine == 1] > 0.2).all() or kind == "short"
+
+
+def test_sums_do_not_depend_on_the_order() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 40)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    grid = on_grid(x, degree=64)
+    assert (np.abs(grid.numpy()) <= np.abs(x)).all() and np.abs(grid.numpy() - x).max() <= 2.0**-16
+    members = rng.integers(0, 500, 200)
+    starts = np.array([0, 200, 200])
+    sums = [summed(grid, Chosen(order, starts)) for order in (members, members[::-1].copy(), np.sort(members))]
+    assert all(np.array_equal(sums[0], other) for other in sums[1:])
+    assert np.array_equal(sums[0][0].double(), grid.double()[members].sum(0)), "as in exact arithmetic"
+    assert not sums[0][1].any(), "nobody: zero"
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_noise_as_charged_and_means_as_wanted(name: str, tmp_path: Path) -> None:
+    """Without records, rows are noise of sigma / (a m) and sigma / (b m); with them, their means."""
+    sampler, degree = SAMPLERS[name]
+    none = _rows(np.zeros((1, WIDTH)) * np.nan, np.array([0]))
+    mixtures = Mixtures(sampler, _charge(tmp_path / "a", sampler.event(1.5)), KEY, degree=degree, balance=2.0)
+    blocks = list(mixtures.blocks(none))
+    features, labels = (np.vstack(part) for part in zip(*blocks, strict=True))
+    assert features.shape == (700, WIDTH) and labels.shape == (700, CLASSES) and len(blocks) == -(-700 // BLOCK)
+    a = 1.0 if name == "in turn" else 2 / math.sqrt(5)
+    assert features.std() == pytest.approx(1.5 / (a * degree), rel=0.05)
+    if name == "in turn":
+        assert np.array_equal(labels, sampler.table)
+    else:
+        assert labels.std() == pytest.approx(1.5 * math.sqrt(5) / degree, rel=0.1)
+    x, y = _data()
+    mixtures = Mixtures(sampler, _charge(tmp_path / "b", sampler.event(1e-3)), KEY, degree=degree)
+    features, labels = (np.vstack(part) for part in zip(*mixtures.blocks(_rows(x, y)), strict=True))
+    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
+    if name == "poisson":
+        assert np.allclose(features.mean(0), unit.mean(0), atol=0.03)
+        assert np.allclose(labels.mean(0), np.bincount(y) / N, atol=0.03)
+    else:
+        share = labels > 0.5 if name == "in turn" else labels > 0.05
+        assert share.any(0).all()
+
+
+def test_what_was_not_charged_is_not_done(tmp_path: Path) -> None:
+    sampler = Poisson(9, N, 20)
+    charge = _charge(tmp_path / "a", sampler.event(1.5))
+    with pytest.raises(PrivacyError, match="not what this sampler does"):
+        Mixtures(Poisson(10, N, 20), charge, KEY, degree=10)
+    with pytest.raises(PrivacyError, match="not what this sampler does"):
+        Mixtures(Poisson(9, N, 21), charge, KEY, degree=9)
+    with pytest.raises(PrivacyError, match="the key says otherwise"):
+        Mixtures(sampler, charge, Key.fresh(), degree=9)
+    with pytest.raises(ConfigError, match="lambda"):
+        Mixtures(sampler, charge, KEY, degree=9, balance=0.0)
+    mixtures, rows = Mixtures(sampler, charge, KEY, degree=9), _rows(*_data())
+    list(mixtures.blocks(rows))
+    with pytest.raises(PrivacyError, match="released already"):
+        list(mixtures.blocks(rows))
+    assert charge.event == PoissonGaussian(0.1, 1.5, 20)
