@@ -38,7 +38,7 @@ SAMPLERS: dict[str, tuple[Sampler, float]] = {
 def _charge(folder: Path, event: Event, key: Key = KEY) -> Charge:
     folder.mkdir(exist_ok=True)
     ledger = Ledger(folder, "ab" * 16)
-    ledger.open(Budget(1e5, 1e-5))
+    ledger.open(Budget(1e9, 1e-5))
     account = ledger.spend(event, id="branch", run="test", private=key.private)
     return account.charges[-1]
 
@@ -121,7 +121,7 @@ def test_noise_as_charged_and_means_as_wanted(name: str, tmp_path: Path) -> None
     else:
         assert labels.std() == pytest.approx(1.5 * math.sqrt(5) / degree, rel=0.1)
     x, y = _data()
-    mixtures = Mixtures(sampler, _charge(tmp_path / "b", sampler.event(1e-3)), KEY, degree=degree)
+    mixtures = Mixtures(sampler, _charge(tmp_path / "b", sampler.event(0.05)), KEY, degree=degree)
     features, labels = (np.vstack(part) for part in zip(*mixtures.blocks(_rows(x, y)), strict=True))
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
     if name == "poisson":

@@ -79,7 +79,7 @@ def test_scheduled_rows_are_about_their_classes() -> None:
         if label >= 0 and sampler.rates[label] < 1:
             assert stats.binomtest(int(found[:, record].sum()), int(drawn.sum()), sampler.rates[label]).pvalue > 1e-5
     assert found[table[:, 2]][:, [2, 3]].all(), "rate 1: always"
-    assert sampler.event(3.0) == ClassScheduled(3.0, (0.5, 0.1, 1.0), tuple(table.sum(0)))
+    assert sampler.event(3.0) == ClassScheduled(3.0, (0.5, 0.1, 1.0), tuple(table.sum(0).tolist()))
 
 
 def test_one_class_in_turn() -> None:
