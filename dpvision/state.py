@@ -107,7 +107,8 @@ class State:
 
 def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
     """Names a stretch of training by everything that shapes it: the same name means the same bits."""
-    where = [state.branch, state.step, state.digest if state.branch else ""]
+    first = hashlib.blake2b(state.weights.numpy().tobytes(), digest_size=16).hexdigest()
+    where = [state.branch, state.step, state.digest if state.branch else first]
     shaping = [*where, config.hash(), data, software(), key]
     return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
 

@@ -23,6 +23,8 @@ from dpvision.heads.rows import BoundedSum, Rows, lengths
 # Which iterate is kept. It is chosen before anything is seen.
 KEEPS = ("average", "ema", "last")
 EMA_DECAY = 0.9
+# Beyond, a score's last bits decide on classes, and those may depend on the rows that are computed beside.
+LARGEST_SCORE = 1e9
 
 Noisy = Callable[[BoundedSum], Floats]
 
@@ -31,10 +33,12 @@ def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
     """sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|))."""
     total = np.zeros_like(weight)
     for x, y in rows.blocks():
-        error = softmax(x @ weight) - y
+        scores = x @ weight
+        error = softmax(scores) - y
         norm = lengths(x) * lengths(error)
-        share = np.where(np.isfinite(norm), clip / np.maximum(norm, clip), 0.0)
-        total += x.T @ np.where(share > 0, error * share, 0.0)  # a row whose score is no number adds nothing
+        sound = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < LARGEST_SCORE)
+        share = np.where(sound, clip / np.maximum(norm, clip), 0.0)
+        total += x.T @ np.where(share > 0, error * share, 0.0)  # a row without a sound score adds nothing
     return BoundedSum(total, min(clip, math.sqrt(2.0)))
 
 

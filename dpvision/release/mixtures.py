@@ -7,13 +7,17 @@
 which is the paper's noise, sigma_x = sigma / a and sigma_y = sigma / b. Where a schedule gives each row one class, that
 class is public: labels need no noise, and a = 1.
 
-Formal guarantee: |z_i| <= 1, so one record more moves a row by at most 1, and only rows for which its own coin showed
-heads (sampling.py). `Mixtures` is made from a charge, which exists only once it is on the disk, and refuses a sampler
-whose event is not the one charged. m is a public number; a row in which nobody is, is noise.
+Formal guarantee: |z_i| <= 1 (and 3e-8 for rounding, which noise.ARITHMETIC_SLACK covers), so one record more moves a
+row by at most that, and only rows for which its own coin showed heads (sampling.py). Rows come out only for a charge,
+which exists only once it is on the disk, of the event that this sampler is, and under the name that `name` gives:
+records, sampler, settings and software all shape it. So other records, or other settings, can not come out under the
+same noise, and the same ones come out the same. m is a public number; a row in which nobody is, is noise. The unit is
+one image: the charge must say so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 
@@ -28,46 +32,55 @@ from dpvision.privacy.events import ClassScheduled, PoissonGaussian
 from dpvision.privacy.ledger import Charge
 from dpvision.release.sampling import Sampler, Scheduled
 from dpvision.release.sums import on_grid, summed
+from dpvision.state import software
 
-# Rows at a time. It decides which coin and which word of noise is whose: the same key and block give the same bits.
+# Rows at a time. It decides which coin and which word of noise is whose.
 BLOCK = 512
 
 
 class Mixtures:
-    """The rows of one release, once: `blocks` can be gone through a single time."""
+    """What one release mixes, and how: private rows, the sampler, m and lambda."""
 
-    def __init__(self, sampler: Sampler, charge: Charge, key: Key, *, degree: float, balance: float = 1.0) -> None:
-        event = charge.event
-        if not isinstance(event, PoissonGaussian | ClassScheduled) or event != sampler.event(event.sigma):
+    def __init__(self, rows: Rows, sampler: Sampler, *, degree: float, balance: float = 1.0) -> None:
+        if not 0 < balance < math.inf:
+            raise ConfigError(f"lambda is {balance!r}: it must be a finite number above 0, such as 1.")
+        if not 0 < degree < math.inf:
+            raise ConfigError(f"the degree is {degree!r}: it must be a finite number above 0.")
+        self.sampler, self.degree, self._rows = sampler, float(degree), rows
+        self.public_labels = isinstance(sampler, Scheduled) and bool((sampler.table.sum(1) == 1).all())
+        self.a = 1.0 if self.public_labels else balance / math.hypot(1.0, balance)
+
+    def name(self, key: Key) -> str:
+        """Of the charge and the noise: a secret function of everything that shapes the rows, so it tells nothing."""
+        everything = hashlib.blake2b(f"{self.degree!r} {self.a!r} {BLOCK} {software()}".encode(), digest_size=32)
+        everything.update(self.sampler.described.encode())
+        for part in (self._rows.x, self._rows.labels):
+            everything.update(f"{self._rows.classes} {part.dtype} {part.shape}".encode())
+            everything.update(np.ascontiguousarray(part).data)
+        return key.stream("name of a release", step=0, branch=everything.hexdigest()).words(2).tobytes().hex()
+
+    def blocks(self, charge: Charge, key: Key) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """(features, labels) of BLOCK rows each, in order."""
+        event, rows, b = charge.event, self._rows, math.sqrt(1 - self.a**2)
+        if not isinstance(event, PoissonGaussian | ClassScheduled) or event != self.sampler.event(event.sigma):
             raise PrivacyError(f"{event} was charged, which is not what this sampler does.")
         if key.private != charge.private:
             raise PrivacyError("the charge says whether its noise is secret, and the key says otherwise.")
-        if not 0 < balance < math.inf:
-            raise ConfigError(f"lambda is {balance!r}: it must be a finite number above 0, such as 1.")
-        self.sampler, self._sigma, self._branch, self._key = sampler, event.sigma, charge.id, key
-        self.degree = degree
-        self.public_labels = isinstance(sampler, Scheduled) and bool((sampler.table.sum(1) == 1).all())
-        self.a = 1.0 if self.public_labels else balance / math.hypot(1.0, balance)
-        self._begun = False
-
-    def blocks(self, rows: Rows) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """(features, labels) of BLOCK rows each, in order."""
-        if self._begun:
-            raise PrivacyError("these rows were released already: the same noise twice would show what lies under it.")
-        self._begun = True
-        b = math.sqrt(1 - self.a**2)
+        if charge.id != self.name(key):
+            raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
         x = on_grid(rows.x, degree=self.degree, scale=self.a)
         y = on_grid(np.eye(rows.classes, dtype=np.float32)[rows.labels], degree=self.degree, scale=b)
         for number, start in enumerate(range(0, self.sampler.rows, BLOCK)):
             part = range(start, min(start + BLOCK, self.sampler.rows))
-            chosen = self.sampler.choose(rows.labels, part, self._key.stream("coins", step=number, branch=self._branch))
-            sums = [summed(x, chosen).numpy()]
+            chosen = self.sampler.choose(rows.labels, part, key.stream("coins", step=number, branch=charge.id))
+            total = summed(x, chosen)
             if not self.public_labels:
-                sums.append(summed(y, chosen).numpy())
-            stream = self._key.stream("noise", step=number, branch=self._branch)
-            noisy = noise.release(np.hstack(sums, dtype=np.float64), stream, sensitivity=1.0, sigma=self._sigma)
+                total = np.hstack([total, summed(y, chosen)])
+            stream = key.stream("noise", step=number, branch=charge.id)
+            noisy = noise.release(total, stream, sensitivity=1.0, sigma=event.sigma)
             features = noisy[:, : rows.width] / (self.a * self.degree)
-            if isinstance(self.sampler, Scheduled) and self.public_labels:
+            if self.public_labels:
+                assert isinstance(self.sampler, Scheduled)
                 labels: NDArray[np.float64] = self.sampler.table[part.start : part.stop].astype(np.float64)
             else:
                 labels = noisy[:, rows.width :] / (b * self.degree)

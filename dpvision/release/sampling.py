@@ -55,6 +55,11 @@ class Poisson:
     def rate(self) -> float:
         return self.degree / self.n
 
+    @property
+    def described(self) -> str:
+        """All that there is to it, to name what is drawn by it."""
+        return repr(self)
+
     def event(self, sigma: float) -> PoissonGaussian:
         return PoissonGaussian(self.rate, sigma, self.rows)
 
@@ -77,6 +82,13 @@ class Scheduled:
         if self.table.ndim != 2 or self.table.dtype != np.bool_ or self.table.shape[1] != len(self.rates):
             raise ConfigError(f"a schedule needs one column of yes or no for each of the {len(self.rates)} rates.")
         _require_rows(len(self.table))
+        own = self.table.copy()
+        own.setflags(write=False)  # what runs is what is charged
+        object.__setattr__(self, "table", own)
+
+    @property
+    def described(self) -> str:
+        return f"{self.table.shape} {np.packbits(self.table).tobytes().hex()} {self.rates!r}"
 
     @property
     def rows(self) -> int:
