@@ -159,7 +159,9 @@ def show_training(prepared: Prepared) -> None:
             "unit": f"{config.unit}; n = {config.n:,} {config.unit}s",
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
             **_what_goes_in(config),
-            "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})",
+            "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {prepared.sampler.rate:.6g})"
+            if prepared.sampler.rate < 1
+            else f"every {config.unit} in every step",
             "time": f"about {_duration(seconds(prepared, ranks=ranks))} on {where} as it is now",
             "steps": f"{config.steps:,} ({prepared.sampler.rate * prepared.sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",

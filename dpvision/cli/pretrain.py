@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ def pretrain(
     """Learn to see from random images, with no label and no private image: weights for `train --pretrained`.
 
     It can be stopped with Ctrl-C and goes on by the same command. A model on patches is not trained: its dictionary is
-    made in a minute, with --process, --size and --seed.
+    made in a minute at 64 pixels a side (longer for larger images), with --process, --size and --seed.
 
     Example: `dpvision pretrain --model wrn-10-1 --process dead-leaves-mixed --hidden 512 --steps 2000 --out prior`
     """
@@ -66,12 +67,15 @@ def pretrain(
         done = learn(settings, out, workers=workers, watch=watch, stop=stop)
     if not done:
         console.say(f"stopped; go on with the same command (its state is in {out})")
-        return
+        sys.exit(130)
     trunks = (learned(settings), learned(settings, out))
     first, last = (recognised(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
     console.say(f"of 200 new random images {last:.1%} are known again in another view, and {first:.1%} before learning")
     weights = out / "weights.safetensors"
-    console.say(f"wrote {weights}; use it with `dpvision train DATA --model {model} --pretrained {weights}`")
+    console.say(
+        f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --model {model} --pretrained {weights} "
+        "--probe-steps 96`"
+    )
 
 
 def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
@@ -84,5 +88,6 @@ def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) ->
         save(Settings(model, (3, size, size), process=process, seed=seed), out, progress)
     weights = out / "weights.safetensors"
     console.say(
-        f"wrote {weights}; use it with `dpvision train DATA --recipe patches --model {model} --pretrained {weights}`"
+        f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --recipe patches --model {model} "
+        f"--pretrained {weights}`"
     )

@@ -108,12 +108,18 @@ def train(
     from dpvision.train import begin, require_room
 
     distributed.start()
-    with console.counting_bar("reading") as progress:
+    made = settings.prior or settings.recipe == "patches"
+    with console.counting_bar("dictionary of random images" if made else "reading") as progress:
         prepared = prepare(source, settings, progress)
     if settings.sigma is not None:
         _require_noise(prepared)
     if distributed.rank() == 0:
         console.show_training(prepared)
+        if settings.recipe.startswith("dp-randp") and not settings.pretrained:
+            console.say(
+                f"note: recipe {settings.recipe} is meant to start from a prior, and none is given: weights are "
+                "random. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
+            )
     if dry_run or out is None:
         require_room(prepared)
         if distributed.rank() == 0:

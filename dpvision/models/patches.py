@@ -43,7 +43,10 @@ class Bank(nn.Module):
         super().__init__()
         channels, height, width = shape
         if min(height, width) < 2 * patch or max(height, width) > LARGEST:
-            raise ConfigError(f"patches need {2 * patch} to {LARGEST:,} pixels a side, not {height}x{width}.")
+            raise ConfigError(
+                f"patches need {2 * patch} to {LARGEST:,} pixels a side, not {height}x{width}. Fix: "
+                "--size, for image files."
+            )
         self.patch, size = patch, channels * patch**2
         self.offset = nn.Parameter(torch.zeros(size))  # taken off each patch, beside what the filters do not see
         self.whitening = nn.Parameter(around_zero(torch.eye(size))[: rank or size])  # W

@@ -67,12 +67,15 @@ def learn(settings: Settings, progress: Progress = lambda *_: None) -> Featured:
     patches, images = model.prefix, settings.images
     assert isinstance(patches, Patches)
     with torch.no_grad():
+        every = (*patches.banks, patches.first, patches.second)
+        filling = images * sum(isinstance(bank, Bank) for bank in every)
+        total = filling + images // 2
         with _one_thread():
-            _fill(patches, settings)
+            _fill(patches, settings, lambda done: progress(done, total))
         seen = []
         for numbers, part in drawn(settings, range(images, images + images // 2)):
             seen.append(in_pieces(lambda x: torch.cat(patches.seen(x), 1), part, size=model.piece or AT_A_TIME))
-            progress(numbers.stop - images, images // 2)
+            progress(filling + numbers.stop - images, total)
         with _one_thread():
             rows = torch.cat(seen)
             patches.mean.copy_(rows.mean(0))
@@ -88,18 +91,24 @@ def _banks(patches: Patches) -> list[Bank]:
     return [bank for bank in (*patches.banks, patches.second) if isinstance(bank, Bank)]
 
 
-def _fill(patches: Patches, settings: Settings) -> None:
-    """Every bank's whitening and dictionary."""
+def _fill(patches: Patches, settings: Settings, progress: Callable[[int], None]) -> None:
+    """Every bank's whitening and dictionary; progress in images drawn."""
+    done = 0
+
+    def watch(drawn_of_this: int) -> None:
+        progress(done + drawn_of_this)
+
     for bank in (*patches.banks, patches.first):
         if isinstance(bank, Bank):
             coins = torch.Generator().manual_seed(settings.seed)
-            found = around_zero(_some(bank, settings, coins))
+            found = around_zero(_some(bank, settings, coins, watch))
+            done += settings.images
             whitening, dictionary = _white(found, bank, settings.floor, coins)
             bank.whitening.copy_(around_zero(whitening))
             bank.dictionary.copy_(around_zero(dictionary))
     if patches.first is not None and patches.second is not None:
         bank, coins = patches.second, torch.Generator().manual_seed(settings.seed)
-        found = _some(bank, settings, coins, patches.first.maps)
+        found = _some(bank, settings, coins, watch, patches.first.maps)
         bank.offset.copy_(found.mean(0))
         whitening, dictionary = _white(found - bank.offset, bank, settings.floor, coins)
         bank.whitening.copy_(whitening)
@@ -187,7 +196,11 @@ def drawn(settings: Settings, indices: range) -> Iterator[tuple[range, Tensor]]:
 
 
 def _some(
-    bank: Bank, settings: Settings, coins: torch.Generator, maps_of: Callable[[Tensor], Tensor] = lambda x: x
+    bank: Bank,
+    settings: Settings,
+    coins: torch.Generator,
+    watch: Callable[[int], None],
+    maps_of: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
     """(settings.patches, C patch^2) from places drawn at random."""
     high = (settings.images, *bank.places)
@@ -198,4 +211,5 @@ def _some(
         for number in ((which >= part.start) & (which < part.stop)).nonzero().flatten().tolist():
             i, a, b = int(which[number]) - part.start, int(down[number]), int(right[number])
             found[number] = maps[i, :, a : a + size, b : b + size].flatten()
+        watch(part.stop)
     return found

@@ -51,8 +51,13 @@ class Settings:
             raise ConfigError(f"there is no loss named {self.loss!r}. There are: {', '.join(LOSSES)}.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
-        if min(self.images, self.steps, self.finer, self.hidden) < 1 or not 2 <= self.batch <= self.images:
-            raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more that are there.")
+        if min(self.images, self.steps, self.finer, self.hidden) < 1 or self.batch < 2:
+            raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more.")
+        if self.batch > self.images:
+            raise ConfigError(
+                f"a batch of {self.batch:,} needs as many different images, and there are {self.images:,}. Fix: "
+                "a smaller --batch, or a larger --count."
+            )
 
     def rate(self, step: int) -> float:
         """A tenth after 155, 170 and 185 of 200 parts."""

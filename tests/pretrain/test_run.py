@@ -134,7 +134,7 @@ def test_what_can_not_be_pretrained_is_named() -> None:
             trunk_of(build(name, (3, 32, 32), classes=2, seed=0), name)
     with pytest.raises(ConfigError, match="no loss named"):
         Settings(loss="triplet")
-    with pytest.raises(ConfigError, match="a batch of 2"):
+    with pytest.raises(ConfigError, match="a batch of 10 needs"):
         Settings(batch=10, images=5)
 
 
