@@ -108,8 +108,7 @@ def train(
     from dpvision.train import begin, require_room
 
     distributed.start()
-    made = settings.prior or settings.recipe == "patches"
-    with console.counting_bar("dictionary of random images" if made else "reading") as progress:
+    with console.counting_bar("preparing") as progress:
         prepared = prepare(source, settings, progress)
     if settings.sigma is not None:
         _require_noise(prepared)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,27 +117,20 @@ def in_turn(rows: int, *, rates: Sequence[float]) -> Scheduled:
     """A schedule of one class a row, each as often as the next."""
     table = np.zeros((rows, len(rates)), dtype=np.bool_)
     table[np.arange(rows), np.arange(rows) % len(rates)] = True
-    return Scheduled(table, _rates(rates))
+    return Scheduled(table, tuple(float(rate) for rate in rates))
 
 
-def hierarchical(rows: int, *, degree: float, sizes: Sequence[float], drawn: float, seed: int) -> Scheduled:
-    """Class coins p = drawn / K for every row, tossed in public from a seed; inside a class q_k = degree / (n p).
-
-    `sizes` are the public sizes of the classes. As in the paper, a class of any size is drawn alike; only n counts.
-    """
-    k = len(sizes)
-    if not 0 < drawn <= k:
-        raise ConfigError(f"{drawn:g} classes a row were asked for: it must be above 0 and at most the {k} there are.")
-    p = drawn / k
-    table = np.random.default_rng(seed).random((rows, k)) < p
-    rate = degree / (sum(sizes) * p)
+def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float, seed: int) -> Scheduled:
+    """Class coins p = drawn / classes for each row, tossed in public from a seed; inside a class q = degree / (n p)."""
+    if not 0 < drawn <= classes:
+        raise ConfigError(f"{drawn:g} classes a row were asked for: it must be above 0 and at most {classes}.")
+    p = drawn / classes
+    rate = degree / (n * p)
     if rate > 1:
-        raise ConfigError(f"degree {degree:g} with {drawn:g} of {k} classes a row needs more records than there are.")
-    return Scheduled(np.asarray(table), (rate,) * k)
-
-
-def _rates(rates: Sequence[Any]) -> tuple[float, ...]:
-    return tuple(float(rate) for rate in rates)
+        raise ConfigError(
+            f"degree {degree:g}, {drawn:g} of {classes} classes a row: that is more records than there are."
+        )
+    return Scheduled(np.random.default_rng(seed).random((rows, classes)) < p, (rate,) * classes)
 
 
 def _require_rows(rows: int) -> None:

@@ -30,7 +30,7 @@ NASTY = {
 }
 SAMPLERS: dict[str, tuple[Sampler, float]] = {
     "poisson": (Poisson(9, N, 700), 9),
-    "hierarchical": (hierarchical(700, degree=9, sizes=[30] * CLASSES, drawn=1.5, seed=1), 9),
+    "hierarchical": (hierarchical(700, degree=9, n=N, classes=CLASSES, drawn=1.5, seed=1), 9),
     "in turn": (in_turn(700, rates=[0.3] * CLASSES), 9),
 }
 

@@ -90,11 +90,11 @@ def test_one_class_in_turn() -> None:
 
 def test_hierarchical_is_accounted_inside_the_class() -> None:
     """The paper's own setting: 64 of 50,000 records, 3 of 100 classes a row."""
-    sampler = hierarchical(5_000, degree=64, sizes=[500] * 100, drawn=3, seed=0)
+    sampler = hierarchical(5_000, degree=64, n=50_000, classes=100, drawn=3, seed=0)
     event = sampler.event(1.0)
     assert event.rates == (pytest.approx(64 / (50_000 * 0.03)),) * 100, "and not 64 / 50,000"
     assert abs(sum(event.rows) / 5_000 - 3) < 0.1
-    again = hierarchical(5_000, degree=64, sizes=[500] * 100, drawn=3, seed=0)
+    again = hierarchical(5_000, degree=64, n=50_000, classes=100, drawn=3, seed=0)
     assert np.array_equal(sampler.table, again.table), "public coins: anyone can toss them again"
 
 
@@ -104,8 +104,8 @@ def test_what_can_not_be_drawn_is_refused() -> None:
     with pytest.raises(ConfigError, match="one at least"):
         Poisson(2, 10, 0)
     with pytest.raises(ConfigError, match="more records than there are"):
-        hierarchical(10, degree=90, sizes=[50, 50], drawn=1, seed=0)
-    with pytest.raises(ConfigError, match="at most the 2 there are"):
-        hierarchical(10, degree=9, sizes=[50, 50], drawn=3, seed=0)
+        hierarchical(10, degree=90, n=100, classes=2, drawn=1, seed=0)
+    with pytest.raises(ConfigError, match="at most 2"):
+        hierarchical(10, degree=9, n=100, classes=2, drawn=3, seed=0)
     with pytest.raises(ConfigError, match="one column"):
         Scheduled(np.ones((4, 2), dtype=np.bool_), (0.5,))
