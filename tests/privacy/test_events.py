@@ -98,3 +98,8 @@ def test_two_schedules_combine_in_every_way() -> None:
     kinds = exposures(Composed((a, b)))
     assert len(kinds) == 4
     assert (Exposure(0.2, 7.0, 30), Exposure(0.3, 5.0, 10)) in kinds
+
+
+def test_of_classes_with_one_rate_the_one_with_the_most_rows_counts() -> None:
+    scheduled = ClassScheduled(2.0, (0.1, 0.1, 0.2, 0.1), (5, 9, 3, 7))
+    assert exposures(scheduled) == [(Exposure(0.1, 2.0, 9),), (Exposure(0.2, 2.0, 3),)]
