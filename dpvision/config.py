@@ -253,7 +253,7 @@ def steps_of_share(share: float, config: Config) -> int:
     return low
 
 
-def to_dict(config: Config) -> dict[str, Any]:
+def to_dict(config: Any) -> dict[str, Any]:
     """Plain values; what is None is left out."""
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
@@ -261,15 +261,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
     """`base` with `changes`, each checked: an unknown key is an error with a suggestion."""
-    known = {f.name for f in fields(Config)}
-    values = {}
-    for raw, value in changes.items():
-        key = raw.replace("-", "_")
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{source}: there is no setting {raw!r}.{hint}")
-        values[key] = _typed(key, value, source)
+    values = checked(Config, changes, source=source)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:
@@ -277,6 +269,20 @@ def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
     if values.get("pretrained") is not None:
         values.setdefault("prior", None)  # of a recipe
     return replace(base, **values)
+
+
+def checked(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Values for the fields of a class of settings, each of the right kind."""
+    known = get_type_hints(kind)
+    values = {}
+    for raw, value in changes.items():
+        key = raw.replace("-", "_")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{source}: there is no setting {raw!r}.{hint}")
+        values[key] = _typed(key, value, known[key], source)
+    return values
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -289,7 +295,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: can not be read as TOML: {exc}.") from exc
 
 
-def write_toml(config: Config) -> str:
+def write_toml(config: Any) -> str:
     """The settings as a file that `read_toml` reads back to the last bit."""
     lines = []
     for key, value in to_dict(config).items():
@@ -299,8 +305,8 @@ def write_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _typed(key: str, value: Any, source: str) -> Any:
-    allowed = get_args(_HINTS[key]) or (_HINTS[key],)
+def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
+    allowed = get_args(hint) or (hint,)
     bad = ConfigError(f"{source}: {key} = {value!r} is not of the right kind ({_words(allowed)}).")
     if value is None:
         if NoneType in allowed:
@@ -310,6 +316,8 @@ def _typed(key: str, value: Any, source: str) -> Any:
         if key == "size" and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
             return tuple(value)
         if key in ("classes", "augment") and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        if key == "class_counts" and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
             return tuple(value)
         raise bad
     if key == "size" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -339,5 +347,3 @@ def _positive(name: str, value: float | None) -> None:
     if value is not None and not value > 0:
         raise ConfigError(f"{name} is {value}: it must be above 0.")
 
-
-_HINTS = get_type_hints(Config)

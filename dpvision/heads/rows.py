@@ -79,13 +79,17 @@ class Preparation:
         return float(np.float32(self.intercept / math.hypot(1.0, self.intercept) * SHORTER))
 
     def apply(self, features: Any, *, name: str = "features") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """(N, d) features -> (N, d or d + 1) rows of length at most 1, and which of them had numbers only."""
+        """(N, d) features -> rows of length at most 1, and which of them had numbers only.
+
+        They have as many columns as the features, or as the whitening's rank; and one more for an intercept.
+        """
         found = as_matrix(features, name)
         if self.whitening is not None and found.shape[1] != len(self.whitening.mean):
             raise ConfigError(
                 f"{name} have {found.shape[1]} columns, but the whitening was made from {len(self.whitening.mean)}."
             )
-        out = np.zeros((len(found), found.shape[1] + (self.intercept > 0)), dtype=np.float32)
+        width = found.shape[1] if self.whitening is None else self.whitening.width
+        out = np.zeros((len(found), width + (self.intercept > 0)), dtype=np.float32)
         finite = np.zeros(len(found), dtype=np.bool_)
         for start in range(0, len(found), AT_A_TIME):
             count = min(AT_A_TIME, len(found) - start)

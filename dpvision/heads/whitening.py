@@ -2,6 +2,10 @@
 
     x -> W (x - m),    W = (C + q tr(C)/d I)^(-1/2),    m and C the mean and the covariance of the public features
 
+With a `rank` only the directions in which public features differ most are kept, each as one coordinate:
+
+    x -> (E + q tr(C)/d)^(-1/2) V^T (x - m)             V and E the first `rank` eigenvectors and eigenvalues of C
+
 Formal guarantee: none is needed here. It is made from public features alone, for instance those of random images, and
 is then a public function of each private row on its own; rows are brought to length 1 after it (rows.py), so the
 sensitivity of every sum stays what it is. Whoever makes it from private features has broken the guarantee: nothing can
@@ -22,14 +26,14 @@ from dpvision.heads.arrays import Floats, as_matrix
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """The map: `matrix` is W, `mean` is m, `ridge` is q."""
+    """The map: `matrix` is W^T, `mean` is m, `ridge` is q."""
 
     matrix: Floats
     mean: Floats
     ridge: float
 
     @staticmethod
-    def of(public_features: Any, *, ridge: float = 0.1) -> Whitening:
+    def of(public_features: Any, *, ridge: float = 0.1, rank: int | None = None) -> Whitening:
         """The whitening of public features; `ridge` is what is added to each direction, as a share of the mean one."""
         x = as_matrix(public_features, "public_features").astype(np.float64)
         if len(x) < 2 or not np.isfinite(x).all():
@@ -37,13 +41,22 @@ class Whitening:
         require_ridge(ridge)
         mean = x.mean(axis=0)
         values, vectors = np.linalg.eigh(ridged(covariance(x), ridge))
-        return Whitening(vectors / np.sqrt(values) @ vectors.T, mean, ridge)
+        if rank is None:
+            return Whitening(vectors / np.sqrt(values) @ vectors.T, mean, ridge)
+        if not 1 <= rank <= x.shape[1]:
+            raise ConfigError(f"rank is {rank}: it must be from 1 to {x.shape[1]}, the number of features.")
+        return Whitening((vectors / np.sqrt(values))[:, : -rank - 1 : -1], mean, ridge)
+
+    @property
+    def width(self) -> int:
+        """Of what comes out."""
+        return self.matrix.shape[1]
 
     def apply(self, x: Floats) -> Floats:
         return (x - self.mean) @ self.matrix
 
     def __repr__(self) -> str:
-        return f"Whitening({len(self.mean)} features, ridge={self.ridge:g})"
+        return f"Whitening({len(self.mean)} features to {self.width}, ridge={self.ridge:g})"
 
 
 def covariance(x: Floats) -> Floats:

@@ -17,7 +17,6 @@ one image: the charge must say so.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 
@@ -30,9 +29,9 @@ from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
 from dpvision.privacy.events import ClassScheduled, PoissonGaussian
 from dpvision.privacy.ledger import Charge
+from dpvision.release.naming import name_of
 from dpvision.release.sampling import Sampler, Scheduled
 from dpvision.release.sums import on_grid, summed
-from dpvision.state import software
 
 # Rows at a time. It decides which coin and which word of noise is whose.
 BLOCK = 512
@@ -51,13 +50,8 @@ class Mixtures:
         self.a = 1.0 if self.public_labels else balance / math.hypot(1.0, balance)
 
     def name(self, key: Key) -> str:
-        """Of the charge and the noise: a secret function of everything that shapes the rows, so it tells nothing."""
-        everything = hashlib.blake2b(f"{self.degree!r} {self.a!r} {BLOCK} {software()}".encode(), digest_size=32)
-        everything.update(self.sampler.described.encode())
-        for part in (self._rows.x, self._rows.labels):
-            everything.update(f"{self._rows.classes} {part.dtype} {part.shape}".encode())
-            everything.update(np.ascontiguousarray(part).data)
-        return key.stream("name of a release", step=0, branch=everything.hexdigest()).words(2).tobytes().hex()
+        """Of the charge and the noise."""
+        return name_of(key, self._rows, f"mixtures {self.degree!r} {self.a!r} {BLOCK} {self.sampler.described}")
 
     def blocks(self, charge: Charge, key: Key) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
         """(features, labels) of BLOCK rows each, in order."""

@@ -65,7 +65,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
         ],
-        "data_set": _data_set(account),
+        "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
         "tuning": wording.TUNING,
         "not_covered": wording.not_covered(
@@ -80,7 +80,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "config": to_dict(config),
         "config_hash": config.hash(),
         "weights_digest": weights,
-        "software": _software(),
+        "software": software(),
     }
 
 
@@ -197,7 +197,7 @@ def _sampler(config: Config) -> dict[str, Any]:
     }
 
 
-def _data_set(account: Account | None) -> dict[str, Any] | None:
+def data_set(account: Account | None) -> dict[str, Any] | None:
     if account is None:
         return None
     return {
@@ -210,7 +210,7 @@ def _data_set(account: Account | None) -> dict[str, Any] | None:
     }
 
 
-def _software() -> dict[str, str]:
+def software() -> dict[str, str]:
     """What made the card."""
     packages = {name: version(name) for name in ("dpvision", "dp-accounting", "numpy")}
     return {**packages, "python": platform.python_version()}

@@ -18,16 +18,16 @@ def render(card: dict[str, Any], charges: list[dict[str, Any]]) -> str:
     parts = ["# Privacy card", sentence(card)]
     if card["status"] != "private":
         parts.insert(1, f"**{card['status']}**")
-    parts += ["## Figures", _table(("figure", "value"), tables.figures(card))]
-    parts += ["## What any membership test can do at best", _table(tables.ATTACK_HEAD, tables.attack(card))]
-    parts += ["## What is public, and how it is known", _table(("fact", "value", "known"), tables.public(card))]
+    parts += ["## Figures", table(("figure", "value"), tables.figures(card))]
+    parts += ["## What any membership test can do at best", table(tables.ATTACK_HEAD, tables.attack(card))]
+    parts += ["## What is public, and how it is known", table(("fact", "value", "known"), tables.public(card))]
     shown, more = names(card["public_facts"]["classes"]["value"])
     parts.append(
         "Classes: " + ", ".join(map(_code, shown)) + (f" and {more:,} more, all in card.json." if more else ".")
     )
-    parts += ["## What is not covered", "\n".join(f"- {line}" for line in map(_escaped, card["not_covered"]))]
-    parts += ["## Accountant", _table(("figure", "value", "what it is"), tables.accountant(card))]
-    parts += ["## Settings", _table(("setting", "value"), tables.settings(card))]
+    parts += ["## What is not covered", "\n".join(f"- {line}" for line in map(escaped, card["not_covered"]))]
+    parts += ["## Accountant", table(("figure", "value", "what it is"), tables.accountant(card))]
+    parts += ["## Settings", table(("setting", "value"), tables.settings(card))]
     parts += ["## Ledger of the data set", *_ledger(card, charges)]
     return "\n\n".join(parts) + "\n"
 
@@ -38,15 +38,15 @@ def _ledger(card: dict[str, Any], charges: list[dict[str, Any]]) -> list[str]:
     shown, earlier = tables.latest(charges)
     rows = [(plain(c["time"]), plain(c["run"]), describe(from_json(c["event"])), upper(c["epsilon"])) for c in shown]
     left_out = [f"{earlier:,} earlier charges are in ledger.jsonl."] if earlier else []
-    return [tables.spent(card), *left_out, _table(("time", "run", "charged for", "epsilon of all so far"), rows)]
+    return [tables.spent(card), *left_out, table(("time", "run", "charged for", "epsilon of all so far"), rows)]
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *(tuple(map(_escaped, row)) for row in rows)]
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(escaped, row)) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that means itself: no mark-up, no HTML, no end of the table's cell, no link made of a bare address."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("://", "&#58;//").replace("www.", "www&#46;")
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", text).replace("@", "&#64;")

@@ -22,15 +22,15 @@ _WEAK = 0.5
 
 def sentence(card: dict[str, Any]) -> str:
     """The guarantee in one sentence, for someone who answers for the data but does not compute with it."""
-    guarantee = card["guarantee"]
+    guarantee, this = card["guarantee"], f"this {card.get('what', 'model')}"
     if card["status"] == FIXED_KEY:
         return (
-            "This model gives no privacy guarantee: its noise comes from a fixed key, as in tests, so whoever knows "
-            "the key can take the noise away; do not release it."
+            f"{this.capitalize()} gives no privacy guarantee: its noise comes from a fixed key, as in tests, so whoever "
+            "knows the key can take the noise away; do not release it."
         )
     if card["status"] != "private" or guarantee["epsilon"] is None:
         return (
-            f"This model gives no privacy guarantee: there is so little noise that no epsilon below "
+            f"{this.capitalize()} gives no privacy guarantee: there is so little noise that no epsilon below "
             f"{quick.MOST_LOSS:g} can be proven at delta {guarantee['delta']:g}; do not release it."
         )
     one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
@@ -40,7 +40,7 @@ def sentence(card: dict[str, Any]) -> str:
     many = "people" if person else "images"
     weak = ", which is a weak guarantee" if most > _WEAK else ""
     return (
-        f"Whoever sees this model, whatever else they know, learns only a limited amount about whether {whose} in the "
+        f"Whoever sees {this}, whatever else they know, learns only a limited amount about whether {whose} in the "
         f"training data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a "
         f"test that wrongly reports 1% of the {many} outside finds at most {upper_percent(most)} of those inside{weak}."
     )
@@ -73,7 +73,7 @@ def not_covered(
     ]
     if unit == "image":
         said.append("The unit is one image. Someone with several images in the training data is protected less.")
-    said += [_read_off(fact) for fact in read_off]
+    said += [off_the_data(fact) for fact in read_off]
     for kind, entry in public.items():
         if kind == "prior":
             said.append(
@@ -111,7 +111,7 @@ def other_fixed_keys(run: str, account: Account | None) -> list[str]:
     return [f"The total of the data set does not hold if a run with a fixed key is released as well: {names}."]
 
 
-def _read_off(fact: str) -> str:
+def off_the_data(fact: str) -> str:
     if fact.startswith("number of "):
         return f"The {fact} was read off the data and is treated as public. Epsilon does not cover it."
     if fact == "classes":

@@ -1,0 +1,126 @@
+"""A released data set is a folder that anyone can read without dpvision.
+
+rows-00000.safetensors ...   "features" (rows, d) float32; "labels" (rows,) int64, or (rows, classes) float32
+moments.safetensors          of a release of moments: the noisy numbers that the rows were drawn from
+map.safetensors              the public map from the encoder's features to these, where there is one
+schema.json                  what is in the files
+card.json, card.md           the guarantee, how it was made, and the licence
+README.md                    how to read it
+
+It is made beside its place and gets its name when it is whole. No row is ever left out: how many there are is public.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as read_safetensors
+from safetensors.numpy import save as write_safetensors
+
+from dpvision import atomic
+from dpvision.errors import ConfigError, DataError
+
+FORMAT = "dpvision-release-1"
+SHARD = 8192  # rows in a file
+MOST = 4 << 30  # bytes of one file that is read
+Block = tuple[NDArray[np.float32], NDArray[Any]]
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `folder` if all went well."""
+    folder = Path(os.path.abspath(folder))
+    require_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rmdir()  # empty, see above
+        os.rename(partial, folder)
+        os.chmod(folder, 0o755)
+        atomic.sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_free(folder: Path) -> None:
+    """A release never writes into a folder that holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists already. Fix: another --out.")
+
+
+def write_rows(folder: Path, blocks: Iterator[Block]) -> int:
+    """Shards of rows, in order; how many rows there were."""
+    waiting: list[Block] = []
+    count = shard = held = 0
+    for block in blocks:
+        waiting.append(block)
+        count, held = count + len(block[0]), held + len(block[0])
+        if held >= SHARD:
+            _write_shard(folder, shard, waiting)
+            waiting, shard, held = [], shard + 1, 0
+    if waiting:
+        _write_shard(folder, shard, waiting)
+    return count
+
+
+def _write_shard(folder: Path, number: int, blocks: list[Block]) -> None:
+    features, labels = (np.concatenate([block[i] for block in blocks]) for i in (0, 1))
+    write_arrays(folder / f"rows-{number:05d}.safetensors", {"features": features, "labels": labels})
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    atomic.write(path, write_safetensors({k: np.ascontiguousarray(v) for k, v in arrays.items()}), mode=0o644)
+
+
+def write_json(path: Path, value: Any) -> None:
+    atomic.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode=0o644)
+
+
+def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """All rows and labels of a released folder, checked against its schema."""
+    schema = read_schema(folder)
+    parts = [read_arrays(Path(folder) / name) for name in schema["files"]]
+    if not parts or not all({"features", "labels"} <= part.keys() for part in parts):
+        raise DataError(f"{folder}: its files have no features and labels.")
+    features, labels = (np.concatenate([part[k] for part in parts]) for k in ("features", "labels"))
+    if features.shape != (schema["rows"], schema["width"]) or len(labels) != len(features):
+        raise DataError(f"{folder}: its rows are {features.shape}; schema.json says otherwise. Fix: copy it again.")
+    return features, labels
+
+
+def read_schema(folder: str | Path) -> dict[str, Any]:
+    path = Path(folder) / "schema.json"
+    try:
+        if path.stat().st_size > 1 << 24:
+            raise ValueError("it is too large")
+        found = json.loads(path.read_text("utf-8"))
+        fine = found["format"] == FORMAT and all(isinstance(found[k], int) for k in ("rows", "width"))
+        names = found["files"]
+        fine = fine and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise DataError(f"{folder}: not a released data set (schema.json: {exc}).") from exc
+    if not fine:
+        raise DataError(f"{folder}: schema.json is not of format {FORMAT}.")
+    return dict(found)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        if path.stat().st_size > MOST:
+            raise ValueError(f"it has more than {MOST:,} bytes")
+        return dict(read_safetensors(path.read_bytes()))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError) as exc:
+        raise DataError(f"{path}: can not be read as safetensors ({exc}). Fix: copy it again.") from exc

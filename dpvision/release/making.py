@@ -1,0 +1,294 @@
+"""Make a release. It reads top to bottom as things happen: features, charge, noise, rows, card.
+
+Formal guarantee: for two data sets of which one has one image more, and an encoder and a map that are public functions
+of each image alone, all that is in the released folder satisfies the guarantee of the event on its card. The event is
+in the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone
+(mixtures.py, moments.py), which does what the charge says and no more. Accuracy on a test split is told without noise,
+where there is one: it is about the test images, and the card says so.
+
+If it is killed after the charge, the key is still there: the same command makes the same bits and is not charged again.
+When the folder is whole, the key is destroyed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpvision import atomic, runs
+from dpvision.config import to_dict
+from dpvision.data import Dataset, Split, identify, load
+from dpvision.encoders import Encoder, encoder, extract
+from dpvision.errors import ConfigError
+from dpvision.heads.arrays import Floats
+from dpvision.heads.charged import charged
+from dpvision.heads.rows import Preparation, Rows
+from dpvision.learners import DiscriminantLearner, RidgeLearner
+from dpvision.mechanism.streams import Key
+from dpvision.models import digest_of
+from dpvision.privacy import overlap
+from dpvision.privacy.events import Budget, Event, to_json
+from dpvision.privacy.ledger import ledger_of
+from dpvision.release import folder as folders
+from dpvision.release.gaussians import ClassMoments
+from dpvision.release.mixtures import Mixtures
+from dpvision.release.moments import Moments
+from dpvision.release.public_map import PROCESS, whitening
+from dpvision.release.settings import Release
+
+Progress = Callable[[str, int, int], None]
+WriteCard = Callable[[Path, dict[str, Any], Any], None]
+AT_A_TIME = 512
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data and the complete settings, and which public facts the data itself gave."""
+
+    data: Dataset
+    config: Release
+    read_off: tuple[str, ...]
+    fingerprint: str  # of the records in any order: finds the ledger
+    in_order: str
+    sketch: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        height, width, channels = self.data.train.images.shape[1:]
+        return channels, height, width
+
+    def event(self) -> Event:
+        assert self.config.sigma  # complete
+        return self.config.event(self.config.sigma, len(self.data.classes))
+
+
+def prepare(source: str, settings: Release) -> Prepared:
+    """Read the data and complete the settings from public numbers. Nothing is random, written or charged."""
+    data = load(
+        source,
+        classes=settings.classes,
+        size=settings.size,
+        channels=settings.channels,
+        skip_broken=settings.skip_broken,
+    )
+    known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
+    read_off = data.inferred if known else (*data.inferred, "number of images")
+    channels = data.train.images.shape[3]
+    complete = settings.complete(len(data.train), len(data.classes), channels)
+    fingerprint, in_order, digests = identify(data.train)
+    return Prepared(data, complete, read_off, fingerprint, in_order, overlap.sketch(digests))
+
+
+def make(
+    prepared: Prepared,
+    out: Path,
+    *,
+    write_card: WriteCard,
+    test_key: str | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """The released folder at `out`; what is known of it. `write_card` writes what says so into the folder."""
+    out = Path(os.path.abspath(out))
+    folders.require_free(out)
+    config, data = prepared.config, prepared.data
+    encode = Encoding.of(prepared, progress)
+    rows = Rows.of(encode.features(data.train), data.train.labels, encode.preparation, classes=len(data.classes))
+    mechanism = _mechanism(rows, config)
+
+    place = runs.key_path(_name_of_key(prepared, out))
+    atomic.make_folder(place.parent)
+    with atomic.alone(place.with_suffix(".lock"), wait=False):
+        key = _key(place, test_key)
+        ledger = ledger_of(prepared.fingerprint)
+        charge = charged(
+            ledger,
+            prepared.sketch,
+            Budget(config.budget or config.epsilon, config.delta),
+            prepared.event(),
+            key,
+            id=mechanism.name(key),
+            run=f"release {secrets.token_hex(4)}",
+        )
+        # On the disk from here on.
+        with folders.whole(out) as folder:
+            moments = None
+            if isinstance(mechanism, Moments):
+                moments = mechanism.released(charge, key)
+                _write_moments(folder, moments)
+                blocks = _drawn(moments, config)
+            else:
+                blocks = mechanism.blocks(charge, key)
+            folders.write_rows(folder, _counted(blocks, config, progress))
+            if encode.preparation.whitening is not None:
+                white = encode.preparation.whitening
+                folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
+            folders.write_json(folder / "schema.json", _schema(prepared, rows, folder, mechanism))
+            facts = _facts(prepared, encode, rows, mechanism)
+            facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
+            if data.test is not None:
+                facts["accuracy"] = accuracy(folder, encode, data.test, config, len(data.classes), moments)
+            write_card(folder, facts, ledger.account())
+        Key.destroy(place)
+    place.with_suffix(".lock").unlink(missing_ok=True)
+    return facts
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """From images to rows of length at most 1, by public rules, each image alone."""
+
+    encoder: Encoder
+    preparation: Preparation
+    progress: Progress
+
+    @staticmethod
+    def of(prepared: Prepared, progress: Progress) -> Encoding:
+        config = prepared.config
+        assert config.encoder
+        found = encoder(
+            config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
+        )
+        if config.rank:
+            white = whitening(found, rank=config.rank, progress=lambda *done: progress("random images", *done))
+            return Encoding(found, Preparation(whitening=white), progress)
+        if config.bound is None:
+            return Encoding(found, Preparation(unit=True), progress)
+        return Encoding(found, Preparation(bound=config.bound), progress)
+
+    def features(self, split: Split) -> Any:
+        return extract(self.encoder, split, lambda *done: self.progress("features", *done))
+
+    def rows(self, split: Split) -> np.ndarray:
+        return self.preparation.apply(self.features(split))[0]
+
+
+def accuracy(
+    folder: Path, encode: Encoding, test: Split, config: Release, classes: int, moments: ClassMoments | None
+) -> dict[str, float]:
+    """Of what anyone can learn from the released folder, on the test split."""
+    rows, labels = encode.rows(test), np.asarray(test.labels)
+    features, targets = folders.read_rows(folder)
+    found: dict[str, float] = {}
+    if moments is not None:
+        weight, bias = moments.linear()
+        found["linear discriminant of the released moments"] = _share(rows @ weight + bias, labels)
+    noise = noise_of_rows(config, classes)
+    learner = DiscriminantLearner if targets.ndim == 1 else RidgeLearner
+    fitted = learner(classes=classes, **noise).fit(features, targets)
+    found[f"{learner.__name__} on the released rows"] = float((fitted.predict(rows) == labels).mean())
+    return found
+
+
+def _share(scores: Floats, labels: np.ndarray) -> float:
+    return float((scores.argmax(axis=1) == labels).mean())
+
+
+def noise_of_rows(config: Release, classes: int) -> dict[str, float]:
+    """The standard deviation of the noise in a released feature and in a released label."""
+    return {}
+
+
+def _mechanism(rows: Rows, config: Release) -> Mixtures | Moments:
+    assert config.n  # complete
+    if config.kind == "moments":
+        return Moments(
+            rows,
+            share=config.share,
+            counts_share=config.counts_share,
+            n=config.n,
+            class_counts=config.class_counts,
+        )
+    assert config.degree
+    return Mixtures(rows, config.sampler(rows.classes), degree=config.degree, balance=config.balance)
+
+
+def _name_of_key(prepared: Prepared, out: Path) -> str:
+    """The same for the same command: a release that was killed finds its key again."""
+    all_of_it = json.dumps([prepared.in_order, str(out), to_dict(prepared.config)], sort_keys=True)
+    return hashlib.blake2b(all_of_it.encode(), digest_size=8).hexdigest()
+
+
+def _key(place: Path, test_key: str | None) -> Key:
+    kept = Key.kept(place)
+    key = Key.for_tests(test_key) if test_key else kept if kept is not None and kept.private else Key.fresh()
+    key.keep(place)  # on the disk before it is used
+    return key
+
+
+def _drawn(moments: ClassMoments, config: Release) -> Iterator[folders.Block]:
+    assert config.rows
+    coins = np.random.default_rng(config.seed)
+    for start in range(0, config.rows, AT_A_TIME):
+        yield moments.draw(min(AT_A_TIME, config.rows - start), coins)
+
+
+def _counted(blocks: Iterator[folders.Block], config: Release, progress: Progress) -> Iterator[folders.Block]:
+    done = 0
+    assert config.rows
+    for features, labels in blocks:
+        done += len(features)
+        yield features, labels
+        progress("rows", done, config.rows)
+
+
+def _write_moments(folder: Path, moments: ClassMoments) -> None:
+    arrays = {"sums": moments.sums, "counts": moments.counts, "second": moments.second}
+    noise = {name: np.array(getattr(moments, name)) for name in ("noise_of_sums", "noise_of_counts", "noise_of_second")}
+    folders.write_arrays(folder / "moments.safetensors", {**arrays, **noise, "n": np.array(moments.n)})
+
+
+def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | Moments) -> dict[str, Any]:
+    exact = isinstance(mechanism, Moments)
+    return {
+        "format": folders.FORMAT,
+        "rows": prepared.config.rows,
+        "width": rows.width,
+        "classes": list(prepared.data.classes),
+        "files": sorted(path.name for path in folder.glob("rows-*.safetensors")),
+        "features": {"dtype": "float32", "shape": ["rows", rows.width]},
+        "labels": {"dtype": "int64", "shape": ["rows"], "meaning": "class"}
+        if exact
+        else {"dtype": "float32", "shape": ["rows", rows.classes], "meaning": "share of each class, noisy"},
+    }
+
+
+def _facts(prepared: Prepared, encode: Encoding, rows: Rows, mechanism: Mixtures | Moments) -> dict[str, Any]:
+    """What a card says of it. Nothing here depends on the private records but what was read off and said so."""
+    config, found = prepared.config, encode.encoder
+    public: dict[str, dict[str, Any]] = {}
+    if config.weights:
+        public["encoder"] = {"file": Path(config.weights).name, "digest": digest_of(Path(config.weights))}
+    return {
+        "class_names": list(prepared.data.classes),
+        "shape": list(prepared.shape),
+        "read_off": list(prepared.read_off),
+        "config": to_dict(config.without_folders()),
+        "public": public,
+        "width": rows.width,
+        "features": {
+            "encoder": found.name,
+            "origin": found.origin,
+            "weights": found.weights,
+            "map": f"whitened by {PROCESS} images, {rows.width} directions, each row brought to length 1"
+            if config.rank
+            else "each row brought to length 1"
+            if config.bound is None
+            else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
+        },
+        "persons": prepared.data.train.persons is not None,
+    }
+
+
+def require_image(settings: Release) -> Release:
+    return replace(settings)
+
+
+__all__ = ["ConfigError", "Prepared", "make", "prepare"]
