@@ -79,9 +79,9 @@ class PartialRows:
     def write(self, first: int, rows: NDArray[np.float32]) -> None:
         """Rows from number `first` on; on the disk when the call returns."""
         assert rows.dtype == np.float32 and rows.shape[1:] == self.shape[1:] and first + len(rows) <= self.shape[0]
-        left, place = memoryview(np.ascontiguousarray(rows)).cast("B"), self._place(first)
-        while left:
-            done = os.pwrite(self._file, left, place)
+        left, place = np.ascontiguousarray(rows).reshape(-1).view(np.uint8), self._place(first)
+        while len(left):
+            done = os.pwrite(self._file, left.data, place)
             left, place = left[done:], place + done
         os.fsync(self._file)
 
