@@ -2,14 +2,18 @@
 
 A frozen part with public weights is a public function of each image alone, so training on features is training on
 images. The file is as private as the images themselves: it is readable by its owner only and never part of a run.
+It may take hours, so a killed computation goes on where it stopped (partial_rows.py) and ranks share the work; the
+result has the same bits either way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -18,32 +22,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpvision import atomic, distributed
+from dpvision import atomic, distributed, state
 from dpvision.data import Split
+from dpvision.distributed import Team
 from dpvision.errors import DataError, UnsafeLayer
 from dpvision.inputs import Inputs
 from dpvision.models import Featured
 from dpvision.models.featured import PIECE
+from dpvision.partial_rows import PartialRows, rows_of
 from dpvision.privacy.ledger import home
 
-AT_A_TIME = 256
+AT_A_TIME = 256  # records of a rank in a round
+ASK_AGAIN = 0.2  # seconds
+# What the rows come from, beside records, weights and machine.
+CODE = ("encoders.py", "features.py", "inputs.py", "models", "partial_rows.py")
 Progress = Callable[[int, int], None]
 
 
 def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progress = lambda *_: None) -> NDArray[Any]:
-    """(N, ...) float32, read from the disk where they were computed before; `of` names the records and the network."""
+    """(N, ...) float32, read from the disk where they were computed before; `of` names the records and the network.
+
+    All ranks call it and share the work. What a killed computation left is gone on with, by as many ranks as there are.
+    """
     path, team = file(of), distributed.team()
-    if team.first and not path.exists():
-        atomic.make_folder(path.parent)
-        with atomic.alone(path.with_suffix(".lock")):
-            if not path.exists():  # another run may have made them meanwhile
-                _compute(parts, split, path, progress)
-    team.wait()
+    if team.any(team.first and not path.exists()):
+        with _alone(path.with_suffix(".lock"), team):
+            if team.any(team.first and not path.exists()):  # another run may have made them meanwhile
+                _compute(parts, split, path, progress, team)
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, TokenError) as exc:
         raise DataError(f"{path}: can not be read as features ({exc}). Fix: remove the file.") from exc
-    shape = (len(split), *shape_of(parts, tuple(Inputs(split)(slice(0, 1)).shape[1:])))
+    shape = _shape(parts, split)
     if not isinstance(found, np.memmap) or found.dtype != np.float32 or found.shape != shape:
         raise DataError(
             f"{path}: holds something else than float32 features {shape} of this data. Fix: remove the file."
@@ -64,30 +74,71 @@ def digest(parts: Featured) -> str:
     return found.hexdigest()
 
 
-def _compute(parts: Featured, split: Split, path: Path, progress: Progress) -> None:
-    """Into a file beside it, which gets its name when it is whole.
+@cache
+def made_by() -> str:
+    """The code that makes features, and what it computes with; the rest of the package may change.
 
-    `Featured.features` gives an image the same bits whatever other images are there.
+    A name is narrow enough when other code can not share it and have other bits, but nothing rests on that: a run is
+    bound to the very bytes of its features (`Inputs.digest_of_features`).
+    """
+    return f"{state.source(*CODE)}, {state.machine()}"
+
+
+@contextmanager
+def _alone(lock: Path, team: Team) -> Iterator[None]:
+    """Rank 0 holds the lock for all. It asks and tells, and asks again: nobody waits for a silent rank for hours."""
+    with ExitStack() as held:
+        if team.first:
+            atomic.make_folder(lock.parent)
+        while team.any(team.first and not _got(lock, held)):
+            time.sleep(ASK_AGAIN)
+        yield
+
+
+def _got(lock: Path, held: ExitStack) -> bool:
+    try:
+        held.enter_context(atomic.alone(lock, wait=False))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _compute(parts: Featured, split: Split, path: Path, progress: Progress, team: Team) -> None:
+    """In rounds: each rank has the next records, and a round is noted when all of it is on the disk.
+
+    `Featured.features` gives an image the same bits whatever other images are there, so rounds may be of any size, and
+    another number of ranks may go on.
     """
     inputs, count = Inputs(split), len(split)
-    shape = shape_of(parts, tuple(inputs(slice(0, 1)).shape[1:]))
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)  # one that was killed may have left it
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.close(descriptor)
-    try:
-        out = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=(count, *shape))
-        for start in range(0, count, AT_A_TIME):
-            part = slice(start, min(start + AT_A_TIME, count))
-            with torch.no_grad():
-                out[part] = parts.features(inputs(part)).float().numpy()
-            progress(part.stop, count)
-        out.flush()
-        del out
-        os.rename(partial, path)
-        atomic.sync_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    with PartialRows(path, _shape(parts, split)) as rows:
+        done = int(team.from_first(torch.tensor([rows.begin() if team.first else 0])))
+        if not team.first:
+            rows.join()
+        team.require_same({"DPVISION_HOME": rows.token})
+        while done < count:
+            start = done + team.rank * AT_A_TIME
+            part = slice(min(start, count), min(start + AT_A_TIME, count))
+            if part.start < part.stop:
+                with torch.no_grad():
+                    rows.write(part.start, parts.features(inputs(part)).float().numpy())
+            team.wait()
+            done = min(done + team.ranks * AT_A_TIME, count)
+            if team.first:
+                rows.note(done)
+                progress(done, count)
+        if team.first:
+            rows.finish()
+        team.wait()
+
+
+def missing(of: tuple[str, ...], count: int) -> int:
+    """Of how many records the features are still to be computed."""
+    path = file(of)
+    return 0 if path.exists() else max(0, count - rows_of(path))
+
+
+def _shape(parts: Featured, split: Split) -> tuple[int, ...]:
+    return (len(split), *shape_of(parts, tuple(Inputs(split)(slice(0, 1)).shape[1:])))
 
 
 def shape_of(parts: Featured, shape: tuple[int, ...]) -> tuple[int, ...]:

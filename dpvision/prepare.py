@@ -34,7 +34,6 @@ from dpvision.pretrain import dictionary
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Event, from_json, to_json
 from dpvision.privacy.ledger import home
-from dpvision.state import computing
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -131,7 +130,7 @@ class Prepared:
 
     def named(self, split: Split, parts: Featured) -> tuple[str, ...]:
         """What the features of a split depend on."""
-        return identify(split)[1], str(self.config.model), self.config.part, features.digest(parts), computing()
+        return identify(split)[1], str(self.config.model), self.config.part, features.digest(parts), features.made_by()
 
     def warm(self, progress: Progress) -> None:
         """Compute features that are not there yet, where a frozen part makes some."""

@@ -164,6 +164,11 @@ def software() -> str:
 
 @cache
 def computing() -> str:
+    """This package, and what it computes with."""
+    return f"dpvision {__version__} ({source()}), {machine()}"
+
+
+def machine() -> str:
     """Versions, processor, and what else decides which kernels compute."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
@@ -174,8 +179,8 @@ def computing() -> str:
         *(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(steering)),
     ]
     others = [f"{name} {version}" for name in ("scipy", "timm") if (version := _version(name))]
-    ours = f"dpvision {__version__} ({_source()}), torch {torch.__version__}, numpy {np.__version__}"
-    return ", ".join([ours, torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])
+    libraries = f"torch {torch.__version__}, numpy {np.__version__}"
+    return ", ".join([libraries, torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])
 
 
 def _version(name: str) -> str | None:
@@ -185,11 +190,14 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _source() -> str:
-    """Digest of this package's own code: two versions of it may share a number while it is being changed."""
+def source(*parts: str, package: Path = Path(__file__).parent) -> str:
+    """Digest of this package's own code, or of some files and folders of it: two versions of it may share a number
+    while it is being changed."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    places = [package / part for part in parts] or [package]
+    for path in sorted(p for place in places for p in (place.rglob("*.py") if place.is_dir() else [place])):
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(code)}\n".encode() + code)
     return digest.hexdigest()
 
 

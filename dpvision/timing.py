@@ -20,7 +20,7 @@ def seconds(prepared: Prepared, *, ranks: int = 1) -> float:
     """Of the features that are not there yet, and of all steps; looking at the test split comes on top."""
     sampler = prepared.sampler
     images = sampler.rate * sampler.steps * len(prepared.data.train)
-    return _seconds_of_features(prepared) + images / ranks / images_per_second(prepared)
+    return _seconds_of_features(prepared) / ranks + images / ranks / images_per_second(prepared)
 
 
 def _seconds_of_features(prepared: Prepared) -> float:
@@ -28,7 +28,7 @@ def _seconds_of_features(prepared: Prepared) -> float:
     if parts is None:
         return 0.0
     splits = [s for s in (prepared.data.train, prepared.data.test) if s is not None]
-    missing = sum(len(s) for s in splits if not features.file(prepared.named(s, parts)).exists())
+    missing = sum(features.missing(prepared.named(s, parts), len(s)) for s in splits)
     if not missing:
         return 0.0
     images = torch.rand(min(missing, features.AT_A_TIME), *prepared.shape) * 2 - 1

@@ -11,6 +11,7 @@ from torch import nn
 
 from dpvision.errors import ConfigError
 from dpvision.models.dpmix_cnn import dpmix_cnn
+from dpvision.models.efficientnet_lite import efficientnet_lite0
 from dpvision.models.featured import Featured
 from dpvision.models.head import head_alone
 from dpvision.models.parts import PARTS, train_only
@@ -34,6 +35,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "dinov2-vits14-112": partial(dinov2_vits14, side=112),
     "dinov2-vits14-224": partial(dinov2_vits14, side=224),
     "dpmix-cnn": dpmix_cnn,
+    "efficientnet-lite0": efficientnet_lite0,
     "linear": linear,
     **PATCHES,
     "resnet-9": resnet9,

@@ -6,21 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Colours = tuple[float, float, float]
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ImagenetInput(nn.Module):
-    """Three channels, standardised by the public mean and deviation of ImageNet, resized bicubically to `size`."""
+    """Three channels, standardised by the public mean and deviation of ImageNet, or by other fixed numbers that a
+    network was trained with, and resized bicubically to `size`."""
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, channels: int, size: tuple[int, int]) -> None:
+    def __init__(self, channels: int, size: tuple[int, int], *, mean: Colours = MEAN, std: Colours = STD) -> None:
         super().__init__()
         self.channels, self.size = channels, size
-        mean, std = (torch.tensor(values, device="cpu").view(1, 3, 1, 1) for values in (MEAN, STD))
-        self.register_buffer("scale", 0.5 / std, persistent=False)
-        self.register_buffer("shift", (0.5 - mean) / std, persistent=False)
+        middle, width = (torch.tensor(values, device="cpu").view(1, 3, 1, 1) for values in (mean, std))
+        self.register_buffer("scale", 0.5 / width, persistent=False)
+        self.register_buffer("shift", (0.5 - middle) / width, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """((x + 1) / 2 - mean) / std, then Keys' kernel with a = -0.5 as image libraries have it.

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpvision import atomic, features, prepare, runs, state, train
+from dpvision import atomic, features, runs, state, train
 from dpvision.config import Config
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
@@ -103,8 +103,8 @@ def test_features_of_another_version_are_a_new_branch(
     run = train.begin(prepared, tmp_path / "run", test_key="word")
     asked = iter([False] * 3 + [True])
     train.proceed(run, prepared, stop=lambda: next(asked))
-    for module in (state, prepare):
-        monkeypatch.setattr(module, "computing", lambda: "a later version")
+    monkeypatch.setattr(state, "computing", lambda: "a later version")
+    monkeypatch.setattr(features, "made_by", lambda: "a later version")
     monkeypatch.setattr(Featured, "features", lambda self, x: self.prefix(x) * (1 + 1e-6))
     assert train.proceed(run, train.reopen(run)).complete
     assert len(ledger_of(prepared.fingerprint).account().charges) == 2

@@ -27,6 +27,7 @@ HEAVY = {"dinov2-vits14", "dinov2-vits14-112", "dinov2-vits14-224", "wrn-40-4", 
         ("dpmix-cnn", (1, 32, 32), 357_690),
         ("dpmix-cnn", COLOUR, 359_290),
         ("dpmix-cnn", GREY, 285_690),
+        ("efficientnet-lite0", COLOUR, 4_631_000 - 990 * 1_281),  # as published with 1,000 classes, less the scales
         ("linear", GREY, 7_850),
         ("resnet-9", COLOUR, 2_448_714),
         ("resnet-9-small", COLOUR, 155_994),
