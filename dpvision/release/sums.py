@@ -54,9 +54,11 @@ def summed(grid: Grid, chosen: Chosen, weights: NDArray[np.float64] | None = Non
     """(rows, d) sums of the chosen records, each times its weight: one for each of `chosen.members`."""
     out = np.zeros((len(chosen.starts) - 1, grid.x.shape[1]))
     size = min(grid.most, PIECE)
+    room = np.empty((size, grid.x.shape[1]), dtype=np.float32)
     for row, total in enumerate(out):
         for start in range(chosen.starts[row], chosen.starts[row + 1], size):
             piece = slice(start, min(start + size, chosen.starts[row + 1]))
-            x = grid.x.take(chosen.members[piece], axis=0)
+            x = room[: piece.stop - start]
+            np.take(grid.x, chosen.members[piece], axis=0, out=x, mode="clip")  # all are there; "raise" would copy
             total += x.sum(axis=0) if weights is None else np.einsum("i,id->d", weights[piece], x)
     return out
