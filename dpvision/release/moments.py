@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpvision.errors import ConfigError, PrivacyError
+from dpvision.heads.charged import secret_name
 from dpvision.heads.lda import class_statistics
 from dpvision.heads.releases import Releases
 from dpvision.heads.rows import Rows
@@ -25,7 +26,7 @@ from dpvision.mechanism.streams import Key
 from dpvision.privacy.events import Gaussian
 from dpvision.privacy.ledger import Charge
 from dpvision.release.gaussians import ClassMoments
-from dpvision.release.naming import name_of
+from dpvision.state import computing
 
 
 class Moments:
@@ -48,7 +49,9 @@ class Moments:
 
     def name(self, key: Key) -> str:
         """Of the charge and the noise."""
-        return name_of(key, self._rows, f"moments {self.a!r} {self.b!r} {self.c!r} {self.n} {self.class_counts!r}")
+        rows, settings = self._rows, f"{self.a!r} {self.b!r} {self.c!r} {self.n} {self.class_counts!r}"
+        what = f"moments {settings} {rows.classes} {computing()}"
+        return secret_name(key, "name of a release", what, (rows.x, rows.labels))
 
     def released(self, charge: Charge, key: Key) -> ClassMoments:
         """The noisy moments."""

@@ -1,11 +1,13 @@
 """Sums of the records that were drawn, exactly: values lie on a grid, and are added up so that nothing is rounded.
 
     on the grid      each value cut towards 0 to a multiple of 2^-bits, so a row gets no longer
-    most             2^(24 - bits) values of size 1 at most add up exactly in float32; more are added up in parts of so
-                     many, and the parts in float64
+    most             2^(24 - bits) values of size 1 at most add up exactly in float32; more are added up in pieces of at
+                     most so many, and the pieces in float64
+    with weights     of size 1 at most and multiples of 2^-WEIGHT_BITS: products and their sums are exact in float64
 
-Formal guarantee: a sum is exact, whatever the order and however many records are drawn (up to 2^29 times `most`): one
-record more moves it by that record's own row, to the last bit.
+Formal guarantee: a sum is exact, whatever the order and however many records are drawn (up to 2^29 times `most`; with
+weights up to 2^9 times `most`, which is 2,048 times the degree): one record more moves it by that record's own row
+times its weight, to the last bit.
 """
 
 from __future__ import annotations
@@ -14,39 +16,49 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dpvision.release.sampling import Chosen
+
+# Steps of a weight in [0, 1], as a power of two.
+WEIGHT_BITS = 20
+# Records at a time, so that what is worked on stays in the cache.
+PIECE = 256
 
 
 class Grid(NamedTuple):
     """(N, d) values on a grid; sums of `most` of them are exact in float32."""
 
-    x: Tensor
+    x: NDArray[np.float32]
     most: int
 
 
-def on_grid(x: NDArray[np.float32], *, degree: float, scale: float = 1.0) -> Grid:
-    """Values of size 1 at most, times `scale` of 1 at most; `degree` is how many are usually added up."""
+def on_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> Grid:
+    """Values of size 1 at most, each part times its scale of 1 at most, side by side.
+
+    `degree` is how many rows are usually added up.
+    """
     bits = 24 - math.ceil(math.log2(4 * max(degree, 1.0)))
-    out = np.multiply(x, np.float32(scale * 2.0**bits))
+    out = np.empty((len(parts[0][0]), sum(x.shape[1] for x, _ in parts)), dtype=np.float32)
+    left = 0
+    for x, scale in parts:
+        here = out[:, left : left + x.shape[1]]
+        np.multiply(x, np.float32(scale * 2.0**bits), out=here)
+        left += x.shape[1]
     np.trunc(out, out=out)
     out *= np.float32(2.0**-bits)
-    return Grid(torch.from_numpy(out), 2 ** (24 - bits))
+    return Grid(out, 2 ** (24 - bits))
 
 
-def summed(grid: Grid, chosen: Chosen) -> NDArray[np.float64]:
-    """(rows, d) sums of the chosen records."""
-    sizes = np.diff(chosen.starts)
-    if not len(chosen.members):
-        return np.zeros((len(sizes), grid.x.shape[1]))
-    parts = np.maximum(1, -(-sizes // grid.most))
-    first = np.cumsum(parts) - parts
-    number = np.arange(parts.sum()) - np.repeat(first, parts)  # of the part, in its row
-    starts = np.append(np.repeat(chosen.starts[:-1], parts) + number * grid.most, chosen.starts[-1])
-    members = torch.from_numpy(chosen.members)
-    sums = F.embedding_bag(members, grid.x, torch.from_numpy(starts), mode="sum", include_last_offset=True)
-    return np.asarray(np.add.reduceat(sums.double().numpy(), first, axis=0))
+def summed(grid: Grid, chosen: Chosen, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """(rows, d) sums of the chosen records, each times its weight: one for each of `chosen.members`."""
+    out = np.zeros((len(chosen.starts) - 1, grid.x.shape[1]))
+    size = min(grid.most, PIECE)
+    room = np.empty((size, grid.x.shape[1]), dtype=np.float32)
+    for row, total in enumerate(out):
+        for start in range(chosen.starts[row], chosen.starts[row + 1], size):
+            piece = slice(start, min(start + size, chosen.starts[row + 1]))
+            x = room[: piece.stop - start]
+            np.take(grid.x, chosen.members[piece], axis=0, out=x, mode="clip")  # all are there; "raise" would copy
+            total += x.sum(axis=0) if weights is None else np.einsum("i,id->d", weights[piece], x)
+    return out

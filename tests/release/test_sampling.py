@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -31,6 +35,42 @@ def test_a_coin_that_a_byte_leaves_open_is_tossed_by_a_word() -> None:
     count = 1_000_000
     for rate in (0.9 / 256, 1.5 / 256, 200.25 / 256):
         assert stats.binomtest(len(heads(KEY.stream("open", step=0), count, rate=rate)), count, rate).pvalue > 1e-6
+
+
+class _Written:
+    """Stands for a stream: every byte once, and then one word."""
+
+    def __init__(self, word: int) -> None:
+        self._next = [np.arange(256, dtype=np.uint8).view(np.uint64), np.array([word], dtype=np.uint64)]
+
+    def words(self, count: int) -> np.ndarray:
+        words = self._next.pop(0)
+        assert count == len(words), "one byte for each, and one word for the one that its byte leaves open"
+        return words
+
+
+RATES = [0.0, 5e-324, 1e-25, 1e-5, 64 / 60_000, 1 / 256, 0.02, 0.1, 1 / 3, 0.5, 1 - 2.0**-53]
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_probability_of_heads_counted_over_all_bits(rate: float) -> None:
+    """All 2^72 outcomes of one coin: 256 bytes, and with the open one all words, those below some number being heads."""
+
+    def shown(word: int) -> list[int]:
+        stream: Any = _Written(word)
+        return heads(stream, 256, rate=rate).tolist()
+
+    sure = shown(2**64 - 1)
+    low, high = 0, 2**64  # heads below `low`, tails from `high` on
+    while low < high:
+        middle = (low + high) // 2
+        if len(shown(middle)) > len(sure):
+            low = middle + 1
+        else:
+            high = middle
+    assert sure == list(range(len(sure))) and len(sure) == math.floor(256 * rate)
+    probability = Fraction(len(sure) * 2**64 + low, 2**72)
+    assert Fraction(rate) - Fraction(1, 2**72) < probability <= Fraction(rate)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])

@@ -1,0 +1,40 @@
+"""Small private rows, and mixtures of them that were charged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dpvision.heads.rows import Preparation, Rows
+from dpvision.mechanism.streams import Key
+from dpvision.privacy.events import Budget, Event
+from dpvision.privacy.ledger import Charge, Ledger
+from dpvision.release.mixtures import Mixtures
+
+N, WIDTH, CLASSES = 90, 12, 3
+KEY = Key.for_tests("mixtures")
+
+
+def charge(folder: Path, mixtures: Mixtures, event: Event, key: Key = KEY) -> Charge:
+    folder.mkdir(exist_ok=True)
+    ledger = Ledger(folder, "ab" * 16)
+    ledger.open(Budget(1e9, 1e-5))
+    account = ledger.spend(event, id=mixtures.name(key), run="test", private=key.private)
+    return account.charges[-1]
+
+
+def mixed(folder: Path, mixtures: Mixtures, *, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """All features and labels that come out."""
+    blocks = list(mixtures.blocks(charge(folder, mixtures, mixtures.sampler.event(sigma)), KEY))
+    features, labels = (np.vstack(part) for part in zip(*blocks, strict=True))
+    return features, labels
+
+
+def rows_of(x: np.ndarray, labels: np.ndarray) -> Rows:
+    return Rows.of(x, labels, Preparation(), classes=CLASSES)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(N, WIDTH)), rng.integers(0, CLASSES, N)
