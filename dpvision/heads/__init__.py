@@ -1,7 +1,7 @@
 """Private linear classifiers on frozen features: `fit_head` fits one, `choose` picks the settings on public rows.
 
 fit.py          charge, release, fit: the only file here that has private rows, a ledger and a key in its hands
-releases.py     noise for as many sums as were charged
+charged.py      the charge and its name; releases.py noise for as many sums as were charged
 rows.py         rows of length at most 1; arrays.py what is accepted as features and labels
 whitening.py    a public linear map for the rows; centre.py their noisy mean, taken off
 logistic.py     the clipped gradient in closed form, and descent; gd.py plain, newton.py with public curvature

@@ -13,19 +13,18 @@ An error about wrong inputs is for the operator, not for release.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from dpvision.errors import ConfigError
+from dpvision.heads.charged import charged, number_of_units, secret_name
 from dpvision.heads.head import Head, split_intercept
 from dpvision.heads.releases import Releases
 from dpvision.heads.rows import Rows
 from dpvision.heads.setup import setup
 from dpvision.mechanism.streams import Key
-from dpvision.privacy import accountant, calibrate, overlap
+from dpvision.privacy import accountant, calibrate
 from dpvision.privacy.events import Budget, Gaussian, to_json
-from dpvision.privacy.ledger import Charge, Ledger
+from dpvision.privacy.ledger import Ledger
 
 
 def fit_head(
@@ -57,12 +56,14 @@ def fit_head(
     rows = Rows.of(features, labels, plan.preparation, classes=classes)
     public_rows = plan.public_rows(public, width=rows.width)
     read_off = ("n",) if n is None else ()
-    n = _number_of_units(len(rows.x) if n is None else n)
+    n = number_of_units(len(rows.x) if n is None else n)
 
     event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=plan.releases), plan.releases)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
     what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {to_json(event)}"
-    charge = _charged(ledger, sketch, budget, event, key, id=_branch(key, what, rows, public_rows), run=run)
+    everything = (rows.x, rows.labels, *((public_rows.x,) if public_rows else ()))
+    id = secret_name(key, "name of a head", what, everything)
+    charge = charged(ledger, budget, event, key, id=id, run=run, sketch=sketch)
     releases = Releases(charge, key)
 
     weight, bias, centre = plan.fit(rows, n=n, sigma=event.sigma, noisy=releases.noisy, public=public_rows)
@@ -82,31 +83,3 @@ def fit_head(
         private=charge.private,
         read_off=read_off,
     )
-
-
-def _charged(
-    ledger: Ledger, sketch: Sequence[str], budget: Budget, event: Gaussian, key: Key, *, id: str, run: str
-) -> Charge:
-    ledger.open(budget)
-    overlap.keep(ledger, sketch)
-    account = ledger.spend(event, id=id, run=run, private=key.private)
-    return next(charge for charge in account.charges if charge.id == id)
-
-
-def _branch(key: Key, what: str, rows: Rows, public: Rows | None) -> str:
-    """Names the noise and the charge: a secret function of everything that shapes the head, so it tells nothing of it.
-
-    With a fresh key it is new each time. With a fixed one, the same inputs give the same noise and are charged once;
-    any other input gives other noise and a charge of its own.
-    """
-    everything = hashlib.blake2b(what.encode(), digest_size=32)
-    for part in (rows.x, rows.labels, *((public.x,) if public else ())):
-        everything.update(str(part.shape).encode())
-        everything.update(part.data)
-    return key.stream("name of a head", step=0, branch=everything.hexdigest()).words(2).tobytes().hex()
-
-
-def _number_of_units(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigError(f"n is {n!r}: the public number of images must be a whole number above 0.")
-    return n

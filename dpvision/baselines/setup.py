@@ -1,0 +1,69 @@
+"""From a method's name and its settings to what will be done: refused by name here, before anything is charged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.baselines.fourier import Merf
+from dpvision.baselines.hermite import Hermite
+from dpvision.baselines.p3gm import P3GM
+from dpvision.errors import ConfigError
+from dpvision.heads.logistic import Noisy
+from dpvision.heads.rows import Preparation, Rows
+
+# What may be asked of the private rows. (An intercept is for classifiers.)
+OF_ROWS = ("bound", "unit", "whitening")
+
+
+class Method(Protocol):
+    """A way to make rows. Its fields are public settings; private rows are only ever read into sums for `noisy`."""
+
+    @property
+    def releases(self) -> int:
+        """How often `make` calls `noisy`: exactly."""
+
+    def check(self, *, width: int) -> None:
+        """Refuse, before anything is charged, rows that the settings do not fit."""
+
+    def make(
+        self, rows: Rows, *, n: int, sigma: float, noisy: Noisy, count: int, seed: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """`count` synthetic rows of length at most 1, and their classes."""
+
+
+METHODS: dict[str, Any] = {"merf": Merf, "hermite": Hermite, "p3gm": P3GM}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What is done to each private row, and the method that learns from the rows."""
+
+    name: str
+    preparation: Preparation
+    method: Method
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its name, as `synthesise` takes them."""
+        of_rows = {name: getattr(self.preparation, name) for name in OF_ROWS}
+        own = {f.name: getattr(self.method, f.name) for f in fields(self.method)}  # type: ignore[arg-type]
+        return {"method": self.name, **of_rows, **own}
+
+
+def setup(name: str, settings: Mapping[str, Any]) -> Setup:
+    """The method of this name with these settings; an unknown one is refused with a suggestion."""
+    if name not in METHODS:
+        raise ConfigError(f"method is {name!r}: there is {', '.join(METHODS)}.")
+    own = {f.name for f in fields(METHODS[name])}
+    for unknown in settings.keys() - own - {*OF_ROWS}:
+        near = difflib.get_close_matches(unknown, own | {*OF_ROWS}, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" It has: {', '.join(sorted(own | {*OF_ROWS}))}."
+        raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
+    preparation = Preparation(**{k: v for k, v in settings.items() if k in OF_ROWS})
+    return Setup(name, preparation, METHODS[name](**{k: v for k, v in settings.items() if k in own}))
