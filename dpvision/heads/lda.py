@@ -7,9 +7,7 @@ Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ) with 
 |vec(x x^T)| = |x|^2 <= 1 (second_moment.py), so its length is at most sqrt(a^2 + b^2 + c^2) = 1, the sensitivity. The
 event is Gaussian(sigma, 1). Means, priors, covariance and the discriminant are post-processing.
 
-    score of class j:  x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j
-
-The noise makes m_j^T S^(-1) m_j larger by its variance times tr S^(-1), which is known and taken off again.
+    score of class j:  x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j        (closed_form.py)
 """
 
 from __future__ import annotations
@@ -19,16 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpvision.closed_form import class_means, discriminant, inverse, not_too_small, within_classes
 from dpvision.errors import ConfigError
 from dpvision.heads.arrays import Floats
 from dpvision.heads.logistic import Noisy
 from dpvision.heads.rows import BoundedSum, Rows, lengths
-from dpvision.heads.second_moment import second_moment, to_matrix, to_vector, without_noise_floor
+from dpvision.heads.second_moment import second_moment, to_matrix, to_vector
 from dpvision.heads.whitening import covariance, require_ridge, ridged
 
 COVARIANCES = ("none", "private", "public")
-# No class is taken to be smaller than this share of an even one: a noisy count may be near or below 0.
-LEAST_OF_EVEN = 0.1
 # Without a covariance: the least share of a row's squared length that is taken to be inside its class.
 LEAST_VARIANCE = 1e-3
 
@@ -78,22 +75,19 @@ class Discriminant:
         sums = got[: d * k].reshape(d, k) / b
         counts: Floats = np.full(k, n / k)
         if c:
-            counts = np.maximum(got[d * k : d * k + k] / c, LEAST_OF_EVEN * n / k)
-        means = (sums / counts).T
-        means /= np.maximum(1.0, lengths(means))  # no mean of rows is longer than 1
+            counts = not_too_small(got[d * k : d * k + k] / c, n=n)
+        means = class_means(sums, counts)
         priors = counts / counts.sum()
         if a:
             xx = to_matrix(got[d * k + k * (c > 0) :] / a, d) / n
-            inverse = _inverse_within(xx, means, priors, noise=noise / (a * n), ridge=self.ridge)
+            inverted = inverse(within_classes(xx, means, priors), noise=noise / (a * n), ridge=self.ridge)
         elif self.needs_public:
             assert public is not None  # setup.py refuses without, before anything is charged
-            inverse = np.linalg.inv(ridged(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
+            inverted = np.linalg.inv(ridged(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
         else:
             within = max(1.0 - float(priors @ lengths(means)[:, 0] ** 2), LEAST_VARIANCE) / d
-            inverse = np.eye(d) / within
-        weight = inverse @ means.T
-        square = np.einsum("kd,dk->k", means, weight) - (noise / (b * counts)) ** 2 * np.trace(inverse)
-        return weight, np.log(priors) - np.maximum(square, 0.0) / 2
+            inverted = np.eye(d) / within
+        return discriminant(means, priors, inverted, noise=noise / (b * counts))
 
 
 def class_statistics(rows: Rows, *, a: float, b: float, c: float) -> BoundedSum:
@@ -108,10 +102,3 @@ def class_statistics(rows: Rows, *, a: float, b: float, c: float) -> BoundedSum:
     if a:
         parts.append(a * to_vector(second_moment(rows)))
     return BoundedSum(np.concatenate(parts), math.sqrt(a**2 + b**2 + c**2))
-
-
-def _inverse_within(xx: Floats, means: Floats, priors: Floats, *, noise: float, ridge: float) -> Floats:
-    """The inverse of mean(x x^T) - sum_j prior_j m_j m_j^T, the covariance inside the classes."""
-    within = xx - means.T @ (means * priors[:, None])
-    values, vectors = without_noise_floor(within, noise=noise, ridge=ridge)
-    return vectors / values @ vectors.T

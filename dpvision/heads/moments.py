@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpvision.closed_form import ridge_weights
 from dpvision.errors import ConfigError
 from dpvision.heads.arrays import Floats
 from dpvision.heads.logistic import Noisy
 from dpvision.heads.rows import BoundedSum, Rows
-from dpvision.heads.second_moment import second_moment, to_matrix, to_vector, without_noise_floor
+from dpvision.heads.second_moment import second_moment, to_matrix, to_vector
 from dpvision.heads.whitening import require_ridge
 
 
@@ -55,8 +56,7 @@ class Moments:
         got = noisy(asked) / n
         size = d * (d + 1) // 2
         xx, xz = to_matrix(got[:size] / a, d), got[size:].reshape(d, k) / b
-        values, vectors = without_noise_floor(xx, noise=sigma * asked.sensitivity / (a * n), ridge=self.ridge)
-        return vectors / values @ (vectors.T @ xz), None
+        return ridge_weights(xx, xz, noise=sigma * asked.sensitivity / (a * n), ridge=self.ridge), None
 
 
 def moments(rows: Rows, *, share: float) -> BoundedSum:

@@ -14,9 +14,6 @@ import numpy as np
 from dpvision.heads.arrays import Floats
 from dpvision.heads.rows import Rows
 
-# Added to every eigenvalue, of which none is above 1, so that no noise still means no division by 0.
-LEAST_RIDGE = 1e-6
-
 
 def second_moment(rows: Rows) -> Floats:
     """sum_i x_i x_i^T."""
@@ -38,15 +35,3 @@ def to_matrix(vector: Floats, width: int) -> Floats:
     matrix = np.zeros((width, width))
     matrix[upper] = vector * np.where(upper[0] == upper[1], 1.0, math.sqrt(0.5))
     return matrix + np.triu(matrix, 1).T
-
-
-def without_noise_floor(noisy: Floats, *, noise: float, ridge: float) -> tuple[Floats, Floats]:
-    """Eigenvalues and eigenvectors of a noisy second moment, made safe to invert from public numbers alone.
-
-    `noise` is the standard deviation on the diagonal. The noise is a symmetric Gaussian matrix whose largest eigenvalue
-    is about sqrt(2 d) * noise; `ridge` times that is added, after eigenvalues below 0, which only noise can make, are
-    set to 0.
-    """
-    values, vectors = np.linalg.eigh(noisy)
-    floor = ridge * math.sqrt(2.0 * len(noisy)) * noise
-    return np.maximum(values, 0.0) + floor + LEAST_RIDGE, vectors

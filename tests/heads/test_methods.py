@@ -11,6 +11,7 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
+from dpvision.closed_form import LEAST_RIDGE, without_noise_floor
 from dpvision.errors import ConfigError
 from dpvision.heads import Whitening, fit_head, scaled_rate
 from dpvision.heads.gd import MOST_RATE, GradientDescent
@@ -19,7 +20,7 @@ from dpvision.heads.logistic import clipped_gradient
 from dpvision.heads.moments import Moments
 from dpvision.heads.newton import newton_direction
 from dpvision.heads.rows import BoundedSum, Preparation, Rows
-from dpvision.heads.second_moment import LEAST_RIDGE, second_moment, to_matrix, to_vector, without_noise_floor
+from dpvision.heads.second_moment import second_moment, to_matrix, to_vector
 from dpvision.privacy.events import Budget
 from tests.heads.cases import CLASSES, WIDTH, new_ledger, separable, some_rows
 
