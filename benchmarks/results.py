@@ -39,10 +39,19 @@ class Figure:
 
 
 def main(
-    name: str, measure: Callable[[bool], list[Figure]], *, about: str, below: Callable[[], str] = lambda: ""
+    name: str,
+    measure: Callable[[bool], list[Figure]],
+    *,
+    about: str,
+    below: Callable[[], str] = lambda: "",
+    more: argparse.ArgumentParser | None = None,
 ) -> None:
-    """`python -m benchmarks.NAME [--quick] [--json]`; the full form also writes RESULTS.md, `below()` at the end."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
+    """`python -m benchmarks.NAME [--quick] [--json]`; the full form also writes RESULTS.md, `below()` at the end.
+
+    `more` has options of this benchmark, which it reads itself.
+    """
+    parents = [] if more is None else [more]
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about, parents=parents)
     parser.add_argument("--quick", action="store_true", help="at most 5 minutes; writes nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
