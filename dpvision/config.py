@@ -346,4 +346,3 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 def _positive(name: str, value: float | None) -> None:
     if value is not None and not value > 0:
         raise ConfigError(f"{name} is {value}: it must be above 0.")
-

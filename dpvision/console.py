@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from dpvision.config import Config
     from dpvision.data import Findings, Split
     from dpvision.privacy.ledger import Account
+    from dpvision.release.making import Prepared as PreparedRelease
     from dpvision.train import Prepared, Progress
+
+# Seconds between two lines about long work in a log.
+LOG_EVERY = 30
 
 
 def say(text: str = "") -> None:
@@ -52,7 +56,7 @@ def as_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
 
 
-def account_notes(prepared: Prepared) -> list[str]:
+def account_notes(prepared: Prepared | PreparedRelease) -> list[str]:
     """Which account will be charged, what is on it, and whether other accounts are about the same images."""
     from dpvision.privacy.ledger import ledger_of
     from dpvision.privacy.overlap import others
@@ -194,6 +198,43 @@ def show_training(prepared: Prepared) -> None:
         say(f"  left out: {broken.path}: {broken.reason}")
 
 
+def show_release(prepared: PreparedRelease) -> None:
+    """The plan of a release."""
+    from dpvision.privacy import accountant, gdp
+    from dpvision.privacy.events import describe
+    from dpvision.privacy.rounding import upper
+
+    config, event = prepared.config, prepared.event()
+    epsilon = accountant.epsilon(event, config.delta)
+    rough = gdp.gaussian_epsilon(gdp.central_limit_mu(event), config.delta)
+    channels, height, width = prepared.shape
+    features = f"{config.encoder}, " + (f"whitened by random images to {config.rank}" if config.rank else "as they are")
+    shown = {
+        "data": f"{prepared.data.name}: images {height}x{width}x{channels}, {len(prepared.data.classes)} classes",
+        "unit": f"image; n = {config.n:,} images",
+        "recipe": f"{config.recipe}: {config.rows:,} rows"
+        + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
+        "features": features,
+        "charged": describe(event),
+        "guarantee": f"epsilon {upper(epsilon, 4)} at delta {config.delta:g}, by {accountant.NAME}",
+        "cross-check": f"central limit {rough:.4f} (approximate, not a bound)",
+    }
+    table(shown, title="plan")
+    if prepared.read_off:
+        say(
+            f"  note: {', '.join(prepared.read_off)}: read off the data and treated as public; the card says so. "
+            "If they must not be told, declare other figures: --n (rounded), --classes, --size, --channels."
+        )
+    if prepared.data.train.persons is not None:
+        say("  note: the unit is one image; this data says whose images are whose, and a person is protected less.")
+    if prepared.data.test is None:
+        say("  note: there is no test split, so no accuracy will be told.")
+    for line in account_notes(prepared):
+        say(f"  {line}")
+    for broken in prepared.data.broken:
+        say(f"  left out: {broken.path}: {broken.reason}")
+
+
 def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     """What the model tells in all, where it starts from weights of another private training."""
     from dpvision.privacy import accountant
@@ -321,3 +362,26 @@ def stoppable() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def named_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each piece of work as it comes: called with (name, done, of). In a log, a line now and then."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    seen = sys.stderr.isatty()
+    with Bar(console=Console(stderr=True), disable=not seen) as bar:
+        tasks: dict[str, Any] = {}
+        last = time.monotonic()
+
+        def show(what: str, done: int, of: int) -> None:
+            nonlocal last
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=of)
+            bar.update(tasks[what], total=of, completed=done)
+            if not seen and time.monotonic() - last > LOG_EVERY:
+                last = time.monotonic()
+                print(f"{what} {done:,}/{of:,}", file=sys.stderr, flush=True)
+
+        yield show

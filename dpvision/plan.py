@@ -7,8 +7,10 @@ from typing import Any
 
 from dpvision.config import default_batch, default_steps
 from dpvision.errors import ConfigError
-from dpvision.privacy import calibrate, gdp, quick
-from dpvision.privacy.events import Budget, PoissonGaussian
+from dpvision.privacy import accountant, calibrate, gdp, quick
+from dpvision.privacy.events import Budget, PoissonGaussian, describe
+from dpvision.recipes import release_recipe
+from dpvision.release.settings import changed
 
 
 def plan(
@@ -122,3 +124,34 @@ def _answer(
             "rdp_epsilon": accountant.rdp_epsilon(event, delta),
         }
     return answer
+
+
+def plan_release(
+    recipe: str,
+    *,
+    n: int,
+    epsilon: float,
+    classes: int,
+    rows: int | None = None,
+    degree: float | None = None,
+    delta: float = 1e-5,
+) -> dict[str, Any]:
+    """The degree, the noise and what it guarantees, of a release by this recipe."""
+    asked = {"n": n, "epsilon": epsilon, "delta": delta, "rows": rows, "degree": degree}
+    settings = changed(release_recipe(recipe), {k: v for k, v in asked.items() if v is not None})
+    whole = settings.complete(n, classes, channels=1)
+    assert whole.sigma
+    event = whole.event(whole.sigma, classes)
+    answer = {
+        "recipe": recipe,
+        "n": whole.n,
+        "classes": classes,
+        "rows": whole.rows,
+        "degree": whole.degree,
+        "sigma": whole.sigma,
+        "epsilon": accountant.epsilon(event, delta),
+        "delta": delta,
+        "charged": describe(event),
+        "approximate_epsilon_by_central_limit": gdp.gaussian_epsilon(gdp.central_limit_mu(event), delta),
+    }
+    return {k: v for k, v in answer.items() if v is not None}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from dpvision.cli.app import Json, app
 
+plan_app = App(name="plan", help="Answers from public numbers alone; no data is touched.")
+app.command(plan_app)
 
-@app.command
+
+@plan_app.default
 def plan(
     *,
     n: int,
@@ -57,3 +60,29 @@ def plan(
             {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in rehearsal.items()},
             title="rehearsal",
         )
+
+
+@plan_app.command
+def release(
+    *,
+    n: int,
+    epsilon: float,
+    classes: int = 10,
+    recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "neuromix",
+    rows: Annotated[int | None, Parameter(help="released rows; by default n")] = None,
+    degree: Annotated[float | None, Parameter(help="expected records in a mixture; by default the best")] = None,
+    delta: float = 1e-5,
+    json: Json = False,
+) -> None:
+    """The best degree of a mixture and the noise of a release; touches no data.
+
+    Example: `dpvision plan release --n 60000 --epsilon 1 --classes 10`
+    """
+    from dpvision import console
+    from dpvision.plan import plan_release
+
+    answer = plan_release(recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta)
+    if json:
+        console.as_json(answer)
+    else:
+        console.table({k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()})

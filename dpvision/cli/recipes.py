@@ -27,18 +27,22 @@ def recipes(
 
     from dpvision import atomic, console
     from dpvision.config import write_toml
-    from dpvision.recipes import RECIPES
+    from dpvision.recipes import RECIPES, RELEASES
     from dpvision.recipes import recipe as named
 
     if action == "list":
-        console.grid(["recipe", "what"], [[k, (f.__doc__ or "").split("\n")[0]] for k, f in RECIPES.items()])
+        for verb, known in (("train", RECIPES), ("release", RELEASES)):
+            console.grid(
+                [f"recipe of {verb}", "what"], [[k, (f.__doc__ or "").split("\n")[0]] for k, f in known.items()]
+            )
         return
     if name is None:
         raise ConfigError(f"recipes {action} needs the name of a recipe. `dpvision recipes` lists them.")
-    lines = write_toml(named(name)).splitlines(keepends=True)
+    verb = "release" if name in RELEASES else "train"
+    lines = write_toml(RELEASES[name]() if name in RELEASES else named(name)).splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("epsilon = "))  # a decision, which no recipe makes
     if action == "show":
-        console.say(inspect.getdoc(RECIPES[name]) or "")
+        console.say(inspect.getdoc({**RECIPES, **RELEASES}[name]) or "")
         console.say()
         console.say(text.rstrip())
     else:
@@ -46,4 +50,4 @@ def recipes(
         if target.exists():
             raise ConfigError(f"{target}: exists already. Fix: another --out.")
         atomic.write(target, text, mode=0o644)
-        console.say(f"wrote {target}; use it with `dpvision train DATA --epsilon EPSILON --config {target}`")
+        console.say(f"wrote {target}; use it with `dpvision {verb} DATA --epsilon EPSILON --config {target}`")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 
 from dpvision.config import Config
@@ -13,10 +13,12 @@ from dpvision.recipes.finetune import finetune_all, finetune_head
 from dpvision.recipes.linear import linear
 from dpvision.recipes.patches import patches
 from dpvision.recipes.randp import dp_randp, dp_randp_cifar100, dp_randp_dermamnist, dp_randp_probe
+from dpvision.recipes.releases import class_schedule, dpmix, moments, neuromix, neuromix_hs
 from dpvision.recipes.scatter import scatter_cnn, scatter_linear
 from dpvision.recipes.scratch import dp_mix_diff, dp_mix_self, dp_sgd, pure_dp_mix_diff, self_aug
 from dpvision.recipes.small_cnn import small_cnn
 from dpvision.recipes.tanh import tanh_cnn
+from dpvision.release.settings import Release
 
 RECIPES: dict[str, Callable[..., Config]] = {
     "default": default,
@@ -39,12 +41,34 @@ RECIPES: dict[str, Callable[..., Config]] = {
     "dp-randp-probe": dp_randp_probe,
 }
 
+# Of `dpvision release`.
+RELEASES: dict[str, Callable[[], Release]] = {
+    "moments": moments,
+    "class-schedule": class_schedule,
+    "neuromix": neuromix,
+    "neuromix-hs": neuromix_hs,
+    "dpmix": dpmix,
+}
+
 
 def recipe(name: str, *, epsilon: float | None = None) -> Config:
     """Some papers name other settings for other epsilons; such a recipe is told."""
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else " `dpvision recipes` lists them."
-        raise ConfigError(f"there is no recipe named {name!r}.{hint}")
+    _require(name, RECIPES, others=RELEASES, verb="release")
     told = {"epsilon": epsilon} if epsilon and "epsilon" in signature(RECIPES[name]).parameters else {}
     return RECIPES[name](**told)
+
+
+def release_recipe(name: str) -> Release:
+    """Of a release."""
+    _require(name, RELEASES, others=RECIPES, verb="train")
+    return RELEASES[name]()
+
+
+def _require(name: str, known: Mapping[str, object], *, others: Mapping[str, object], verb: str) -> None:
+    if name in known:
+        return
+    if name in others:
+        raise ConfigError(f"recipe {name!r} is one of `dpvision {verb}`. Here there is: {', '.join(known)}.")
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else " `dpvision recipes` lists them."
+    raise ConfigError(f"there is no recipe named {name!r}.{hint}")

@@ -12,6 +12,7 @@ It is made beside its place and gets its name when it is whole. No row is ever l
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -61,6 +62,11 @@ def require_free(folder: Path) -> None:
         raise ConfigError(f"{folder}: exists already. Fix: another --out.")
 
 
+def next_free() -> Path:
+    """releases/1, releases/2 and so on."""
+    return next(p for p in (Path("releases") / str(i) for i in itertools.count(1)) if not p.exists())
+
+
 def write_rows(folder: Path, blocks: Iterator[Block]) -> int:
     """Shards of rows, in order; how many rows there were."""
     waiting: list[Block] = []
@@ -81,8 +87,8 @@ def _write_shard(folder: Path, number: int, blocks: list[Block]) -> None:
     write_arrays(folder / f"rows-{number:05d}.safetensors", {"features": features, "labels": labels})
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    atomic.write(path, write_safetensors({k: np.ascontiguousarray(v) for k, v in arrays.items()}), mode=0o644)
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, mode: int = 0o644) -> None:
+    atomic.write(path, write_safetensors({k: np.ascontiguousarray(v) for k, v in arrays.items()}), mode=mode)
 
 
 def write_json(path: Path, value: Any) -> None:

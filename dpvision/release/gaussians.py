@@ -30,7 +30,7 @@ RIDGE = 0.2
 class ClassMoments:
     """Released numbers and the standard deviation of the noise in each of them."""
 
-    sums: Floats  # (classes, d)
+    sums: Floats  # (d, classes)
     counts: Floats  # (classes,)
     second: Floats  # (d, d)
     n: int
@@ -50,7 +50,7 @@ class ClassMoments:
     @cached_property
     def spread(self) -> tuple[Floats, Floats]:
         """Eigenvalues and eigenvectors of S+."""
-        means = self.sums / self.sizes[:, None]
+        means = (self.sums / self.sizes).T
         inside = self.second / self.n - means.T @ (means * self.shares[:, None])
         inside += np.eye(len(inside)) * float(self.shares @ (self.noise_of_sums / self.sizes) ** 2)
         return without_noise_floor(inside, noise=self.noise_of_second / self.n, ridge=RIDGE)
@@ -59,7 +59,7 @@ class ClassMoments:
     def means(self) -> Floats:
         """m_k."""
         values, vectors = self.spread
-        means = self.sums / self.sizes[:, None]
+        means = (self.sums / self.sizes).T
         middle = self.shares @ means
         away = means - middle
         distance = ((away @ vectors) ** 2 / values).sum(axis=1)
@@ -74,9 +74,3 @@ class ClassMoments:
         rows = coins.standard_normal((count, len(values)), dtype=np.float32)
         root = (vectors * np.sqrt(values)).T.astype(np.float32)
         return self.means[labels].astype(np.float32) + rows @ root, labels
-
-    def linear(self) -> tuple[Floats, Floats]:
-        """The linear discriminant in closed form: scores x @ weight + bias."""
-        values, vectors = self.spread
-        weight = (vectors / values) @ (vectors.T @ self.means.T)
-        return weight, np.log(self.shares) - np.einsum("kd,dk->k", self.means, weight) / 2

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,21 @@ from dpvision import atomic, runs
 from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.encoders import Encoder, encoder, extract
-from dpvision.errors import ConfigError
-from dpvision.heads.arrays import Floats
 from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
-from dpvision.learners import DiscriminantLearner, RidgeLearner
+from dpvision.learners import DiscriminantLearner, fit_moments
 from dpvision.mechanism.streams import Key
 from dpvision.models import digest_of
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import ledger_of
 from dpvision.release import folder as folders
-from dpvision.release.gaussians import ClassMoments
+from dpvision.release.gaussians import RIDGE, ClassMoments
 from dpvision.release.mixtures import Mixtures
 from dpvision.release.moments import Moments
 from dpvision.release.public_map import PROCESS, whitening
 from dpvision.release.settings import Release
+from dpvision.release.weights import RandomWeights
 
 Progress = Callable[[str, int, int], None]
 WriteCard = Callable[[Path, dict[str, Any], Any], None]
@@ -110,12 +109,12 @@ def make(
         ledger = ledger_of(prepared.fingerprint)
         charge = charged(
             ledger,
-            prepared.sketch,
             Budget(config.budget or config.epsilon, config.delta),
             prepared.event(),
             key,
             id=mechanism.name(key),
             run=f"release {secrets.token_hex(4)}",
+            sketch=prepared.sketch,
         )
         # On the disk from here on.
         with folders.whole(out) as folder:
@@ -134,7 +133,7 @@ def make(
             facts = _facts(prepared, encode, rows, mechanism)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             if data.test is not None:
-                facts["accuracy"] = accuracy(folder, encode, data.test, config, len(data.classes), moments)
+                facts["accuracy"] = accuracy(folder, encode, data.test, mechanism, moments, sigma=charge.event.sigma)
             write_card(folder, facts, ledger.account())
         Key.destroy(place)
     place.with_suffix(".lock").unlink(missing_ok=True)
@@ -147,21 +146,22 @@ class Encoding:
 
     encoder: Encoder
     preparation: Preparation
+    classes: int
     progress: Progress
 
     @staticmethod
     def of(prepared: Prepared, progress: Progress) -> Encoding:
-        config = prepared.config
+        config, classes = prepared.config, len(prepared.data.classes)
         assert config.encoder
         found = encoder(
             config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
         )
         if config.rank:
             white = whitening(found, rank=config.rank, progress=lambda *done: progress("random images", *done))
-            return Encoding(found, Preparation(whitening=white), progress)
+            return Encoding(found, Preparation(whitening=white), classes, progress)
         if config.bound is None:
-            return Encoding(found, Preparation(unit=True), progress)
-        return Encoding(found, Preparation(bound=config.bound), progress)
+            return Encoding(found, Preparation(unit=True), classes, progress)
+        return Encoding(found, Preparation(bound=config.bound), classes, progress)
 
     def features(self, split: Split) -> Any:
         return extract(self.encoder, split, lambda *done: self.progress("features", *done))
@@ -171,29 +171,49 @@ class Encoding:
 
 
 def accuracy(
-    folder: Path, encode: Encoding, test: Split, config: Release, classes: int, moments: ClassMoments | None
+    folder: Path,
+    encode: Encoding,
+    test: Split,
+    mechanism: Mixtures | Moments,
+    moments: ClassMoments | None,
+    *,
+    sigma: float,
 ) -> dict[str, float]:
-    """Of what anyone can learn from the released folder, on the test split."""
+    """Of classifiers that anyone can make from the released folder, on the test split."""
     rows, labels = encode.rows(test), np.asarray(test.labels)
     features, targets = folders.read_rows(folder)
-    found: dict[str, float] = {}
+    learner = DiscriminantLearner(classes=encode.classes, **told_to_learners(mechanism, sigma)).fit(features, targets)
+    found = {"linear discriminant of the rows": learner.score(rows, labels)}
     if moments is not None:
-        weight, bias = moments.linear()
-        found["linear discriminant of the released moments"] = _share(rows @ weight + bias, labels)
-    noise = noise_of_rows(config, classes)
-    learner = DiscriminantLearner if targets.ndim == 1 else RidgeLearner
-    fitted = learner(classes=classes, **noise).fit(features, targets)
-    found[f"{learner.__name__} on the released rows"] = float((fitted.predict(rows) == labels).mean())
+        found["linear discriminant of the moments"] = learner_of(moments).score(rows, labels)
     return found
 
 
-def _share(scores: Floats, labels: np.ndarray) -> float:
-    return float((scores.argmax(axis=1) == labels).mean())
+def learner_of(moments: ClassMoments) -> DiscriminantLearner:
+    """In closed form, without rows."""
+    learner = fit_moments(
+        moments.sums,
+        moments.counts,
+        moments.second,
+        n=moments.n,
+        noise_sums=moments.noise_of_sums,
+        noise_counts=moments.noise_of_counts,
+        noise_moment=moments.noise_of_second,
+        ridge=RIDGE,
+    )
+    assert isinstance(learner, DiscriminantLearner)
+    return learner
 
 
-def noise_of_rows(config: Release, classes: int) -> dict[str, float]:
-    """The standard deviation of the noise in a released feature and in a released label."""
-    return {}
+def told_to_learners(mechanism: Mixtures | Moments, sigma: float) -> dict[str, float]:
+    """What a learner may know of the rows: the standard deviation of their noise, and how many records are in one."""
+    if isinstance(mechanism, Moments):
+        return {}
+    return {
+        "noise_x": mechanism.noise_of_features(sigma),
+        "noise_y": mechanism.noise_of_labels(sigma),
+        "degree": mechanism.degree,
+    }
 
 
 def _mechanism(rows: Rows, config: Release) -> Mixtures | Moments:
@@ -207,7 +227,30 @@ def _mechanism(rows: Rows, config: Release) -> Mixtures | Moments:
             class_counts=config.class_counts,
         )
     assert config.degree
-    return Mixtures(rows, config.sampler(rows.classes), degree=config.degree, balance=config.balance)
+    weights = (
+        None if config.alpha is None else RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
+    )
+    sampler = config.sampler(rows.classes)
+    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights)
+
+
+def _told(mechanism: Mixtures | Moments, config: Release) -> dict[str, Any]:
+    """What was done to the rows, for a card and for learners."""
+    if isinstance(mechanism, Moments):
+        return {
+            "name": "moments",
+            "labels": "the class of each row, which was drawn from released moments as the row was",
+            "rows_are": "drawn by public coins from one Gaussian for each class, with one covariance for all",
+            "class_counts": "declared public" if config.class_counts else "released with noise",
+        }
+    assert config.sigma
+    soft = "shares of the classes in each row, noisy" if not mechanism.public_labels else "1 for the class of the row"
+    return {
+        "name": f"mixtures, {config.sampling} sampling",
+        "labels": soft,
+        "rows_are": "sums of those drawn, over the expected number, plus noise; a row in which nobody is, is noise",
+        **told_to_learners(mechanism, config.sigma),
+    }
 
 
 def _name_of_key(prepared: Prepared, out: Path) -> str:
@@ -268,7 +311,7 @@ def _facts(prepared: Prepared, encode: Encoding, rows: Rows, mechanism: Mixtures
         public["encoder"] = {"file": Path(config.weights).name, "digest": digest_of(Path(config.weights))}
     return {
         "class_names": list(prepared.data.classes),
-        "shape": list(prepared.shape),
+        "image_shape": list(prepared.data.train.images.shape[1:]),
         "read_off": list(prepared.read_off),
         "config": to_dict(config.without_folders()),
         "public": public,
@@ -283,12 +326,6 @@ def _facts(prepared: Prepared, encode: Encoding, rows: Rows, mechanism: Mixtures
             if config.bound is None
             else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
         },
+        "mechanism": _told(mechanism, config),
         "persons": prepared.data.train.persons is not None,
     }
-
-
-def require_image(settings: Release) -> Release:
-    return replace(settings)
-
-
-__all__ = ["ConfigError", "Prepared", "make", "prepare"]

@@ -73,6 +73,19 @@ class Mixtures:
         self.a = 1.0 if self.public_labels else balance / math.hypot(1.0, balance)
         self.b = math.sqrt(1 - self.a**2)
 
+    def noise_of_features(self, sigma: float) -> float:
+        """Standard deviation in each released feature."""
+        return sigma / (self.a * self._divisor)
+
+    def noise_of_labels(self, sigma: float) -> float:
+        """And in each released label."""
+        return 0.0 if self.public_labels else sigma / (self.b * self._divisor)
+
+    @property
+    def _divisor(self) -> float:
+        """1 / c."""
+        return self.degree if self.weights is None else 1 / self.weights.most
+
     def name(self, key: Key) -> str:
         """Of the charge and the noise."""
         rows, settings = self._rows, f"{self.degree!r} {self.a!r} {self.weights!r} {BLOCK} {self.sampler.described}"
@@ -113,12 +126,11 @@ class Mixtures:
 
     def _scaled(self, noisy: NDArray[np.float64], part: range) -> Block:
         """x~ and y~ of these rows."""
-        divisor = self.degree if self.weights is None else 1 / self.weights.most
-        features = noisy[:, : self._rows.width] / (self.a * divisor)
+        features = noisy[:, : self._rows.width] / (self.a * self._divisor)
         if self.public_labels:
             assert isinstance(self.sampler, Scheduled)
             return features.astype(np.float32), self.sampler.table[part.start : part.stop].astype(np.float32)
-        labels = noisy[:, self._rows.width :] / (self.b * divisor)
+        labels = noisy[:, self._rows.width :] / (self.b * self._divisor)
         return features.astype(np.float32), labels.astype(np.float32)
 
 

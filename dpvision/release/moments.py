@@ -64,7 +64,7 @@ class Moments:
         asked = class_statistics(rows, a=self.a, b=self.b, c=self.c)
         got = Releases(charge, key).noisy(asked)
         noise = sigma * asked.sensitivity
-        sums, rest = got[: d * k].reshape(d, k).T / self.b, got[d * k :]
+        sums, rest = got[: d * k].reshape(d, k) / self.b, got[d * k :]
         counts, noise_of_counts = np.asarray(self.class_counts, dtype=np.float64), 0.0
         if self.c:
             counts, rest, noise_of_counts = rest[:k] / self.c, rest[k:], noise / self.c

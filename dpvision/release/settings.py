@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Any
 
 from dpvision.errors import ConfigError
 from dpvision.privacy import calibrate
@@ -124,3 +126,15 @@ class Release:
         """Public inputs by file name alone: what is released does not show the operator's folders."""
         return replace(self, weights=self.weights and PurePath(self.weights).name)
 
+
+def changed(base: Release, values: Mapping[str, Any]) -> Release:
+    """`base` with checked values. What only one kind of release has is refused for the other."""
+    made = replace(base, **values)
+    useless = _OF_MIXTURES if made.kind == "moments" else _OF_MOMENTS
+    for name in sorted(useless & values.keys()):
+        raise ConfigError(f"{name.replace('_', '-')}: recipe {made.recipe} has no use for it. Fix: leave it out.")
+    return made
+
+
+_OF_MIXTURES = {"sampling", "degree", "drawn", "balance", "alpha", "most_weight"}
+_OF_MOMENTS = {"share", "counts_share"}

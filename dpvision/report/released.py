@@ -27,8 +27,8 @@ features, labels = (np.concatenate([part[key] for part in parts]) for key in ("f
 ACCOUNTS = {
     Gaussian: "every record is in the one release; composition of Gaussian noise, exact",
     PoissonGaussian: "each record is in each row by its own secret coin; PLD of the subsampled Gaussian",
-    ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: which classes a row is "
-    "about is public, for labels and features show it. The published account of hierarchical sampling takes the rate "
+    ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: which classes a row "
+    "is about is public, for labels and features show it. The published account of hierarchical sampling takes the rate "
     "over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
 }
 
@@ -64,6 +64,7 @@ def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
         "licence": config["licence"],
         "mechanism": {**facts["mechanism"], "sigma": config["sigma"], "noise": NOISE if secret else FIXED_NOISE},
         "features": facts["features"],
+        "image_shape": facts["image_shape"],
         "rows": config["rows"],
         "classes": facts["class_names"],
         "n": config["n"],

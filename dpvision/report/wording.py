@@ -25,8 +25,8 @@ def sentence(card: dict[str, Any]) -> str:
     guarantee, this = card["guarantee"], f"this {card.get('what', 'model')}"
     if card["status"] == FIXED_KEY:
         return (
-            f"{this.capitalize()} gives no privacy guarantee: its noise comes from a fixed key, as in tests, so whoever "
-            "knows the key can take the noise away; do not release it."
+            f"{this.capitalize()} gives no privacy guarantee: its noise comes from a fixed key, as in tests, so "
+            "whoever knows the key can take the noise away; do not release it."
         )
     if card["status"] != "private" or guarantee["epsilon"] is None:
         return (

@@ -1,0 +1,164 @@
+"""release and features: a data set that may leave the building, and features of other images to go with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import Channels, Classes, Data, Size, SkipBroken, app, class_list
+from dpvision.errors import ConfigError
+
+
+@app.command
+def release(
+    source: Data,
+    /,
+    *,
+    out: Annotated[
+        Path | None,
+        Parameter(name=["--out", "-o"], help="folder of the release, new; by default the next in releases/"),
+    ] = None,
+    epsilon: Annotated[float | None, Parameter(help="how much may be told; 1 is strong, 8 is weak")] = None,
+    delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
+    recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "moments",
+    config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
+    encoder: Annotated[str | None, Parameter(help="pixels, scatter-linear, patches, or a model with --weights")] = None,
+    weights: Annotated[Path | None, Parameter(help="the encoder's public weights, a .safetensors file")] = None,
+    rank: Annotated[int | None, Parameter(help="directions kept by the public map; 0 for features as they are")] = None,
+    bound: Annotated[float | None, Parameter(help="with --rank 0: longer rows are shortened to it")] = None,
+    n: Annotated[int | None, Parameter(help="declare the public number of images")] = None,
+    classes: Classes = None,
+    class_counts: Annotated[str | None, Parameter(help="declare how many images each class has: 500,80,...")] = None,
+    size: Size = None,
+    channels: Channels = None,
+    skip_broken: SkipBroken = None,
+    rows: Annotated[int | None, Parameter(help="released rows; by default n")] = None,
+    sampling: Annotated[Literal["poisson", "hierarchical", "class-schedule"] | None, Parameter()] = None,
+    degree: Annotated[float | None, Parameter(help="expected records in a mixture; by default the best")] = None,
+    drawn: Annotated[float | None, Parameter(help="expected classes in a mixture, of hierarchical sampling")] = None,
+    balance: Annotated[float | None, Parameter(help="lambda: noise of labels over that of features")] = None,
+    alpha: Annotated[float | None, Parameter(help="random weights in a mixture, with this parameter")] = None,
+    most_weight: Annotated[float | None, Parameter(help="they are cut at so many times 1/degree")] = None,
+    share: Annotated[float | None, Parameter(help="of the second moment in a release of moments")] = None,
+    counts_share: Annotated[float | None, Parameter(help="and of the class counts")] = None,
+    seed: Annotated[int | None, Parameter(help="public coins only; noise never has a seed")] = None,
+    licence: Annotated[str | None, Parameter(help="under which others may use it; written on the card")] = None,
+    budget: Annotated[
+        float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
+    ] = None,
+    accounting: Annotated[
+        Literal["sound", "paper"], Parameter(help="paper: compare the published account, and write nothing")
+    ] = "sound",
+    dry_run: Annotated[bool, Parameter(negative="", help="print the plan and stop; nothing made or charged")] = False,
+) -> None:
+    """Release a data set of noisy features, once, on which everyone may train for ever.
+
+    The data set's ledger is charged before any noise is drawn. What is not given is computed from public numbers.
+
+    Example: `dpvision release digits --epsilon 1`
+    """
+    flags = {k: v for k, v in locals().items() if k in _FLAGS and v is not None}
+    from dpvision.config import checked, read_toml
+    from dpvision.recipes import release_recipe
+    from dpvision.release.settings import Release, changed
+
+    stated = {} if config is None else read_toml(config)
+    if "weights" in stated and config is not None:
+        stated["weights"] = os.path.abspath(config.parent / str(stated["weights"]))
+    if epsilon is None and "epsilon" not in stated:
+        raise ConfigError(
+            "--epsilon is missing: how much may be told about any one image is a decision, so it has no default. "
+            "Usual: 1 for a strong guarantee, 3 for a sound one, 8 for a weak one."
+        )
+    for name, read in (("classes", class_list), ("class_counts", _numbers), ("weights", os.path.abspath)):
+        if name in flags:
+            flags[name] = read(flags[name])
+    settings = changed(release_recipe(recipe), checked(Release, stated, source=str(config)))
+    settings = changed(settings, checked(Release, flags, source="command line"))
+
+    from dpvision import console
+    from dpvision.release.folder import next_free, require_free
+
+    if not (dry_run or accounting == "paper"):
+        require_free(out := out or next_free())
+    from dpvision.release.making import make, prepare
+    from dpvision.report import released
+
+    prepared = prepare(source, settings)
+    if accounting == "paper":
+        from dpvision.release.papers_account import compare
+
+        console.table(
+            compare(prepared.config, len(prepared.data.classes)), title="the published account, for comparison"
+        )
+        console.say("comparison only: nothing was written, nothing was charged.")
+        return
+    console.show_release(prepared)
+    if dry_run or out is None:
+        console.say("dry run: nothing was released, nothing was charged.")
+        return
+    with console.named_bars() as progress:
+        facts = make(
+            prepared,
+            out,
+            write_card=released.write,
+            test_key=os.environ.get("DPVISION_TEST_KEY") or None,
+            progress=progress,
+        )
+    for name, value in facts.get("accuracy", {}).items():
+        console.say(f"test accuracy, {name}: {value:.2%}")
+    console.say(f"wrote {out}: what may leave, with card.md and README.md")
+
+
+@app.command
+def features(
+    folder: Annotated[Path, Parameter(help="a released folder")],
+    source: Data,
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help=".safetensors file to write")],
+    split: Literal["train", "val", "test"] = "test",
+    weights: Annotated[Path | None, Parameter(help="the encoder's public weights, where it has some")] = None,
+    classes: Classes = None,
+) -> None:
+    """Features of other images, as those of a release are: to test on them what was learned from it.
+
+    What it writes is as private as the images.
+
+    Example: `dpvision features releases/1 digits --out test.safetensors`
+    """
+    from dpvision import console
+    from dpvision.release.folder import write_arrays
+    from dpvision.release.reading import features_of
+
+    if out.exists():
+        raise ConfigError(f"{out}: exists already. Fix: another --out.")
+    with console.named_bars() as progress:
+        arrays = features_of(
+            folder, source, split=split, weights=weights, classes=class_list(classes), progress=progress
+        )
+    write_arrays(out, arrays, mode=0o600)
+    console.say(f"wrote {out}: features {arrays['features'].shape} and labels, as private as the images")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"class-counts is {text!r}: it must be whole numbers with commas between.") from None
+
+
+_FLAGS: frozenset[str] = frozenset(release.__annotations__) - {
+    "source",
+    "out",
+    "recipe",
+    "config",
+    "accounting",
+    "dry_run",
+}
+
+
+__all__: list[Any] = ["features", "release"]

@@ -1,0 +1,61 @@
+"""Settings of `dpvision release`, by name."""
+
+from __future__ import annotations
+
+from dpvision.release.settings import Release
+
+
+def moments() -> Release:
+    """Noisy class sums, counts and a second moment, each record in them once; rows are drawn from Gaussians.
+
+    Paper: none. Features are whitened by what the encoder makes of dead leaves, which needs no public photographs.
+    Command: dpvision release mnist.npz --epsilon 1
+    Hardware and minutes: FIGURE
+    Expect: FIGURE
+    """
+    return Release(recipe="moments")
+
+
+def class_schedule() -> Release:
+    """Rows that are noisy means of one class, the class of each being public, so its label needs no noise.
+
+    Paper: none. Twenty rows for each of ten classes, of all of the class: a record is in its own class's rows alone.
+    Command: dpvision release mnist.npz --epsilon 1 --recipe class-schedule
+    Hardware and minutes: FIGURE
+    Expect: FIGURE
+    """
+    return Release(recipe="class-schedule", kind="mixtures", sampling="class-schedule", rows=200)
+
+
+def neuromix() -> Release:
+    """NeuroMixGDP: rows are noisy means of a few records' features and labels, drawn by Poisson sampling.
+
+    Paper: Li et al. 2023, Algorithm 1 with the degree of Theorem 3.2 and a sound account (PLD, not the central limit).
+    Command: dpvision release mnist.npz --epsilon 1 --recipe neuromix
+    Hardware and minutes: FIGURE
+    Expect: FIGURE
+    """
+    return Release(recipe="neuromix", kind="mixtures", sampling="poisson")
+
+
+def neuromix_hs() -> Release:
+    """NeuroMixGDP with hierarchical sampling: classes are drawn first, then records of them. Accounted per class.
+
+    Paper: Li et al. 2023, Procedure 2. Its Proposition E.3 takes the rate over all records and is wrong, as the released
+    labels show which classes were drawn (docs/hierarchical-sampling.md); under a sound account it needs more noise.
+    Command: dpvision release mnist.npz --epsilon 1 --recipe neuromix-hs
+    Hardware and minutes: FIGURE
+    Expect: FIGURE
+    """
+    return Release(recipe="neuromix-hs", kind="mixtures", sampling="hierarchical")
+
+
+def dpmix() -> Release:
+    """DPMix: noisy mixtures of raw pixels and labels. The weakest here; for comparison.
+
+    Paper: Lee et al. 2019 (Synthesizing differentially private datasets using random mixing), as in Li et al. 2023.
+    Command: dpvision release mnist.npz --epsilon 1 --recipe dpmix
+    Hardware and minutes: FIGURE
+    Expect: FIGURE
+    """
+    return Release(recipe="dpmix", kind="mixtures", sampling="poisson", encoder="pixels", rank=0)

@@ -1,0 +1,94 @@
+"""Features of other images, made as those of a released folder: by its encoder and its map, which are public.
+
+A folder may come from anywhere, so nothing in it is believed before it was checked; none of it can run code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.data import load
+from dpvision.encoders import encoder, extract
+from dpvision.errors import ConfigError, DataError
+from dpvision.heads import Whitening
+from dpvision.heads.rows import Preparation
+from dpvision.release.folder import read_arrays, read_schema
+
+MOST_CARD = 1 << 24
+Progress = Callable[[str, int, int], None]
+
+
+def features_of(
+    folder: Path,
+    source: str,
+    *,
+    split: str = "test",
+    weights: Path | None = None,
+    classes: int | Sequence[str] | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, NDArray[Any]]:
+    """ "features" and "labels" of one split of a data set."""
+    schema, card = read_schema(folder), _card(folder)
+    height, width, channels = card["shape"]
+    data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
+    found = getattr(data, split)
+    if found is None:
+        raise DataError(f"{source}: has no {split} split. Fix: --split train.")
+    encode = encoder(
+        card["encoder"],
+        (channels, height, width),
+        weights,
+        progress=lambda *done: progress("dictionary", *done),
+    )
+    if encode.weights != card["weights"]:
+        raise ConfigError(
+            f"the encoder {encode.name!r} has other weights than those of the release (digest {card['weights']}). Fix: "
+            "--weights, the file that its card names."
+        )
+    rows = extract(encode, found, lambda *done: progress("features", *done))
+    features, _ = preparation(folder, card, encode.width).apply(rows)
+    if features.shape[1] != schema["width"]:
+        raise DataError(f"{folder}: its rows have {schema['width']} columns, and its map makes {features.shape[1]}.")
+    return {"features": features, "labels": np.asarray(found.labels, dtype=np.int64)}
+
+
+def preparation(folder: Path, card: dict[str, Any], width: int) -> Preparation:
+    """What the release did to each row of features."""
+    path = folder / "map.safetensors"
+    if path.exists():
+        arrays = read_arrays(path)
+        mean, matrix = arrays.get("mean"), arrays.get("matrix")
+        if (
+            mean is None
+            or matrix is None
+            or mean.shape != (width,)
+            or matrix.ndim != 2
+            or len(matrix) != width
+            or not (np.isfinite(mean).all() and np.isfinite(matrix).all())
+        ):
+            raise DataError(f"{path}: is not a map of {width} features. Fix: copy it again.")
+        return Preparation(whitening=Whitening(matrix.astype(np.float64), mean.astype(np.float64), 0.0))
+    return Preparation(unit=True) if card["bound"] is None else Preparation(bound=card["bound"])
+
+
+def _card(folder: Path) -> dict[str, Any]:
+    path = folder / "card.json"
+    try:
+        if path.stat().st_size > MOST_CARD:
+            raise ValueError("it is too large")
+        found = json.loads(path.read_text("utf-8"))
+        features, config = found["features"], found["config"]
+        shape = [int(v) for v in found["image_shape"]]
+        kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
+        bound = config.get("bound")
+        if len(shape) != 3 or not kinds or not isinstance(bound, float | int | None):
+            raise ValueError("features, image_shape or config are of another kind")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise DataError(f"{path}: does not say how the features were made ({exc}).") from exc
+    return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}
