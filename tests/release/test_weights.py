@@ -70,13 +70,13 @@ def test_noise_and_means_of_weighted_rows(tmp_path: Path) -> None:
     assert features.std() == pytest.approx(3 * 0.25 * np.sqrt(5) / 2, rel=0.02)
     assert labels.std() == pytest.approx(3 * 0.25 * np.sqrt(5), rel=0.04)
     x, y = data()
-    features, labels = mixed(tmp_path / "b", Mixtures(rows_of(x, y), sampler, degree=9, weights=weights), sigma=0.01)
+    features, labels = mixed(tmp_path / "b", Mixtures(rows_of(x, y), sampler, degree=9, weights=weights), sigma=0.05)
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
     share = 9 * weights.mean(degree=9)
     assert share < 0.9
     assert np.allclose(features.mean(0), share * unit.mean(0), atol=0.02)
     assert np.allclose(labels.mean(0), share * np.bincount(y) / N, atol=0.02)
-    equal, _ = mixed(tmp_path / "c", Mixtures(rows_of(x, y), sampler, degree=9), sigma=0.01)
+    equal, _ = mixed(tmp_path / "c", Mixtures(rows_of(x, y), sampler, degree=9), sigma=0.05)
     assert features.var(0).sum() > 1.3 * equal.var(0).sum(), "few records weigh more than the others"
 
 
