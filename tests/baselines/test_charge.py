@@ -136,4 +136,4 @@ def test_wrong_settings_are_refused_before_anything_is_charged(wrong: dict, said
     ledger = new_ledger(tmp_path)
     with pytest.raises(ConfigError, match=said):
         _made(ledger, **wrong)
-    assert not ledger.account().charges
+    assert not ledger.exists(), "no account was opened"
