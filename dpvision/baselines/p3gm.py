@@ -87,7 +87,6 @@ class P3GM:
         def averaged(bounded: BoundedSum) -> Floats:
             return np.asarray(sum(noisy(bounded) for _ in range(self.repeats)) / self.repeats)
 
-        rng = np.random.default_rng([seed, 3])
         xx = to_matrix(averaged(BoundedSum(to_vector(second_moment(rows)), 1.0)), rows.width)
         basis = np.linalg.eigh(xx)[1][:, -self.latent :]
         latent, missed = projected(rows, basis)
@@ -100,9 +99,9 @@ class P3GM:
                 averaged(asked), width=self.latent, classes=rows.classes, n=n, noise=noise, shared=self.shared
             )
             if self.components > 1 and round == 0:
-                mixture = mixture.split(self.components, rng)
+                mixture = mixture.split(self.components)
         assert mixture is not None
-        z, labels = mixture.draw(count, rng)
+        z, labels = mixture.draw(count, np.random.default_rng([seed, 3]))
         x = z @ basis.T
         if self.steps:
             descent = Descent(self.steps, self.rate, self.clip, self.hidden)
