@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import overlap
-from dpvision.privacy.events import Budget, Gaussian
+from dpvision.privacy.events import Budget, Event
 from dpvision.privacy.ledger import Charge, Ledger
 
 
 def charged(
-    ledger: Ledger, budget: Budget, event: Gaussian, key: Key, *, id: str, run: str, sketch: Sequence[str] = ()
+    ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sequence[str] = ()
 ) -> Charge:
     """The charge of the event, once the ledger has it. An account of persons, or one that is spent, is refused."""
     ledger.open(budget)

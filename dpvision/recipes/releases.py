@@ -41,7 +41,7 @@ def neuromix() -> Release:
 def neuromix_hs() -> Release:
     """NeuroMixGDP with hierarchical sampling: classes are drawn first, then records of them. Accounted per class.
 
-    Paper: Li et al. 2023, Procedure 2. Its Proposition E.3 takes the rate over all records and is wrong, as the released
+    Paper: Li et al. 2023, Procedure 2. Its Proposition E.3 takes the rate over all records and is wrong, as released
     labels show which classes were drawn (docs/hierarchical-sampling.md); under a sound account it needs more noise.
     Command: dpvision release mnist.npz --epsilon 1 --recipe neuromix-hs
     Hardware and minutes: FIGURE

@@ -2,7 +2,7 @@
 
     mean_k = sums_k / counts_k
     S      = second / n - sum_k p_k mean_k mean_k^T + what the noise of the means added to that, known, as I times it
-    row    ~ N( m_k, S+ )    k drawn by p; S+ is S without eigenvalues below 0, plus the noise floor (second_moment.py)
+    row    ~ N( m_k, S+ )    k drawn by p; S+ is S without eigenvalues below 0, plus the noise floor (closed_form.py)
 
 The noise makes means longer. In the metric of S it adds v_k tr(S^-1) to their squared distance from the mean of all,
 with v_k its known variance: so m_k is drawn to the mean of all by 1 - v_k tr(S^-1) / distance^2 (James and Stein 1961).
@@ -17,11 +17,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.heads.arrays import Floats
-from dpvision.heads.second_moment import without_noise_floor
+from dpvision.closed_form import Floats, class_means, not_too_small, within_classes, without_noise_floor
 
-# No class is taken to be smaller than this share of an even one: a noisy count may be near or below 0.
-LEAST_OF_EVEN = 0.1
 # The noise floor, in units of the largest eigenvalue that noise alone would have.
 RIDGE = 0.2
 
@@ -41,7 +38,7 @@ class ClassMoments:
     @cached_property
     def sizes(self) -> Floats:
         """Of the classes, none of them empty."""
-        return np.maximum(self.counts, LEAST_OF_EVEN * self.n / len(self.counts))
+        return not_too_small(self.counts, n=self.n)
 
     @property
     def shares(self) -> Floats:
@@ -50,8 +47,7 @@ class ClassMoments:
     @cached_property
     def spread(self) -> tuple[Floats, Floats]:
         """Eigenvalues and eigenvectors of S+."""
-        means = (self.sums / self.sizes).T
-        inside = self.second / self.n - means.T @ (means * self.shares[:, None])
+        inside = within_classes(self.second / self.n, class_means(self.sums, self.sizes), self.shares)
         inside += np.eye(len(inside)) * float(self.shares @ (self.noise_of_sums / self.sizes) ** 2)
         return without_noise_floor(inside, noise=self.noise_of_second / self.n, ridge=RIDGE)
 
@@ -59,7 +55,7 @@ class ClassMoments:
     def means(self) -> Floats:
         """m_k."""
         values, vectors = self.spread
-        means = (self.sums / self.sizes).T
+        means = class_means(self.sums, self.sizes)
         middle = self.shares @ means
         away = means - middle
         distance = ((away @ vectors) ** 2 / values).sum(axis=1)

@@ -64,9 +64,13 @@ class Prepared:
         height, width, channels = self.data.train.images.shape[1:]
         return channels, height, width
 
-    def event(self) -> Event:
+    @property
+    def sigma(self) -> float:
         assert self.config.sigma  # complete
-        return self.config.event(self.config.sigma, len(self.data.classes))
+        return self.config.sigma
+
+    def event(self) -> Event:
+        return self.config.event(self.sigma, len(self.data.classes))
 
 
 def prepare(source: str, settings: Release) -> Prepared:
@@ -130,10 +134,11 @@ def make(
                 white = encode.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
             folders.write_json(folder / "schema.json", _schema(prepared, rows, folder, mechanism))
+            told = told_to_learners(mechanism, prepared.sigma)
             facts = _facts(prepared, encode, rows, mechanism)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             if data.test is not None:
-                facts["accuracy"] = accuracy(folder, encode, data.test, mechanism, moments, sigma=charge.event.sigma)
+                facts["accuracy"] = accuracy(folder, encode, data.test, moments, told)
             write_card(folder, facts, ledger.account())
         Key.destroy(place)
     place.with_suffix(".lock").unlink(missing_ok=True)
@@ -174,15 +179,13 @@ def accuracy(
     folder: Path,
     encode: Encoding,
     test: Split,
-    mechanism: Mixtures | Moments,
     moments: ClassMoments | None,
-    *,
-    sigma: float,
+    told: dict[str, float],
 ) -> dict[str, float]:
     """Of classifiers that anyone can make from the released folder, on the test split."""
     rows, labels = encode.rows(test), np.asarray(test.labels)
     features, targets = folders.read_rows(folder)
-    learner = DiscriminantLearner(classes=encode.classes, **told_to_learners(mechanism, sigma)).fit(features, targets)
+    learner = DiscriminantLearner(classes=encode.classes, **told).fit(features, targets)
     found = {"linear discriminant of the rows": learner.score(rows, labels)}
     if moments is not None:
         found["linear discriminant of the moments"] = learner_of(moments).score(rows, labels)

@@ -55,15 +55,16 @@ class Moments:
 
     def released(self, charge: Charge, key: Key) -> ClassMoments:
         """The noisy moments."""
-        if charge.event != self.event(getattr(charge.event, "sigma", math.nan)):
-            raise PrivacyError(f"{charge.event} was charged, which is not one release of every record.")
+        event = charge.event
+        if not isinstance(event, Gaussian) or event != self.event(event.sigma):
+            raise PrivacyError(f"{event} was charged, which is not one release of every record.")
         if charge.id != self.name(key):
             raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
-        rows, sigma = self._rows, charge.event.sigma  # type: ignore[union-attr]  # a Gaussian
+        rows = self._rows
         d, k = rows.width, rows.classes
         asked = class_statistics(rows, a=self.a, b=self.b, c=self.c)
         got = Releases(charge, key).noisy(asked)
-        noise = sigma * asked.sensitivity
+        noise = event.sigma * asked.sensitivity
         sums, rest = got[: d * k].reshape(d, k) / self.b, got[d * k :]
         counts, noise_of_counts = np.asarray(self.class_counts, dtype=np.float64), 0.0
         if self.c:

@@ -28,8 +28,8 @@ ACCOUNTS = {
     Gaussian: "every record is in the one release; composition of Gaussian noise, exact",
     PoissonGaussian: "each record is in each row by its own secret coin; PLD of the subsampled Gaussian",
     ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: which classes a row "
-    "is about is public, for labels and features show it. The published account of hierarchical sampling takes the rate "
-    "over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
+    "is about is public, for labels and features show it. The published account of hierarchical sampling takes the "
+    "rate over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
 }
 
 
@@ -70,7 +70,7 @@ def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
         "n": config["n"],
         "read_off": told,
         "events": [facts["event"]],
-        "account_of_a_record": ACCOUNTS[type(event)],  # type: ignore[index]
+        "account_of_a_record": ACCOUNTS[type(event)],
         "guarantee": figures,
         "attack_success": [
             {"false_positive_rate": f, "true_positive_rate_at_most": t}

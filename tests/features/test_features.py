@@ -67,11 +67,11 @@ def test_two_ranks_are_killed_and_go_on(tmp_path: Path) -> None:
     """Each computes its own records; the bits are those of one rank, which ran through."""
     whole = features.kept(network(), records(), of=OF)
     home, path = tmp_path / "of ranks", tmp_path / "of ranks" / "features" / features.file(OF).name
-    (first, *_), (second, _, said) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER))
+    (first, *_), (second, _, said) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER), seconds=180)
     assert first == -signal.SIGKILL and second and "RankLost" in said
     assert rows_of(path) == 16 and not path.exists()
     told = []
-    for code, out, err in ranks.finish(ranks.start("0", ranks=2, home=home, module=WORKER)):
+    for code, out, err in ranks.finish(ranks.start("0", ranks=2, home=home, module=WORKER), seconds=180):
         assert code == 0, err
         told.append(json.loads(out))
     assert [each["images"] for each in told] == [18, 16], "records 16-23, 32-39, 48-49 and 24-31, 40-47"
@@ -87,7 +87,7 @@ def test_ranks_with_two_homes_are_refused(tmp_path: Path) -> None:
         with PartialRows(home / features.file(OF).name, (COUNT, *features.shape_of(network(), (1, 8, 8)))) as rows:
             rows.begin()
     processes = ranks.start("0", ranks=2, home=homes[0].parent, last_home=homes[1].parent, module=WORKER)
-    for code, _, err in ranks.finish(processes):
+    for code, _, err in ranks.finish(processes, seconds=180):
         assert code and "DPVISION_HOME: not the same on all 2 ranks" in err
     assert not list(tmp_path.rglob("*.npy"))
 
