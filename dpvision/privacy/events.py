@@ -157,7 +157,7 @@ def describe(event: Event) -> str:
     """The event in words, for tables."""
     match event:
         case Gaussian(sigma, count):
-            return f"{count:,} releases of every record, sigma {sigma:.4g}"
+            return f"{count:,} release{'s' if count > 1 else ''} of every record, sigma {sigma:.4g}"
         case PoissonGaussian(rate, sigma, steps):
             return f"{steps:,} steps, each record in a step with probability {rate:.4g}, sigma {sigma:.4g}"
         case ClassScheduled(sigma, rates, rows):

@@ -18,15 +18,17 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpvision import atomic, runs
 from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
-from dpvision.encoders import Encoder, encoder, extract
+from dpvision.encoders import encoder, extract
 from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
 from dpvision.learners import DiscriminantLearner, fit_moments
@@ -90,21 +92,52 @@ def prepare(source: str, settings: Release) -> Prepared:
     return Prepared(data, complete, read_off, fingerprint, in_order, overlap.sketch(digests))
 
 
+class Encoded:
+    """The private rows, of length at most 1, and how they were made: by public rules, each image alone."""
+
+    def __init__(self, prepared: Prepared, progress: Progress = lambda *_: None) -> None:
+        config, self.classes = prepared.config, len(prepared.data.classes)
+        assert config.encoder  # complete
+        self._progress = progress
+        self.encoder = encoder(
+            config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
+        )
+        self.preparation = Preparation(unit=True) if config.bound is None else Preparation(bound=config.bound)
+        if config.rank:
+            white = whitening(self.encoder, rank=config.rank, progress=lambda *done: progress("random images", *done))
+            self.preparation = Preparation(whitening=white)
+        train, self._test = prepared.data.train, prepared.data.test
+        self.rows = Rows.of(self._features(train), train.labels, self.preparation, classes=self.classes)
+
+    @cached_property
+    def test(self) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
+        """Rows and classes of the test split, where there is one."""
+        if self._test is None:
+            return None
+        return self.preparation.apply(self._features(self._test))[0], np.asarray(self._test.labels)
+
+    def _features(self, split: Split) -> NDArray[np.float32]:
+        return extract(self.encoder, split, lambda *done: self._progress("features", *done))
+
+
 def make(
     prepared: Prepared,
     out: Path,
     *,
     write_card: WriteCard,
+    encoded: Encoded | None = None,
     test_key: str | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """The released folder at `out`; what is known of it. `write_card` writes what says so into the folder."""
+    """The released folder at `out`; what is known of it. `write_card` writes what says so into the folder.
+
+    `encoded` may be that of an earlier release of the same data with the same features.
+    """
     out = Path(os.path.abspath(out))
     folders.require_free(out)
-    config, data = prepared.config, prepared.data
-    encode = Encoding.of(prepared, progress)
-    rows = Rows.of(encode.features(data.train), data.train.labels, encode.preparation, classes=len(data.classes))
-    mechanism = _mechanism(rows, config)
+    config = prepared.config
+    encoded = encoded or Encoded(prepared, progress)
+    mechanism = _mechanism(encoded.rows, config)
 
     place = runs.key_path(_name_of_key(prepared, out))
     atomic.make_folder(place.parent)
@@ -122,7 +155,7 @@ def make(
         )
         # On the disk from here on.
         with folders.whole(out) as folder:
-            moments = None
+            moments, told = None, told_to_learners(mechanism, prepared.sigma)
             if isinstance(mechanism, Moments):
                 moments = mechanism.released(charge, key)
                 _write_moments(folder, moments)
@@ -130,65 +163,33 @@ def make(
             else:
                 blocks = mechanism.blocks(charge, key)
             folders.write_rows(folder, _counted(blocks, config, progress))
-            if encode.preparation.whitening is not None:
-                white = encode.preparation.whitening
+            if encoded.preparation.whitening is not None:
+                white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            folders.write_json(folder / "schema.json", _schema(prepared, rows, folder, mechanism))
-            told = told_to_learners(mechanism, prepared.sigma)
-            facts = _facts(prepared, encode, rows, mechanism)
+            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism))
+            facts = _facts(prepared, encoded, mechanism, told)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
-            if data.test is not None:
-                facts["accuracy"] = accuracy(folder, encode, data.test, moments, told)
+            if encoded.test is not None:
+                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
             write_card(folder, facts, ledger.account())
         Key.destroy(place)
     place.with_suffix(".lock").unlink(missing_ok=True)
     return facts
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """From images to rows of length at most 1, by public rules, each image alone."""
-
-    encoder: Encoder
-    preparation: Preparation
-    classes: int
-    progress: Progress
-
-    @staticmethod
-    def of(prepared: Prepared, progress: Progress) -> Encoding:
-        config, classes = prepared.config, len(prepared.data.classes)
-        assert config.encoder
-        found = encoder(
-            config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
-        )
-        if config.rank:
-            white = whitening(found, rank=config.rank, progress=lambda *done: progress("random images", *done))
-            return Encoding(found, Preparation(whitening=white), classes, progress)
-        if config.bound is None:
-            return Encoding(found, Preparation(unit=True), classes, progress)
-        return Encoding(found, Preparation(bound=config.bound), classes, progress)
-
-    def features(self, split: Split) -> Any:
-        return extract(self.encoder, split, lambda *done: self.progress("features", *done))
-
-    def rows(self, split: Split) -> np.ndarray:
-        return self.preparation.apply(self.features(split))[0]
-
-
 def accuracy(
     folder: Path,
-    encode: Encoding,
-    test: Split,
+    test: tuple[NDArray[np.float32], NDArray[np.int64]],
+    classes: int,
     moments: ClassMoments | None,
     told: dict[str, float],
 ) -> dict[str, float]:
     """Of classifiers that anyone can make from the released folder, on the test split."""
-    rows, labels = encode.rows(test), np.asarray(test.labels)
     features, targets = folders.read_rows(folder)
-    learner = DiscriminantLearner(classes=encode.classes, **told).fit(features, targets)
-    found = {"linear discriminant of the rows": learner.score(rows, labels)}
+    learner = DiscriminantLearner(classes=classes, **told).fit(features, targets)
+    found = {"linear discriminant of the rows": float(learner.score(*test))}
     if moments is not None:
-        found["linear discriminant of the moments"] = learner_of(moments).score(rows, labels)
+        found["linear discriminant of the moments"] = float(learner_of(moments).score(*test))
     return found
 
 
@@ -237,7 +238,7 @@ def _mechanism(rows: Rows, config: Release) -> Mixtures | Moments:
     return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights)
 
 
-def _told(mechanism: Mixtures | Moments, config: Release) -> dict[str, Any]:
+def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]) -> dict[str, Any]:
     """What was done to the rows, for a card and for learners."""
     if isinstance(mechanism, Moments):
         return {
@@ -246,13 +247,12 @@ def _told(mechanism: Mixtures | Moments, config: Release) -> dict[str, Any]:
             "rows_are": "drawn by public coins from one Gaussian for each class, with one covariance for all",
             "class_counts": "declared public" if config.class_counts else "released with noise",
         }
-    assert config.sigma
     soft = "shares of the classes in each row, noisy" if not mechanism.public_labels else "1 for the class of the row"
     return {
         "name": f"mixtures, {config.sampling} sampling",
         "labels": soft,
         "rows_are": "sums of those drawn, over the expected number, plus noise; a row in which nobody is, is noise",
-        **told_to_learners(mechanism, config.sigma),
+        **told,
     }
 
 
@@ -306,9 +306,11 @@ def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | 
     }
 
 
-def _facts(prepared: Prepared, encode: Encoding, rows: Rows, mechanism: Mixtures | Moments) -> dict[str, Any]:
+def _facts(
+    prepared: Prepared, encoded: Encoded, mechanism: Mixtures | Moments, told: dict[str, float]
+) -> dict[str, Any]:
     """What a card says of it. Nothing here depends on the private records but what was read off and said so."""
-    config, found = prepared.config, encode.encoder
+    config, found, width = prepared.config, encoded.encoder, encoded.rows.width
     public: dict[str, dict[str, Any]] = {}
     if config.weights:
         public["encoder"] = {"file": Path(config.weights).name, "digest": digest_of(Path(config.weights))}
@@ -318,17 +320,16 @@ def _facts(prepared: Prepared, encode: Encoding, rows: Rows, mechanism: Mixtures
         "read_off": list(prepared.read_off),
         "config": to_dict(config.without_folders()),
         "public": public,
-        "width": rows.width,
         "features": {
             "encoder": found.name,
             "origin": found.origin,
             "weights": found.weights,
-            "map": f"whitened by {PROCESS} images, {rows.width} directions, each row brought to length 1"
+            "map": f"whitened by {PROCESS} images, {width} directions, each row brought to length 1"
             if config.rank
             else "each row brought to length 1"
             if config.bound is None
             else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
         },
-        "mechanism": _told(mechanism, config),
+        "mechanism": _told(mechanism, config, told),
         "persons": prepared.data.train.persons is not None,
     }

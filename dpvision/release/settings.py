@@ -15,6 +15,7 @@ from dpvision.release.degree import optimal_degree
 from dpvision.release.sampling import Poisson, Sampler, hierarchical, in_turn
 
 KINDS = ("moments", "mixtures")
+LEAST_DRAWN = 20_000
 SAMPLINGS = ("poisson", "hierarchical", "class-schedule")
 
 
@@ -40,7 +41,7 @@ class Release:
     channels: int | None = None
     skip_broken: bool = False
     # The released rows.
-    rows: int | None = None  # None: n
+    rows: int | None = None  # None: n; from moments at least LEAST_DRAWN, as they cost nothing
     sigma: float | None = None  # None: the least that keeps epsilon
     seed: int = 0  # of public coins: rows drawn from moments, the classes of a hierarchical schedule
     # Mixtures.
@@ -86,7 +87,7 @@ class Release:
             raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: a --delta well below {1 / n:.2g}.")
         if self.class_counts is not None and len(self.class_counts) != classes:
             raise ConfigError(f"class_counts has {len(self.class_counts)} numbers, and there are {classes} classes.")
-        rows = self.rows or n
+        rows = self.rows or (max(n, LEAST_DRAWN) if self.kind == "moments" else n)
         degree = self.degree
         if degree is None and self.kind == "mixtures":
             degree = self._degree(n, rows, classes)
