@@ -46,7 +46,8 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
         return np.concatenate([self._scores(part) for part in blocks(x)])
 
     def predict(self, X: Any) -> NDArray[Any]:
-        return np.asarray(self.classes_[self.scores(X).argmax(axis=1)])
+        best = self.scores(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> Floats:
         """(N, K), each row adding up to 1."""

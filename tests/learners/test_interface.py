@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -54,6 +55,8 @@ def test_one_hot_labels_are_classes(name: str) -> None:
 @pytest.mark.parametrize("name", LEARNERS)
 def test_it_is_a_scikit_learn_classifier(name: str) -> None:
     learner = LEARNERS[name]
+    with pytest.raises(NotFittedError):
+        learner.predict(X)
     assert is_classifier(learner) and clone(learner).get_params() == learner.get_params()
     assert clone(learner).set_params(classes=3).classes == 3
     with pytest.raises(ValueError, match="Invalid parameter"):
