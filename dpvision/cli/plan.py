@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from dpvision.cli.app import Json, app
 
-plan_app = App(name="plan", help="Answers from public numbers alone; no data is touched.")
+plan_app = App(name="plan")
 app.command(plan_app)
 
 

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import brentq
-
 from dpvision.errors import ConfigError
 from dpvision.privacy import gdp
 from dpvision.privacy.events import Budget
 
-# t*: of nu* = t* mu.
-SHARE = float(brentq(lambda t: math.log1p(t**-2) - 2 / (1 + t**2), 0.1, 1.0, xtol=1e-15))
+# t*: of nu* = t* mu. A number and not a search: plans are made without scipy, which takes long to load.
+SHARE = 0.5049762122278388
 
 
 def optimal_nu(mu: float) -> float:
