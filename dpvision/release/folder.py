@@ -101,10 +101,23 @@ def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
     parts = [read_arrays(Path(folder) / name) for name in schema["files"]]
     if not parts or not all({"features", "labels"} <= part.keys() for part in parts):
         raise DataError(f"{folder}: its files have no features and labels.")
+    kinds = {_kind(part["features"], part["labels"], schema) for part in parts}
+    if len(kinds) != 1 or None in kinds or sum(len(part["features"]) for part in parts) != schema["rows"]:
+        raise DataError(f"{folder}: its rows are not what schema.json says. Fix: copy it again.")
     features, labels = (np.concatenate([part[k] for part in parts]) for k in ("features", "labels"))
-    if features.shape != (schema["rows"], schema["width"]) or len(labels) != len(features):
-        raise DataError(f"{folder}: its rows are {features.shape}; schema.json says otherwise. Fix: copy it again.")
     return features, labels
+
+
+def _kind(features: NDArray[Any], labels: NDArray[Any], schema: dict[str, Any]) -> str | None:
+    """Of labels: "class" or "shares"; None where the arrays are not rows of this schema."""
+    count = len(features) if features.ndim == 2 else -1
+    if features.dtype != np.float32 or features.shape != (count, schema["width"]):
+        return None
+    if labels.dtype == np.int64 and labels.shape == (count,):
+        return "class"
+    if labels.dtype == np.float32 and labels.shape == (count, len(schema["classes"])):
+        return "shares"
+    return None
 
 
 def read_schema(folder: str | Path) -> dict[str, Any]:
@@ -113,9 +126,11 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
         if path.stat().st_size > 1 << 24:
             raise ValueError("it is too large")
         found = json.loads(path.read_text("utf-8"))
-        fine = found["format"] == FORMAT and all(isinstance(found[k], int) for k in ("rows", "width"))
-        names = found["files"]
+        fine = found["format"] == FORMAT and all(type(found[k]) is int and found[k] > 0 for k in ("rows", "width"))
+        names, classes = found["files"], found["classes"]
+        fine = fine and isinstance(names, list) and isinstance(classes, list) and len(classes) > 0
         fine = fine and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
+        fine = fine and all(isinstance(c, str) for c in classes)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise DataError(f"{folder}: not a released data set (schema.json: {exc}).") from exc
     if not fine:

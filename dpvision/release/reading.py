@@ -6,6 +6,7 @@ A folder may come from anywhere, so nothing in it is believed before it was chec
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,13 @@ def _card(folder: Path) -> dict[str, Any]:
             raise ValueError("it is too large")
         found = json.loads(path.read_text("utf-8"))
         features, config = found["features"], found["config"]
-        shape = [int(v) for v in found["image_shape"]]
+        shape = found["image_shape"]
         kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
         bound = config.get("bound")
-        if len(shape) != 3 or not kinds or not isinstance(bound, float | int | None):
+        if len(shape) != 3 or not all(type(v) is int and v > 0 for v in shape) or not kinds:
             raise ValueError("features, image_shape or config are of another kind")
+        if bound is not None and not (type(bound) in (int, float) and 0 < bound < math.inf):
+            raise ValueError(f"bound is {bound!r}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise DataError(f"{path}: does not say how the features were made ({exc}).") from exc
     return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}
