@@ -29,6 +29,7 @@ def recipes(
     from dpvision.config import write_toml
     from dpvision.recipes import RECIPES, RELEASES
     from dpvision.recipes import recipe as named
+    from dpvision.release.settings import Release, useless
 
     if action == "list":
         for verb, known in (("train", RECIPES), ("release", RELEASES)):
@@ -39,8 +40,11 @@ def recipes(
     if name is None:
         raise ConfigError(f"recipes {action} needs the name of a recipe. `dpvision recipes` lists them.")
     verb = "release" if name in RELEASES else "train"
-    lines = write_toml(RELEASES[name]() if name in RELEASES else named(name)).splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith("epsilon = "))  # a decision, which no recipe makes
+    settings = RELEASES[name]() if name in RELEASES else named(name)
+    left_out = {"epsilon"} | (useless(settings) if isinstance(settings, Release) else set())
+    lines = write_toml(settings).splitlines(keepends=True)
+    # Epsilon is a decision, which no recipe makes.
+    text = "".join(line for line in lines if line.split(" = ")[0] not in left_out)
     if action == "show":
         console.say(inspect.getdoc({**RECIPES, **RELEASES}[name]) or "")
         console.say()

@@ -131,11 +131,15 @@ class Release:
 def changed(base: Release, values: Mapping[str, Any]) -> Release:
     """`base` with checked values. What only one kind of release has is refused for the other."""
     made = replace(base, **values)
-    useless = _OF_MIXTURES if made.kind == "moments" else _OF_MOMENTS
-    for name in sorted(useless & values.keys()):
+    for name in sorted(useless(made) & values.keys()):
         raise ConfigError(f"{name.replace('_', '-')}: recipe {made.recipe} has no use for it. Fix: leave it out.")
     return made
 
 
-_OF_MIXTURES = {"sampling", "degree", "drawn", "balance", "alpha", "most_weight"}
-_OF_MOMENTS = {"share", "counts_share"}
+def useless(config: Release) -> frozenset[str]:
+    """Settings that only the other kind of release has."""
+    return _OF_MIXTURES if config.kind == "moments" else _OF_MOMENTS
+
+
+_OF_MIXTURES = frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight"})
+_OF_MOMENTS = frozenset({"share", "counts_share"})
