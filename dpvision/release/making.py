@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from dpvision import atomic, runs
 from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.encoders import encoder, extract
+from dpvision.errors import ConfigError
 from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
 from dpvision.learners import DiscriminantLearner, fit_moments
@@ -141,7 +143,7 @@ def make(
 
     place = runs.key_path(_name_of_key(prepared, out))
     atomic.make_folder(place.parent)
-    with atomic.alone(place.with_suffix(".lock"), wait=False):
+    with _only_one(place.with_suffix(".lock"), out):
         key = _key(place, test_key)
         ledger = ledger_of(prepared.fingerprint)
         charge = charged(
@@ -267,6 +269,17 @@ def _key(place: Path, test_key: str | None) -> Key:
     key = Key.for_tests(test_key) if test_key else kept if kept is not None and kept.private else Key.fresh()
     key.keep(place)  # on the disk before it is used
     return key
+
+
+@contextmanager
+def _only_one(lock: Path, out: Path) -> Iterator[None]:
+    """Let one process at a time make a release; a second one is told so."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(atomic.alone(lock, wait=False))
+        except BlockingIOError:
+            raise ConfigError(f"{out}: another process is making this release. Fix: wait for it.") from None
+        yield
 
 
 def _drawn(moments: ClassMoments, config: Release) -> Iterator[folders.Block]:
