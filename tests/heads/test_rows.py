@@ -17,6 +17,7 @@ PREPARATIONS = {
     "unit": Preparation(unit=True),
     "whitened": Preparation(whitening=Whitening.of(PUBLIC)),
     "intercept": Preparation(intercept=0.7),
+    "whitened to a few": Preparation(whitening=Whitening.of(PUBLIC, rank=2)),
     "whitened, intercept": Preparation(whitening=Whitening.of(PUBLIC, ridge=1e-3), intercept=2.0),
 }
 
@@ -131,6 +132,36 @@ def test_whitening_makes_public_features_alike_in_all_directions() -> None:
     c = np.cov(public, rowvar=False, bias=True)
     w = Whitening.of(public, ridge=0.5).matrix
     assert np.allclose(w @ w @ (c + 0.5 * np.trace(c) / WIDTH * np.eye(WIDTH)), np.eye(WIDTH), atol=1e-9)
+
+
+def test_a_whitening_with_a_rank_keeps_the_directions_that_differ_most() -> None:
+    rng = np.random.default_rng(6)
+    turn, _ = np.linalg.qr(rng.normal(size=(WIDTH, WIDTH)))
+    spread = np.array([0.1, 3.0, 1.0, 0.2, 2.0, 0.5])
+    public = rng.normal(size=(4000, WIDTH)) * spread @ turn + 3
+    white = Whitening.of(public, ridge=1e-9, rank=3)
+    assert white.width == 3 and white.matrix.shape == (WIDTH, 3)
+    rows = white.apply(public)
+    assert np.allclose(np.cov(rows, rowvar=False, bias=True), np.eye(3), atol=1e-5)
+    for column, direction in enumerate((1, 4, 2)):  # of the largest spread first
+        assert abs(turn[direction] @ white.matrix[:, column]) * spread[direction] > 0.97
+    # (E + q tr(C)/d)^(-1/2) V^T, from its definition.
+    c = np.cov(public, rowvar=False, bias=True)
+    values, vectors = np.linalg.eigh(c)
+    ridged = Whitening.of(public, ridge=0.5, rank=2).matrix
+    wanted = vectors[:, ::-1][:, :2] / np.sqrt(values[::-1][:2] + 0.5 * np.trace(c) / WIDTH)
+    assert np.allclose(np.abs(ridged), np.abs(wanted))
+    # All of them: the same lengths and angles as without a rank.
+    full, every = Whitening.of(public, rank=WIDTH), Whitening.of(public)
+    assert np.allclose(full.apply(public) @ full.apply(public[:9]).T, every.apply(public) @ every.apply(public[:9]).T)
+    x, _ = Preparation(whitening=white).apply(public)
+    assert x.shape == (4000, 3) and np.allclose(lengths(x.astype(np.float64)), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, -1, WIDTH + 1])
+def test_no_such_rank(rank: int) -> None:
+    with pytest.raises(ConfigError, match=f"rank is {rank}: it must be from 1 to {WIDTH}"):
+        Whitening.of(PUBLIC, rank=rank)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from dpvision.mechanism.streams import Key
 from dpvision.privacy.events import Budget, Event
 from dpvision.privacy.ledger import Charge, Ledger
 from dpvision.release.mixtures import Mixtures
+from dpvision.release.moments import Moments
 
 N, WIDTH, CLASSES = 90, 12, 3
 KEY = Key.for_tests("mixtures")
 
 
-def charge(folder: Path, mixtures: Mixtures, event: Event, key: Key = KEY) -> Charge:
+def charge(folder: Path, mixtures: Mixtures | Moments, event: Event, key: Key = KEY) -> Charge:
     folder.mkdir(exist_ok=True)
     ledger = Ledger(folder, "ab" * 16)
     ledger.open(Budget(1e9, 1e-5))
