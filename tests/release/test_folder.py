@@ -80,7 +80,9 @@ def test_what_is_in_it(released: dict[str, Path]) -> None:
     assert {p.name for p in released["neuromix"].iterdir()} == always | {"map.safetensors"}
     assert {p.name for p in released["moments"].iterdir()} == always | {"map.safetensors", "moments.safetensors"}
     for folder in released.values():
-        assert folder.stat().st_mode & 0o777 == 0o755 and all(p.stat().st_mode & 0o444 == 0o444 for p in folder.iterdir())
+        assert folder.stat().st_mode & 0o777 == 0o755 and all(
+            p.stat().st_mode & 0o444 == 0o444 for p in folder.iterdir()
+        )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -147,7 +149,9 @@ def _removed(name: str) -> Callable[[Path], None]:
 def _large(name: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         with open(folder / name, "r+b") as file:
-            file.truncate(folders.MOST + 1 if name.endswith("safetensors") else (1 << 24) + 1)  # a hole, not a disk full
+            file.truncate(
+                folders.MOST + 1 if name.endswith("safetensors") else (1 << 24) + 1
+            )  # a hole, not a disk full
 
     return write
 

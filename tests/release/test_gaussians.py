@@ -67,9 +67,7 @@ def test_james_and_stein_come_nearer_to_the_truth() -> None:
     assert drawn_in < 0.8 * as_is
 
 
-@pytest.mark.parametrize(
-    "counts", [(-50.0, 20.0, 60.0), (0.0, 0.0, 0.0), (-1e9, -1e9, -1e9), (1e9, 1.0, 1.0)], ids=str
-)
+@pytest.mark.parametrize("counts", [(-50.0, 20.0, 60.0), (0.0, 0.0, 0.0), (-1e9, -1e9, -1e9), (1e9, 1.0, 1.0)], ids=str)
 def test_noisy_counts_and_moments_break_nothing(counts: tuple[float, ...]) -> None:
     rng = np.random.default_rng(2)
     sums, second = rng.normal(size=(WIDTH, CLASSES)) * 100, rng.normal(size=(WIDTH, WIDTH)) * 100
