@@ -252,6 +252,18 @@ def test_hostile_schemas(kind: str, copied: Path) -> None:
         read_rows(copied)
 
 
+def test_rows_are_never_read_from_outside(copied: Path) -> None:
+    """Even where the way out exists and fine rows are there."""
+    (copied / "rows-x").mkdir()
+    (copied / ROWS).rename(copied.parent / "rows-out.safetensors")
+    outside = "rows-x/../../rows-out.safetensors"
+    assert (copied / outside).exists()
+    for name in (outside, "../rows-out.safetensors", str(copied.parent / "rows-out.safetensors")):
+        _json("schema.json", files=[name])(copied)
+        with pytest.raises(DataError, match=r"schema\.json is not of format"):
+            read_rows(copied)
+
+
 @pytest.mark.parametrize("kind", HOSTILE_ROWS)
 def test_hostile_rows(kind: str, copied: Path) -> None:
     HOSTILE_ROWS[kind](copied)
