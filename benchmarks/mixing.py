@@ -73,7 +73,7 @@ def _charge(mixtures: Mixtures, key: Key) -> Charge:
         ledger = Ledger(Path(folder), "ab" * 16)
         ledger.open(Budget(1e6, 1e-5))
         event = mixtures.sampler.event(SIGMA)
-        return ledger.spend(event, id=mixtures.name(key), run="benchmark", private=key.private).charges[-1]
+        return ledger.spend(event, id=mixtures.name(key, event), run="benchmark", private=key.private).charges[-1]
 
 
 def _weighted(private: Rows, key: Key) -> float:

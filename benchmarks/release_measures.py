@@ -178,7 +178,7 @@ class Release:
         self.sampler = Poisson(self.degree, n, n)
         self.sigma = sigma_of(BUDGET, self.sampler.event)
         self.mixtures = Mixtures(rows, self.sampler, degree=self.degree)
-        self.name = self.mixtures.name(KEY)
+        self.name = self.mixtures.name(KEY, self.sampler.event(self.sigma))
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with tempfile.TemporaryDirectory() as folder:

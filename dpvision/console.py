@@ -365,12 +365,12 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def named_bars() -> Iterator[Callable[[str, int, int], None]]:
+def named_bars(*, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
     """A bar for each piece of work as it comes: called with (name, done, of). In a log, a line now and then."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    seen = sys.stderr.isatty()
+    seen = sys.stderr.isatty() and shown
     with Bar(console=Console(stderr=True), disable=not seen) as bar:
         tasks: dict[str, Any] = {}
         last = time.monotonic()
@@ -380,7 +380,7 @@ def named_bars() -> Iterator[Callable[[str, int, int], None]]:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=of)
             bar.update(tasks[what], total=of, completed=done)
-            if not seen and time.monotonic() - last > LOG_EVERY:
+            if shown and not seen and time.monotonic() - last > LOG_EVERY:
                 last = time.monotonic()
                 print(f"{what} {done:,}/{of:,}", file=sys.stderr, flush=True)
 

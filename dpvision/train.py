@@ -40,8 +40,8 @@ from dpvision.mechanism.streams import Key
 from dpvision.models.parts import CENTRE
 from dpvision.phases import Phase, phases
 from dpvision.prepare import Prepared, prepare
-from dpvision.privacy.events import Budget, Event, to_json
-from dpvision.privacy.ledger import ledger_of
+from dpvision.privacy.events import Event, to_json
+from dpvision.privacy.room import require_room
 from dpvision.state import State, event_so_far, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
@@ -125,19 +125,6 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         path=prepared.before,
     )
     return runs.create(folder, prepared.config, facts, state.dump())
-
-
-def require_room(prepared: Prepared) -> None:
-    """Refuse before anything is made what the ledger would refuse later."""
-    config, ledger = prepared.config, ledger_of(prepared.fingerprint)
-    if config.budget and ledger.exists() and ledger.account().budget != Budget(config.budget, config.delta):
-        now = ledger.account().budget
-        raise ConfigError(
-            f"--budget {config.budget:g} at delta {config.delta:g}: the data set has a budget of epsilon "
-            f"{now.epsilon:g} at delta {now.delta:g} since its first run. Fix: leave --budget out, or change it with "
-            f"`dpvision ledger DATA --set-budget {config.budget:g}`."
-        )
-    ledger.require_room(prepared.event(), Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
 
 
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:

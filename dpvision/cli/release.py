@@ -79,38 +79,44 @@ def release(
     settings = changed(release_recipe(recipe), checked(Release, stated, source=str(config)))
     settings = changed(settings, checked(Release, flags, source="command line"))
 
-    from dpvision import console
-    from dpvision.release.folder import next_free, require_free
+    from dpvision import console, distributed
+    from dpvision.release.folder import next_free
 
     if not (dry_run or accounting == "paper"):
-        require_free(out := out or next_free())
-    from dpvision.release.making import make, prepare
+        out = out or next_free()
+    from dpvision.privacy.room import require_room
+    from dpvision.release.making import Encoded, make, prepare, require_possible
     from dpvision.report import released
 
+    distributed.start()
     prepared = prepare(source, settings)
+    first = distributed.rank() == 0
     if accounting == "paper":
         from dpvision.release.papers_account import compare
 
-        console.table(
-            compare(prepared.config, len(prepared.data.classes)), title="the published account, for comparison"
-        )
+        table = compare(prepared.config, len(prepared.data.classes))
+        console.table(table, title="the published account, for comparison")
         console.say("comparison only: nothing was written, nothing was charged.")
         return
-    console.show_release(prepared)
+    if first:
+        console.show_release(prepared)
     if dry_run or out is None:
+        require_room(prepared)
         console.say("dry run: nothing was released, nothing was charged.")
         return
-    with console.named_bars() as progress:
-        facts = make(
-            prepared,
-            out,
-            write_card=released.write,
-            test_key=os.environ.get("DPVISION_TEST_KEY") or None,
-            progress=progress,
-        )
-    for name, value in facts.get("accuracy", {}).items():
+    test_key = os.environ.get("DPVISION_TEST_KEY") or None
+    require_possible(prepared, out, test_key)
+    with console.named_bars(shown=first) as progress:
+        encoded = Encoded(prepared, progress)  # by all ranks together
+        if not first:
+            return  # one charge, one noise
+        card = make(prepared, out, write_card=released.write, encoded=encoded, test_key=test_key, progress=progress)
+    for name, value in (card["accuracy"] or {}).items():
         console.say(f"test accuracy, {name}: {value:.2%}")
-    console.say(f"wrote {out}: what may leave, with card.md and README.md")
+    if card["status"] == "private":
+        console.say(f"wrote {out}: what may leave, with card.md and README.md")
+    else:
+        console.say(f"wrote {out}: {card['status']}; it must not leave")
 
 
 @app.command

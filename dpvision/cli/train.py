@@ -105,7 +105,8 @@ def train(
 
     from dpvision import console, distributed
     from dpvision.prepare import prepare
-    from dpvision.train import begin, require_room
+    from dpvision.privacy.room import require_room
+    from dpvision.train import begin
 
     distributed.start()
     with console.counting_bar("preparing") as progress:

@@ -27,6 +27,8 @@ from dpvision.errors import ConfigError
 # Outside of these no event makes sense, and the accountants' arithmetic would leave the range of numbers.
 LEAST_SIGMA, MOST_SIGMA = 1e-3, 1e8
 MOST_COUNT = 10_000_000
+# Kinds of records that one class schedule may have.
+MOST_KINDS = 8
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,15 @@ def _kinds(event: Event) -> Iterator[tuple[Exposure, ...]]:
         case PoissonGaussian(rate, sigma, steps):
             yield (Exposure(rate, sigma, steps),)
         case ClassScheduled(sigma, rates, rows):
-            most: dict[float, int] = {}  # of classes with one rate, that with the most rows fares worst
-            for rate, count in zip(rates, rows, strict=True):
-                most[rate] = max(count, most.get(rate, 0))
-            for rate, count in most.items():
+            # A class with no higher rate and no more rows than another fares no worse. Where many are left, all are
+            # taken to have the most of both, which is never too little: later events multiply with each kind.
+            left: list[tuple[float, int]] = []
+            for rate, count in sorted(set(zip(rates, rows, strict=True)), reverse=True):
+                if not left or count > left[-1][1]:
+                    left.append((rate, count))
+            if len(left) > MOST_KINDS:
+                left = [(left[0][0], left[-1][1])]
+            for rate, count in left:
                 yield (Exposure(rate, sigma, count),)
         case Composed(events):
             # Class k of one schedule need not be class k of another, so every combination is taken: never too little.

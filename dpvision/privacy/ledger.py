@@ -301,7 +301,7 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
             f"{upper(so_far, 4)} of it is spent, and this would make it {upper(after, 4)} "
-            f"({describe(event)}). Nothing was charged. Fix: fewer --steps or a smaller --epsilon, or, if the owner "
+            f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner "
             "of the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
 

@@ -28,11 +28,13 @@ from safetensors.numpy import load as read_safetensors
 from safetensors.numpy import save as write_safetensors
 
 from dpvision import atomic
+from dpvision.data.refusal import Refusal
+from dpvision.data.regular_file import file_length, open_regular
 from dpvision.errors import ConfigError, DataError
 
 FORMAT = "dpvision-release-1"
 SHARD = 8192  # rows in a file
-MOST = 4 << 30  # bytes of one file that is read
+MOST, MOST_TEXT = 4 << 30, 1 << 24  # bytes of one file that is read
 Block = tuple[NDArray[np.float32], NDArray[Any]]
 
 
@@ -67,28 +69,31 @@ def next_free() -> Path:
     return next(p for p in (Path("releases") / str(i) for i in itertools.count(1)) if not p.exists())
 
 
-def write_rows(folder: Path, blocks: Iterator[Block]) -> int:
-    """Shards of rows, in order; how many rows there were."""
+def write_rows(folder: Path, blocks: Iterator[Block], mark: Mapping[str, str] | None = None) -> int:
+    """Shards of rows, in order, each with the mark in its header; how many rows there were."""
     waiting: list[Block] = []
     count = shard = held = 0
     for block in blocks:
         waiting.append(block)
         count, held = count + len(block[0]), held + len(block[0])
         if held >= SHARD:
-            _write_shard(folder, shard, waiting)
+            _write_shard(folder, shard, waiting, mark)
             waiting, shard, held = [], shard + 1, 0
     if waiting:
-        _write_shard(folder, shard, waiting)
+        _write_shard(folder, shard, waiting, mark)
     return count
 
 
-def _write_shard(folder: Path, number: int, blocks: list[Block]) -> None:
+def _write_shard(folder: Path, number: int, blocks: list[Block], mark: Mapping[str, str] | None) -> None:
     features, labels = (np.concatenate([block[i] for block in blocks]) for i in (0, 1))
-    write_arrays(folder / f"rows-{number:05d}.safetensors", {"features": features, "labels": labels})
+    write_arrays(folder / f"rows-{number:05d}.safetensors", {"features": features, "labels": labels}, mark)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, mode: int = 0o644) -> None:
-    atomic.write(path, write_safetensors({k: np.ascontiguousarray(v) for k, v in arrays.items()}), mode=mode)
+def write_arrays(
+    path: Path, arrays: Mapping[str, NDArray[Any]], mark: Mapping[str, str] | None = None, *, mode: int = 0o644
+) -> None:
+    plain = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+    atomic.write(path, write_safetensors(plain, dict(mark) if mark else None), mode=mode)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -123,15 +128,14 @@ def _kind(features: NDArray[Any], labels: NDArray[Any], schema: dict[str, Any]) 
 def read_schema(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "schema.json"
     try:
-        if path.stat().st_size > 1 << 24:
-            raise ValueError("it is too large")
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_bytes(path, most=MOST_TEXT))
         fine = found["format"] == FORMAT and all(type(found[k]) is int and found[k] > 0 for k in ("rows", "width"))
         names, classes = found["files"], found["classes"]
         fine = fine and isinstance(names, list) and isinstance(classes, list) and len(classes) > 0
+        fine = fine and len(set(names)) == len(names)
         fine = fine and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
         fine = fine and all(isinstance(c, str) for c in classes)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, Refusal) as exc:
         raise DataError(f"{folder}: not a released data set (schema.json: {exc}).") from exc
     if not fine:
         raise DataError(f"{folder}: schema.json is not of format {FORMAT}.")
@@ -140,8 +144,14 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        if path.stat().st_size > MOST:
-            raise ValueError(f"it has more than {MOST:,} bytes")
-        return dict(read_safetensors(path.read_bytes()))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError) as exc:
+        return dict(read_safetensors(read_bytes(path, most=MOST)))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError, Refusal) as exc:
         raise DataError(f"{path}: can not be read as safetensors ({exc}). Fix: copy it again.") from exc
+
+
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """Of a regular file that is not larger than `most`: never of a device or of a pipe."""
+    with open_regular(path) as file:
+        if file_length(file) > most:
+            raise ValueError(f"it has more than {most:,} bytes")
+        return file.read(most)

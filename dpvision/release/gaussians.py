@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dpvision.closed_form import Floats, class_means, not_too_small, within_classes, without_noise_floor
 
 # The noise floor, in units of the largest eigenvalue that noise alone would have.
-RIDGE = 0.2
+RIDGE = 0.3
 
 
 @dataclass(frozen=True, eq=False)

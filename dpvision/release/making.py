@@ -19,7 +19,6 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from dpvision import atomic, runs
 from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.encoders import encoder, extract
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, PrivacyError
 from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
 from dpvision.learners import DiscriminantLearner, fit_moments
@@ -38,7 +37,8 @@ from dpvision.mechanism.streams import Key
 from dpvision.models import digest_of
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, to_json
-from dpvision.privacy.ledger import ledger_of
+from dpvision.privacy.ledger import Account, ledger_of
+from dpvision.privacy.room import require_room
 from dpvision.release import folder as folders
 from dpvision.release.gaussians import RIDGE, ClassMoments
 from dpvision.release.mixtures import Mixtures
@@ -48,7 +48,8 @@ from dpvision.release.settings import Release
 from dpvision.release.weights import RandomWeights
 
 Progress = Callable[[str, int, int], None]
-WriteCard = Callable[[Path, dict[str, Any], Any], None]
+WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
+Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 AT_A_TIME = 512
 
 
@@ -67,6 +68,13 @@ class Prepared:
     def shape(self) -> tuple[int, int, int]:
         height, width, channels = self.data.train.images.shape[1:]
         return channels, height, width
+
+    @property
+    def of_rows(self) -> tuple[Any, ...]:
+        """All that private rows depend on."""
+        config = self.config
+        weights = None if config.weights is None else digest_of(Path(config.weights))
+        return self.in_order, config.encoder, weights, config.rank, config.bound, self.shape, tuple(self.data.classes)
 
     @property
     def sigma(self) -> float:
@@ -98,7 +106,7 @@ class Encoded:
     """The private rows, of length at most 1, and how they were made: by public rules, each image alone."""
 
     def __init__(self, prepared: Prepared, progress: Progress = lambda *_: None) -> None:
-        config, self.classes = prepared.config, len(prepared.data.classes)
+        config, self.classes, self.of = prepared.config, len(prepared.data.classes), prepared.of_rows
         assert config.encoder  # complete
         self._progress = progress
         self.encoder = encoder(
@@ -108,17 +116,14 @@ class Encoded:
         if config.rank:
             white = whitening(self.encoder, rank=config.rank, progress=lambda *done: progress("random images", *done))
             self.preparation = Preparation(whitening=white)
-        train, self._test = prepared.data.train, prepared.data.test
+        train, test = prepared.data.train, prepared.data.test
         self.rows = Rows.of(self._features(train), train.labels, self.preparation, classes=self.classes)
-
-    @cached_property
-    def test(self) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
-        """Rows and classes of the test split, where there is one."""
-        if self._test is None:
-            return None
-        return self.preparation.apply(self._features(self._test))[0], np.asarray(self._test.labels)
+        self.test: Labelled | None = None
+        if test is not None:
+            self.test = self.preparation.apply(self._features(test))[0], np.asarray(test.labels)
 
     def _features(self, split: Split) -> NDArray[np.float32]:
+        """By all ranks together, where there are several."""
         return extract(self.encoder, split, lambda *done: self._progress("features", *done))
 
 
@@ -131,19 +136,20 @@ def make(
     test_key: str | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """The released folder at `out`; what is known of it. `write_card` writes what says so into the folder.
+    """The released folder at `out`; its card, which `write_card` writes into the folder.
 
     `encoded` may be that of an earlier release of the same data with the same features.
     """
-    out = Path(os.path.abspath(out))
-    folders.require_free(out)
-    config = prepared.config
+    out, config = Path(os.path.abspath(out)), prepared.config
+    place = require_possible(prepared, out, test_key)
     encoded = encoded or Encoded(prepared, progress)
+    if encoded.of != prepared.of_rows:
+        raise PrivacyError("the rows are of other data or features than those that would be charged.")
     mechanism = _mechanism(encoded.rows, config)
+    told = told_to_learners(mechanism, prepared.sigma)
 
-    place = runs.key_path(_name_of_key(prepared, out))
-    atomic.make_folder(place.parent)
-    with _only_one(place.with_suffix(".lock"), out):
+    with _only_one(place, out):
+        _require_free(out, place)
         key = _key(place, test_key)
         ledger = ledger_of(prepared.fingerprint)
         charge = charged(
@@ -151,37 +157,55 @@ def make(
             Budget(config.budget or config.epsilon, config.delta),
             prepared.event(),
             key,
-            id=mechanism.name(key),
+            id=mechanism.name(key, prepared.event()),
             run=f"release {secrets.token_hex(4)}",
             sketch=prepared.sketch,
         )
         # On the disk from here on.
         with folders.whole(out) as folder:
-            moments, told = None, told_to_learners(mechanism, prepared.sigma)
+            moments, mark = None, {"private": "yes" if charge.private else runs.NOT_PRIVATE}
             if isinstance(mechanism, Moments):
                 moments = mechanism.released(charge, key)
-                _write_moments(folder, moments)
+                _write_moments(folder, moments, mark)
                 blocks = _drawn(moments, config)
             else:
                 blocks = mechanism.blocks(charge, key)
-            folders.write_rows(folder, _counted(blocks, config, progress))
+            folders.write_rows(folder, _counted(blocks, config, progress), mark)
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism))
+            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | mark)
             facts = _facts(prepared, encoded, mechanism, told)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
-            write_card(folder, facts, ledger.account())
+            card = write_card(folder, facts, ledger.account())
         Key.destroy(place)
-    place.with_suffix(".lock").unlink(missing_ok=True)
-    return facts
+    return card
+
+
+def require_possible(prepared: Prepared, out: Path, test_key: str | None = None) -> Path:
+    """Refuse what would be refused later, before hours of features; where the key is.
+
+    A release that was killed after its charge finds its key there, and has paid already; so may one with a fixed key.
+    """
+    place = runs.key_path(_name_of_key(prepared, Path(os.path.abspath(out))))
+    _require_free(out, place)
+    if not place.exists() and not test_key:
+        require_room(prepared)
+    return place
+
+
+def _require_free(out: Path, place: Path) -> None:
+    """A release that was killed after its folder was whole, and before its key was destroyed, is finished here."""
+    if (out / "card.json").is_file() and place.exists():
+        Key.destroy(place)
+    folders.require_free(out)
 
 
 def accuracy(
     folder: Path,
-    test: tuple[NDArray[np.float32], NDArray[np.int64]],
+    test: Labelled,
     classes: int,
     moments: ClassMoments | None,
     told: dict[str, float],
@@ -218,7 +242,7 @@ def told_to_learners(mechanism: Mixtures | Moments, sigma: float) -> dict[str, f
     return {
         "noise_x": mechanism.noise_of_features(sigma),
         "noise_y": mechanism.noise_of_labels(sigma),
-        "degree": mechanism.degree,
+        "degree": mechanism.records_in_a_row,
     }
 
 
@@ -249,10 +273,9 @@ def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]
             "rows_are": "drawn by public coins from one Gaussian for each class, with one covariance for all",
             "class_counts": "declared public" if config.class_counts else "released with noise",
         }
-    soft = "shares of the classes in each row, noisy" if not mechanism.public_labels else "1 for the class of the row"
     return {
         "name": f"mixtures, {config.sampling} sampling",
-        "labels": soft,
+        "labels": _meaning(mechanism),
         "rows_are": "sums of those drawn, over the expected number, plus noise; a row in which nobody is, is noise",
         **told,
     }
@@ -266,17 +289,20 @@ def _name_of_key(prepared: Prepared, out: Path) -> str:
 
 def _key(place: Path, test_key: str | None) -> Key:
     kept = Key.kept(place)
-    key = Key.for_tests(test_key) if test_key else kept if kept is not None and kept.private else Key.fresh()
+    if test_key:
+        return Key.for_tests(test_key)  # which needs no keeping, and must not take a secret one's place
+    key = kept if kept is not None and kept.private else Key.fresh()
     key.keep(place)  # on the disk before it is used
     return key
 
 
 @contextmanager
-def _only_one(lock: Path, out: Path) -> Iterator[None]:
+def _only_one(place: Path, out: Path) -> Iterator[None]:
     """Let one process at a time make a release; a second one is told so."""
+    atomic.make_folder(place.parent)
     with ExitStack() as stack:
         try:
-            stack.enter_context(atomic.alone(lock, wait=False))
+            stack.enter_context(atomic.alone(place.with_suffix(".lock"), wait=False))
         except BlockingIOError:
             raise ConfigError(f"{out}: another process is making this release. Fix: wait for it.") from None
         yield
@@ -298,14 +324,18 @@ def _counted(blocks: Iterator[folders.Block], config: Release, progress: Progres
         progress("rows", done, config.rows)
 
 
-def _write_moments(folder: Path, moments: ClassMoments) -> None:
+def _write_moments(folder: Path, moments: ClassMoments, mark: dict[str, str]) -> None:
     arrays = {"sums": moments.sums, "counts": moments.counts, "second": moments.second}
     noise = {name: np.array(getattr(moments, name)) for name in ("noise_of_sums", "noise_of_counts", "noise_of_second")}
-    folders.write_arrays(folder / "moments.safetensors", {**arrays, **noise, "n": np.array(moments.n)})
+    folders.write_arrays(folder / "moments.safetensors", {**arrays, **noise, "n": np.array(moments.n)}, mark)
+
+
+def _meaning(mechanism: Mixtures) -> str:
+    """Of the labels."""
+    return "1 for the class of the row" if mechanism.public_labels else "shares of the classes in each row, noisy"
 
 
 def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | Moments) -> dict[str, Any]:
-    exact = isinstance(mechanism, Moments)
     return {
         "format": folders.FORMAT,
         "rows": prepared.config.rows,
@@ -314,8 +344,8 @@ def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | 
         "files": sorted(path.name for path in folder.glob("rows-*.safetensors")),
         "features": {"dtype": "float32", "shape": ["rows", rows.width]},
         "labels": {"dtype": "int64", "shape": ["rows"], "meaning": "class"}
-        if exact
-        else {"dtype": "float32", "shape": ["rows", rows.classes], "meaning": "share of each class, noisy"},
+        if isinstance(mechanism, Moments)
+        else {"dtype": "float32", "shape": ["rows", rows.classes], "meaning": _meaning(mechanism)},
     }
 
 

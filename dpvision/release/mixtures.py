@@ -38,13 +38,15 @@ from dpvision.heads.charged import secret_name
 from dpvision.heads.rows import Rows
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key, Stream
-from dpvision.privacy.events import ClassScheduled, PoissonGaussian
+from dpvision.privacy.events import ClassScheduled, Event, PoissonGaussian, to_json
 from dpvision.privacy.ledger import Charge
 from dpvision.release.sampling import Sampler, Scheduled
 from dpvision.release.sums import Grid, on_grid, summed
 from dpvision.release.weights import RandomWeights
 from dpvision.state import computing
 
+# Of lambda, and one over it: beyond, the features or the labels are nothing but noise.
+LEAST_BALANCE = 1e-3
 # Rows at a time. It decides which coin and which word of noise is whose.
 BLOCK = 512
 
@@ -64,8 +66,10 @@ class Mixtures:
         balance: float = 1.0,
         weights: RandomWeights | None = None,
     ) -> None:
-        if not 0 < balance < math.inf:
-            raise ConfigError(f"lambda is {balance!r}: it must be a finite number above 0, such as 1.")
+        if not LEAST_BALANCE <= balance <= 1 / LEAST_BALANCE:
+            raise ConfigError(
+                f"balance (lambda) is {balance!r}: it must be from {LEAST_BALANCE:g} to {1 / LEAST_BALANCE:g}."
+            )
         if not 0 < degree < math.inf:
             raise ConfigError(f"the degree is {degree!r}: it must be a finite number above 0.")
         self.sampler, self.degree, self.weights, self._rows = sampler, float(degree), weights, rows
@@ -86,20 +90,28 @@ class Mixtures:
         """1 / c."""
         return self.degree if self.weights is None else 1 / self.weights.most
 
-    def name(self, key: Key) -> str:
+    @property
+    def records_in_a_row(self) -> float:
+        """One over the expected sum of squared shares: m, and less where weights differ."""
+        return self.degree if self.weights is None else self.degree * self.weights.alpha / (1 + self.weights.alpha)
+
+    def event(self, sigma: float) -> PoissonGaussian | ClassScheduled:
+        return self.sampler.event(sigma)
+
+    def name(self, key: Key, event: Event) -> str:
         """Of the charge and the noise."""
         rows, settings = self._rows, f"{self.degree!r} {self.a!r} {self.weights!r} {BLOCK} {self.sampler.described}"
-        what = f"mixtures {settings} {rows.classes} {computing()}"
+        what = f"mixtures {settings} {rows.classes} {to_json(event)} {computing()}"
         return secret_name(key, "name of a release", what, (rows.x, rows.labels))
 
     def blocks(self, charge: Charge, key: Key) -> Iterator[Block]:
         """(features, labels) of BLOCK rows each, in order."""
         event = charge.event
-        if not isinstance(event, PoissonGaussian | ClassScheduled) or event != self.sampler.event(event.sigma):
+        if not isinstance(event, PoissonGaussian | ClassScheduled) or event != self.event(event.sigma):
             raise PrivacyError(f"{event} was charged, which is not what this sampler does.")
         if key.private != charge.private:
             raise PrivacyError("the charge says whether its noise is secret, and the key says otherwise.")
-        if charge.id != self.name(key):
+        if charge.id != self.name(key, event):
             raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
         z = self._contributions()
 

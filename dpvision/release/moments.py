@@ -23,7 +23,7 @@ from dpvision.heads.releases import Releases
 from dpvision.heads.rows import Rows
 from dpvision.heads.second_moment import to_matrix
 from dpvision.mechanism.streams import Key
-from dpvision.privacy.events import Gaussian
+from dpvision.privacy.events import Event, Gaussian, to_json
 from dpvision.privacy.ledger import Charge
 from dpvision.release.gaussians import ClassMoments
 from dpvision.state import computing
@@ -47,10 +47,10 @@ class Moments:
     def event(self, sigma: float) -> Gaussian:
         return Gaussian(sigma, 1)
 
-    def name(self, key: Key) -> str:
+    def name(self, key: Key, event: Event) -> str:
         """Of the charge and the noise."""
         rows, settings = self._rows, f"{self.a!r} {self.b!r} {self.c!r} {self.n} {self.class_counts!r}"
-        what = f"moments {settings} {rows.classes} {computing()}"
+        what = f"moments {settings} {rows.classes} {to_json(event)} {computing()}"
         return secret_name(key, "name of a release", what, (rows.x, rows.labels))
 
     def released(self, charge: Charge, key: Key) -> ClassMoments:
@@ -58,7 +58,7 @@ class Moments:
         event = charge.event
         if not isinstance(event, Gaussian) or event != self.event(event.sigma):
             raise PrivacyError(f"{event} was charged, which is not one release of every record.")
-        if charge.id != self.name(key):
+        if charge.id != self.name(key, event):
             raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
         rows = self._rows
         d, k = rows.width, rows.classes

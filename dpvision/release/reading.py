@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.data import load
+from dpvision.data.refusal import Refusal
 from dpvision.encoders import encoder, extract
 from dpvision.errors import ConfigError, DataError
 from dpvision.heads import Whitening
 from dpvision.heads.rows import Preparation
-from dpvision.release.folder import read_arrays, read_schema
+from dpvision.release.folder import MOST_TEXT, read_arrays, read_bytes, read_schema
 
-MOST_CARD = 1 << 24
 Progress = Callable[[str, int, int], None]
 
 
@@ -81,9 +81,7 @@ def preparation(folder: Path, card: dict[str, Any], width: int) -> Preparation:
 def _card(folder: Path) -> dict[str, Any]:
     path = folder / "card.json"
     try:
-        if path.stat().st_size > MOST_CARD:
-            raise ValueError("it is too large")
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_bytes(path, most=MOST_TEXT))
         features, config = found["features"], found["config"]
         shape = found["image_shape"]
         kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
@@ -92,6 +90,6 @@ def _card(folder: Path) -> dict[str, Any]:
             raise ValueError("features, image_shape or config are of another kind")
         if bound is not None and not (type(bound) in (int, float) and 0 < bound < math.inf):
             raise ValueError(f"bound is {bound!r}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Refusal) as exc:
         raise DataError(f"{path}: does not say how the features were made ({exc}).") from exc
     return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}

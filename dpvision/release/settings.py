@@ -16,6 +16,7 @@ from dpvision.release.sampling import Poisson, Sampler, hierarchical, in_turn
 
 KINDS = ("moments", "mixtures")
 LEAST_DRAWN = 20_000
+RANK = 800
 SAMPLINGS = ("poisson", "hierarchical", "class-schedule")
 
 
@@ -28,7 +29,7 @@ class Release:
     # Features.
     encoder: str | None = None  # None: scattering in grey, patches in colour (encoders.py)
     weights: str | None = None  # a .safetensors file of the encoder's public weights
-    rank: int | None = 800  # features are whitened by those of random images, and so many directions kept; 0: as is
+    rank: int | None = None  # directions kept by a whitening by random images, 0 for none; None: 800, or 0 with weights
     bound: float | None = None  # rows longer than this are shortened to it; None: all are brought to one length
     # The guarantee.
     epsilon: float = 1.0
@@ -92,16 +93,20 @@ class Release:
         if degree is None and self.kind == "mixtures":
             degree = self._degree(n, rows, classes)
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
-        whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder)
+        rank = self.rank
+        if rank is None:
+            rank = RANK if self.weights is None and self.bound is None else 0
+        whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder, rank=rank)
         if whole.sigma is None:
             budget = Budget(self.epsilon, self.delta)
             whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
         return whole
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
-        if self.sampling == "class-schedule":
-            return n / classes  # all of a class: coins would add to the noise of its mean, and hide less than they cost
-        return optimal_degree(n, rows, budget=Budget(self.epsilon, self.delta))
+        budget = Budget(self.epsilon, self.delta)
+        if self.sampling == "class-schedule":  # a class has its own rows, as if it were a data set of its own
+            return optimal_degree(max(1, n // classes), max(1, rows // classes), budget=budget)
+        return optimal_degree(n, rows, budget=budget)
 
     def rates(self, classes: int) -> tuple[float, ...]:
         """Of one class a row: each class's own rate, by its declared count or as if all were alike."""

@@ -1,13 +1,13 @@
 """Sums of the records that were drawn, exactly: values lie on a grid, and are added up so that nothing is rounded.
 
     on the grid      each value cut towards 0 to a multiple of 2^-bits, so a row gets no longer
-    most             2^(24 - bits) values of size 1 at most add up exactly in float32; more are added up in pieces of at
-                     most so many, and the pieces in float64
+    most             2^(24 - bits) values of size 1 at most add up exactly in float32, PIECE of them at most; more are
+                     added up in pieces of so many, and the pieces in float64
     with weights     of size 1 at most and multiples of 2^-WEIGHT_BITS: products and their sums are exact in float64
 
 Formal guarantee: a sum is exact, whatever the order and however many records are drawn (up to 2^29 times `most`; with
-weights up to 2^9 times `most`, which is 2,048 times the degree): one record more moves it by that record's own row
-times its weight, to the last bit.
+weights up to 2^9 times `most`, 131,072 where the degree is 64 or more): one record more moves it by that record's own
+row times its weight, to the last bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def on_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> Grid:
 
     `degree` is how many rows are usually added up.
     """
-    bits = 24 - math.ceil(math.log2(4 * max(degree, 1.0)))
+    bits = 24 - math.ceil(math.log2(min(4 * max(degree, 1.0), PIECE)))
     out = np.empty((len(parts[0][0]), sum(x.shape[1] for x, _ in parts)), dtype=np.float32)
     left = 0
     for x, scale in parts:
@@ -53,7 +53,7 @@ def on_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> Grid:
 def summed(grid: Grid, chosen: Chosen, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """(rows, d) sums of the chosen records, each times its weight: one for each of `chosen.members`."""
     out = np.zeros((len(chosen.starts) - 1, grid.x.shape[1]))
-    size = min(grid.most, PIECE)
+    size = grid.most
     room = np.empty((size, grid.x.shape[1]), dtype=np.float32)
     for row, total in enumerate(out):
         for start in range(chosen.starts[row], chosen.starts[row + 1], size):

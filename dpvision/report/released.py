@@ -33,12 +33,13 @@ ACCOUNTS = {
 }
 
 
-def write(folder: Path, facts: dict[str, Any], account: Account) -> None:
-    """All three, each whole."""
+def write(folder: Path, facts: dict[str, Any], account: Account) -> dict[str, Any]:
+    """All three, each whole; the card."""
     made = card(facts, account)
     atomic.write(folder / "card.json", json.dumps(made, indent=1, allow_nan=False) + "\n", mode=0o644)
     atomic.write(folder / "card.md", as_text(made), mode=0o644)
     atomic.write(folder / "README.md", readme(made), mode=0o644)
+    return made
 
 
 def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
@@ -93,6 +94,7 @@ def _not_covered(facts: dict[str, Any], *, fixed_key: bool) -> list[str]:
         "The unit is one image. Someone with several images in the data is protected less"
         + (", and this data says whose images are whose." if facts["persons"] else "."),
         "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
+        "That the release was not refused tells that all images could be read, and that none is of an unknown class.",
         "Side channels, such as how long it took, are not covered.",
     ]
     if facts.get("accuracy") is not None:

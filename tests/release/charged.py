@@ -21,7 +21,7 @@ def charge(folder: Path, mixtures: Mixtures | Moments, event: Event, key: Key = 
     folder.mkdir(exist_ok=True)
     ledger = Ledger(folder, "ab" * 16)
     ledger.open(Budget(1e9, 1e-5))
-    account = ledger.spend(event, id=mixtures.name(key), run="test", private=key.private)
+    account = ledger.spend(event, id=mixtures.name(key, event), run="test", private=key.private)
     return account.charges[-1]
 
 

@@ -116,7 +116,7 @@ def test_a_fixed_key_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (("release", "digits", "--epsilon", "3", "--degree", "4"), 2, "degree: recipe moments has no use for it"),
         (("release", "digits", "--epsilon", "3", "--delta", "0.01"), 2, "delta is 0.01 and n is 1437"),
         (("release", "digits", "--epsilon", "0"), 2, "epsilon"),
-        (("release", "digits", "--epsilon", "3", "--bound", "2"), 2, "bound"),
+        (("release", "digits", "--epsilon", "3", "--bound", "2", "--rank", "5"), 2, "bound"),
         (("release", "digits", "--epsilon", "3", "--class-counts", "3,x"), 2, "class-counts is '3,x'"),
         (("release", "digits", "--epsilon", "3", "--class-counts", "3,4"), 2, "there are 10 classes"),
         (("release", "digits", "--epsilon", "3", "--class-counts", "3,4", "--n", "9"), 2, "add up to 7, but n is 9"),

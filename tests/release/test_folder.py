@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from tests.release.small import IMAGES, RANK, made, sharing, small
 SETTINGS: dict[str, Release] = {
     "moments": small("moments", budget=1000.0),
     "neuromix": small("neuromix", rows=70),
-    "class-schedule": small("class-schedule"),
+    "class-schedule": small("class-schedule", rows=200),
     "as they are": small("neuromix", rows=70, rank=0, encoder="pixels"),
     "bounded": small("neuromix", rows=70, rank=0, bound=3.5),
 }
@@ -334,3 +335,15 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists already"), whole(tmp_path / "file"):
         pass
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    schema = {"format": folders.FORMAT, "rows": 1, "width": 1, "classes": ["a"], "files": [ROWS]}
+    os.mkfifo(tmp_path / ROWS)
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    with pytest.raises(DataError, match="FIFO"):
+        read_rows(tmp_path)
+    (tmp_path / "schema.json").unlink()
+    os.mkfifo(tmp_path / "schema.json")
+    with pytest.raises(DataError, match="FIFO"):
+        read_rows(tmp_path)

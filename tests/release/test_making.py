@@ -12,7 +12,7 @@ import pytest
 
 from dpvision import atomic
 from dpvision.data import load
-from dpvision.errors import BudgetSpent, ConfigError
+from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.mechanism import noise
 from dpvision.prepare import prepare as prepare_training
 from dpvision.privacy import accountant
@@ -114,7 +114,7 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
     assert {name: found[name] for name in lost} == lost
     (charge,) = _account(prepared).charges
     assert facts["run"] == charge.run
-    assert not list((small_home / "keys").iterdir()), "the key is destroyed once the folder is whole"
+    assert not list((small_home / "keys").glob("*.key")), "the key is destroyed once the folder is whole"
 
     for number, other in enumerate(
         (prepared.config, replace(prepared.config, seed=5), replace(prepared.config, balance=2.0, share=0.3))
@@ -151,8 +151,8 @@ def test_a_fixed_key_left_by_a_crash_is_not_taken_for_a_secret_one(tmp_path: Pat
 
     with pytest.raises(RuntimeError):
         make(prepared, tmp_path / "out", write_card=crash, test_key="known")
-    facts = make(prepared, tmp_path / "out", write_card=released.write)
-    assert facts["private"] is True
+    card = make(prepared, tmp_path / "out", write_card=released.write)
+    assert card["status"] == "private"
     assert [charge.private for charge in _account(prepared).charges] == [False, True]
 
 
@@ -239,3 +239,72 @@ def test_digits_can_be_learned_from_it(recipe: str, floor: float, tmp_path: Path
     """At epsilon 8. Floors are some points below the least of ten keys."""
     found = made(tmp_path / "out", small(recipe), test_key="accuracy")["accuracy"]
     assert min(found.values()) > floor
+
+
+def test_rows_of_other_data_or_features_are_not_released(tmp_path: Path) -> None:
+    """Else the account of one data set would be charged for another."""
+    prepared = prepare("digits", small("moments", budget=100.0))
+    data = load("digits")
+    np.savez(tmp_path / "some.npz", train_images=data.train.images[50:], train_labels=data.train.labels[50:])
+    for source, settings in (
+        (str(tmp_path / "some.npz"), small("moments", classes=10, budget=100.0)),
+        ("digits", small("moments", rank=7, budget=100.0)),
+    ):
+        with pytest.raises(PrivacyError, match="of other data or features"):
+            make(prepared, tmp_path / "out", write_card=released.write, encoded=Encoded(prepare(source, settings)))
+    assert not ledger_of(prepared.fingerprint).exists() and not (tmp_path / "out").exists()
+
+
+def test_a_key_that_outlived_its_release_is_destroyed(
+    tmp_path: Path, small_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the folder's name and the key's end: whoever has both could take the noise away."""
+    prepared = prepare("digits", small("moments"))
+    with monkeypatch.context() as patch:
+        patch.setattr(making.Key, "destroy", lambda place: None)
+        make(prepared, tmp_path / "out", write_card=released.write)
+    assert list((small_home / "keys").glob("*.key"))
+    with pytest.raises(ConfigError, match="exists already"):
+        make(prepared, tmp_path / "out", write_card=released.write)
+    assert not list((small_home / "keys").glob("*.key"))
+
+
+def test_a_second_process_that_comes_too_late_is_not_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one finished while this one made features."""
+    prepared = prepare("digits", small("moments", budget=100.0))
+    real = making.Encoded
+
+    def slow(*arguments: Any) -> Encoded:
+        monkeypatch.setattr(making, "Encoded", real)
+        make(prepared, tmp_path / "out", write_card=released.write)
+        return real(*arguments)
+
+    monkeypatch.setattr(making, "Encoded", slow)
+    with pytest.raises(ConfigError, match="exists already"):
+        make(prepared, tmp_path / "out", write_card=released.write)
+    assert len(_account(prepared).charges) == 1
+
+
+def test_another_budget_than_the_account_has_is_refused(tmp_path: Path) -> None:
+    made(tmp_path / "a", small("moments", budget=100.0))
+    with pytest.raises(ConfigError, match="has a budget of epsilon 100"):
+        made(tmp_path / "b", small("moments", budget=3.0))
+
+
+def test_what_can_not_be_scaled_is_refused_before_the_charge(tmp_path: Path) -> None:
+    prepared = prepare("digits", small("neuromix", balance=1e9))
+    with pytest.raises(ConfigError, match="balance"):
+        make(prepared, tmp_path / "out", write_card=released.write)
+    assert not ledger_of(prepared.fingerprint).exists()
+
+
+def test_every_file_of_rows_says_whether_its_noise_is_secret(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    for name, key in (("secret", None), ("fixed", "known")):
+        made(tmp_path / name, small("moments", budget=100.0), test_key=key)
+        said = {json.loads((tmp_path / name / "schema.json").read_text())["private"]}
+        for path in ("rows-00000.safetensors", "moments.safetensors"):
+            with safe_open(tmp_path / name / path, "np") as file:
+                said.add(file.metadata()["private"])
+        assert len(said) == 1 and (said == {"yes"}) == (key is None)

@@ -216,9 +216,11 @@ def test_other_records_or_settings_do_not_get_the_same_noise(tmp_path: Path) -> 
             next(other.blocks(charged, KEY))
     poisson = Poisson(9, N, 20)
     one, two = (Mixtures(rows_of(x, y), poisson, degree=9, balance=b) for b in (1.0, 3.0))
-    assert one.name(KEY) != two.name(KEY)
+    assert one.name(KEY, one.event(1.0)) != two.name(KEY, two.event(1.0))
     weighted = [RandomWeights(0.3, 0.2), RandomWeights(0.3, 0.1), RandomWeights(0.4, 0.2)]
-    names = {Mixtures(rows_of(x, y), poisson, degree=9, weights=w).name(KEY) for w in [None, *weighted]}
+    names = {
+        Mixtures(rows_of(x, y), poisson, degree=9, weights=w).name(KEY, poisson.event(1.0)) for w in [None, *weighted]
+    }
     assert len(names) == 4
     with pytest.raises(ValueError, match="read-only"):
         sampler.table[:] = True

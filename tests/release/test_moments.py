@@ -123,7 +123,7 @@ def test_without_its_charge_nothing_comes_out(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError):
         moments.released(good, Key.fresh())
     with pytest.raises(LedgerMismatch, match="before the ledger is opened"):
-        Ledger(tmp_path, "cd" * 16).spend(Gaussian(1.5, 1), id=moments.name(KEY), run="r")
+        Ledger(tmp_path, "cd" * 16).spend(Gaussian(1.5, 1), id=moments.name(KEY, Gaussian(1.5, 1)), run="r")
     once, again = (moments.released(good, KEY) for _ in range(2))
     assert np.array_equal(once.sums, again.sums) and np.array_equal(once.second, again.second), "the same release"
 

@@ -25,7 +25,7 @@ from dpvision.release.settings import LEAST_DRAWN, Release, changed, useless
         ({"epsilon": 0.0}, "epsilon"),
         ({"delta": 1.0}, "delta"),
         ({"rank": -1}, "rank is -1"),
-        ({"bound": 2.0}, "bound"),
+        ({"rank": 5, "bound": 2.0}, "bound"),
         ({"rank": 0, "bound": 0.0}, "bound is 0"),
         ({"rows": 0}, "rows is 0"),
         ({"n": -3}, "n is -3"),

@@ -30,7 +30,7 @@ def test_the_number_of_threads_changes_no_bit(sampler: Sampler, weights: RandomW
     found, names = [], set()
     for threads in (1, 2, 3, 7):
         torch.set_num_threads(threads)
-        names.add(mixtures.name(KEY))
+        names.add(mixtures.name(KEY, mixtures.event(1.0)))
         found.append(mixed(tmp_path / str(threads), mixtures, sigma=1.5))
     assert len(names) == 1
     for features, labels in found:
