@@ -6,6 +6,7 @@
 
 The noise makes means longer. In the metric of S it adds v_k tr(S^-1) to their squared distance from the mean of all,
 with v_k its known variance: so m_k is drawn to the mean of all by 1 - v_k tr(S^-1) / distance^2 (James and Stein 1961).
+So are noisy counts to even ones: with few records, the means' lengths would suffer most from their noise.
 All of it is post-processing of released numbers: no private row is in reach.
 """
 
@@ -37,8 +38,11 @@ class ClassMoments:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Of the classes, none of them empty."""
-        return not_too_small(self.counts, n=self.n)
+        """Of the classes: drawn to even ones by as much as noise alone would scatter them; none of them empty."""
+        even = self.n / len(self.counts)
+        away = self.counts - even
+        kept = max(0.0, 1.0 - len(away) * self.noise_of_counts**2 / max(float(away @ away), np.finfo(np.float64).tiny))
+        return not_too_small(even + kept * away, n=self.n)
 
     @property
     def shares(self) -> Floats:

@@ -223,11 +223,10 @@ def learner_of(moments: ClassMoments) -> DiscriminantLearner:
     """In closed form, without rows."""
     learner = fit_moments(
         moments.sums,
-        moments.counts,
+        moments.sizes,
         moments.second,
         n=moments.n,
         noise_sums=moments.noise_of_sums,
-        noise_counts=moments.noise_of_counts,
         noise_moment=moments.noise_of_second,
         ridge=RIDGE,
     )

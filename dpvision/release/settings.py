@@ -53,8 +53,8 @@ class Release:
     alpha: float | None = None  # random weights, Dirichlet-like with this parameter; None: the same for all
     most_weight: float = 4.0  # random weights are cut at so many times the usual one
     # Moments.
-    share: float = 0.4  # of the sensitivity's square, for the second moment
-    counts_share: float = 0.02  # and for the class counts, unless they are declared
+    share: float = 0.25  # of the sensitivity's square, for the second moment
+    counts_share: float = 0.05  # and for the class counts, unless they are declared
     # Upkeep.
     licence: str = "not stated"
     budget: float | None = None  # the data set's epsilon over all runs; None: this one's
