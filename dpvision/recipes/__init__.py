@@ -13,7 +13,7 @@ from dpvision.recipes.finetune import finetune_all, finetune_head
 from dpvision.recipes.linear import linear
 from dpvision.recipes.patches import patches
 from dpvision.recipes.randp import dp_randp, dp_randp_cifar100, dp_randp_dermamnist, dp_randp_probe
-from dpvision.recipes.releases import class_schedule, dpmix, moments, neuromix, neuromix_hs
+from dpvision.recipes.releases import class_schedule, dpmix, moments, neuromix, neuromix_cifar100, neuromix_hs
 from dpvision.recipes.scatter import scatter_cnn, scatter_linear
 from dpvision.recipes.scratch import dp_mix_diff, dp_mix_self, dp_sgd, pure_dp_mix_diff, self_aug
 from dpvision.recipes.small_cnn import small_cnn
@@ -47,6 +47,7 @@ RELEASES: dict[str, Callable[[], Release]] = {
     "class-schedule": class_schedule,
     "neuromix": neuromix,
     "neuromix-hs": neuromix_hs,
+    "neuromix-cifar100": neuromix_cifar100,
     "dpmix": dpmix,
 }
 

@@ -102,7 +102,12 @@ def test_the_event_of_each_recipe(name: str) -> None:
     whole = changed(release_recipe(name), {"epsilon": 8.0}).complete(1500, 10, channels=1)
     assert whole.sigma and whole.recipe == name
     event = whole.event(whole.sigma, 10)
-    kinds = {"moments": Gaussian, "class-schedule": ClassScheduled, "neuromix-hs": ClassScheduled}
+    kinds = {
+        "moments": Gaussian,
+        "class-schedule": ClassScheduled,
+        "neuromix-hs": ClassScheduled,
+        "neuromix-cifar100": ClassScheduled,
+    }
     assert isinstance(event, kinds.get(name, PoissonGaussian))
     assert 7.9 < accountant.epsilon(event, whole.delta) <= 8.0
 
