@@ -45,8 +45,8 @@ class Releases:
         self.source, self.settings = source, settings
         self.encoded: Encoded | None = None
 
-    def prepared(self, recipe: str, epsilon: float) -> Prepared:
-        settings = {**self.settings, "epsilon": epsilon, "budget": 1e6}
+    def prepared(self, recipe: str, epsilon: float, seed: int = 0) -> Prepared:
+        settings = {**self.settings, "epsilon": epsilon, "budget": 1e6, "seed": seed}
         return prepare(self.source, changed(release_recipe(recipe), settings))
 
     def accuracy(self, recipe: str, epsilon: float, *, seeds: int = SEEDS) -> dict[str, list[float]]:
@@ -55,9 +55,8 @@ class Releases:
         found: dict[str, list[float]] = {}
         for seed in range(seeds):
             with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
-                config = replace(prepared.config, seed=seed)
                 card = make(
-                    replace(prepared, config=config),
+                    self.prepared(recipe, epsilon, seed),
                     Path(place) / "out",
                     write_card=released.write,
                     encoded=self.encoded,

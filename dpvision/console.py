@@ -208,7 +208,9 @@ def show_release(prepared: PreparedRelease) -> None:
     epsilon = accountant.epsilon(event, config.delta)
     rough = gdp.gaussian_epsilon(gdp.central_limit_mu(event), config.delta)
     channels, height, width = prepared.shape
-    features = f"{config.encoder}, " + (f"whitened by random images to {config.rank}" if config.rank else "as they are")
+    features = f"{config.encoder}, " + (
+        f"whitened by random images, {config.rank} directions at most" if config.rank else "as they are"
+    )
     shown = {
         "data": f"{prepared.data.name}: images {height}x{width}x{channels}, {len(prepared.data.classes)} classes",
         "unit": f"image; n = {config.n:,} images",

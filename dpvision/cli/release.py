@@ -23,7 +23,7 @@ def release(
     ] = None,
     epsilon: Annotated[float | None, Parameter(help="how much may be told; 1 is strong, 8 is weak")] = None,
     delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
-    recipe: Annotated[str, Parameter(help="see `dpvision recipes`")] = "moments",
+    recipe: Annotated[str | None, Parameter(help="see `dpvision recipes`; moments")] = None,
     config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
     encoder: Annotated[str | None, Parameter(help="pixels, scatter-linear, patches, or a model with --weights")] = None,
     weights: Annotated[Path | None, Parameter(help="the encoder's public weights, a .safetensors file")] = None,
@@ -35,7 +35,7 @@ def release(
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
-    rows: Annotated[int | None, Parameter(help="released rows; by default n")] = None,
+    rows: Annotated[int | None, Parameter(help="released rows; by default n, of moments 20,000 at least")] = None,
     sampling: Annotated[Literal["poisson", "hierarchical", "class-schedule"] | None, Parameter()] = None,
     degree: Annotated[float | None, Parameter(help="expected records in a mixture; by default the best")] = None,
     drawn: Annotated[float | None, Parameter(help="expected classes in a mixture, of hierarchical sampling")] = None,
@@ -76,7 +76,10 @@ def release(
     for name, read in (("classes", class_list), ("class_counts", _numbers), ("weights", os.path.abspath)):
         if name in flags:
             flags[name] = read(flags[name])
-    settings = changed(release_recipe(recipe), checked(Release, stated, source=str(config)))
+    named = str(stated.pop("recipe", recipe or "moments"))
+    if recipe not in (None, named):
+        raise ConfigError(f"{config}: is of recipe {named}, and --recipe is {recipe}. Fix: leave one of them out.")
+    settings = changed(release_recipe(named), checked(Release, stated, source=str(config)))
     settings = changed(settings, checked(Release, flags, source="command line"))
 
     from dpvision import console, distributed
@@ -140,8 +143,8 @@ def features(
     from dpvision.release.folder import write_arrays
     from dpvision.release.reading import features_of
 
-    if out.exists():
-        raise ConfigError(f"{out}: exists already. Fix: another --out.")
+    if out.exists() or out.suffix != ".safetensors":
+        raise ConfigError(f"{out}: must be a new file that ends in .safetensors. Fix: another --out.")
     with console.named_bars() as progress:
         arrays = features_of(
             folder, source, split=split, weights=weights, classes=class_list(classes), progress=progress

@@ -10,8 +10,8 @@ def moments() -> Release:
 
     Paper: none. Features are whitened by what the encoder makes of dead leaves, which needs no public photographs.
     Command: dpvision release mnist.npz --epsilon 1
-    Hardware and minutes: FIGURE
-    Expect: FIGURE
+    Hardware and minutes: 2 CPU cores, about 2 min from nothing on MNIST, most of it features.
+    Expect: 97.4% on MNIST at epsilon 1, 94.9% at 0.1, 98.4% at 8 (rows; means of 5).
     """
     return Release(recipe="moments")
 
@@ -21,8 +21,8 @@ def class_schedule() -> Release:
 
     Paper: none. A record is in rows of its own class alone, with the degree that is best for a data set of one class.
     Command: dpvision release mnist.npz --epsilon 1 --recipe class-schedule
-    Hardware and minutes: FIGURE
-    Expect: FIGURE
+    Hardware and minutes: as moments.
+    Expect: 96.0% on MNIST at epsilon 1 (one release).
     """
     return Release(recipe="class-schedule", kind="mixtures", sampling="class-schedule")
 
@@ -32,8 +32,8 @@ def neuromix() -> Release:
 
     Paper: Li et al. 2023, Algorithm 1 with the degree of Theorem 3.2 and a sound account (PLD, not the central limit).
     Command: dpvision release mnist.npz --epsilon 1 --recipe neuromix
-    Hardware and minutes: FIGURE
-    Expect: FIGURE
+    Hardware and minutes: as moments.
+    Expect: 96.8% on MNIST at epsilon 1 (mean of 5); published, with another learner: 89.8%.
     """
     return Release(recipe="neuromix", kind="mixtures", sampling="poisson")
 
@@ -44,8 +44,8 @@ def neuromix_hs() -> Release:
     Paper: Li et al. 2023, Procedure 2. Its Proposition E.3 takes the rate over all records and is wrong, as released
     labels show which classes were drawn (docs/hierarchical-sampling.md); under a sound account it needs more noise.
     Command: dpvision release mnist.npz --epsilon 1 --recipe neuromix-hs
-    Hardware and minutes: FIGURE
-    Expect: FIGURE
+    Hardware and minutes: as moments.
+    Expect: 96.0% on MNIST at epsilon 1 (one release); published, at a claimed 1: 92.7%.
     """
     return Release(recipe="neuromix-hs", kind="mixtures", sampling="hierarchical")
 
@@ -74,7 +74,7 @@ def dpmix() -> Release:
 
     Paper: Lee et al. 2019 (Synthesizing differentially private datasets using random mixing), as in Li et al. 2023.
     Command: dpvision release mnist.npz --epsilon 1 --recipe dpmix
-    Hardware and minutes: FIGURE
-    Expect: FIGURE
+    Hardware and minutes: as moments, without features.
+    Expect: not measured on MNIST.
     """
     return Release(recipe="dpmix", kind="mixtures", sampling="poisson", encoder="pixels", rank=0)

@@ -32,13 +32,14 @@ from dpvision.encoders import encoder, extract
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
-from dpvision.learners import DiscriminantLearner, fit_moments
+from dpvision.learners import DiscriminantLearner, LinearLearner, fit_moments
 from dpvision.mechanism.streams import Key
 from dpvision.models import digest_of
-from dpvision.privacy import overlap
+from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import Account, ledger_of
 from dpvision.privacy.room import require_room
+from dpvision.privacy.rounding import upper
 from dpvision.release import folder as folders
 from dpvision.release.gaussians import RIDGE, ClassMoments
 from dpvision.release.mixtures import Mixtures
@@ -51,6 +52,7 @@ Progress = Callable[[str, int, int], None]
 WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 AT_A_TIME = 512
+MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,12 @@ def require_possible(prepared: Prepared, out: Path, test_key: str | None = None)
     """
     place = runs.key_path(_name_of_key(prepared, Path(os.path.abspath(out))))
     _require_free(out, place)
+    told = accountant.epsilon(prepared.event(), prepared.config.delta)
+    if told > prepared.config.epsilon:
+        raise ConfigError(
+            f"sigma {prepared.sigma:g} makes it epsilon {upper(told, 4)}, more than the {prepared.config.epsilon:g} "
+            "that is asked for. Fix: leave sigma out, and the least noise that keeps epsilon is computed."
+        )
     if not place.exists() and not test_key:
         require_room(prepared)
     return place
@@ -214,6 +222,9 @@ def accuracy(
     features, targets = folders.read_rows(folder)
     learner = DiscriminantLearner(classes=classes, **told).fit(features, targets)
     found = {"linear discriminant of the rows": float(learner.score(*test))}
+    if targets.ndim == 2 and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
+        descent = LinearLearner(classes=classes).fit(features, targets)
+        found["softmax regression on the rows"] = float(descent.score(*test))
     if moments is not None:
         found["linear discriminant of the moments"] = float(learner_of(moments).score(*test))
     return found

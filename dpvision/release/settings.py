@@ -15,8 +15,8 @@ from dpvision.release.degree import optimal_degree
 from dpvision.release.sampling import Poisson, Sampler, hierarchical, in_turn
 
 KINDS = ("moments", "mixtures")
-LEAST_DRAWN = 20_000
-RANK = 800
+LEAST_DRAWN, DRAWN = 20_000, 3
+RANK, LEAST_RANK = 800, 20
 SAMPLINGS = ("poisson", "hierarchical", "class-schedule")
 
 
@@ -29,7 +29,9 @@ class Release:
     # Features.
     encoder: str | None = None  # None: scattering in grey, patches in colour (encoders.py)
     weights: str | None = None  # a .safetensors file of the encoder's public weights
-    rank: int | None = None  # directions kept by a whitening by random images, 0 for none; None: 800, or 0 with weights
+    rank: int | None = (
+        None  # directions kept by a whitening by random images, 0 for none; None: 800, n / 4 at most; 0 with weights
+    )
     bound: float | None = None  # rows longer than this are shortened to it; None: all are brought to one length
     # The guarantee.
     epsilon: float = 1.0
@@ -48,7 +50,9 @@ class Release:
     # Mixtures.
     sampling: str = "poisson"
     degree: float | None = None  # expected records in a row; None: the best, by Theorem 3.2
-    drawn: float = 3.0  # expected classes in a row, of hierarchical sampling
+    drawn: float | None = (
+        None  # expected classes in a row, of hierarchical sampling; None: 3, or all where there are less
+    )
     balance: float = 1.0  # lambda: the features' noise against the labels'
     alpha: float | None = None  # random weights, Dirichlet-like with this parameter; None: the same for all
     most_weight: float = 4.0  # random weights are cut at so many times the usual one
@@ -95,8 +99,11 @@ class Release:
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
         rank = self.rank
         if rank is None:
-            rank = RANK if self.weights is None and self.bound is None else 0
-        whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder, rank=rank)
+            rank = min(RANK, max(LEAST_RANK, n // 4)) if self.weights is None and self.bound is None else 0
+        drawn = self.drawn
+        if drawn is None and self.sampling == "hierarchical":
+            drawn = float(min(DRAWN, classes))
+        whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder, rank=rank, drawn=drawn)
         if whole.sigma is None:
             budget = Budget(self.epsilon, self.delta)
             whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
@@ -125,6 +132,7 @@ class Release:
         if self.sampling == "poisson":
             return Poisson(degree, n, rows)
         if self.sampling == "hierarchical":
+            assert self.drawn
             return hierarchical(rows, degree=degree, n=n, classes=classes, drawn=self.drawn, seed=self.seed)
         return in_turn(rows, rates=self.rates(classes))
 

@@ -53,7 +53,7 @@ def test_release_then_features_then_a_classifier_of_ones_own(run: Run, tmp_path:
     nearest = (found["features"] @ means.T - (means**2).sum(axis=1) / 2).argmax(axis=1)
     assert (nearest == found["labels"]).mean() > 0.6
     code, _, err = run("features", "releases/1", "digits", "--out", "test.safetensors")
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "must be a new file" in err
     code, _, err = run("features", "nowhere", "digits", "--out", "b.safetensors")
     assert code == 3 and "not a released data set" in err
     card = json.loads(Path("releases/1/card.json").read_text())
