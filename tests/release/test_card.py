@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dpvision.data import load
+from dpvision.errors import ConfigError
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant
 from dpvision.privacy.events import from_json
@@ -86,11 +87,12 @@ def test_made_with_a_fixed_key_it_is_not_private_and_says_so_everywhere(recipe: 
     assert "gives no privacy guarantee" in readme and "do not release it" in readme
 
 
-def test_a_release_without_noise_to_speak_of_is_not_private(tmp_path: Path) -> None:
-    made(tmp_path / "out", small("moments", sigma=0.002, budget=1e9))
-    card = json.loads((tmp_path / "out" / "card.json").read_text())
-    assert card["status"] == wording.TOO_LITTLE_NOISE and card["guarantee"]["epsilon"] is None
-    assert "gives no privacy guarantee" in (tmp_path / "out" / "README.md").read_text()
+def test_noise_that_tells_more_than_is_asked_for_is_refused(tmp_path: Path) -> None:
+    """However large the budget of the data set is."""
+    for sigma in (0.002, 0.1):
+        with pytest.raises(ConfigError, match="more than the 8 that is asked for"):
+            made(tmp_path / "out", small("moments", sigma=sigma, budget=1e9))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
