@@ -51,7 +51,8 @@ class Scattering(nn.Module):
         rows, columns = sides = (height // STEP + 2) * STEP, (width // STEP + 2) * STEP
         top, left = (rows - height) // 2, (columns - width) // 2
         self.padding = (left, columns - width - left, top, rows - height - top)
-        self.together = max(1, TOGETHER // (channels * (1 + ANGLES) * ANGLES * rows * columns // 2))
+        fitting = max(1, TOGETHER // (channels * (1 + ANGLES) * ANGLES * rows * columns // 2))
+        self.together = 1 << (fitting.bit_length() - 1)  # a power of two: no place in a product is rounded otherwise
         self.fine, self.coarse = (Moduli(morlets(sides, scale=j, angles=ANGLES), step=2**j) for j in range(SCALES))
         self.smooth, self.smooth_half = (Smooth(sides, resolution=j) for j in range(SCALES))
 

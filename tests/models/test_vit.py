@@ -91,7 +91,9 @@ def test_the_head_alone_is_the_models_own() -> None:
     x = torch.rand(2, 3, 6, 8, dtype=torch.float64)
     parts = head_alone(model)
     assert isinstance(parts, Featured) and parts.rest is model.head
-    assert torch.equal(parts.features(x), model.features(x)) and torch.equal(parts(x), model(x))
+    # Not the same bits: a batch of 2 and a piece of 8 may take other kernels.
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    assert torch.allclose(parts.features(x), model.features(x), **close) and torch.allclose(parts(x), model(x), **close)
     assert {n for n, p in parts.named_parameters() if p.requires_grad} == {"rest.weight", "rest.bias"}
     assert not any(n.startswith("prefix.head") for n, _ in parts.named_parameters())
     with torch.no_grad():
