@@ -20,7 +20,12 @@ from dpvision.privacy.events import Budget, PoissonGaussian
 # Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
 UPKEEP = ("checkpoint_every", "budget", "study")
 # Settings that came later: they name a run only where they are not as they were before they came.
-LATER = ("probe_steps", "full_batch")
+FROM_WEIGHTS = {
+    "finetune": "for dinov2-vits14 with the names of the original model",
+    "warm": "such as the weights of `dpvision warm`",
+    "extended": "such as the weights of `dpvision warm`",
+}
+LATER = ("probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,14 @@ class Config:
     k_diff: int = 0  # public images from `synthetic`
     mix: str = "mixup"  # how two views are mixed: or "cutmix"
     mix_alpha: float = 0.2  # shares of a mixture are Beta(alpha, alpha)
-    synthetic: str | None = None  # a public data set with the same classes
+    synthetic: str | None = None  # a public data set with the same classes: for k_diff, and for `assist`
+    # How public gradients assist each step: see public/assist.py.
+    assist: str = "none"  # or "weights" (weight multiplicity), "dope", "mirror", "adadps"
+    public_batch: int = 64  # public images in one public gradient
+    radius: float = 0.1  # rho: how far weight multiplicity moves the weights of each view
+    adaptive: bool = False  # in proportion to the weights
+    horizon: float = 1.0  # mirror: the public gradient alone is followed after so many times all steps
+    floor: float = 0.1  # adadps: added to the second moment, in units of its mean
     # Upkeep.
     checkpoint_every: int = 25
     study: bool = False  # look at gradients before clipping, into the operator's folder
@@ -78,6 +90,7 @@ class Config:
         _one_of("release", self.release, ("ema", "last"))
         _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
         _one_of("mix", self.mix, ("mixup", "cutmix"))
+        _one_of("assist", self.assist, ("none", "weights", "dope", "mirror", "adadps"))
         _one_of("part", self.part, ("all", "head", "centred-head", "probe", "bias"))
         if self.prior is not None:
             _one_of("prior", self.prior, ("patches",))
@@ -99,6 +112,10 @@ class Config:
             "clip",
             "checkpoint_every",
             "mix_alpha",
+            "public_batch",
+            "radius",
+            "horizon",
+            "floor",
         ):
             _positive(name, getattr(self, name))
         if min(self.k_base, self.k_self, self.k_diff) < 0 or self.views < 1:
@@ -184,8 +201,11 @@ class Config:
         """Views and public inputs that can be what was meant."""
         if self.k_diff and not self.synthetic:
             raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
-        if self.synthetic and not self.k_diff:
-            raise ConfigError("synthetic images are given, but k_diff is 0: none would be used. Fix: --k-diff 2.")
+        if self.synthetic and not self.k_diff and self.assist == "none":
+            raise ConfigError(
+                "public images are given, but k_diff is 0 and assist is 'none': none would be used. Fix: --k-diff 2, "
+                "or --assist weights."
+            )
         if self.k_self and self.k_base + self.k_diff < 2:
             raise ConfigError(
                 f"k_self is {self.k_self}, and k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "
@@ -196,10 +216,26 @@ class Config:
                 f"k_base is {self.k_base} without augment: the views would all be the image itself. Fix: --augment "
                 "crop,flip, or --k-base 1."
             )
-        if self.recipe.startswith("finetune") and not self.pretrained:
+        if self.recipe.startswith(tuple(FROM_WEIGHTS)) and not self.pretrained:
+            whence = next(w for kind, w in FROM_WEIGHTS.items() if self.recipe.startswith(kind))
             raise ConfigError(
                 f"recipe {self.recipe} starts from public weights, and none are given. Fix: --pretrained "
-                "FILE.safetensors, for dinov2-vits14 with the names of the original model."
+                f"FILE.safetensors, {whence}."
+            )
+        self._require_assistance()
+
+    def _require_assistance(self) -> None:
+        """A way of being assisted that this training can take."""
+        if self.assist == "none":
+            return
+        if not self.synthetic:
+            raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: --public FOLDER_OR_NPZ.")
+        if self.part == "centred-head" or self.probe_steps or self.probe_share:
+            raise ConfigError(f"assist is {self.assist!r}, and the training has two phases. Fix: --assist none.")
+        if self.assist == "weights" and self.unit == "person":
+            raise ConfigError(
+                "assist is 'weights': it moves the weights of each view of an image, and persons have different "
+                "numbers of images. Fix: --assist dope, mirror or adadps."
             )
 
     def without_folders(self) -> Config:

@@ -191,7 +191,7 @@ def show_training(prepared: Prepared) -> None:
         say(f"  note, for your eyes: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
     if prepared.synthetic is not None and prepared.synthetic.originals is not None:
         channels, height, width = prepared.shape
-        say(f"  note: the public images of --synthetic became {height}x{width} pixels of {channels} channels.")
+        say(f"  note: the public images became {height}x{width} pixels of {channels} channels.")
     for line in account_notes(prepared):
         say(f"  {line}")
     for broken in prepared.data.broken:
@@ -257,6 +257,14 @@ TRAINED = {
 }
 
 
+ASSISTED = {
+    "weights": "weight multiplicity, radius {0.radius:g}",
+    "dope": "DOPE-SGD: the public gradient is taken off before clipping, and put back",
+    "mirror": "mirror descent: less of the private and more of the public gradient with every step",
+    "adadps": "AdaDPS: gradients are scaled by public second moments before clipping",
+}
+
+
 def _what_goes_in(config: Config) -> dict[str, str]:
     """Views and public inputs, where there are any."""
     rows = {}
@@ -268,6 +276,8 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     public = [str(v) for v in (made, config.pretrained, config.synthetic) if v]
     if public:
         rows["public"] = ", ".join(public)
+    if config.assist != "none":
+        rows["assisted"] = f"{ASSISTED[config.assist].format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
         rest = "" if config.pretrained or config.prior else "; the rest stays as it was drawn, without --pretrained"
         rows["trained"] = TRAINED[config.part] + rest

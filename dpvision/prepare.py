@@ -8,7 +8,7 @@ ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -202,7 +202,7 @@ def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -
     known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
     complete = config.complete(units(data.train, config.unit))
-    _require_every_class(data)
+    _require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
     fingerprint, in_order, digests = identify(data.train)
     public: dict[str, dict[str, Any]] = {}
     synthetic = None
@@ -266,20 +266,18 @@ def _as_pixels(split: Split) -> list[bytes]:
     return found
 
 
-def _require_every_class(data: Dataset) -> None:
-    counts = np.bincount(np.asarray(data.train.labels), minlength=len(data.classes))
-    empty = [str(name) for name, count in zip(data.classes, counts, strict=True) if not count]
+def _require_every_class(split: Split, classes: Sequence[str], name: str, fix: str) -> None:
+    counts = np.bincount(np.asarray(split.labels), minlength=len(classes))
+    empty = [str(each) for each, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        raise DataError(
-            f"{data.name}: no training image is of class {', '.join(empty)}, so it could not be learned. Fix: leave it "
-            "out of the classes, or add images."
-        )
+        raise DataError(f"{name}: no image is of class {', '.join(empty)}, so it could not be learned. {fix}.")
 
 
 def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
     """Public images of the same classes and size, none of which is among the private ones."""
     height, width, channels = data.train.images.shape[1:]
     found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
+    _require_every_class(found, data.classes, source, "Fix: add images of it")
     _, in_order, digests = identify(found)
     seen = {d for s in (data.train, data.val, data.test) if s is not None for d in _as_pixels(s)}
     same = sum(d in private or e in seen for d, e in zip(digests, _as_pixels(found), strict=True))

@@ -49,6 +49,7 @@ class State:
     path: tuple[Event, ...] = ()  # what the first weights told, and earlier branches up to where they were left
     software: str = ""
     digest: str = ""  # of the file it was read from
+    second: Tensor | None = None  # AdaDPS: the second moment of public gradients
 
     def dump(self) -> bytes:
         header = {
@@ -63,7 +64,7 @@ class State:
             "path": json.dumps([to_json(e) for e in self.path]),
         }
         key = Key.kept(runs.key_path(self.key))
-        tensors = {"weights": self.weights, "momentum": self.momentum, "ema": self.ema}
+        tensors = {name: getattr(self, name) for name in tensors_of(self.config)}
         return checkpoint.dump(tensors, header, sign=None if key is None else key.sign)
 
     def save(self, run: runs.Run) -> None:
@@ -79,7 +80,8 @@ class State:
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
         flat = parameters_to_vector(trainable(model)).detach()
-        tensors, header = checkpoint.load(path, dict.fromkeys(("weights", "momentum", "ema"), flat))
+        names = tensors_of(State.config_of(sealed.read(path).header, path))
+        tensors, header = checkpoint.load(path, dict.fromkeys(names, flat))
         try:
             key = Key.kept(runs.key_path(header["key"]))
             if key is not None and header.get("signature") != key.sign(header["digest"]):
@@ -103,6 +105,11 @@ class State:
         if not (config.batch and config.n and config.sigma and 0 <= state.first <= state.step <= (config.steps or 0)):
             raise DataError(f"{path}: its header is not that of a run's state (settings or steps are missing).")
         return state
+
+
+def tensors_of(config: Config) -> tuple[str, ...]:
+    """What of a state is tensors, each as long as all that is trained."""
+    return ("weights", "momentum", "ema", *(("second",) if config.assist == "adadps" else ()))
 
 
 def branch_name(state: State, config: Config, *, data: str, key: str) -> str:

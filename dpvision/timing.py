@@ -12,7 +12,7 @@ from torch import Tensor
 from dpvision import features
 from dpvision.data import Split
 from dpvision.inputs import Inputs, fetcher
-from dpvision.mechanism.clip import ClippedSum
+from dpvision.mechanism.clip import ClippedSum, Public
 from dpvision.prepare import Prepared
 
 
@@ -39,20 +39,22 @@ def _seconds_of_features(prepared: Prepared) -> float:
 
 
 def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
-    """Private images with all their views."""
+    """Private images with all their views; public gradients, few beside these, are not counted."""
     model, views, config = prepared.model(), prepared.views(), prepared.config
     (learner, loss), parts = prepared.learner(model), prepared.split(model)
     shape = features.shape_of(parts, prepared.shape) if parts else prepared.shape
     clipped_sum = ClippedSum(learner, loss, clip=1.0, physical=config.physical, one_view=config.one_view)
     least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
+    moved = config.views if config.assist == "weights" else 0
+    public = Public(perturbations=[torch.zeros(clipped_sum.size)] * moved)
     count, rate = least, 0.0
     while True:
         images, labels = torch.rand(count, *shape) * 2 - 1, np.zeros(count, dtype=np.int64)
         split = Split(np.zeros((count, 1, 1, 1), dtype=np.uint8), labels, None)
         fetch = fetcher(split, "image", _Ready(split, images), views)
-        clipped_sum.sum([fetch(np.arange(count), 0)])  # the first call sets things up
+        clipped_sum.sum([fetch(np.arange(count), 0)], public)  # the first call sets things up
         began = time.perf_counter()
-        clipped_sum.sum([fetch(np.arange(count), 0)])
+        clipped_sum.sum([fetch(np.arange(count), 0)], public)
         rate = count / (time.perf_counter() - began)
         most = max(1, min(prepared.sampler.batch, clipped_sum.part // config.views))
         wanted = max(1, min(most, int(rate * seconds / 2)))

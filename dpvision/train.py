@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
+from dpvision.assistant import Assistant
 from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
@@ -42,6 +43,7 @@ from dpvision.phases import Phase, phases
 from dpvision.prepare import Prepared, prepare
 from dpvision.privacy.events import Event, to_json
 from dpvision.privacy.room import require_room
+from dpvision.public.assist import ALONE
 from dpvision.state import State, event_so_far, software, trainable
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
@@ -123,6 +125,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         private=key.private,
         config=prepared.config,
         path=prepared.before,
+        second=torch.zeros_like(weights) if prepared.config.assist == "adadps" else None,
     )
     return runs.create(folder, prepared.config, facts, state.dump())
 
@@ -227,6 +230,7 @@ def _proceed(
         _drop_after(run.metrics, state.step)
         _drop_after(study.file(run), state.step)
         _drop_after(run.operator / "log.jsonl", state.step)
+    assistant = None if config.assist == "none" else Assistant(prepared, phase, model, team)
     began, images, fetch = time.monotonic(), 0, None
     for number in range(state.step, sampler.steps):
         if team.any(stop()):
@@ -239,8 +243,9 @@ def _proceed(
         if fetch is None:
             rows = inputs if phase.before is None else inputs.through(phase.before)
             fetch = fetcher(prepared.data.train, config.unit, rows, prepared.views())
-        gradient = phase.spread(private_sum.step(number, everyone, fetch).float())
-        state = _descend(state, gradient, config, lr=phase.lr)
+        state, assisted = (state, ALONE) if assistant is None else assistant(state)
+        noisy = private_sum.step(number, everyone, fetch, assisted.public)
+        state = _descend(state, phase.spread(assisted.finish(noisy).float()), config, lr=phase.lr)
         if state.step == phase.end:
             average = state.weights.clone() if phase.part == CENTRE else state.ema  # not half a mean
             state = replace(state, momentum=torch.zeros_like(state.momentum), ema=average)

@@ -64,7 +64,19 @@ def train(
     k_diff: Annotated[int | None, Parameter(help="public images beside it, from --synthetic")] = None,
     mix: Annotated[Literal["mixup", "cutmix"] | None, Parameter(help="how two views are mixed")] = None,
     mix_alpha: Annotated[float | None, Parameter(help="shares of a mixture are Beta(alpha, alpha)")] = None,
-    synthetic: Annotated[str | None, Parameter(help="public images of the same classes: .npz, folder, csv")] = None,
+    synthetic: Annotated[
+        str | None,
+        Parameter(name=["--synthetic", "--public"], help="public images of the same classes: .npz, folder, csv"),
+    ] = None,
+    assist: Annotated[
+        Literal["none", "weights", "dope", "mirror", "adadps"] | None,
+        Parameter(help="how gradients of public images assist: weight multiplicity, DOPE-SGD, mirror descent, AdaDPS"),
+    ] = None,
+    public_batch: Annotated[int | None, Parameter(help="public images in one public gradient")] = None,
+    radius: Annotated[float | None, Parameter(help="weight multiplicity: how far weights are moved")] = None,
+    adaptive: Annotated[bool | None, Parameter(negative="", help="in proportion to the weights")] = None,
+    horizon: Annotated[float | None, Parameter(help="mirror: public alone after so many times all steps")] = None,
+    floor: Annotated[float | None, Parameter(help="adadps: added to the second moment, in units of its mean")] = None,
     checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
     study: Annotated[
         bool | None, Parameter(negative="", help="look at gradients before clipping, for you alone")

@@ -24,7 +24,7 @@ from torch import Tensor
 from dpvision.distributed import ALONE, Team
 from dpvision.errors import PrivacyError
 from dpvision.mechanism import noise
-from dpvision.mechanism.clip import ClippedSum
+from dpvision.mechanism.clip import ClippedSum, Public
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.privacy.ledger import Charge
@@ -62,14 +62,17 @@ class PrivateSum:
         self._clipped_sum = clipped_sum
         self._units_at_a_time = max(1, clipped_sum.part // self._views)
 
-    def step(self, number: int, units: int, fetch: Fetch) -> Tensor:
-        """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank."""
+    def step(self, number: int, units: int, fetch: Fetch, public: Public | None = None) -> Tensor:
+        """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank.
+
+        `public` shapes contributions before they are clipped, and must be public: the sensitivity stays what it is.
+        """
         if not self._next <= number < self._sampler.steps:
             raise PrivacyError(
                 f"step {number} is done or outside of what was charged: {self._next} to {self._sampler.steps} are left."
             )
         self._next = number + 1  # each step once: the same noise on two sums would show their difference
-        share = self._clipped_sum.sum(self._in_parts(number, self._drawn(number, units), fetch)).cpu()
+        share = self._clipped_sum.sum(self._in_parts(number, self._drawn(number, units), fetch), public).cpu()
         total = self._team.total(share)
         noisy = torch.empty_like(share) if total is None else self._noisy(total, number)
         return self._team.from_first(noisy) / self._sampler.batch

@@ -12,6 +12,19 @@ from dpvision.recipes.default import default
 from dpvision.recipes.finetune import finetune_all, finetune_head
 from dpvision.recipes.linear import linear
 from dpvision.recipes.patches import patches
+from dpvision.recipes.public import (
+    cold,
+    cold_small,
+    extended,
+    extended_cifar100,
+    extended_small,
+    warm,
+    warm_cifar100,
+    warm_small,
+    warmsyn,
+    warmsyn_cifar100,
+    warmsyn_small,
+)
 from dpvision.recipes.randp import dp_randp, dp_randp_cifar100, dp_randp_dermamnist, dp_randp_probe
 from dpvision.recipes.releases import class_schedule, dpmix, moments, neuromix, neuromix_cifar100, neuromix_hs
 from dpvision.recipes.scatter import scatter_cnn, scatter_linear
@@ -39,6 +52,17 @@ RECIPES: dict[str, Callable[..., Config]] = {
     "dp-randp-cifar100": dp_randp_cifar100,
     "dp-randp-dermamnist": dp_randp_dermamnist,
     "dp-randp-probe": dp_randp_probe,
+    "cold": cold,
+    "warm": warm,
+    "warmsyn": warmsyn,
+    "extended": extended,
+    "warm-cifar100": warm_cifar100,
+    "warmsyn-cifar100": warmsyn_cifar100,
+    "extended-cifar100": extended_cifar100,
+    "cold-small": cold_small,
+    "warm-small": warm_small,
+    "warmsyn-small": warmsyn_small,
+    "extended-small": extended_small,
 }
 
 # Of `dpvision release`.

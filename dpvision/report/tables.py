@@ -78,7 +78,7 @@ def public(card: dict[str, Any]) -> list[Row]:
         ("image: channels, height, width", shape, facts["image_shape"]["known"]),
     ]
     for kind, entry in card["public_inputs"].items():
-        what = f"synthetic images ({entry.get('images', 0):,})" if kind == "synthetic" else "weights to start from"
+        what = f"public images ({entry.get('images', 0):,})" if kind == "synthetic" else "weights to start from"
         whence = "made of random images" if kind == "prior" else "given"
         digest = plain(str(entry.get("digest")))[:16]
         rows.append((what, plain(str(entry.get("file"))), f"{whence}; digest {digest}"))

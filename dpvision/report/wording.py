@@ -67,7 +67,7 @@ def not_covered(
         "both is not covered as far as the accuracy goes.",
         "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
         "That the training was not refused tells that every class has an image in the training data"
-        + (", and that none of them is among the synthetic images." if "synthetic" in public else "."),
+        + (", and that none of them is among the public images." if "synthetic" in public else "."),
         "The folder operator/ holds values that depend on private data. It is never released.",
         "Side channels, such as how long the training ran, are not covered.",
     ]
@@ -81,7 +81,7 @@ def not_covered(
                 "beside the ledgers, where nobody else must be able to write."
             )
             continue
-        what = "Weights to start from" if kind == "pretrained" else "Synthetic images"
+        what = "Weights to start from" if kind == "pretrained" else "Public images"
         if "event" in entry:
             said.append(
                 f"{what} came from {entry.get('file')!r}, which was trained privately. What they tell is counted in "
