@@ -127,6 +127,7 @@ def extended_cifar100(epsilon: float = 2.0) -> Config:
 def cold_small() -> Config:
     """For 2 CPU cores: wrn-10-1, 4 views, 60 steps of 1,024 images, with nothing public.
 
+    Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe cold-small
     Hardware and minutes: see benchmarks/public.py.
     Expect: see benchmarks/public.py.
@@ -137,6 +138,7 @@ def cold_small() -> Config:
 def warm_small() -> Config:
     """For 2 CPU cores: as cold-small, from weights that public images taught.
 
+    Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warm-small --pretrained warmed/weights.safetensors
     Hardware and minutes: see benchmarks/public.py.
     Expect: see benchmarks/public.py.
@@ -147,6 +149,7 @@ def warm_small() -> Config:
 def warmsyn_small() -> Config:
     """For 2 CPU cores: as warm-small, from weights that synthetic images taught.
 
+    Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warmsyn-small --pretrained warmed/weights.safetensors
     Hardware and minutes: see benchmarks/public.py.
     Expect: see benchmarks/public.py.
@@ -157,6 +160,7 @@ def warmsyn_small() -> Config:
 def extended_small() -> Config:
     """For 2 CPU cores: as warmsyn-small, with weight multiplicity.
 
+    Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe extended-small --pretrained FILE --public FILE.npz
     Hardware and minutes: see benchmarks/public.py.
     Expect: see benchmarks/public.py.
