@@ -8,6 +8,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 # Numbers of a gradient that are worked on at a time: what stays in a core's own cache.
 IN_CACHE = 1 << 17
+# A filter's gain below this is too small to be divided by.
+SMALLEST_GAIN = 1e-6
 
 
 def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
@@ -52,8 +54,53 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
     return [torch.stack(of_gain).reshape(-1, *gain.shape)]
 
 
+class _OfViews:
+    """The same for a convolution whose views k each have weights of their own, with one contraction over all of them.
+
+    With s = gain r, t = <g, gain u> and the rest as above: sum_k dw_k = G - mean(G) - sum_k r_k t_k u_k for
+    G = sum_k s_k g_k, and sum_k dgain_k = sum_k t_k / gain_k. G is linear in the output gradients dy, so s goes into
+    these; and t, the product of a filter's gradient with the filter, is the sum over all places of dy times y.
+    """
+
+    @staticmethod
+    def possible(weight: Tensor, gain: Tensor) -> bool:
+        """By the weights alone, which are public."""
+        return weight.dim() == 4 and bool((gain.abs() > SMALLEST_GAIN).all())
+
+    @staticmethod
+    def before(
+        dy: Tensor, y: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Of one view: dy with s in it, and what `after` needs: t for each image, r where it moves, u, gain."""
+        with torch.no_grad():
+            centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
+            total = centred.square().sum(dim=(1, 2, 3))
+            r = torch.rsqrt(total.clamp(min=eps))
+            along = torch.stack([(a * b).sum(dim=(1, 2)) for a, b in zip(dy, y, strict=True)])  # each image alone
+            scaled = dy * (gain.flatten() * r).view(-1, 1, 1)
+            return scaled, (along, r * (total > eps), centred * r.view(-1, 1, 1, 1), gain.flatten())
+
+    @staticmethod
+    def after(rows: Tensor, views: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        """Turn rows, which are G, into gradients of the weight, in place; return those of the gain."""
+        axes = sorted(range(1, rows.dim() - 1), key=lambda a: -rows.stride(a + 1))
+        g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)  # (units, filters, fan in)
+        u = torch.stack([v[2].permute(0, *axes).flatten(1) for v in views], dim=1)  # (filters, views, fan in)
+        along = torch.stack([v[0] * v[1] for v in views], dim=2)  # (units, filters, views)
+        block = max(1, IN_CACHE // (u.shape[1] * u.shape[2]))
+        for start in range(0, u.shape[0], block):
+            some = slice(start, start + block)
+            for row, each in zip(g[:, some], along[:, some], strict=True):  # one at a time, for the same bits
+                row.sub_(row.mean(dim=1, keepdim=True))
+                row.unsqueeze(1).baddbmm_(each.unsqueeze(1), u[some], alpha=-1)
+        of_gain = sum(v[0] / v[3] for v in views)
+        assert isinstance(of_gain, Tensor)
+        return [of_gain.view(len(rows), -1, 1, 1, 1)]
+
+
 # Where many gradients are carried back at once, this is faster than autograd one by one.
 standardise.pullback = _pullback  # type: ignore[attr-defined]
+standardise.of_views = _OfViews  # type: ignore[attr-defined]
 
 
 class StandardisedConv2d(nn.Conv2d):

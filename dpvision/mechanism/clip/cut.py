@@ -45,10 +45,13 @@ class Cut:
             self._saved_bytes = max(1, saved_bytes())
 
     def most(self, images: int, *, copies: int, threads: int) -> tuple[int, int]:
-        """The most units and images in a group, such that every thread has one; copies pass one after the other."""
+        """The most units and images in a group, such that every thread has one.
+
+        Copies pass one after the other, and a part of what they keep stays until the last has passed.
+        """
         rows = self._physical or max(1, ROW_BYTES // self._row_bytes // threads)
         share = -(-images // threads)
-        return max(1, rows), max(1, min(self.images, share) * max(1, copies))
+        return max(1, rows), max(1, copies, min(self.images * (2 if copies else 1), share))
 
     @property
     def part(self) -> int:

@@ -14,7 +14,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from dpvision.errors import ConfigError
 from dpvision.mechanism.clip.slots import Slots
-from dpvision.mechanism.clip.trace import Data, Pass, plain
+from dpvision.mechanism.clip.trace import Data, Pass, Together, plain
 
 # (outputs of the model, targets) -> one loss per image.
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -63,9 +63,17 @@ class Worker:
         slots.reset()
         copies, count = len(group.weights), len(group.images)
         if copies > 1:  # view k of every unit at its own weights
-            ones = [1] * units
+            ones, together = [1] * units, Together(copies)
             losses = [
-                self._one(slots, group.weights[k], group.images[k::copies], group.targets[k::copies], ones, copies)
+                self._one(
+                    slots,
+                    group.weights[k],
+                    group.images[k::copies],
+                    group.targets[k::copies],
+                    ones,
+                    copies,
+                    together=together,
+                )
                 for k in range(copies)
             ]
         elif units == 1 and count > group.most:  # a unit too large for one pass
@@ -100,9 +108,10 @@ class Worker:
         views: list[int],
         divisor: int,
         factors: bool = False,
+        together: Together | None = None,
     ) -> Tensor:
         """One pass: the mean over views (or the sum over `divisor`) is added to the slots; the losses are returned."""
-        current = Pass(slots, views, factors=factors)
+        current = Pass(slots, views, factors=factors, together=together)
         share = self._share(views, divisor, images.device)
         with torch.enable_grad(), current, ExitStack() as stack:
             inputs = self.laid_out(images).as_subclass(Data)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from typing import Any
 
@@ -93,12 +93,31 @@ def _as(kind: type[_Traced], value: Any) -> Any:
     return tree_map_only(Tensor, lambda t: t if isinstance(t, _Traced) else t.as_subclass(kind), value)
 
 
+class Together:
+    """Views of the same units that pass one after the other, each at weights of its own.
+
+    What a rule contracts over a unit's views it keeps here until the last view has passed: then the contraction is
+    done once, over all of them, as if they had passed at the same weights.
+    """
+
+    def __init__(self, views: int) -> None:
+        self.views = views
+        self._kept: dict[int, list[tuple[Any, ...]]] = {}
+
+    def add(self, number: int, values: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+        """What all views gave in this place, in their order; None until the last one has."""
+        kept = self._kept.setdefault(number, [])
+        kept.append(values)
+        return self._kept.pop(number) if len(kept) == self.views else None
+
+
 class Pass:
     """One forward and backward pass over images of `len(views)` units; unit e has `views[e]` consecutive images."""
 
-    def __init__(self, slots: Slots, views: Sequence[int], *, factors: bool) -> None:
-        self.slots, self.views = slots, list(views)
+    def __init__(self, slots: Slots, views: Sequence[int], *, factors: bool, together: Together | None = None) -> None:
+        self.slots, self.views, self.together = slots, list(views), together
         self.factors = factors  # whether a slot may keep factors instead of rows
+        self._sinks = 0
         self.made: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any]]] = {}
         self._leaves: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
@@ -141,17 +160,16 @@ class Pass:
         """Where the gradients of a weight go; None for what is not trained."""
         if not isinstance(weight, Weight):
             return None
+        self._sinks += 1
         name = self._names.get(id(weight))
         if name is not None:
-            return Sink(self, self.slots[name])
+            return Sink(self, self.slots[name], number=self._sinks)
         made = self.made.get(id(weight))
         if made is not None and hasattr(made[1], "pullback"):
             _, func, args, options = made
             names = [self._names.get(id(a)) for a in args]
             if all(names) and self.slots[str(names[0])].shape == tuple(weight.shape):
-                return _InPlace(
-                    self, [self.slots[str(n)] for n in names], partial(func.pullback, **options), plain(args)
-                )
+                return _InPlace(self, [self.slots[str(n)] for n in names], func, options, plain(args), self._sinks)
         bare = plain(weight)
         slot = Slot("", bare.detach(), len(self.views), 1.0)
         return Sink(self, slot, lambda: self._pull_back(bare, slot))
@@ -185,8 +203,25 @@ class Pass:
 class Sink:
     """Takes the gradients of one weight, of all units at once."""
 
-    def __init__(self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None, *, number: int | None = None
+    ) -> None:
         self.current, self.slot, self._finish = current, slot, finish
+        self._number = number  # the place of this use of a weight in the pass; None where views can not be contracted
+
+    @property
+    def waits(self) -> bool:
+        """Whether what is contracted waits for the unit's other views."""
+        return self.current.together is not None and self._number is not None
+
+    def all_views(self, x: Tensor, dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Inputs and output gradients of all views, unit by unit; None until the last view has passed."""
+        found = self._kept((x, dy))
+        return None if found is None else (by_unit([v[0] for v in found]), by_unit([v[1] for v in found]))
+
+    def _kept(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+        assert self.current.together is not None and self._number is not None
+        return self.current.together.add(self._number, values)
 
     def put(self, values: Tensor) -> None:
         """(units, *shape)"""
@@ -209,12 +244,30 @@ class Sink:
         return self.current.factors and self.slot.factored and not self.slot.used
 
 
+def by_unit(views: Sequence[Tensor]) -> Tensor:
+    """K tensors (units, C, H, W), one for each view -> (units K, C, H, W), a unit's views one after the other."""
+    last = [v.movedim(1, -1) for v in views]  # as they lie in memory
+    return torch.stack(last, dim=1).flatten(0, 1).movedim(-1, 1)
+
+
 class _InPlace(Sink):
     """For a weight whose function brings its own pullback: rows become the first argument's gradient where they lie."""
 
-    def __init__(self, current: Pass, slots: list[Slot], pullback: Any, args: Any) -> None:
-        super().__init__(current, slots[0], self._carry)
-        self._slots, self._pullback, self._args = slots, pullback, args
+    def __init__(
+        self, current: Pass, slots: list[Slot], func: Any, options: dict[str, Any], args: Any, number: int
+    ) -> None:
+        over_views = hasattr(func, "of_views") and func.of_views.possible(*args)
+        super().__init__(current, slots[0], self._carry, number=number if over_views else None)
+        self._slots, self._func, self._options, self._args = slots, func, options, args
+        self._over_views: list[Any] = []
+
+    def all_views(self, x: Tensor, dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Each view's gradient is pulled back at weights of its own: what is linear in it is done before the sum."""
+        found = self._kept((x, *self._func.of_views.before(dy, y, *self._args, **self._options)))
+        if found is None:
+            return None
+        self._over_views = [v[2] for v in found]
+        return by_unit([v[0] for v in found]), by_unit([v[1] for v in found])
 
     def put(self, values: Tensor) -> None:
         self._open()
@@ -238,7 +291,10 @@ class _InPlace(Sink):
         rows = self.slot.rows(len(self.current.views))
         self.slot.forget()
         with torch.no_grad():
-            others = self._pullback(rows, *(a.detach() for a in self._args))
+            if self._over_views:
+                others = self._func.of_views.after(rows, self._over_views)
+            else:
+                others = self._func.pullback(rows, *(a.detach() for a in self._args), **self._options)
         if self.slot is not self._slots[0]:
             self._slots[0].put(rows)
         for slot, gradient in zip(self._slots[1:], others, strict=True):

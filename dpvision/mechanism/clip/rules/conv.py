@@ -31,20 +31,28 @@ LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, options: Any, current: Pass, sinks: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
         ctx.options, ctx.current, ctx.sinks = options, current, sinks
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
-        return _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        ctx.waits = bool(sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
+        y = _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        ctx.save_for_backward(x, weight, bias if ctx.waits else None, y if ctx.waits else None)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, bias, y = ctx.saved_tensors
         of_weight, of_bias = ctx.sinks
         spans = ctx.current.spans(dy, "convolution")
         if weight.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
-        if of_weight:
+        if of_weight and ctx.waits:
+            views = of_weight.all_views(x, dy, y if bias is None else y - bias.view(-1, 1, 1))
+            if views is not None:
+                count = ctx.current.together.views
+                spans_of_all = [slice(s.start * count, s.stop * count) for s in spans]
+                _weight_gradients(of_weight, *views, weight, spans_of_all, ctx.options)
+        elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
         if of_bias:
             of_bias.put(sums_by_unit(dy.flatten(2).transpose(1, 2), spans))
