@@ -53,9 +53,11 @@ WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 AT_A_TIME = 512
 MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
-# What each file says of itself.
-MAY_LEAVE = {"status": "private", "status_means": "may leave: its noise is secret, and card.json has the guarantee"}
-MUST_NOT_LEAVE = {"status": "NOT PRIVATE", "status_means": "must not leave: made with a fixed key, for tests only"}
+# What each file says of itself, and what that means.
+STATUS = {
+    "private": "may leave: its noise is secret, and card.json has the guarantee",
+    "NOT PRIVATE": "must not leave: made with a fixed key, for tests only",
+}
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def make(
                 sketch=prepared.sketch,
             )
             # On the disk from here on.
-            moments, mark = None, MAY_LEAVE if charge.private else MUST_NOT_LEAVE
+            status = "private" if charge.private else "NOT PRIVATE"
+            moments, mark = None, {"status": status}  # one entry: in a header, several would be in any order
             if isinstance(mechanism, Moments):
                 moments = mechanism.released(charge, key)
                 _write_moments(folder, moments, mark)
@@ -179,7 +182,8 @@ def make(
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | mark)
+            said = {**mark, "status_means": STATUS[status]}
+            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
             facts = _facts(prepared, encoded, mechanism, told)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             if encoded.test is not None:
