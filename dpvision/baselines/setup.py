@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from dpvision.baselines.fourier import Merf
 from dpvision.baselines.hermite import Hermite
 from dpvision.baselines.p3gm import P3GM
-from dpvision.errors import ConfigError
 from dpvision.heads.logistic import Noisy
 from dpvision.heads.rows import Preparation, Rows
+from dpvision.heads.setup import named
 
 # What may be asked of the private rows. (An intercept is for classifiers.)
 OF_ROWS = ("bound", "unit", "whitening")
@@ -58,12 +57,4 @@ class Setup:
 
 def setup(name: str, settings: Mapping[str, Any]) -> Setup:
     """The method of this name with these settings; an unknown one is refused with a suggestion."""
-    if name not in METHODS:
-        raise ConfigError(f"method is {name!r}: there is {', '.join(METHODS)}.")
-    own = {f.name for f in fields(METHODS[name])}
-    for unknown in settings.keys() - own - {*OF_ROWS}:
-        near = difflib.get_close_matches(unknown, own | {*OF_ROWS}, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" It has: {', '.join(sorted(own | {*OF_ROWS}))}."
-        raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
-    preparation = Preparation(**{k: v for k, v in settings.items() if k in OF_ROWS})
-    return Setup(name, preparation, METHODS[name](**{k: v for k, v in settings.items() if k in own}))
+    return Setup(name, *named(name, settings, METHODS, of_rows=OF_ROWS))

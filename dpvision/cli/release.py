@@ -22,8 +22,8 @@ def release(
         Parameter(name=["--out", "-o"], help="folder of the release, new; by default the next in releases/"),
     ] = None,
     epsilon: Annotated[float | None, Parameter(help="how much may be told; 1 is strong, 8 is weak")] = None,
-    delta: Annotated[float | None, Parameter(help="chance that it is more; 1e-5, below 1/n")] = None,
-    recipe: Annotated[str | None, Parameter(help="see `dpvision recipes`; moments")] = None,
+    delta: Annotated[float | None, Parameter(help="chance that it is more; by default 1e-5")] = None,
+    recipe: Annotated[str | None, Parameter(help="see `dpvision recipes`; by default moments")] = None,
     config: Annotated[Path | None, Parameter(help="TOML file of settings; flags win over it")] = None,
     encoder: Annotated[str | None, Parameter(help="pixels, scatter-linear, patches, or a model with --weights")] = None,
     weights: Annotated[Path | None, Parameter(help="the encoder's public weights, a .safetensors file")] = None,
@@ -36,14 +36,17 @@ def release(
     channels: Channels = None,
     skip_broken: SkipBroken = None,
     rows: Annotated[int | None, Parameter(help="released rows; by default n, of moments 20,000 at least")] = None,
-    sampling: Annotated[Literal["poisson", "hierarchical", "class-schedule"] | None, Parameter()] = None,
+    sampling: Annotated[
+        Literal["poisson", "hierarchical", "class-schedule"] | None,
+        Parameter(help="how records get into a mixture; by default as in the recipe"),
+    ] = None,
     degree: Annotated[float | None, Parameter(help="expected records in a mixture; by default the best")] = None,
     drawn: Annotated[float | None, Parameter(help="expected classes in a mixture, of hierarchical sampling")] = None,
     balance: Annotated[float | None, Parameter(help="lambda: noise of labels over that of features")] = None,
     alpha: Annotated[float | None, Parameter(help="random weights in a mixture, with this parameter")] = None,
-    most_weight: Annotated[float | None, Parameter(help="they are cut at so many times 1/degree")] = None,
-    share: Annotated[float | None, Parameter(help="of the second moment in a release of moments")] = None,
-    counts_share: Annotated[float | None, Parameter(help="and of the class counts")] = None,
+    most_weight: Annotated[float | None, Parameter(help="with --alpha: they are cut at so many times 1/degree")] = None,
+    share: Annotated[float | None, Parameter(help="of the guarantee, for the second moment in moments; 0.25")] = None,
+    counts_share: Annotated[float | None, Parameter(help="and for the class counts; 0.05")] = None,
     seed: Annotated[int | None, Parameter(help="public coins only; noise never has a seed")] = None,
     licence: Annotated[str | None, Parameter(help="under which others may use it; written on the card")] = None,
     budget: Annotated[
@@ -52,7 +55,9 @@ def release(
     accounting: Annotated[
         Literal["sound", "paper"], Parameter(help="paper: compare the published account, and write nothing")
     ] = "sound",
-    dry_run: Annotated[bool, Parameter(negative="", help="print the plan and stop; nothing made or charged")] = False,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="check all but the features, print the plan and stop")
+    ] = False,
 ) -> None:
     """Release a data set of noisy features, once, on which everyone may train for ever.
 
@@ -84,11 +89,7 @@ def release(
 
     from dpvision import console, distributed
     from dpvision.release.folder import next_free
-
-    if not (dry_run or accounting == "paper"):
-        out = out or next_free()
-    from dpvision.privacy.room import require_room
-    from dpvision.release.making import Encoded, make, prepare, require_possible
+    from dpvision.release.making import Encoded, make, prepare, require_encoder, require_possible
     from dpvision.report import released
 
     distributed.start()
@@ -103,12 +104,12 @@ def release(
         return
     if first:
         console.show_release(prepared)
-    if dry_run or out is None:
-        require_room(prepared)
-        console.say("dry run: nothing was released, nothing was charged.")
-        return
-    test_key = os.environ.get("DPVISION_TEST_KEY") or None
+    out, test_key = out or next_free(), os.environ.get("DPVISION_TEST_KEY") or None
     require_possible(prepared, out, test_key)
+    if dry_run:
+        require_encoder(prepared)
+        console.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
+        return
     with console.named_bars(shown=first) as progress:
         encoded = Encoded(prepared, progress)  # by all ranks together
         if not first:
@@ -145,6 +146,8 @@ def features(
 
     if out.exists() or out.suffix != ".safetensors":
         raise ConfigError(f"{out}: must be a new file that ends in .safetensors. Fix: another --out.")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: make it first, or another --out.")
     with console.named_bars() as progress:
         arrays = features_of(
             folder, source, split=split, weights=weights, classes=class_list(classes), progress=progress

@@ -141,6 +141,11 @@ class Rows:
             raise ConfigError("public must have at least 2 rows, of finite numbers only.")
         return Rows(x, np.full(len(x), -1), classes=0)
 
+    @staticmethod
+    def none(classes: int) -> Rows:
+        """No rows, to try settings on."""
+        return Rows(np.zeros((0, 1), np.float32), np.zeros(0, np.int64), classes)
+
     @property
     def width(self) -> int:
         return self.x.shape[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -81,14 +81,22 @@ class Setup:
 
 def setup(name: str, settings: Mapping[str, Any]) -> Setup:
     """The method of this name with these settings; an unknown one is refused with a suggestion."""
-    if name not in METHODS:
-        raise ConfigError(f"method is {name!r}: there is {', '.join(METHODS)}.")
-    rows, own = ({f.name for f in fields(kind)} for kind in (Preparation, METHODS[name]))
-    for unknown in settings.keys() - rows - own:
-        near = difflib.get_close_matches(unknown, rows | own, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" It has: {', '.join(sorted(rows | own))}."
-        raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
-    preparation = Preparation(**{k: v for k, v in settings.items() if k in rows})
+    preparation, method = named(name, settings, METHODS, of_rows=[f.name for f in fields(Preparation)])
     if name == "lda" and preparation.intercept:
         raise ConfigError("intercept: lda makes its own from the class sums. Fix: leave intercept out.")
-    return Setup(name, preparation, METHODS[name](**{k: v for k, v in settings.items() if k in own}))
+    return Setup(name, preparation, method)
+
+
+def named(
+    name: str, settings: Mapping[str, Any], methods: Mapping[str, Any], *, of_rows: Collection[str]
+) -> tuple[Preparation, Any]:
+    """One of some methods, and what is done to its rows: `of_rows` are the settings that are theirs."""
+    if name not in methods:
+        raise ConfigError(f"method is {name!r}: there is {', '.join(methods)}.")
+    own = {f.name for f in fields(methods[name])}
+    for unknown in settings.keys() - own - {*of_rows}:
+        near = difflib.get_close_matches(unknown, own | {*of_rows}, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" It has: {', '.join(sorted(own | {*of_rows}))}."
+        raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
+    preparation = Preparation(**{k: v for k, v in settings.items() if k in of_rows})
+    return preparation, methods[name](**{k: v for k, v in settings.items() if k in own})

@@ -163,8 +163,8 @@ def describe(event: Event) -> str:
         case PoissonGaussian(rate, sigma, steps):
             return f"{steps:,} steps, each record in a step with probability {rate:.4g}, sigma {sigma:.4g}"
         case ClassScheduled(sigma, rates, rows):
-            inside = f"rate inside a class up to {max(rates):.4g}"
-            return f"{sum(rows):,} rows over {len(rates)} classes, {inside}, sigma {sigma:.4g}"
+            inside = f"each record in a row of its class with probability up to {max(rates):.4g}"
+            return f"up to {max(rows):,} rows of a class, {inside}, sigma {sigma:.4g}"
         case Composed(events):
             return "; ".join(describe(e) for e in events) or "nothing"
 

@@ -1,6 +1,6 @@
 """A released data set is a folder that anyone can read without dpvision.
 
-rows-00000.safetensors ...   "features" (rows, d) float32; "labels" (rows,) int64, or (rows, classes) float32
+rows-00000.safetensors ...   "features" (rows, d) float32; "labels" (rows,) int64 of classes, or (rows, classes) float32
 moments.safetensors          of a release of moments: the noisy numbers that the rows were drawn from
 map.safetensors              the public map from the encoder's features to these, where there is one
 schema.json                  what is in the files
@@ -59,9 +59,12 @@ def whole(folder: Path) -> Iterator[Path]:
 
 
 def require_free(folder: Path) -> None:
-    """A release never writes into a folder that holds something."""
+    """A release never writes into a folder that holds something; and its folder can be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists already. Fix: another --out.")
+    above = next(path for path in Path(os.path.abspath(folder)).parents if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise ConfigError(f"{folder}: {above} is no folder that can be written into. Fix: another --out.")
 
 
 def next_free() -> Path:
@@ -136,7 +139,7 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
         fine = fine and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
         fine = fine and all(isinstance(c, str) for c in classes)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, Refusal) as exc:
-        raise DataError(f"{folder}: not a released data set (schema.json: {exc}).") from exc
+        raise DataError(f"{folder}: not a released data set (schema.json: {str(exc).rstrip('.')}).") from exc
     if not fine:
         raise DataError(f"{folder}: schema.json is not of format {FORMAT}.")
     return dict(found)

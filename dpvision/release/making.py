@@ -34,7 +34,7 @@ from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
 from dpvision.learners import DiscriminantLearner, LinearLearner, fit_moments
 from dpvision.mechanism.streams import Key
-from dpvision.models import digest_of
+from dpvision.models import build, digest_of
 from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import Account, ledger_of
@@ -53,6 +53,11 @@ WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 AT_A_TIME = 512
 MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
+# What each file says of itself, and what that means.
+STATUS = {
+    "private": "may leave: its noise is secret, and card.json has the guarantee",
+    "NOT PRIVATE": "must not leave: made with a fixed key, for tests only",
+}
 
 
 @dataclass(frozen=True)
@@ -152,20 +157,21 @@ def make(
 
     with _only_one(place, out):
         _require_free(out, place)
-        key = _key(place, test_key)
-        ledger = ledger_of(prepared.fingerprint)
-        charge = charged(
-            ledger,
-            Budget(config.budget or config.epsilon, config.delta),
-            prepared.event(),
-            key,
-            id=mechanism.name(key, prepared.event()),
-            run=f"release {secrets.token_hex(4)}",
-            sketch=prepared.sketch,
-        )
-        # On the disk from here on.
-        with folders.whole(out) as folder:
-            moments, mark = None, {"private": "yes" if charge.private else runs.NOT_PRIVATE}
+        with folders.whole(out) as folder:  # before the charge: where it can not be made, nothing is paid for
+            key = _key(place, test_key)
+            ledger = ledger_of(prepared.fingerprint)
+            charge = charged(
+                ledger,
+                Budget(config.budget or config.epsilon, config.delta),
+                prepared.event(),
+                key,
+                id=mechanism.name(key, prepared.event()),
+                run=f"release {secrets.token_hex(4)}",
+                sketch=prepared.sketch,
+            )
+            # On the disk from here on.
+            status = "private" if charge.private else "NOT PRIVATE"
+            moments, mark = None, {"status": status}  # one entry: in a header, several would be in any order
             if isinstance(mechanism, Moments):
                 moments = mechanism.released(charge, key)
                 _write_moments(folder, moments, mark)
@@ -176,7 +182,8 @@ def make(
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | mark)
+            said = {**mark, "status_means": STATUS[status]}
+            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
             facts = _facts(prepared, encoded, mechanism, told)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             if encoded.test is not None:
@@ -193,6 +200,7 @@ def require_possible(prepared: Prepared, out: Path, test_key: str | None = None)
     """
     place = runs.key_path(_name_of_key(prepared, Path(os.path.abspath(out))))
     _require_free(out, place)
+    _mechanism(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
     told = accountant.epsilon(prepared.event(), prepared.config.delta)
     if told > prepared.config.epsilon:
         raise ConfigError(
@@ -202,6 +210,15 @@ def require_possible(prepared: Prepared, out: Path, test_key: str | None = None)
     if not place.exists() and not test_key:
         require_room(prepared)
     return place
+
+
+def require_encoder(prepared: Prepared) -> None:
+    """Refuse what `Encoded` would refuse first, without the minutes that a dictionary of patches takes."""
+    name, shape, weights = str(prepared.config.encoder), prepared.shape, prepared.config.weights
+    if weights is None and name.startswith("patches"):
+        build("patches-1024" if name == "patches" else name, shape, classes=2, seed=0)
+    else:
+        encoder(name, shape, weights)
 
 
 def _require_free(out: Path, place: Path) -> None:
@@ -222,7 +239,7 @@ def accuracy(
     features, targets = folders.read_rows(folder)
     learner = DiscriminantLearner(classes=classes, **told).fit(features, targets)
     found = {"linear discriminant of the rows": float(learner.score(*test))}
-    if targets.ndim == 2 and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
+    if moments is None and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
         descent = LinearLearner(classes=classes).fit(features, targets)
         found["softmax regression on the rows"] = float(descent.score(*test))
     if moments is not None:
@@ -279,14 +296,15 @@ def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]
     if isinstance(mechanism, Moments):
         return {
             "name": "moments",
-            "labels": "the class of each row, which was drawn from released moments as the row was",
+            "labels": _meaning(mechanism),
             "rows_are": "drawn by public coins from one Gaussian for each class, with one covariance for all",
             "class_counts": "declared public" if config.class_counts else "released with noise",
         }
     return {
         "name": f"mixtures, {config.sampling} sampling",
         "labels": _meaning(mechanism),
-        "rows_are": "sums of those drawn, over the expected number, plus noise; a row in which nobody is, is noise",
+        "rows_are": "the features of those drawn, added up and divided by their expected number, plus noise; "
+        "noise alone where nobody was drawn",
         **told,
     }
 
@@ -340,12 +358,18 @@ def _write_moments(folder: Path, moments: ClassMoments, mark: dict[str, str]) ->
     folders.write_arrays(folder / "moments.safetensors", {**arrays, **noise, "n": np.array(moments.n)}, mark)
 
 
-def _meaning(mechanism: Mixtures) -> str:
+def _meaning(mechanism: Mixtures | Moments) -> str:
     """Of the labels."""
-    return "1 for the class of the row" if mechanism.public_labels else "shares of the classes in each row, noisy"
+    if isinstance(mechanism, Moments):
+        return "the number of each row's class, counted from 0; drawn by public coins, as the row was"
+    if mechanism.public_labels:
+        return "the number of each row's class, counted from 0; public, so it has no noise"
+    return "the share of each class in each row, with noise: below 0 and above 1 too"
 
 
 def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | Moments) -> dict[str, Any]:
+    hard = isinstance(mechanism, Moments) or mechanism.public_labels
+    labels = {"dtype": "int64", "shape": ["rows"]} if hard else {"dtype": "float32", "shape": ["rows", rows.classes]}
     return {
         "format": folders.FORMAT,
         "rows": prepared.config.rows,
@@ -353,9 +377,7 @@ def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | 
         "classes": list(prepared.data.classes),
         "files": sorted(path.name for path in folder.glob("rows-*.safetensors")),
         "features": {"dtype": "float32", "shape": ["rows", rows.width]},
-        "labels": {"dtype": "int64", "shape": ["rows"], "meaning": "class"}
-        if isinstance(mechanism, Moments)
-        else {"dtype": "float32", "shape": ["rows", rows.classes], "meaning": _meaning(mechanism)},
+        "labels": {**labels, "meaning": _meaning(mechanism)},
     }
 
 
@@ -377,7 +399,7 @@ def _facts(
             "encoder": found.name,
             "origin": found.origin,
             "weights": found.weights,
-            "map": f"whitened by {PROCESS} images, {width} directions, each row brought to length 1"
+            "map": f"whitened by random images ({PROCESS}), {width} directions, each row brought to length 1"
             if config.rank
             else "each row brought to length 1"
             if config.bound is None

@@ -8,7 +8,7 @@
     RandomWeights (RW-Mix)          v_i = w_i / C_w  c = C_w        weights.py
 
 which is the paper's noise, sigma_x = sigma / a and sigma_y = sigma / b. Where a schedule gives each row one class, that
-class is public: labels need no noise, and a = 1.
+class is public: it is the label, without noise, and a = 1.
 
 Formal guarantee: |z_i| <= 1 (and 3e-8 for rounding, which noise.ARITHMETIC_SLACK covers) and 0 <= v_i <= 1, so one
 record more moves a row by at most that, and only rows for which its own coin showed heads (sampling.py). Rows come out
@@ -50,7 +50,7 @@ LEAST_BALANCE = 1e-3
 # Rows at a time. It decides which coin and which word of noise is whose.
 BLOCK = 512
 
-Block = tuple[NDArray[np.float32], NDArray[np.float32]]
+Block = tuple[NDArray[np.float32], NDArray[np.float32] | NDArray[np.int64]]
 T = TypeVar("T")
 
 
@@ -137,11 +137,11 @@ class Mixtures:
         return None if self.weights is None else self.weights.shares(stream, count, degree=self.degree)
 
     def _scaled(self, noisy: NDArray[np.float64], part: range) -> Block:
-        """x~ and y~ of these rows."""
+        """x~ and y~ of these rows; for y~ the class, where it is public."""
         features = noisy[:, : self._rows.width] / (self.a * self._divisor)
         if self.public_labels:
             assert isinstance(self.sampler, Scheduled)
-            return features.astype(np.float32), self.sampler.table[part.start : part.stop].astype(np.float32)
+            return features.astype(np.float32), self.sampler.table[part.start : part.stop].argmax(axis=1)
         labels = noisy[:, self._rows.width :] / (self.b * self._divisor)
         return features.astype(np.float32), labels.astype(np.float32)
 

@@ -40,7 +40,8 @@ def features_of(
     data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
     found = getattr(data, split)
     if found is None:
-        raise DataError(f"{source}: has no {split} split. Fix: --split train.")
+        there = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
+        raise DataError(f"{source}: has no {split} split. Fix: --split {' or '.join(there)}.")
     encode = encoder(
         card["encoder"],
         (channels, height, width),

@@ -142,7 +142,7 @@ class Release:
 
 
 def changed(base: Release, values: Mapping[str, Any]) -> Release:
-    """`base` with checked values. What only one kind of release has is refused for the other."""
+    """`base` with checked values. What would change nothing is refused."""
     made = replace(base, **values)
     for name in sorted(useless(made) & values.keys()):
         raise ConfigError(f"{name.replace('_', '-')}: recipe {made.recipe} has no use for it. Fix: leave it out.")
@@ -150,9 +150,12 @@ def changed(base: Release, values: Mapping[str, Any]) -> Release:
 
 
 def useless(config: Release) -> frozenset[str]:
-    """Settings that only the other kind of release has."""
-    return _OF_MIXTURES if config.kind == "moments" else _OF_MOMENTS
-
-
-_OF_MIXTURES = frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight"})
-_OF_MOMENTS = frozenset({"share", "counts_share"})
+    """Settings that change nothing in this kind of release."""
+    if config.kind == "moments":
+        return frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight"})
+    of_some = {
+        "drawn": config.sampling == "hierarchical",
+        "balance": config.sampling != "class-schedule",  # whose labels have no noise
+        "most_weight": config.alpha is not None,
+    }
+    return frozenset({"share", "counts_share"} | {name for name, used in of_some.items() if not used})

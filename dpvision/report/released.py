@@ -23,6 +23,25 @@ from safetensors.numpy import load_file
 parts = [load_file(name) for name in sorted(glob("rows-*.safetensors"))]
 features, labels = (np.concatenate([part[key] for part in parts]) for key in ("features", "labels"))"""
 
+# The linear discriminant of the released moments; eigenvalues get 0.3 times the largest that noise alone would have.
+MOMENTS = """moments = load_file("moments.safetensors")
+sums, second, n = (moments[key] for key in ("sums", "second", "n"))
+counts = np.maximum(moments["counts"], 0.1 * n / len(moments["counts"]))
+means, shares = sums / counts, counts / counts.sum()
+values, vectors = np.linalg.eigh(second / n - means * shares @ means.T)
+values = np.maximum(values, 0) + 0.3 * np.sqrt(2 * len(values)) * moments["noise_of_second"] / n
+weight = vectors / values @ vectors.T @ means
+bias = np.log(shares) - (means * weight).sum(axis=0) / 2
+guess = (features @ weight + bias).argmax(axis=1)  # of the rows here, or of any other features"""
+
+FILES = {
+    "rows-*.safetensors": "the rows: features and labels",
+    "moments.safetensors": "class sums, class counts and the second moment, and the noise in each",
+    "map.safetensors": "the public map: (features of an image - mean) @ matrix, then divided by its length",
+    "schema.json": "what is in the files, for programs",
+    "card.md": "the guarantee and its limits; card.json has them for programs",
+}
+
 # How a record is accounted, by the kind of event.
 ACCOUNTS = {
     Gaussian: "every record is in the one release; composition of Gaussian noise, exact",
@@ -30,6 +49,13 @@ ACCOUNTS = {
     ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: which classes a row "
     "is about is public, for labels and features show it. The published account of hierarchical sampling takes the "
     "rate over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
+}
+
+NAMES = {
+    "name": "mechanism",
+    "noise_x": "noise in a feature, standard deviation",
+    "noise_y": "noise in a label, standard deviation",
+    "degree": "records in a row, expected",
 }
 
 
@@ -120,15 +146,18 @@ def as_text(made: dict[str, Any]) -> str:
     rough = figures["approximate"]["gdp_central_limit_epsilon"]
     rows = [
         ("status", made["status"]),
-        ("epsilon", "none" if figures["epsilon"] is None else f"{upper(figures['epsilon'], 4)} at {config['delta']:g}"),
+        (
+            "epsilon",
+            "none" if figures["epsilon"] is None else f"{upper(figures['epsilon'], 4)} at delta {config['delta']:g}",
+        ),
         ("central limit (GDP), approximate, no bound", "none" if rough is None else f"epsilon {rough:.4f}"),
         ("account of a record", made["account_of_a_record"]),
         ("charged", describe(from_json(made["events"][0]))),
-        *((key.replace("_", " "), str(value)) for key, value in made["mechanism"].items()),
-        *((f"features: {key}", str(value)) for key, value in made["features"].items()),
+        *((NAMES.get(key, key.replace("_", " ")), _plain(value)) for key, value in made["mechanism"].items()),
+        *((f"features: {key}", _plain(value)) for key, value in made["features"].items()),
         ("rows", f"{made['rows']:,}"),
         ("licence", made["licence"]),
-        *((f"test accuracy: {key}", f"{value:.4f}") for key, value in (made["accuracy"] or {}).items()),
+        *((f"test accuracy: {key}", f"{value:.2%}") for key, value in (made["accuracy"] or {}).items()),
     ]
     parts = ["# A released data set", sentence(made)]
     if made["status"] != "private":
@@ -138,14 +167,33 @@ def as_text(made: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _plain(value: Any) -> str:
+    return "none" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
 def readme(made: dict[str, Any]) -> str:
-    soft = made["mechanism"]["labels"]
-    return (
-        f"# {made['rows']:,} rows of features that may be trained on for ever\n\n{sentence(made)}\n\n"
-        f"Read it, from this folder:\n\n```python\n{READ}\n```\n\n"
-        f"Labels: {escaped(soft)}. Classes, in order: {escaped(', '.join(map(str, made['classes'])))}.\n\n"
-        f"Features: {escaped(made['features']['encoder'])} ({escaped(made['features']['origin'])}), then "
-        f"{escaped(made['features']['map'])}. With dpvision, the same features of other images: "
-        "`dpvision features THIS_FOLDER IMAGES --out FILE.safetensors`.\n\n"
-        f"Licence: {escaped(made['licence'])}. The guarantee and its limits: card.md, card.json.\n"
-    )
+    """README.md: how to read and use it, for someone who has not heard of dpvision."""
+    mechanism, features = made["mechanism"], made["features"]
+    moments = mechanism["name"] == "moments"
+    there = FILES.keys() - (set() if moments else {"moments.safetensors"})
+    there -= set() if made["config"].get("rank") else {"map.safetensors"}
+    parts = [
+        f"# {made['rows']:,} rows of features that may be trained on for ever",
+        sentence(made),
+        f"Read it, from this folder:\n\n```python\n{READ}\n```",
+        f"Rows are {escaped(mechanism['rows_are'])}.",
+        f"Labels: {escaped(mechanism['labels'])}. Classes, in order: {escaped(', '.join(map(str, made['classes'])))}.",
+        f"Features of an image: {escaped(features['encoder'])} ({escaped(features['origin'])}), then "
+        f"{escaped(features['map'])}. With dpvision, the same features of other images: "
+        "`dpvision features THIS_FOLDER IMAGES --out FILE.safetensors`.",
+    ]
+    if moments:
+        parts.append(
+            "The rows tell no more than the moments that they were drawn from. So a linear classifier can be had from "
+            f"the moments directly, here the linear discriminant:\n\n```python\n{MOMENTS}\n```"
+        )
+    else:
+        noise = {key: mechanism[key] for key in ("noise_x", "noise_y", "degree")}
+        parts.append(". ".join(f"{NAMES[key].capitalize()}: {_plain(value)}" for key, value in noise.items()) + ".")
+    parts.append("\n".join(f"- `{name}`: {what}" for name, what in FILES.items() if name in there))
+    return "\n\n".join([*parts, f"Licence: {escaped(made['licence'])}."]) + "\n"

@@ -38,10 +38,11 @@ def sentence(card: dict[str, Any]) -> str:
     person = card["unit"] == "person"
     whose = "any one person's images were" if person else "any one image was"
     many = "people" if person else "images"
+    data = "private" if card.get("what") == "data set" else "training"  # nothing was trained
     weak = ", which is a weak guarantee" if most > _WEAK else ""
     return (
         f"Whoever sees {this}, whatever else they know, learns only a limited amount about whether {whose} in the "
-        f"training data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a "
+        f"{data} data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a "
         f"test that wrongly reports 1% of the {many} outside finds at most {upper_percent(most)} of those inside{weak}."
     )
 

@@ -28,7 +28,7 @@ def charge(folder: Path, mixtures: Mixtures | Moments, event: Event, key: Key = 
 def mixed(folder: Path, mixtures: Mixtures, *, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     """All features and labels that come out."""
     blocks = list(mixtures.blocks(charge(folder, mixtures, mixtures.sampler.event(sigma)), KEY))
-    features, labels = (np.vstack(part) for part in zip(*blocks, strict=True))
+    features, labels = (np.concatenate(part) for part in zip(*blocks, strict=True))
     return features, labels
 
 

@@ -55,7 +55,9 @@ def test_release_then_features_then_a_classifier_of_ones_own(run: Run, tmp_path:
     code, _, err = run("features", "releases/1", "digits", "--out", "test.safetensors")
     assert code == 2 and "must be a new file" in err
     code, _, err = run("features", "nowhere", "digits", "--out", "b.safetensors")
-    assert code == 3 and "not a released data set" in err
+    assert code == 3 and "not a released data set (schema.json: there is no such file)." in err
+    code, _, err = run("features", "releases/1", "digits", "--out", "nowhere/b.safetensors")
+    assert code == 2 and "there is no folder nowhere" in err
     card = json.loads(Path("releases/1/card.json").read_text())
     assert card["licence"] == "CC0" and card["rows"] == 500
     code, _, err = run("release", "digits", "--epsilon", 1, *SMALL)
@@ -84,7 +86,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
     before = sorted(small_home.rglob("*"))
     for recipe in ("moments", "neuromix-hs"):
         code, out, err = run("release", "digits", "--epsilon", 1, "--recipe", recipe, *SMALL, "--dry-run")
-        assert code == 0 and "nothing was released, nothing was charged" in out, err
+        assert code == 0 and "nothing was released, nothing was charged. It would be written to releases/1" in out, err
         assert re.search(r"epsilon (0\.9[5-9]\d*|1(\.0+)?) at delta 1e-05, by", out), out
     code, out, err = run(
         "release", "digits", "--epsilon", 1, "--recipe", "neuromix-hs", "--accounting", "paper", "--out", "a"
@@ -96,6 +98,40 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
     assert code == 2 and "in no paper" in err
     assert sorted(small_home.rglob("*")) == before, "no ledger, no key"
     assert not Path("a").exists() and not Path("releases").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--encoder", "resnet"), 2, "no model named 'resnet'"),
+        (("--encoder", "patches-3"), 2, "no model named 'patches-3'"),
+        (("--encoder", "small-cnn"), 2, "something public must have taught"),
+        (("--encoder", "small-cnn", "--weights", "no.safetensors"), 3, "no.safetensors: there is no such file"),
+        (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: not a sound safetensors file"),
+        (("--weights", "full/x"), 2, "has no weights"),
+        ((*map(str, SMALL), "--out", "full"), 2, "full: exists already"),
+        ((*map(str, SMALL), "--out", "full/x/y"), 2, "full/x is no folder"),
+        ((*map(str, SMALL), "--share", "2"), 2, "share is 2"),
+        ((*map(str, SMALL), "--budget", "1"), 4, "budget"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_release_would(words: tuple[str, ...], code: int, says: str, run: Run) -> None:
+    Path("full").mkdir()
+    Path("full/x").write_text("mine")
+    for dry in (("--dry-run",), ()):
+        got, _, err = run("release", "digits", "--epsilon", 3, *words, *dry)
+        assert got == code and says in err, err
+
+
+@pytest.mark.parametrize("encoder", ["patches", "patches-256"])
+def test_a_dry_run_makes_no_dictionary(encoder: str, run: Run, small_home: Path, maps: Path) -> None:
+    before = sorted(maps.rglob("*"))
+    code, _, err = run("release", "digits", "--epsilon", 3, "--encoder", encoder, "--dry-run")
+    assert code == 2 and "patches need 10 to 1,024 pixels" in err
+    np.savez("a.npz", train_images=np.zeros((90, 12, 12), np.uint8), train_labels=np.arange(90) % 3)
+    code, out, err = run("release", "a.npz", "--epsilon", 3, "--encoder", encoder, "--dry-run")
+    assert code == 0 and "nothing was charged" in out, err
+    assert sorted(maps.rglob("*")) == before
 
 
 def test_a_fixed_key_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +192,9 @@ def test_recipes_can_be_shown_and_copied_and_used(recipe: str, run: Run) -> None
     code, _, err = run("release", "digits", "--config", f"{recipe}.toml", "--dry-run")
     assert code == 2 and "--epsilon is missing" in err, "no recipe decides about epsilon"
     code, out, err = run("release", "digits", "--config", f"{recipe}.toml", "--epsilon", 8, "--dry-run")
-    assert code == 0 and f"{recipe}: " in out, err
+    needs_weights = recipe == "neuromix-cifar100"
+    assert f"{recipe}: " in out and code == (2 if needs_weights else 0), err
+    assert not needs_weights or "has weights that something public must have taught" in err
 
 
 def test_recipes_lists_both_kinds(run: Run) -> None:

@@ -56,7 +56,7 @@ def copied(released: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_readme_reads_it_without_dpvision(name: str, released: dict[str, Path]) -> None:
     text = (released[name] / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    code = re.findall(r"```python\n(.*?)```", text, flags=re.S)[0]
     assert len(code.strip().splitlines()) == 5
     code = (
         "import sys\nsys.modules['dpvision'] = None\n"  # an import of it fails
@@ -68,11 +68,34 @@ def test_the_readme_reads_it_without_dpvision(name: str, released: dict[str, Pat
     schema = json.loads((released[name] / "schema.json").read_text())
     rows, width = SETTINGS[name].rows, RANK if SETTINGS[name].rank else 64
     assert (schema["rows"], schema["width"]) == (rows, width)
-    labels = f"({rows},) int64" if name == "moments" else f"({rows}, 10) float32"
+    labels = f"({rows},) int64" if name in ("moments", "class-schedule") else f"({rows}, 10) float32"
     assert done.stdout.strip() == f"({rows}, {width}) float32 {labels} True"
     assert schema["labels"]["dtype"] in labels and len(schema["classes"]) == 10
     features, found = read_rows(released[name])
     assert f"{features.shape} {features.dtype} {found.shape} {found.dtype}" == f"({rows}, {width}) float32 {labels}"
+
+
+def test_the_readme_of_moments_classifies_by_them_without_dpvision(
+    released: dict[str, Path], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPVISION_HOME", str(home))
+    save_file(features_of(released["moments"], "digits"), tmp_path / "test.safetensors")
+    read, use = re.findall(r"```python\n(.*?)```", (released["moments"] / "README.md").read_text(), flags=re.S)
+    test = f"test = load_file({str(tmp_path / 'test.safetensors')!r})\nfeatures = test['features']\n"
+    code = f"{read}{test}{use}print((guess == test['labels']).mean())"
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=released["moments"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    card = json.loads((released["moments"] / "card.json").read_text())
+    assert abs(float(done.stdout) - card["accuracy"]["linear discriminant of the moments"]) < 0.03
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_readme_names_each_file(name: str, released: dict[str, Path]) -> None:
+    text = (released[name] / "README.md").read_text()
+    for file in released[name].iterdir():
+        assert re.sub(r"\d{5}", "*", file.name) in text or file.name == "README.md"
+    assert ("map.safetensors" in text) == (released[name] / "map.safetensors").exists()
+    assert ("moments.safetensors" in text) == (name == "moments")
 
 
 def test_what_is_in_it(released: dict[str, Path]) -> None:
@@ -102,7 +125,7 @@ def test_features_of_the_private_images_are_those_that_were_used(
 
 
 def test_features_that_can_not_be_had(released: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no val split"):
+    with pytest.raises(DataError, match=r"no val split\. Fix: --split train or test"):
         features_of(released["bounded"], "digits", split="val")
     with pytest.raises(ConfigError, match="has no weights"):
         features_of(released["bounded"], "digits", weights=tmp_path / "w.safetensors")

@@ -292,10 +292,16 @@ def test_another_budget_than_the_account_has_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_scaled_is_refused_before_the_charge(tmp_path: Path) -> None:
-    prepared = prepare("digits", small("neuromix", balance=1e9))
-    with pytest.raises(ConfigError, match="balance"):
-        make(prepared, tmp_path / "out", write_card=released.write)
-    assert not ledger_of(prepared.fingerprint).exists()
+    """And before features are made, which may take hours."""
+    for settings, said in (
+        (small("neuromix", balance=1e9), "balance"),
+        (small("neuromix", alpha=1e-9), "alpha"),
+        (small("moments", share=2.0), "share"),
+    ):
+        prepared = prepare("digits", settings)
+        with pytest.raises(ConfigError, match=said):
+            making.require_possible(prepared, tmp_path / "out")
+        assert not ledger_of(prepared.fingerprint).exists()
 
 
 def test_every_file_of_rows_says_whether_its_noise_is_secret(tmp_path: Path) -> None:
@@ -303,8 +309,27 @@ def test_every_file_of_rows_says_whether_its_noise_is_secret(tmp_path: Path) -> 
 
     for name, key in (("secret", None), ("fixed", "known")):
         made(tmp_path / name, small("moments", budget=100.0), test_key=key)
-        said = {json.loads((tmp_path / name / "schema.json").read_text())["private"]}
+        schema = json.loads((tmp_path / name / "schema.json").read_text())
+        said = {schema["status"]}
+        assert schema["status_means"].startswith("may leave" if key is None else "must not leave")
         for path in ("rows-00000.safetensors", "moments.safetensors"):
             with safe_open(tmp_path / name / path, "np") as file:
-                said.add(file.metadata()["private"])
-        assert len(said) == 1 and (said == {"yes"}) == (key is None)
+                said.add(file.metadata()["status"])
+        assert said == {"private" if key is None else "NOT PRIVATE"}
+
+
+@pytest.mark.parametrize("out", ["file/out", "a" * 250])
+def test_a_folder_that_can_not_be_made_costs_nothing(out: str, tmp_path: Path) -> None:
+    """Neither below a file, nor by a name that leaves no room for the one it has until it is whole."""
+    (tmp_path / "file").write_text("mine")
+    prepared = prepare("digits", small("moments"))
+    with pytest.raises((ConfigError, OSError), match=r"no folder that can be written into|File name too long"):
+        make(prepared, tmp_path / out, write_card=released.write)
+    assert not ledger_of(prepared.fingerprint).exists()
+
+
+def test_rows_of_one_public_class_have_its_number(tmp_path: Path) -> None:
+    made(tmp_path / "out", small("class-schedule", rows=25))
+    labels = read_rows(tmp_path / "out")[1]
+    assert labels.dtype == np.int64 and np.array_equal(labels, np.arange(25) % 10), "each class in turn"
+    assert "number of each row's class" in (tmp_path / "out" / "README.md").read_text()

@@ -57,15 +57,19 @@ def test_unknown_settings_and_other_kinds_are_refused(values: dict[str, Any], sa
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_settings_of_the_other_kind_are_refused(name: str) -> None:
+def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
     base = release_recipe(name)
     others = {"sampling": "poisson", "degree": 3.0, "drawn": 2.0, "balance": 1.0, "alpha": 0.5, "most_weight": 2.0}
     if base.kind == "mixtures":
-        others = {"share": 0.4, "counts_share": 0.02}
+        others = {"share": 0.4, "counts_share": 0.02, "most_weight": 2.0}
+        others |= {} if base.sampling == "hierarchical" else {"drawn": 2.0}
+        others |= {"balance": 2.0} if base.sampling == "class-schedule" else {}
     assert set(others) == useless(base)
     for key, value in others.items():
         with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} has no use for it"):
             changed(base, {key: value})
+    if base.kind == "mixtures":
+        assert changed(base, {"alpha": 0.5, "most_weight": 2.0, "sampling": "hierarchical", "drawn": 2.0}).drawn == 2.0
 
 
 @pytest.mark.parametrize(
