@@ -29,6 +29,7 @@ def quality(
     steps: Annotated[int, Parameter(help="of the classifier's training")] = 400,
     size: Size = None,
     seed: int = 0,
+    device: Annotated[str, Parameter(help="cpu, or an accelerator such as cuda")] = "cpu",
     json: Json = False,
 ) -> None:
     """How good synthetic images are: FID, precision, recall, Inception score, CAS, and whether they are copies.
@@ -76,6 +77,7 @@ def quality(
             neighbours=neighbours,
             most=most,
             seed=seed,
+            device=device,
             progress=progress,
         )
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def measure(
     through    the network, one of networks.NETWORKS, and the file of its weights, if it has any
     test       real images that CAS is tested on; where there are none, on `real`
     training   of the classifier of CAS, and of the network "classifier"
-    most       at most so many images of each kind, drawn at random
+    most       at most so many images of each kind, drawn at random, for all but CAS
     """
     began, training = time.monotonic(), training or Training(seed=seed)
     asked = real if test is None else test
@@ -77,6 +77,8 @@ def measure(
     require_alike(synthetic, asked)
     if cas:
         classifier.require_classes(synthetic, asked, classes)
+    _require_device(device)
+    all_synthetic, all_real = synthetic, real
     synthetic, real = _enough(synthetic, most, seed), _enough(real, most, seed + 1)
 
     seen = network(
@@ -101,16 +103,16 @@ def measure(
         figures[score], figures[f"{score}, deviation of 10 parts"] = inception_score(seen.probabilities(x))
     if cas:
         figures[f"CAS ({training.model})"] = classifier.classification_accuracy_score(
-            synthetic,
+            all_synthetic,
             asked,
             classes=classes,
             training=training,
             device=device,
             progress=partial(progress, "classifier of synthetic images"),
         )
-    pixels = (pictures.tensor().flatten(1).to(device) for pictures in (synthetic, real))
-    for name, (a, b) in {"pixels": tuple(pixels), seen.name: (x, y)}.items():
-        copies = memorisation(a, b, progress=partial(progress, f"nearest images ({name})"))
+    pixels = [pictures.tensor().flatten(1).to(device) for pictures in (synthetic, real)]
+    for name, rows in (("pixels", pixels), (seen.name, [x, y])):
+        copies = memorisation(*rows, progress=partial(progress, f"nearest images ({name})"))
         figures[f"suspected copies ({name})"] = copies.share
         figures[f"suspected copies ({name}), expected of fresh images"] = copies.expected
 
@@ -124,7 +126,11 @@ def measure(
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
     }
-    notes = _notes(seen, width=x.shape[1], images=min(len(x), len(y)), tested_on_same=cas and asked is not test)
+    notes = [FOR_YOUR_EYES, *_notes(seen, width=x.shape[1], images=min(len(x), len(y)))]
+    if cas and test is None:
+        notes.append("CAS was tested on the images that all else was measured against, as there are no others.")
+    if len(real) < len(all_real):
+        notes.append(f"Copies were looked for among {len(real):,} of {len(all_real):,} real images: there may be more.")
     return Quality(figures, about, notes, pairs(synthetic, real, copies, seed=seed))
 
 
@@ -136,8 +142,16 @@ def _enough(pictures: Pictures, most: int | None, seed: int) -> Pictures:
     return pictures.some(most, seed=seed)
 
 
-def _notes(seen: Network, *, width: int, images: int, tested_on_same: bool) -> list[str]:
-    found = [FOR_YOUR_EYES]
+def _require_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as exc:  # no such kind, none built in, none plugged in
+        reason = str(exc).split("\n")[0]
+        raise ConfigError(f"the device {str(device)!r} can not be used ({reason}). Fix: --device cpu.") from exc
+
+
+def _notes(seen: Network, *, width: int, images: int) -> list[str]:
+    found = []
     if not seen.standard:
         found.append(
             f"This is no FID as papers have it: {seen.name} stands in for Inception-v3. Figures compare with others of "
@@ -148,11 +162,7 @@ def _notes(seen: Network, *, width: int, images: int, tested_on_same: bool) -> l
             f"FID is biased upwards by few images ({images:,} here, 50,000 in papers): compare at the same number."
         )
     if images <= width:
-        found.append(f"There are no more images ({images:,}) than features ({width:,}): FID is far too high.")
+        found.append(f"There are no more images ({images:,}) than features ({width:,}): the distance is far too large.")
     if seen.name == "classifier":
-        found.append(
-            "The classifier has seen the real images and not the synthetic ones, which makes these look worse."
-        )
-    if tested_on_same:
-        found.append("CAS was tested on the reference images, as there is no test split.")
+        found.append("The classifier learned from the real images and not from the synthetic ones: these look worse.")
     return found

@@ -47,7 +47,8 @@ def test_a_classifier_gives_a_score_under_its_own_name_and_a_seed_the_same_figur
     assert found.figures == again.figures
     assert 2 < found.figures["Inception score (classifier)"] <= 10
     assert found.about["real"] == {"name": "digits", "images": 200}
-    assert any("has seen the real images" in note for note in found.notes)
+    assert any("among 200 of 1,437 real images" in note for note in found.notes)
+    assert any("learned from the real images" in note for note in found.notes)
 
 
 def test_what_can_not_be_measured_is_named() -> None:
@@ -59,6 +60,8 @@ def test_what_can_not_be_measured_is_named() -> None:
         measure(part(real, slice(0, 99)), real, cas=False)
     with pytest.raises(ConfigError, match="50 images of each kind are too few"):
         measure(test, real, cas=False, most=50)
+    with pytest.raises(ConfigError, match=r"device 'abacus' can not be used.*Fix"):
+        measure(test, real, cas=False, device="abacus")
     assert test.labels is not None
     with pytest.raises(DataError, match="no image of class 0"):
         measure(Pictures("drawn", test.images, np.maximum(test.labels, 1)), real, classes=CLASSES)
