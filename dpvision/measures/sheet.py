@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from dpvision.errors import ConfigError
 
 
-def contact_sheet(path: str | Path, lines: Mapping[str, Any]) -> None:
+def contact_sheet(path: str | Path | IO[bytes], lines: Mapping[str, Any]) -> None:
     """Name of a line -> its (count, H, W) or (count, H, W, 3) pictures in [0, 1], as many in each; written as PNG."""
     pictures = {name: np.clip(np.asarray(each, dtype=np.float64), 0, 1) for name, each in lines.items()}
     counts = {len(each) for each in pictures.values()}

@@ -1,0 +1,92 @@
+"""synth quality: how good synthetic images are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import Json, Size, app
+
+
+@app.command(name="quality")
+def quality(
+    synthetic: Annotated[str, Parameter(help="synthetic images: an .npz, or a folder train/CLASS/x.png")],
+    real: Annotated[str, Parameter(help="real images to measure against; public ones, or for your eyes only")],
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="file of the figures, new; a picture goes beside it")],
+    network: Annotated[
+        Literal["inception", "dinov2", "scattering", "classifier"], Parameter(help="what images are seen through")
+    ] = "scattering",
+    weights: Annotated[Path | None, Parameter(help="of inception or dinov2, as safetensors")] = None,
+    split: Annotated[Literal["train", "val", "test"], Parameter(help="of the real images")] = "train",
+    most: Annotated[int | None, Parameter(help="at most so many images of each kind, at random")] = None,
+    neighbours: Annotated[int, Parameter(help="of precision and recall")] = 3,
+    cas: Annotated[bool, Parameter(help="train a classifier on the synthetic images, test it on real ones")] = True,
+    model: Annotated[str, Parameter(help="the classifier's network")] = "resnet-9-small",
+    steps: Annotated[int, Parameter(help="of the classifier's training")] = 400,
+    size: Size = None,
+    seed: int = 0,
+    device: Annotated[str, Parameter(help="cpu, or an accelerator such as cuda")] = "cpu",
+    json: Json = False,
+) -> None:
+    """How good synthetic images are: FID, precision, recall, Inception score, CAS, and whether they are copies.
+
+    No noise protects the figures: against private images they are for your eyes. A distance is called FID only if it
+    was seen through the network that FID is defined with; make its weights by `python -m benchmarks.inception_weights`.
+
+    Example: `dpvision quality synthetic.npz public.npz --network scattering --out quality.json`
+    """
+    from json import dumps
+
+    from dpvision import atomic, console
+    from dpvision.data import Split, load
+    from dpvision.diffusion.quality.classifier import Training
+    from dpvision.diffusion.quality.measuring import measure
+    from dpvision.diffusion.quality.pictures import Pictures
+    from dpvision.errors import ConfigError, DataError
+
+    picture = out.with_suffix(".png")
+    for path in (out, picture):
+        if path.exists():
+            raise ConfigError(f"{path}: is there already. Fix: another --out.")
+    if picture == out:
+        raise ConfigError(f"{out}: is the name of the picture; the figures are JSON. Fix: --out quality.json.")
+    data = load(real, size=size)
+    parts: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
+    reference = parts[split]
+    if reference is None:
+        raise DataError(f"{real}: has no {split} split. Fix: --split train.")
+    drawn = load(synthetic, classes=list(data.classes), size=size).train
+
+    def pictures(name: str, of: Split) -> Pictures:
+        return Pictures(name, of.images, of.labels)
+
+    with console.named_bars() as progress:
+        found = measure(
+            pictures(synthetic, drawn),
+            pictures(f"{real} ({split})", reference),
+            through=network,
+            weights=weights,
+            classes=data.classes,
+            test=None if data.test is None else pictures(f"{real} (test)", data.test),
+            cas=cas,
+            training=Training(model=model, steps=steps, seed=seed),
+            neighbours=neighbours,
+            most=most,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(picture, found.pairs)
+    atomic.write(out, dumps(found.json(), indent=1, allow_nan=False) + "\n")
+    if json:
+        console.as_json(found.json())
+        return
+    console.table({name: f"{value:.4g}" for name, value in found.figures.items()}, title=f"{synthetic} against {real}")
+    for note in found.notes:
+        console.say(f"  note: {note}")
+    console.say(f"wrote {out}; {picture} shows synthetic images above their nearest real ones")
