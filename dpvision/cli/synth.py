@@ -65,7 +65,15 @@ def fit(
     minutes: Annotated[float | None, Parameter(help="end after so many minutes of fitting in all")] = None,
     method: Literal["edm", "ddpm"] = "edm",
     batch: Annotated[int, Parameter(help="images a step; the paper's is 512")] = 64,
-    lr: float = 1e-3,
+    lr: Annotated[float, Parameter(help="the paper's is 0.001")] = 2e-3,
+    warm: Annotated[int, Parameter(help="images until lr is reached; the paper's is 10 million")] = 10_000,
+    pieces: Annotated[int, Parameter(help="compute a batch in so many, where it does not fit into memory")] = 1,
+    augment: Annotated[
+        float, Parameter(help="chance of each change of an image (turn, shift, ...); 0.12 in the paper")
+    ] = 0.0,
+    flip: Annotated[
+        bool, Parameter(negative="", help="learn from mirrored images, too: not for digits or letters")
+    ] = False,
     resize: Annotated[int | None, Parameter(help="resize image files to this many pixels a side")] = None,
     seed: int = 0,
     device: Device = "cpu",
@@ -85,7 +93,7 @@ def fit(
     found = data.load(public, size=resize)
     height, width, channels = found.train.images.shape[1:]
     kind = Kind((channels, height, width), found.classes, method=method, size=size)
-    settings = Settings(batch=batch, lr=lr, seed=seed)
+    settings = Settings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
     with console.named_bars() as bar, console.stoppable() as stop:
 
         def watch(at: Progress) -> None:
@@ -100,6 +108,54 @@ def fit(
 
 
 @synth.command
+def guide(
+    model: Annotated[Path, Parameter(help="folder of `synth fit`")],
+    public: Public,
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the guide; one that was begun goes on")],
+    samples: Annotated[int | None, Parameter(help="drawn to compare with; as many as public images by default")] = None,
+    extractor_steps: Annotated[int, Parameter(help="of learning to name public images")] = 1000,
+    steps: Annotated[int, Parameter(help="of learning to tell public images from samples")] = 1000,
+    batch: int = 64,
+    lr: float = 3e-4,
+    width: Annotated[int, Parameter(help="channels of the two networks")] = 32,
+    resize: Annotated[int | None, Parameter(help="resize image files to this many pixels a side")] = None,
+    seed: int = 0,
+    device: Device = "cpu",
+) -> None:
+    """Fit a discriminator that tells PUBLIC images from samples of a model, to lead `synth sample` to the former.
+
+    It can be stopped with Ctrl-C and goes on by the same command.
+
+    Example: `dpvision synth guide edm public.npz --out guide`, then `dpvision synth sample edm --guide guide ...`
+    """
+    from dpvision import console, data
+    from dpvision.diffusion.guide import Settings, fit_guide
+
+    found = data.load(public, size=resize)
+    settings = Settings(
+        samples=len(found.train) if samples is None else samples,
+        extractor_steps=extractor_steps,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        width=width,
+        seed=seed,
+    )
+    arrays = found.train.images, found.train.labels
+    with console.named_bars() as bar, console.stoppable() as stop:
+        done = fit_guide(model, settings, *arrays, out, device=device, watch=bar, stop=stop)
+    if not done:
+        console.say(f"stopped; go on with the same command (its state is in {out})")
+        sys.exit(130)
+    console.say(
+        f"wrote {out}; use it with `dpvision synth sample {model} --guide {out} --weight 1 --count 50000 "
+        "--out guided.npz`"
+    )
+
+
+@synth.command
 def sample(
     model: Annotated[Path, Parameter(help="folder of `synth fit`")],
     /,
@@ -108,6 +164,8 @@ def sample(
     out: Annotated[Path, Parameter(name=["--out", "-o"], help=".npz file; one that was begun goes on")],
     sampler: Literal["heun", "euler", "ancestral"] | None = None,
     steps: Annotated[int | None, Parameter(help="of the sampler: 18 for edm, 1000 for ddpm")] = None,
+    guide: Annotated[Path | None, Parameter(help="folder of `synth guide`, to lead samples to real images")] = None,
+    weight: Annotated[float, Parameter(help="of the guide")] = 1.0,
     batch: Annotated[int, Parameter(help="images drawn at once")] = 250,
     seed: int = 0,
     device: Device = "cpu",
@@ -119,12 +177,23 @@ def sample(
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
     from dpvision import console
+    from dpvision.diffusion.guide import load_guide
     from dpvision.diffusion.sample import Draw
     from dpvision.diffusion.sample import sample as draw_all
 
+    led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with console.named_bars() as bar, console.stoppable() as stop:
-        done = draw_all(model, draw, out, device=device, watch=lambda at, of: bar("drawing", at, of), stop=stop)
+        done = draw_all(
+            model,
+            draw,
+            out,
+            guide=led,
+            guided_by=name,
+            device=device,
+            watch=lambda at, of: bar("drawing", at, of),
+            stop=stop,
+        )
     if not done:
         console.say(f"stopped; go on with the same command (what is drawn is in {out}.parts)")
         sys.exit(130)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from dpvision import __version__, atomic, checkpoint, sealed
+from dpvision.diffusion.adam import Adam, coins
+from dpvision.diffusion.augment import Augment, augmented
 from dpvision.diffusion.edm import mean_decay
 from dpvision.diffusion.model import FORMAT, METHODS, Kind, to_bytes, to_model
 from dpvision.diffusion.sheet import save_sheet
@@ -30,21 +32,28 @@ from dpvision.memory import keep_freed_memory
 SAVE_EVERY = 120.0  # seconds
 FIRST_GRID = 500  # then after twice as many steps each
 GRID_COLUMNS, GRID_STEPS = 8, 18
-BETA_1, BETA_2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one fit. The paper's are batch 512, warm 10 million and half_life 500,000 with 200 million images."""
+    """Of one fit. The paper's are batch 512, lr 0.001, warm 10 million images, of 200 million in all."""
 
     batch: int = 64
-    lr: float = 1e-3
+    lr: float = 2e-3
     warm: int = 10_000  # images until the rate of learning is reached
     half_life: float = 500_000  # of the mean of weights, in images; a twentieth of the images seen if that is less
     seed: int = 0
+    augment: float = 0.0  # chance of each change of an image; 0.12 in the paper
+    flip: bool = False  # every second image is mirrored, as in the paper
+    pieces: int = 1  # a batch is computed in so many, where all of it does not fit into memory
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.warm < 0 or not (0 < self.lr < math.inf and 0 < self.half_life < math.inf):
+        Augment(self.augment, self.flip)
+        if (
+            not 1 <= self.pieces <= self.batch
+            or self.warm < 0
+            or not (0 < self.lr < math.inf and 0 < self.half_life < math.inf)
+        ):
             raise ConfigError("a fit needs a batch of at least one image, and lr and half-life above 0.")
         if not 0 <= self.seed < 1 << 62:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^62.")
@@ -76,14 +85,15 @@ def fit(
     """
     if steps is None and minutes is None:
         raise ConfigError("a fit needs an end. Fix: --steps N or --minutes M.")
-    if (steps or 1) < 1 or not 0 < (minutes or 1) < math.inf:
-        raise ConfigError("a fit lasts at least one step and more than 0 minutes.")
+    if (steps is not None and steps < 1) or (minutes is not None and not 0 < minutes < math.inf):
+        raise ConfigError("a fit lasts at least one step and more than 0 minutes. Fix: --steps or --minutes.")
     require_public(kind, images, labels)
     require_free(folder)
     keep_freed_memory()
     y, classes = to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
     state = State(kind, settings, digest(images, labels), device)
     state.resume(folder)
+    state.save(folder)  # before an hour's work, to see that it can be
     began, saved = time.monotonic() - state.seconds, time.monotonic()
 
     def done() -> float:
@@ -149,34 +159,37 @@ class State:
         self.step, self.seconds = 0, 0.0
         self.network = kind.network(seed=settings.seed, device=device)
         self.mean = kind.network(seed=settings.seed, device=device).eval().requires_grad_(False)
-        parameters = list(self.network.parameters())
-        self.first = [torch.zeros_like(p) for p in parameters]
-        self.second = [torch.zeros_like(p) for p in parameters]
+        self.adam = Adam(self.network)
 
     def descend(self, y: Tensor, classes: Tensor) -> float:
         """One step of Adam on a batch drawn with replacement; all coins are a function of (seed, step)."""
-        settings = self.settings
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(_mix(settings.seed, self.step))
+        settings, how = self.settings, Augment(self.settings.augment, self.settings.flip)
+        with coins(settings.seed, self.step, self.device):
             chosen = torch.randint(len(y), (settings.batch,), device=self.device)
-            loss = METHODS[self.kind.method].loss(self.network, y[chosen], classes[chosen])
-            gradients = torch.autograd.grad(loss, list(self.network.parameters()), materialize_grads=True)
-        told = loss.item()
+            images, numbers = augmented(y[chosen], how) if how else (y[chosen], None)
+            told, gradients = self._gradients(images, classes[chosen], numbers)
         if not math.isfinite(told):
             raise ConfigError(f"step {self.step}: the loss is {told}. Fix: a smaller --lr, and a new --out.")
         self.step += 1
         seen = self.step * settings.batch
-        rate = settings.lr * min(1.0, seen / max(settings.warm, 1))
+        self.adam.descend(gradients, step=self.step, rate=settings.lr * min(1.0, seen / max(settings.warm, 1)))
         keep = mean_decay(seen, settings.batch, half_life=settings.half_life)
-        correct_1, correct_2 = 1 - BETA_1**self.step, 1 - BETA_2**self.step
         with torch.no_grad():
-            weights = zip(self.network.parameters(), self.mean.parameters(), strict=True)
-            for (w, mean), g, m, v in zip(weights, gradients, self.first, self.second, strict=True):
-                m.lerp_(g, 1 - BETA_1)
-                v.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
-                w.addcdiv_(m, (v / correct_2).sqrt_().add_(ADAM_EPSILON), value=-rate / correct_1)
-                mean.lerp_(w, 1 - keep)
+            for mean, weight in zip(self.mean.parameters(), self.adam.weights, strict=True):
+                mean.lerp_(weight, 1 - keep)
         return told
+
+    def _gradients(self, y: Tensor, labels: Tensor, numbers: Tensor | None) -> tuple[float, Sequence[Tensor]]:
+        """The mean loss of a batch and its gradients, piece by piece."""
+        loss_of, total, sums = METHODS[self.kind.method].loss, 0.0, None
+        for piece in torch.arange(len(y), device=y.device).tensor_split(self.settings.pieces):
+            told = None if numbers is None else numbers[piece]
+            loss = loss_of(self.network, y[piece], labels[piece], told) * (len(piece) / len(y))
+            gradients = self.adam.gradients(loss)
+            total += loss.item()
+            sums = gradients if sums is None else [a.add_(b) for a, b in zip(sums, gradients, strict=True)]
+        assert sums is not None
+        return total, sums
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +210,7 @@ class State:
         header = sealed.read(path).header
         try:
             same = header["model"] == self.kind.header()["model"] and header["format"] == FORMAT
-            same = same and json.loads(header["settings"]) == asdict(self.settings)
+            same = same and Settings(**json.loads(header["settings"])) == self.settings
             public, step, seconds = header["public"], int(header["step"]), float(header["seconds"])
         except sealed.UNSOUND as exc:
             raise DataError(f"{path}: its header is not that of a fit ({exc}). Fix: another --out.") from exc
@@ -238,10 +251,7 @@ class State:
         atomic.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = [name for name, _ in self.network.named_parameters()]
-        parts: dict[str, list[Tensor]] = {"first": self.first, "second": self.second}
-        parts |= {"network": list(self.network.parameters()), "mean": list(self.mean.parameters())}
-        return {f"{part}.{name}": t for part, each in parts.items() for name, t in zip(names, each, strict=True)}
+        return {**self.adam.tensors(), **{f"mean.{n}": w for n, w in self.mean.named_parameters()}}
 
 
 @torch.no_grad()
@@ -254,8 +264,3 @@ def _samples(kind: Kind, network: UNet, rows: int, device: torch.device) -> np.n
     steps = method.sigmas(min(GRID_STEPS, method.steps))
     generator = torch.Generator(device).manual_seed(0)
     return to_bytes(method.sampler(kind.denoiser(network), noise, labels, sigmas=steps, coins=generator))
-
-
-def _mix(seed: int, step: int) -> int:
-    """A seed for each step of each seed, with no order in them."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=7).digest(), "big")

@@ -6,7 +6,6 @@ Batch number b is a function of (model, seed, b) alone. Each is kept in FILE.npz
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import shutil
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from dpvision import atomic, checkpoint
+from dpvision.diffusion.adam import mixed
 from dpvision.diffusion.model import METHODS, Kind, load, to_bytes
 from dpvision.diffusion.sampler import SAMPLERS, Guide
 from dpvision.diffusion.sheet import save_sheet
@@ -109,8 +109,7 @@ def drawn(
     """Batch `number` as (B, H, W, C) uint8."""
     method = METHODS[kind.method]
     labels = draw.labels(number, len(kind.classes)).to(device)
-    seed = int.from_bytes(hashlib.blake2b(f"sample/{draw.seed}/{number}".encode(), digest_size=7).digest(), "big")
-    coins = torch.Generator(device).manual_seed(seed)
+    coins = torch.Generator(device).manual_seed(mixed("sample", draw.seed, number))
     noise = torch.randn(len(labels), *kind.shape, dtype=torch.float64, device=device, generator=coins)
     sampler = SAMPLERS[draw.sampler] if draw.sampler else method.sampler
     sigmas = method.sigmas(draw.steps or method.steps)

@@ -40,6 +40,26 @@ def size_named(name: str) -> Size:
     return SIZES[name]
 
 
+def normalisation(width: int) -> nn.GroupNorm:
+    groups = next(g for g in (32, 24, 16, 12, 8, 6, 4, 3, 2, 1) if width % g == 0 and width >= 4 * g)
+    return nn.GroupNorm(groups, width, eps=1e-6)
+
+
+def convolution(cin: int, cout: int, *, kernel: int = 3, zero: bool = False) -> nn.Conv2d:
+    """Glorot's uniform weights; `zero` is nearly none, where a branch or the whole network starts as nothing."""
+    layer = nn.Conv2d(cin, cout, kernel, padding=kernel // 2)
+    nn.init.xavier_uniform_(layer.weight, gain=1e-5 if zero else 1.0)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+def linear(cin: int, cout: int) -> nn.Linear:
+    layer = nn.Linear(cin, cout)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class UNet(nn.Module):
     """(B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
 
@@ -61,7 +81,7 @@ class UNet(nn.Module):
         pixels, first = channels * size.patch**2, widths[0]
         base = max(first // 2, 32)
         self.embedding = Embedding(base, 4 * base, classes=classes)
-        self.enter = _conv(pixels, first)
+        self.enter = convolution(pixels, first)
 
         def block(cin: int, cout: int, level: int, *, attends: bool, resample: int = 0) -> Block:
             attends = attends and level in size.attention
@@ -89,7 +109,7 @@ class UNet(nn.Module):
                 up.append(block(cin, out, level, attends=number == size.blocks))
             width = out
         self.up = nn.ModuleList(up)
-        self.norm, self.leave = _norm(first), _conv(first, pixels, zero=True)
+        self.norm, self.leave = normalisation(first), convolution(first, pixels, zero=True)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor, noise: Tensor, labels: Tensor, augment: Tensor | None = None) -> Tensor:
@@ -116,10 +136,10 @@ class Block(nn.Module):
     def __init__(self, cin: int, cout: int, told: int, *, resample: int, attention: bool, dropout: float) -> None:
         super().__init__()
         self.resample, self.dropout = resample, dropout  # resample -1 halves the sides, 1 doubles them
-        self.norm0, self.conv0 = _norm(cin), _conv(cin, cout)
-        self.tell = _linear(told, cout)
-        self.norm1, self.conv1 = _norm(cout), _conv(cout, cout, zero=True)
-        self.skip = _conv(cin, cout, kernel=1) if cin != cout else None
+        self.norm0, self.conv0 = normalisation(cin), convolution(cin, cout)
+        self.tell = linear(told, cout)
+        self.norm1, self.conv1 = normalisation(cout), convolution(cout, cout, zero=True)
+        self.skip = convolution(cin, cout, kernel=1) if cin != cout else None
         self.attention = Attention(cout) if attention else None
 
     def forward(self, x: Tensor, vector: Tensor) -> Tensor:
@@ -144,31 +164,11 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.qkv = _norm(width), _conv(width, 3 * width, kernel=1)
-        self.project = _conv(width, width, kernel=1, zero=True)
+        self.norm, self.qkv = normalisation(width), convolution(width, 3 * width, kernel=1)
+        self.project = convolution(width, width, kernel=1, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
         places = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H W, 3 C)
         seen = F.scaled_dot_product_attention(*places.chunk(3, dim=2))
         seen = seen.transpose(1, 2).reshape(x.shape).contiguous(memory_format=torch.channels_last)
         return (x + self.project(seen)) * SKIP_SCALE
-
-
-def _norm(width: int) -> nn.GroupNorm:
-    groups = next(g for g in (32, 24, 16, 12, 8, 6, 4, 3, 2, 1) if width % g == 0 and width >= 4 * g)
-    return nn.GroupNorm(groups, width, eps=1e-6)
-
-
-def _conv(cin: int, cout: int, *, kernel: int = 3, zero: bool = False) -> nn.Conv2d:
-    """Glorot's uniform weights; `zero` is nearly none, where a branch or the whole network starts as nothing."""
-    layer = nn.Conv2d(cin, cout, kernel, padding=kernel // 2)
-    nn.init.xavier_uniform_(layer.weight, gain=1e-5 if zero else 1.0)
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return layer
-
-
-def _linear(cin: int, cout: int) -> nn.Linear:
-    layer = nn.Linear(cin, cout)
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
