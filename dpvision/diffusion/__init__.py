@@ -1,1 +1,1 @@
-"""Diffusion models of public images: fitting, sampling, and how good what they draw is."""
+"""New images of each class, learned from a small public set: a diffusion model, its samplers and its guidance."""
