@@ -79,9 +79,7 @@ def warm(
         def watch(at: Progress) -> None:
             bar("warm-up", at.step, at.steps)
 
-        done = warm_up(
-            chosen, sources, out, classes=names, device=device, every=save_every, watch=watch, stop=stop
-        )
+        done = warm_up(chosen, sources, out, classes=names, device=device, every=save_every, watch=watch, stop=stop)
     if not done:
         console.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)

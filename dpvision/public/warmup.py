@@ -39,6 +39,9 @@ from dpvision.views import Coins
 
 FORMAT = "dpvision-warm-1"
 AT_A_TIME = 500
+# From so many channels on, convolutions are faster with the channels last: wrn-16-4 by a tenth, on one core; wrn-10-1,
+# which has 64 at most, is faster by half without. By a rule and not by trial, as the last bits depend on it.
+WIDE = 128
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ class State:
         self.steps = settings.total(len(self._rows))
         model = build(settings.model, self._images.shape, classes=len(classes), seed=settings.seed)
         train_only(model, "all", name=settings.model)
-        self.model: nn.Module = model.eval().to(self._device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        widest = max((m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)), default=0)
+        self._layout = torch.channels_last if widest >= WIDE else torch.contiguous_format
+        self.model: nn.Module = model.eval().to(self._device, memory_format=self._layout)  # type: ignore[call-overload]
         self._weights = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._momenta = [torch.zeros_like(p) for p in self._weights.values()]
         self.step, self.seconds = 0, 0.0
@@ -128,7 +133,7 @@ class State:
         coins = Coins((settings.seed << 40) + self.step, rows)
         labels = self._images.labels[torch.from_numpy(rows)]
         made, targets = views(self._images(rows), labels, coins, augment=settings.augment, classes=size)
-        x = made.to(self._device, memory_format=torch.channels_last)
+        x = made.to(self._device).contiguous(memory_format=self._layout)
         y = targets.to(self._device)
         if settings.optimiser == "pgd":
             start = (2 * coins.uniform(*x.shape[1:]) - 1).to(x)
@@ -168,7 +173,7 @@ class State:
         loss, right = 0.0, 0
         for start in range(0, len(rows), AT_A_TIME):
             some = rows[start : start + AT_A_TIME]
-            outputs = self.model(self._images(some).to(self._device, memory_format=torch.channels_last)).cpu()
+            outputs = self.model(self._images(some).to(self._device).contiguous(memory_format=self._layout)).cpu()
             labels = self._images.labels[torch.from_numpy(some)]
             loss += F.cross_entropy(outputs, labels, reduction="sum").item()
             right += int((outputs.argmax(1) == labels).sum())
