@@ -177,6 +177,8 @@ class State:
             labels = self._images.labels[torch.from_numpy(some)]
             loss += F.cross_entropy(outputs, labels, reduction="sum").item()
             right += int((outputs.argmax(1) == labels).sum())
+        if not math.isfinite(loss):
+            raise ConfigError(f"the network ends with a loss of {loss} on public images. Fix: a smaller --lr.")
         return {"images": len(rows), "loss": loss / len(rows), "accuracy": right / len(rows)}
 
     def save(self, folder: Path) -> None:

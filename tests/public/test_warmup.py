@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import time
@@ -165,6 +164,7 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
     ("words", "code", "reason"),
     [
         (("--lr", "1e30", "--model", "small-cnn"), 2, "a smaller --lr"),
+        (("--lr", "1e38", "--model", "small-cnn", "--steps", 1), 2, "ends with a loss of"),
         (("--optimiser", "adam"), 2, "adam"),
         (("--augment", "crop,flipp"), 2, "Did you mean 'flip'"),
         (("--model", "wrn-16-5"), 2, "Did you mean 'wrn-16-4'"),
@@ -238,7 +238,7 @@ def test_the_papers_settings() -> None:
 
 def test_killed_and_stopped_it_goes_on(tmp_path: Path, say: Say) -> None:
     """kill -9 at random instants, then Ctrl-C, then to the end: the bits of a warm-up that nobody disturbed."""
-    data, rng = write_data(tmp_path / "data.npz", images=40), random.Random(os.getpid())
+    data, rng = write_data(tmp_path / "data.npz", images=40), random.Random(0)
     words = ("warm", data, "--model", "small-cnn", "--epochs", 50, "--batch", 10, "--save-every", 0)
     out, home = tmp_path / "warm", tmp_path / "home"
     code, _, err = say(*words, "--out", tmp_path / "straight")
