@@ -141,6 +141,21 @@ def show_findings(findings: dict[str, Any]) -> None:
     say(f"  These figures become public by training. To declare them yourself: {findings['declare']}")
 
 
+def show_parts(said: dict[str, Any], out: Path) -> None:
+    """What `data split` wrote."""
+    classes, counts = said["classes"], said["public"]["of_each_class"]
+    fewest, most = min(counts), max(counts)
+    each = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    say(f"{out / 'public.npz'}: {said['public']['images']:,} images, {each} of each of {len(classes)} classes")
+    if said["public"]["images"] != said["asked"]:
+        why = "a person is wholly in one part" if fewest != most else f"it is no multiple of {len(classes)} classes"
+        say(f"  note: {said['asked']:,} were asked for; {why}, so they are fewer.")
+    say(f"{out / 'private.npz'}: {said['private']['images']:,} images to train on; other splits as they were")
+    say(f"{out / 'split.json'}: which rows are public, and digests. {said['consent']}")
+    if classes != [str(number) for number in range(len(classes))]:
+        say(f"  note: an .npz numbers its classes. To name them: --classes {','.join(classes)}")
+
+
 def show_training(prepared: Prepared) -> None:
     """The plan of a training, with what is public and how it is known."""
     from dpvision import distributed

@@ -1,6 +1,6 @@
 """The command line, verbs to functions. Imports are inside the verbs, so that help and plan load no torch."""
 
-from dpvision.cli import datasets, images, models, plan, pretrain, quality, recipes, release, reporting, synth, train
+from dpvision.cli import datasets, images, models, plan, pretrain, quality, recipes, release, reporting, synth, train, warm
 from dpvision.cli.main import main
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "reporting",
     "synth",
     "train",
+    "warm",
 ]
