@@ -1,10 +1,11 @@
 """The command line, verbs to functions. Imports are inside the verbs, so that help and plan load no torch."""
 
-from dpvision.cli import datasets, images, models, plan, pretrain, recipes, release, reporting, synth, train
+from dpvision.cli import datasets, geometry, images, models, plan, pretrain, recipes, release, reporting, synth, train
 from dpvision.cli.main import main
 
 __all__ = [
     "datasets",
+    "geometry",
     "images",
     "main",
     "models",
