@@ -67,7 +67,6 @@ def largest(
         across[:, before:] = (across[:, before:] + across[:, before:].T) / 2
         small[before:count, :count], small[:count, before:count] = across, across.T
         rest = images - across @ known
-        rest -= (rest @ known.T) @ known  # once is not enough: what is left is small and its errors are not
         values, inner = torch.linalg.eigh(small[:count, :count])
         # H y = theta y + (the part of y in the last block) rest, for each Ritz vector y.
         errors = (inner[before:].T @ rest).norm(dim=1)
@@ -103,7 +102,7 @@ def _orthonormal(rows: Tensor, basis: Tensor, coins: torch.Generator) -> Tensor:
     for place, row in enumerate(rows):
         against, limit = found[:place], DEPENDENT * longest
         while True:
-            for _ in range(2):
+            for _ in range(2):  # once is not enough: what is left may be small, and the errors in it are not
                 row = row - (row @ basis.T) @ basis
                 row = row - (row @ against.T) @ against
             if float(row.norm()) > limit:
