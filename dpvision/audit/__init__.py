@@ -1,7 +1,13 @@
-"""Audits: what an attack that was run shows about epsilon, from below. The accountants bound it from above.
+"""Audits: what an attack that was run shows about epsilon, from below, and what the loss looks like around weights.
 
-bound.py            a lower bound on epsilon from an attack's scores, and an estimate
-hierarchical.py     an attack on hierarchical sampling, with the paper's noise and with ours
+bound.py              a lower bound on epsilon from an attack's scores, and an estimate; accountants bound it from above
+hierarchical.py       an attack on hierarchical sampling, with the paper's noise and with ours
+lanczos.py            largest eigenvalues of a matrix that is known by its products
+hessian.py            those of the loss, and its trace
+gradient_plane.py     gradients of single images in the plane of two mean gradients
+dynamics.py           loss, accuracy and gradient norms of several data sets along a training
+subject.py            a network at its weights and the images it is looked at with
+geometry.py           all of this measured, and written where it may be; geometry_pictures.py draws it
 """
 
 from dpvision.audit.bound import Bound, Estimate, estimate, lower_bound

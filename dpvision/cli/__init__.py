@@ -1,10 +1,25 @@
 """The command line, verbs to functions. Imports are inside the verbs, so that help and plan load no torch."""
 
-from dpvision.cli import datasets, images, models, plan, pretrain, quality, recipes, release, reporting, synth, train, warm
+from dpvision.cli import (
+    datasets,
+    geometry,
+    images,
+    models,
+    plan,
+    pretrain,
+    quality,
+    recipes,
+    release,
+    reporting,
+    synth,
+    train,
+    warm,
+)
 from dpvision.cli.main import main
 
 __all__ = [
     "datasets",
+    "geometry",
     "images",
     "main",
     "models",
