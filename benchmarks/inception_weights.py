@@ -1,4 +1,4 @@
-"""Make the weights of FID's Inception-v3 for `dpvision quality --network inception`, and check them.
+"""Make the weights of FID's Inception-v3 for `dpvision synth quality --network inception`, and check them.
 
     python -m benchmarks.inception_weights inception.safetensors
 

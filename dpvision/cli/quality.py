@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Json, Size, app
+from dpvision.cli.app import Json, Size
+from dpvision.cli.synth import synth
 
 
-@app.command(name="quality")
+@synth.command
 def quality(
     synthetic: Annotated[str, Parameter(help="synthetic images: an .npz, or a folder train/CLASS/x.png")],
     real: Annotated[str, Parameter(help="real images to measure against; public ones, or for your eyes only")],
@@ -37,7 +38,7 @@ def quality(
     No noise protects the figures: against private images they are for your eyes. A distance is called FID only if it
     was seen through the network that FID is defined with; make its weights by `python -m benchmarks.inception_weights`.
 
-    Example: `dpvision quality synthetic.npz public.npz --network scattering --out quality.json`
+    Example: `dpvision synth quality synthetic.npz public.npz --network scattering --out quality.json`
     """
     from json import dumps
 

@@ -50,8 +50,8 @@ class _Conv(torch.autograd.Function):
             views = of_weight.all_views(x, dy, y if bias is None else y - bias.view(-1, 1, 1))
             if views is not None:
                 count = ctx.current.together.views
-                spans_of_all = [slice(s.start * count, s.stop * count) for s in spans]
-                _weight_gradients(of_weight, *views, weight, spans_of_all, ctx.options)
+                of_all = [slice(s.start * count, s.stop * count) for s in spans]
+                _weight_gradients(of_weight, views[0], views[1], weight, of_all, ctx.options)
         elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
         if of_bias:
