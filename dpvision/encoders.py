@@ -2,8 +2,8 @@
 
 Formal guarantee: an encoder's row of an image is a function of that image alone and of public numbers, so a release of
 clipped and noised rows is a release about images. By trial before the first extraction: an encoder that mixes the
-images of a batch, or learns from them, is refused. Weights of a private training are refused too, as they tell about
-their own data.
+images of a batch, looks at their places or learns from them is refused. Weights of a private training are refused too,
+as they tell about their own data.
 
     name                        row                                                            weights
     pixels                      the pixels in [0, 1]; "linear" has them in [-1, 1]             none
@@ -108,7 +108,7 @@ def extract(encoder: Encoder, split: Split, progress: Progress = lambda *_: None
         )
     of = named(encoder, split)
     if not features.file(of).exists():
-        features.require_separate(encoder, encoder.shape)
+        features.require_separate(encoder, encoder.shape, name=f"the encoder {encoder.name!r}")
     return features.kept(encoder, split, of=of, progress=progress)
 
 

@@ -34,6 +34,7 @@ from dpvision.privacy.ledger import home
 
 AT_A_TIME = 256  # records of a rank in a round
 ASK_AGAIN = 0.2  # seconds
+SHIFTS = (1, 2, 3)
 # What the rows come from, beside records, weights and machine.
 CODE = ("encoders.py", "features.py", "inputs.py", "models", "partial_rows.py")
 Progress = Callable[[int, int], None]
@@ -146,8 +147,12 @@ def shape_of(parts: Featured, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(parts.features(torch.zeros(1, *shape)).shape[1:])
 
 
-def require_separate(parts: Featured, shape: tuple[int, ...]) -> None:
-    """By trial, on random images: no image's features change with another, wherever in the batch it is."""
+def require_separate(parts: Featured, shape: tuple[int, ...], *, name: str = "the frozen part of the model") -> None:
+    """By trial, on random images: no image's features change with another, wherever in the batch it is.
+
+    Nor with its own place: when the first few are left out, the others move up, through all places of a piece. A few
+    shifts, for other last bits do not show with every image.
+    """
     generator = torch.Generator().manual_seed(0)
     images, before = torch.rand((parts.piece or PIECE) + 1, *shape, generator=generator) * 2 - 1, digest(parts)
     with torch.no_grad():
@@ -158,6 +163,12 @@ def require_separate(parts: Featured, shape: tuple[int, ...]) -> None:
             moved = (parts.features(changed) != together).flatten(1).any(1)
             moved[place] = False
             if bool(moved.any()):
-                raise UnsafeLayer("the frozen part of the model mixes the images of a batch, so nobody is told apart.")
+                raise UnsafeLayer(f"{name} mixes the images of a batch, so nobody is told apart.")
+        for shift in SHIFTS:
+            if not torch.equal(parts.features(images[shift:]), together[shift:]):
+                raise UnsafeLayer(
+                    f"{name} gives an image other features at another place in the batch, so one record more would "
+                    "change those of others."
+                )
     if digest(parts) != before:
-        raise UnsafeLayer("the frozen part of the model changes with the images that it sees, so it would tell them.")
+        raise UnsafeLayer(f"{name} changes with the images that it sees, so it would tell them.")

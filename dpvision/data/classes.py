@@ -100,9 +100,12 @@ def unknown_name(name: str, names: Sequence[str], *, numbered: bool = False) -> 
 
 
 def match_stored(stored: tuple[str, ...], declared: tuple[str, ...] | None, *, numbered: bool) -> bool:
-    """Whether the classes of a finished data set were declared now; a declaration must agree with them."""
+    """Whether the names of a finished data set were declared now; a declaration must agree with them.
+
+    A number agrees with as many names, but declares none but "0" to "k-1": others stay what they were.
+    """
     if declared is None:
         return False
     if declared != stored and not (numbered and len(declared) == len(stored)):
         raise Refusal(unknown_name(next((n for n in stored if n not in declared), stored[0]), declared))
-    return True
+    return declared == stored

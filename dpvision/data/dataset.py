@@ -48,6 +48,8 @@ class Dataset:
     """Public facts read off the private data instead of declared: some of "classes", "image size", "channels"."""
     broken: tuple[Broken, ...] = ()
     """Files that were left out because skip_broken was asked for."""
+    skipped_broken: bool = False
+    """Whether skip_broken was asked for, now or when a store was packed: files may have been left out."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def read_listing(
         for split, array in images.items()
     }
     inferred = records.inferred(classes=declared is None, size=sides is None, channels=channels is None)
-    return Dataset(name, names, splits["train"], splits.get("val"), splits.get("test"), inferred, tuple(broken))
+    parts = splits["train"], splits.get("val"), splits.get("test")
+    return Dataset(name, names, *parts, inferred, tuple(broken), skipped_broken=skip_broken)
 
 
 def decode_listing(

@@ -29,7 +29,7 @@ def read_store(path: Path, *, classes: Classes, size: records.Size, channels: in
     """The store with its images left on disk. Every header is compared with meta.json and with the file's length."""
     root = str(path.resolve())
     with named(path / META), open_inside(root, META) as file:
-        names, stored_inferred, described = _parse_meta(file)
+        names, stored_inferred, skipped_broken, described = _parse_meta(file)
     with named(path):
         declared, sides = declared_names(classes), records.declared_size(size)
         agreed = match_stored(names, declared, numbered=isinstance(classes, int))
@@ -47,7 +47,8 @@ def read_store(path: Path, *, classes: Classes, size: records.Size, channels: in
     final = {split: replace(part, persons=persons.get(split)) for split, part in splits.items()}
     settled = {"classes": agreed, "image size": not inferred_size, "channels": not inferred_channels}
     inferred = tuple(fact for fact in _INFERABLE if fact in stored_inferred and not settled[fact])
-    return Dataset(shown(path.resolve().name), names, final["train"], final.get("val"), final.get("test"), inferred)
+    parts = final["train"], final.get("val"), final.get("test")
+    return Dataset(shown(path.resolve().name), names, *parts, inferred, skipped_broken=skipped_broken)
 
 
 def written_meta(dataset: Dataset) -> bytes:
@@ -58,6 +59,7 @@ def written_meta(dataset: Dataset) -> bytes:
         "version": _VERSION,
         "classes": list(dataset.classes),
         "inferred": list(dataset.inferred),
+        "skipped_broken": dataset.skipped_broken,
         "splits": {
             split: {
                 "images": list(part.images.shape),
@@ -78,7 +80,7 @@ def written_meta(dataset: Dataset) -> bytes:
 _Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
 
 
-def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, _Described]]:
+def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool, dict[str, _Described]]:
     if file_length(file) > limits.META_BYTES:
         raise Refusal(f"takes more than {limits.META_BYTES // limits.MIB} MiB.")
     try:
@@ -95,6 +97,9 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], dict[
     check_names(names)
     if not isinstance(inferred, list) or not all(fact in _INFERABLE for fact in inferred):
         raise Refusal("has a malformed 'inferred'. Fix: pack the data again.")
+    skipped_broken = meta.get("skipped_broken", True)  # a store that does not say may have been packed either way
+    if type(skipped_broken) is not bool:
+        raise Refusal("has a malformed 'skipped_broken'. Fix: pack the data again.")
     if not isinstance(splits, dict) or "train" not in splits or not set(splits) <= set(SPLITS):
         raise Refusal("has malformed splits. Fix: pack the data again.")
     described = {split: _describe(splits[split], split=split) for split in SPLITS if split in splits}
@@ -102,7 +107,7 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], dict[
         {split: entry[0] for split, entry in described.items()},
         {split: entry[1] for split, entry in described.items()},
     )
-    return tuple(names), tuple(inferred), described
+    return tuple(names), tuple(inferred), skipped_broken, described
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -17,7 +17,7 @@ kind that fares worst. Nothing here is averaged over classes: a class that is dr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,7 +27,8 @@ from dpvision.errors import ConfigError
 # Outside of these no event makes sense, and the accountants' arithmetic would leave the range of numbers.
 LEAST_SIGMA, MOST_SIGMA = 1e-3, 1e8
 MOST_COUNT = 10_000_000
-# Kinds of records that one class schedule may have.
+# Kinds of records that are told apart. Each takes the accountant some tenths of a second for each exposure, and the
+# class schedules of releases hardly need any: their classes have the same rate, or the same number of rows but for one.
 MOST_KINDS = 8
 
 
@@ -54,6 +55,9 @@ class Exposure(NamedTuple):
     rate: float
     sigma: float
     steps: int
+
+
+Kind = tuple[Exposure, ...]
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,17 @@ class Composed:
 Event = Gaussian | PoissonGaussian | ClassScheduled | Composed
 
 
-def exposures(event: Event) -> list[tuple[Exposure, ...]]:
-    """For each kind of record, what it meets; equal exposures are merged and equal kinds listed once."""
-    kinds = {_merge(choice) for choice in _kinds(event)}
-    return sorted(kinds)
+def exposures(event: Event) -> list[Kind]:
+    """For each kind of record, what it meets; equal exposures are merged, and no kind fares surely better than another.
+
+    Where more than MOST_KINDS are left, there is one that meets the most of everything: never too little.
+    """
+    return sorted(_kinds(event))
+
+
+def chance_of(kind: Kind) -> float:
+    """That such a record is in any of the releases at all."""
+    return 1.0 if any(x.rate == 1 for x in kind) else -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in kind))
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -169,30 +180,56 @@ def describe(event: Event) -> str:
             return "; ".join(describe(e) for e in events) or "nothing"
 
 
-def _kinds(event: Event) -> Iterator[tuple[Exposure, ...]]:
+def _kinds(event: Event) -> set[Kind]:
     match event:
-        case Gaussian(sigma, count):
-            yield (Exposure(1.0, sigma, count),)
-        case PoissonGaussian(rate, sigma, steps):
-            yield (Exposure(rate, sigma, steps),)
         case ClassScheduled(sigma, rates, rows):
-            # A class with no higher rate and no more rows than another fares no worse. Where many are left, all are
-            # taken to have the most of both, which is never too little: later events multiply with each kind.
+            # A class with no higher rate and no more rows than another fares no worse.
             left: list[tuple[float, int]] = []
             for rate, count in sorted(set(zip(rates, rows, strict=True)), reverse=True):
                 if not left or count > left[-1][1]:
                     left.append((rate, count))
-            if len(left) > MOST_KINDS:
-                left = [(left[0][0], left[-1][1])]
-            for rate, count in left:
-                yield (Exposure(rate, sigma, count),)
+            kinds = {_merge((Exposure(rate, sigma, count),)) for rate, count in left}
+            return kinds if len(kinds) <= MOST_KINDS else {_merge(_most(event))}
         case Composed(events):
             # Class k of one schedule need not be class k of another, so every combination is taken: never too little.
-            for choice in product(*(set(_kinds(e)) for e in events)):
-                yield _merge(tuple(x for part in choice for x in part))
+            kinds = {()}
+            for part in events:
+                kinds = _worst({_merge((*met, *more)) for met, more in product(kinds, _kinds(part))})
+                if len(kinds) > MOST_KINDS:
+                    return {_merge(_most(event))}
+            return kinds
+        case _:
+            return {_merge(_most(event))}
 
 
-def _merge(parts: tuple[Exposure, ...]) -> tuple[Exposure, ...]:
+def _most(event: Event) -> Kind:
+    """What nobody meets more of: of each schedule the highest rate in the most rows."""
+    match event:
+        case Gaussian(sigma, count):
+            return (Exposure(1.0, sigma, count),)
+        case PoissonGaussian(rate, sigma, steps):
+            return (Exposure(rate, sigma, steps),)
+        case ClassScheduled(sigma, rates, rows):
+            return (Exposure(max(rates), sigma, max(rows)),)
+        case Composed(events):
+            return tuple(exposure for part in events for exposure in _most(part))
+
+
+def _worst(kinds: set[Kind]) -> set[Kind]:
+    """Without those that fare no worse than another one."""
+    return {kind for kind in kinds if not any(kind != other and _no_worse(kind, than=other) for other in kinds)}
+
+
+def _no_worse(kind: Kind, *, than: Kind) -> bool:
+    """Whether each step of `kind` can be laid beside another one of `than`, with as much noise and no lower rate."""
+
+    def steps(met: Kind, rate: float, sigma: float) -> int:
+        return sum(x.steps for x in met if x.sigma == sigma and x.rate >= rate)
+
+    return all(steps(kind, rate, sigma) <= steps(than, rate, sigma) for rate, sigma, _ in kind)
+
+
+def _merge(parts: Kind) -> Kind:
     steps: dict[tuple[float, float], int] = {}
     for rate, sigma, count in parts:
         if rate > 0 and count > 0:

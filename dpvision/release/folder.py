@@ -35,6 +35,7 @@ from dpvision.errors import ConfigError, DataError
 FORMAT = "dpvision-release-1"
 SHARD = 8192  # rows in a file
 MOST, MOST_TEXT = 4 << 30, 1 << 24  # bytes of one file that is read
+HEADER = 1 << 16  # bytes that a file of arrays may have beside them
 Block = tuple[NDArray[np.float32], NDArray[Any]]
 
 
@@ -104,15 +105,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """All rows and labels of a released folder, checked against its schema."""
+    """All rows and labels of a released folder, checked against its schema; a file too large for it is not read."""
     schema = read_schema(folder)
-    parts = [read_arrays(Path(folder) / name) for name in schema["files"]]
+    left = schema["rows"] * (4 * schema["width"] + max(8, 4 * len(schema["classes"])))
+    parts = []
+    for name in schema["files"]:
+        parts.append(read_arrays(Path(folder) / name, most=left + HEADER))
+        left -= sum(array.nbytes for array in parts[-1].values())
     if not parts or not all({"features", "labels"} <= part.keys() for part in parts):
         raise DataError(f"{folder}: its files have no features and labels.")
     kinds = {_kind(part["features"], part["labels"], schema) for part in parts}
     if len(kinds) != 1 or None in kinds or sum(len(part["features"]) for part in parts) != schema["rows"]:
         raise DataError(f"{folder}: its rows are not what schema.json says. Fix: copy it again.")
-    features, labels = (np.concatenate([part[k] for part in parts]) for k in ("features", "labels"))
+    with _enough_memory(folder):
+        features, labels = (np.concatenate([part[k] for part in parts]) for k in ("features", "labels"))
     return features, labels
 
 
@@ -145,9 +151,10 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
     return dict(found)
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, *, most: int = MOST) -> dict[str, NDArray[Any]]:
     try:
-        return dict(read_safetensors(read_bytes(path, most=MOST)))
+        with _enough_memory(path):
+            return dict(read_safetensors(read_bytes(path, most=min(most, MOST))))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError, Refusal) as exc:
         raise DataError(f"{path}: can not be read as safetensors ({exc}). Fix: copy it again.") from exc
 
@@ -155,6 +162,15 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def read_bytes(path: Path, *, most: int) -> bytes:
     """Of a regular file that is not larger than `most`: never of a device or of a pipe."""
     with open_regular(path) as file:
-        if file_length(file) > most:
-            raise ValueError(f"it has more than {most:,} bytes")
-        return file.read(most)
+        length = file_length(file)
+        if length > most:
+            raise ValueError(f"it has {length:,} bytes, and should have {most:,} at most")
+        return file.read(length)
+
+
+@contextmanager
+def _enough_memory(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as exc:
+        raise DataError(f"{path}: takes more memory than there is. Fix: read it where there is more.") from exc

@@ -407,4 +407,5 @@ def _facts(
         },
         "mechanism": _told(mechanism, config, told),
         "persons": prepared.data.train.persons is not None,
+        "skipped_broken": config.skip_broken or prepared.data.skipped_broken,
     }

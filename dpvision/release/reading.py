@@ -20,7 +20,7 @@ from dpvision.encoders import encoder, extract
 from dpvision.errors import ConfigError, DataError
 from dpvision.heads import Whitening
 from dpvision.heads.rows import Preparation
-from dpvision.release.folder import MOST_TEXT, read_arrays, read_bytes, read_schema
+from dpvision.release.folder import HEADER, MOST_TEXT, read_arrays, read_bytes, read_schema
 
 Progress = Callable[[str, int, int], None]
 
@@ -54,17 +54,17 @@ def features_of(
             "--weights, the file that its card names."
         )
     rows = extract(encode, found, lambda *done: progress("features", *done))
-    features, _ = preparation(folder, card, encode.width).apply(rows)
+    features, _ = preparation(folder, card, encode.width, columns=schema["width"]).apply(rows)
     if features.shape[1] != schema["width"]:
         raise DataError(f"{folder}: its rows have {schema['width']} columns, and its map makes {features.shape[1]}.")
     return {"features": features, "labels": np.asarray(found.labels, dtype=np.int64)}
 
 
-def preparation(folder: Path, card: dict[str, Any], width: int) -> Preparation:
-    """What the release did to each row of features."""
+def preparation(folder: Path, card: dict[str, Any], width: int, *, columns: int) -> Preparation:
+    """What the release did to each row of features, which it made `columns` numbers of, never more than they were."""
     path = folder / "map.safetensors"
     if path.exists():
-        arrays = read_arrays(path)
+        arrays = read_arrays(path, most=8 * width * (1 + min(columns, width)) + HEADER)
         mean, matrix = arrays.get("mean"), arrays.get("matrix")
         if (
             mean is None

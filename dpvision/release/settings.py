@@ -10,7 +10,7 @@ from typing import Any
 
 from dpvision.errors import ConfigError
 from dpvision.privacy import calibrate
-from dpvision.privacy.events import Budget, Event, Gaussian
+from dpvision.privacy.events import Budget, Event, Gaussian, chance_of, exposures
 from dpvision.release.degree import optimal_degree
 from dpvision.release.sampling import Poisson, Sampler, hierarchical, in_turn
 
@@ -18,6 +18,7 @@ KINDS = ("moments", "mixtures")
 LEAST_DRAWN, DRAWN = 20_000, 3
 RANK, LEAST_RANK = 800, 20
 SAMPLINGS = ("poisson", "hierarchical", "class-schedule")
+MOST_DELTA = 0.1  # of the chance that a record is in any row
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,27 @@ class Release:
         if drawn is None and self.sampling == "hierarchical":
             drawn = float(min(DRAWN, classes))
         whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder, rank=rank, drawn=drawn)
+        if self.kind == "mixtures":
+            whole._require_more_than_delta(classes)
         if whole.sigma is None:
             budget = Budget(self.epsilon, self.delta)
             whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
+            if whole.sigma == calibrate.LEAST_SIGMA:
+                raise ConfigError(
+                    f"epsilon {self.epsilon:g} at delta {self.delta:g} would let sigma be {whole.sigma:g} or less: "
+                    "that hides nobody. Fix: a smaller --epsilon or --delta."
+                )
         return whole
+
+    def _require_more_than_delta(self, classes: int) -> None:
+        """A delta as large as a record's chance to be in the rows at all allows that its row has no noise."""
+        chance = max(map(chance_of, exposures(self.event(1.0, classes))))
+        if self.delta > MOST_DELTA * chance:
+            raise ConfigError(
+                f"delta is {self.delta:g}, and a record is in any row at all, of {self.rows:,}, with a chance of "
+                f"{chance:.2g}: so much delta allows nearly no noise. Fix: a --delta below a tenth of that chance, "
+                "more --rows or a higher --degree."
+            )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
         budget = Budget(self.epsilon, self.delta)

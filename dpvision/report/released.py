@@ -120,15 +120,16 @@ def _not_covered(facts: dict[str, Any], *, fixed_key: bool) -> list[str]:
         "The unit is one image. Someone with several images in the data is protected less"
         + (", and this data says whose images are whose." if facts["persons"] else "."),
         "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
-        "Images that could not be read were left out; that they were there is not covered."
-        if facts["config"].get("skip_broken")
+        "Images that could not be read may have been left out; that they were there is not covered."
+        if facts["skipped_broken"]
         else "That the release was not refused tells that all images could be read and none has an unknown class.",
         "Side channels, such as how long it took, are not covered.",
     ]
     if facts.get("accuracy") is not None:
         said.append(
             "Accuracy is that of classifiers made from this folder alone, on the test split, told without noise: "
-            "epsilon does not cover the test images."
+            "epsilon does not cover the test images, and who is in both splits is not covered as far as the accuracy "
+            "goes."
         )
     if facts["public"]:
         said.append(

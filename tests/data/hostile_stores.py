@@ -96,6 +96,9 @@ def meta_fields() -> Iterator[Case]:
                 continue
             change = edited(lambda meta, key=key, value=value: meta.update({key: value}))
             yield Case(f"meta-{key}-{number}", change, blames="set/meta.json")
+    for number, value in enumerate((None, 0, 1, "yes", [], {})):
+        change = edited(lambda meta, value=value: meta.update(skipped_broken=value))
+        yield Case(f"meta-skipped-broken-{number}", change, blames="set/meta.json")
     yield Case("meta-classes-escape", edited(lambda m: m.update(classes=["a", "b", "\x1b[2J"])), blames="set/meta.json")
     yield Case("meta-classes-few", edited(lambda m: m.update(classes=["a", "b"])), blames="set/train_labels.npy")
     yield Case("meta-no-train", edited(lambda m: m["splits"].pop("train")), blames="set/meta.json")

@@ -53,8 +53,36 @@ def test_what_was_inferred_stays_inferred(tmp_path: Path) -> None:
     assert load(tmp_path / "t").inferred == () and load(tmp_path / "t").classes == ("x", "y", "z")
     with pytest.raises(DataError, match="none of"):
         load(tmp_path / "t", classes=["x", "y", "w"])
+    with pytest.raises(DataError, match="none of"):
+        load(tmp_path / "t", classes=4)
     with pytest.raises(DataError, match="holds images of 6x6"):
         load(tmp_path / "t", size=7)
+
+
+def test_names_that_were_read_off_are_not_declared_by_their_number(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "f", good_arrays())
+    for split in ("train", "val", "test"):
+        for number, name in enumerate(("anna", "ben", "cleo")):
+            (folder / split / str(number)).rename(folder / split / name)
+    store = pack(folder, tmp_path / "s", size=6, channels=1)
+    assert load(store, classes=3).classes == ("anna", "ben", "cleo")
+    assert load(store, classes=3).inferred == ("classes",)
+    assert load(store, classes=["anna", "ben", "cleo"]).inferred == ()
+
+
+def test_a_store_says_whether_broken_files_may_have_been_left_out(tmp_path: Path) -> None:
+    """Whether it was asked for, not whether there were any; a store that does not say may have been packed so."""
+    folder = save_folder(tmp_path / "f", good_arrays())
+    for skip in (False, True):
+        store = pack(folder, tmp_path / f"s{skip}", skip_broken=skip)
+        again = pack(store, tmp_path / f"again{skip}")
+        assert [load(s).skipped_broken for s in (store, again)] == [skip, skip]
+        assert load(folder, skip_broken=skip).skipped_broken is skip
+    meta = json.loads((again / "meta.json").read_text())
+    assert meta.pop("skipped_broken") is True
+    (again / "meta.json").write_text(json.dumps(meta))
+    assert load(again).skipped_broken
+    assert not load("digits").skipped_broken
 
 
 def test_meta_names_format_and_shapes(tmp_path: Path) -> None:

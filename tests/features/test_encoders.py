@@ -150,6 +150,18 @@ def test_an_encoder_that_mixes_images_is_refused_before_it_sees_any() -> None:
     assert not features.file(named(mixing, records())).exists()
 
 
+class _Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(len(x)).view(-1, 1, 1, 1)
+
+
+def test_an_encoder_that_looks_at_places_is_refused_by_name() -> None:
+    counting = Encoder("counting", GREY, _Counts(), piece=8, origin="a test")
+    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another place"):
+        extract(counting, records())
+    assert not features.file(named(counting, records())).exists()
+
+
 class _BendsWhatItsHeadSays(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -237,6 +237,8 @@ class _Mixes(nn.Module):
             return x - x[-1:]
         if self.how == "neighbour":
             return x + x.roll(4, 0)
+        if self.how.startswith("place"):
+            return torch.where(torch.arange(len(x)).view(-1, 1, 1, 1) == int(self.how[-1]), x.nextafter(x + 1), x)
         if self.how == "remembers":
             self.seen += x.sum()
         return x
@@ -247,6 +249,14 @@ def test_a_frozen_part_that_mixes_or_remembers_is_refused(how: str) -> None:
     with pytest.raises(UnsafeLayer):
         features.require_separate(Featured(_Mixes(how), nn.Flatten()), (1, 4, 4))
     features.require_separate(Featured(_Mixes("not"), nn.Flatten()), (1, 4, 4))
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("piece", [8, None])
+def test_a_frozen_part_that_looks_at_places_is_refused(place: int, piece: int | None) -> None:
+    """Though it differs in the last bit, and at one place alone."""
+    with pytest.raises(UnsafeLayer, match="at another place"):
+        features.require_separate(Featured(_Mixes(f"place {place}"), nn.Flatten(), piece=piece), (1, 4, 4))
 
 
 @pytest.mark.parametrize("how", ["resized", "float", "test split"])

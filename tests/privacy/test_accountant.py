@@ -100,6 +100,13 @@ def test_profile_and_epsilon_are_inverse(by) -> None:
 
 
 @pytest.mark.parametrize("by", [accountant, quick])
+def test_no_curve_says_that_nothing_is_left(by) -> None:
+    """Where the loss ends, what rounding may hide is still there."""
+    deltas = by.profile(Composed((PoissonGaussian(0.1, 1.2, 50), Gaussian(3.0))), [1.0, 30.0, 200.0, 500.0])
+    assert np.all(np.diff(deltas) <= 0) and deltas[-1] >= quick.hidden_by_rounding(51)
+
+
+@pytest.mark.parametrize("by", [accountant, quick])
 def test_monotone_in_each_argument(by) -> None:
     rng = np.random.default_rng(11)
     for _ in range(6):

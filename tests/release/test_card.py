@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from dpvision.data import load
+from dpvision.data import load, pack
 from dpvision.errors import ConfigError
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant
@@ -110,7 +111,8 @@ def test_a_private_one_says_what_holds(recipe: str, tmp_path: Path) -> None:
     assert upper(epsilon, 4) in (tmp_path / "out" / "card.md").read_text()
     noise = card["mechanism"].get("noise_x")
     assert (noise is None) == (recipe == "moments") and card["mechanism"]["sigma"] == card["config"]["sigma"]
-    assert any("Accuracy is that of classifiers" in line for line in card["not_covered"])
+    (line,) = (line for line in card["not_covered"] if "Accuracy is that of classifiers" in line)
+    assert "who is in both splits is not covered" in line
     assert facts["accuracy"] == card["accuracy"]
 
 
@@ -126,6 +128,38 @@ def test_what_was_read_off_the_data_or_declared_is_said(tmp_path: Path) -> None:
     assert not card["read_off"] and card["adjacency"] == wording.ADD_OR_REMOVE
     assert any("was declared public" in line for line in card["not_covered"])
     assert card["mechanism"]["class_counts"] == "declared public"
+
+
+def _not_covered(folder: Path) -> str:
+    return " ".join(json.loads((folder / "card.json").read_text())["not_covered"])
+
+
+def test_what_was_left_out_when_a_store_was_packed_is_said(tmp_path: Path) -> None:
+    data = load("digits").train
+    for number in range(40):
+        place = tmp_path / "images" / "train" / str(data.labels[number])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(data.images[number, :, :, 0])).save(place / f"{number}.png")
+    declared = small("moments", n=40, classes=10, size=(8, 8), channels=1, budget=1e3)
+    for skip in (False, True):
+        store = pack(tmp_path / "images", tmp_path / f"store{skip}", classes=10, size=8, channels=1, skip_broken=skip)
+        made(tmp_path / f"{skip}", declared, source=str(store))
+    assert "tells that all images could be read" in _not_covered(tmp_path / "False")
+    said = _not_covered(tmp_path / "True")
+    assert "may have been left out" in said and "all images could be read" not in said
+
+
+def test_names_of_classes_that_were_read_off_are_said_to_be(tmp_path: Path) -> None:
+    """Though their number was declared when a release was made from the store."""
+    source = write_data(tmp_path / "data.npz")
+    store = pack(source, tmp_path / "store")
+    meta = json.loads((store / "meta.json").read_text())
+    (store / "meta.json").write_text(json.dumps(meta | {"classes": ["anna", "ben", "cleo", "dora"]}))
+    settings = small("moments", n=200, classes=4, size=(8, 8), channels=1)
+    made(tmp_path / "out", settings, source=str(store))
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["classes"][0] == "anna" and card["read_off"] == ["classes"]
+    assert "The list of classes was read off the data" in _not_covered(tmp_path / "out")
 
 
 def test_a_release_beside_one_of_a_fixed_key_says_so(tmp_path: Path) -> None:

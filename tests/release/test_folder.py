@@ -21,7 +21,7 @@ from dpvision.release import folder as folders
 from dpvision.release import public_map
 from dpvision.release.folder import read_rows, read_schema, whole, write_rows
 from dpvision.release.making import Encoded, prepare
-from dpvision.release.reading import features_of
+from dpvision.release.reading import features_of, preparation
 from dpvision.release.settings import Release
 from tests.release.small import IMAGES, RANK, made, sharing, small
 
@@ -180,6 +180,14 @@ def _large(name: str) -> Callable[[Path], None]:
     return write
 
 
+def _a_little_larger(name: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        with open(folder / name, "r+b") as file:
+            file.truncate((1 << 17) + (folder / name).stat().st_size)
+
+    return write
+
+
 def _two_kinds(folder: Path) -> None:
     _json("schema.json", files=[ROWS, "rows-00001.safetensors"], rows=140)(folder)
     shutil.copy(folder / ROWS, folder / "rows-00001.safetensors")
@@ -274,6 +282,50 @@ def test_hostile_schemas(kind: str, copied: Path) -> None:
     HOSTILE_SCHEMAS[kind](copied)
     with pytest.raises(DataError):
         read_rows(copied)
+
+
+def test_files_larger_than_the_schema_allows_are_not_read(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a hole of some gigabytes would take the memory before anything is found wrong."""
+    monkeypatch.setattr(folders, "read_safetensors", lambda _: pytest.fail("read"))
+    _a_little_larger(ROWS)(copied)
+    with pytest.raises(DataError, match=r"rows-00000.*bytes, and should have .* at most"):
+        read_rows(copied)
+    _a_little_larger("map.safetensors")(copied)
+    with pytest.raises(DataError, match=r"map\.safetensors.*bytes, and should have .* at most"):
+        preparation(copied, {"bound": None}, 64, columns=RANK)
+    with pytest.raises(DataError, match=r"map\.safetensors.*bytes, and should have .* at most"):
+        preparation(copied, {"bound": None}, 64, columns=10**12)
+
+
+def test_files_that_are_too_large_together_are_not_read(tmp_path: Path) -> None:
+    for number in range(2):
+        arrays = {"features": np.zeros((20_000, 1), np.float32), "labels": np.zeros(20_000, np.int64)}
+        folders.write_arrays(tmp_path / f"rows-0000{number}.safetensors", arrays)
+    schema = {"format": folders.FORMAT, "rows": 20_000, "width": 1, "classes": ["a"]}
+    folders.write_json(tmp_path / "schema.json", schema | {"files": [ROWS, "rows-00001.safetensors"]})
+    with pytest.raises(DataError, match=r"rows-00001.*bytes, and should have .* at most"):
+        read_rows(tmp_path)
+    folders.write_json(tmp_path / "schema.json", schema | {"files": [ROWS]})
+    assert len(read_rows(tmp_path)[0]) == 20_000
+
+
+def test_too_little_memory_is_said(copied: Path) -> None:
+    """Of a schema and files that agree on 3 GB of nothing; in a process that may not have them."""
+    _json("schema.json", rows=3 << 22, width=246)(copied)
+    with open(copied / ROWS, "r+b") as file:
+        file.truncate(3 << 30)
+    code = (
+        "import resource, sys\n"
+        "from dpvision.errors import DataError\n"
+        "from dpvision.release.folder import read_rows\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "try:\n"
+        "    read_rows(sys.argv[1])\n"
+        "except DataError as exc:\n"
+        "    print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(copied)], capture_output=True, text=True)
+    assert "takes more memory than there is" in done.stdout, done.stderr
 
 
 def test_rows_are_never_read_from_outside(copied: Path) -> None:

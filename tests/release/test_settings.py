@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,11 +81,28 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
         (Release(class_counts=(50, 50)), 100, 10, "2 numbers, and there are 10 classes"),
         (Release(), 1, 10, "at least 2"),
         (Release(kind="mixtures", degree=200.0), 100, 10, "degree"),
+        (Release(epsilon=1000.0), 1500, 10, "epsilon 1000 at delta 1e-05 would let sigma be 0.05"),
     ],
 )
 def test_what_does_not_fit_the_data_is_refused(settings: Release, n: int, classes: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         settings.complete(n, classes, channels=1)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "class-schedule", "hierarchical"])
+@pytest.mark.parametrize("sigma", [None, 0.05])
+def test_a_delta_that_allows_no_noise_is_refused(sampling: str, sigma: float | None) -> None:
+    """One row that a record is in with a chance of 8e-4, and delta 9e-4: delta alone covers that it is told.
+
+    Where rows are of one class, 16e-4: that is half of it.
+    """
+    few = Release(kind="mixtures", sampling=sampling, rows=1, degree=0.8, delta=9e-4, drawn=2.0, sigma=sigma, seed=1)
+    with pytest.raises(ConfigError, match=r"delta is 0\.0009.* chance of 0\.00(08|16): .*Fix: .*--delta"):
+        few.complete(1000, 2, channels=1)
+    enough = replace(few, delta=1e-5, sigma=None).complete(1000, 2, channels=1)
+    assert enough.sigma and enough.sigma > 0.25
+    with pytest.raises(ConfigError, match=r"delta is 0\.0002"):
+        replace(few, delta=2e-4).complete(1000, 2, channels=1)
 
 
 def test_the_declared_number_counts_and_not_the_true_one() -> None:
