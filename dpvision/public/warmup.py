@@ -133,7 +133,7 @@ class State:
         coins = Coins((settings.seed << 40) + self.step, rows)
         labels = self._images.labels[torch.from_numpy(rows)]
         made, targets = views(self._images(rows), labels, coins, augment=settings.augment, classes=size)
-        x = made.to(self._device).contiguous(memory_format=self._layout)
+        x = self._laid_out(made)
         y = targets.to(self._device)
         if settings.optimiser == "pgd":
             start = (2 * coins.uniform(*x.shape[1:]) - 1).to(x)
@@ -159,6 +159,11 @@ class State:
         self._count(told)
         return told
 
+    def _laid_out(self, images: Tensor) -> Tensor:
+        """On the device, as the network wants them."""
+        # `contiguous` would leave grey images as they are, which count as both layouts; convolutions take the slow one.
+        return images.to(self._device).clone(memory_format=self._layout)
+
     def _count(self, loss: float) -> None:
         self.step += 1
         self._sum += loss
@@ -173,7 +178,7 @@ class State:
         loss, right = 0.0, 0
         for start in range(0, len(rows), AT_A_TIME):
             some = rows[start : start + AT_A_TIME]
-            outputs = self.model(self._images(some).to(self._device).contiguous(memory_format=self._layout)).cpu()
+            outputs = self.model(self._laid_out(self._images(some))).cpu()
             labels = self._images.labels[torch.from_numpy(some)]
             loss += F.cross_entropy(outputs, labels, reduction="sum").item()
             right += int((outputs.argmax(1) == labels).sum())
