@@ -97,7 +97,10 @@ def fit(
     with console.named_bars() as bar, console.stoppable() as stop:
 
         def watch(at: Progress) -> None:
-            bar(f"fitting {method}, {steps:,} steps" if steps else f"fitting {method}", round(1000 * at.done), 1000)
+            if minutes is None:
+                bar(f"fitting {method}", at.step, steps or 1)
+            else:
+                bar(f"fitting {method}, per cent", round(100 * at.done), 100)
 
         arrays = found.train.images, found.train.labels
         done = learn(kind, settings, *arrays, out, steps=steps, minutes=minutes, device=device, watch=watch, stop=stop)

@@ -1,7 +1,8 @@
 """Draws a data set from a fitted diffusion model: it can be killed at any moment and goes on where it was.
 
 Batch number b is a function of (model, seed, b) alone. Each is kept in FILE.npz.parts until all are there; then one
-.npz is written, with train_images and train_labels as `dpvision train --synthetic` reads them, and FILE.png beside it.
+.npz is written, with train_images and train_labels as `dpvision train --synthetic` reads them; beside it FILE.png
+shows some of each class, and FILE.json says from which model they are and how they were drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpvision import atomic, checkpoint
+from dpvision import __version__, atomic, checkpoint
 from dpvision.diffusion.adam import mixed
 from dpvision.diffusion.model import METHODS, Kind, load, to_bytes
 from dpvision.diffusion.sampler import SAMPLERS, Guide
@@ -76,7 +77,7 @@ def sample(
         raise ConfigError(f"{out}: is there. Fix: another --out.")
     kind, network, digest = load(folder, device=device)
     keep_freed_memory()
-    header = {"draw": json.dumps([asdict(draw), digest, guided_by])}
+    header = {"draw": json.dumps({**asdict(draw), "model": digest, "guided_by": guided_by})}
     parts = out.with_name(out.name + ".parts")
     parts.mkdir(parents=True, exist_ok=True)
     try:
@@ -134,4 +135,6 @@ def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path
     shown = [images[labels == c][:SHEET_COLUMNS] for c in range(rows_of_sheet)]
     if all(len(each) == SHEET_COLUMNS for each in shown):
         save_sheet(out.with_suffix(".png"), np.concatenate(shown), columns=SHEET_COLUMNS)
+    card = {"dpvision": __version__, **json.loads(kind.header()["model"]), **json.loads(header["draw"])}
+    atomic.write(out.with_suffix(".json"), json.dumps(card, indent=1) + "\n", mode=0o644)
     atomic.write(out, file.getvalue(), mode=0o644)

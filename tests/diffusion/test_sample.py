@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpvision import data
+from dpvision import data, sealed
 from dpvision.diffusion.fit import Settings, fit
 from dpvision.diffusion.model import Kind
 from dpvision.diffusion.sample import Draw, sample
@@ -38,6 +39,9 @@ def test_the_file_is_balanced_and_read_by_our_reader(model: Path, tmp_path: Path
     assert found.train.images.shape == (31, 8, 8, 3) and found.train.images.dtype == np.uint8
     assert np.bincount(found.train.labels).tolist() == [11, 10, 10]
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    card = json.loads(out.with_suffix(".json").read_text())
+    assert card["count"] == 31 and card["classes"] == ["a", "b", "c"]
+    assert card["model"] == sealed.read(model / "weights.safetensors").header["digest"]
 
 
 def test_stopped_and_gone_on_is_the_same(model: Path, tmp_path: Path) -> None:
