@@ -27,7 +27,7 @@ def quality(
     neighbours: Annotated[int, Parameter(help="of precision and recall")] = 3,
     cas: Annotated[bool, Parameter(help="train a classifier on the synthetic images, test it on real ones")] = True,
     model: Annotated[str, Parameter(help="the classifier's network")] = "resnet-9-small",
-    steps: Annotated[int, Parameter(help="of the classifier's training")] = 400,
+    steps: Annotated[int, Parameter(help="of the classifier's training, however many images there are")] = 400,
     size: Size = None,
     seed: int = 0,
     device: Annotated[str, Parameter(help="cpu, or an accelerator such as cuda")] = "cpu",
@@ -42,11 +42,6 @@ def quality(
     """
     from json import dumps
 
-    from dpvision import atomic, console
-    from dpvision.data import Split, load
-    from dpvision.diffusion.quality.classifier import Training
-    from dpvision.diffusion.quality.measuring import measure
-    from dpvision.diffusion.quality.pictures import Pictures
     from dpvision.errors import ConfigError, DataError
 
     picture = out.with_suffix(".png")
@@ -55,6 +50,12 @@ def quality(
             raise ConfigError(f"{path}: is there already. Fix: another --out.")
     if picture == out:
         raise ConfigError(f"{out}: is the name of the picture; the figures are JSON. Fix: --out quality.json.")
+    from dpvision import atomic, console
+    from dpvision.data import Split, load
+    from dpvision.diffusion.quality.classifier import Training
+    from dpvision.diffusion.quality.measuring import measure
+    from dpvision.diffusion.quality.pictures import Pictures
+
     data = load(real, size=size)
     parts: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
     reference = parts[split]
@@ -82,7 +83,7 @@ def quality(
             progress=progress,
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(picture, found.pairs)
+    atomic.write(picture, found.picture())
     atomic.write(out, dumps(found.json(), indent=1, allow_nan=False) + "\n")
     if json:
         console.as_json(found.json())

@@ -20,7 +20,7 @@ from dpvision.diffusion.quality import classifier, manifolds
 from dpvision.diffusion.quality.classifier import Training
 from dpvision.diffusion.quality.frechet import frechet_distance
 from dpvision.diffusion.quality.inception_score import inception_score
-from dpvision.diffusion.quality.memorisation import memorisation, pairs
+from dpvision.diffusion.quality.memorisation import Memorisation, memorisation, pairs
 from dpvision.diffusion.quality.networks import Network, network
 from dpvision.diffusion.quality.pictures import Pictures, require_alike
 from dpvision.errors import ConfigError, DataError
@@ -36,15 +36,21 @@ FOR_YOUR_EYES = (
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """What was found, by full names; how it was measured; what to keep in mind; and PNG bytes that show real images."""
+    """What was found, by full names; how it was measured; what to keep in mind; and what a picture is drawn of."""
 
     figures: dict[str, float]
     about: dict[str, Any]
     notes: list[str]
-    pairs: bytes
+    synthetic: Pictures
+    real: Pictures
+    copies: Memorisation  # seen through the network
 
     def json(self) -> dict[str, Any]:
         return {"format": FORMAT, "dpvision": __version__, **self.about, "figures": self.figures, "notes": self.notes}
+
+    def picture(self) -> bytes:
+        """PNG of synthetic images above their nearest real ones: it shows real images."""
+        return pairs(self.synthetic, self.real, self.copies, seed=self.about["seed"])
 
 
 def measure(
@@ -131,7 +137,7 @@ def measure(
         notes.append("CAS was tested on the images that all else was measured against, as there are no others.")
     if len(real) < len(all_real):
         notes.append(f"Copies were looked for among {len(real):,} of {len(all_real):,} real images: there may be more.")
-    return Quality(figures, about, notes, pairs(synthetic, real, copies, seed=seed))
+    return Quality(figures, about, notes, synthetic, real, copies)
 
 
 def _enough(pictures: Pictures, most: int | None, seed: int) -> Pictures:

@@ -36,7 +36,7 @@ def test_copies_are_found_by_pixels_and_by_features() -> None:
     real = digits()[0]
     found = measure(part(real, slice(0, 200)), real, cas=False)
     assert found.figures["suspected copies (pixels)"] == found.figures["suspected copies (scattering)"] == 1.0
-    assert found.figures["precision (scattering)"] == 1.0 and found.pairs.startswith(b"\x89PNG")
+    assert found.figures["precision (scattering)"] == 1.0 and found.picture().startswith(b"\x89PNG")
     assert found.about["cas"] is None and any("stands in for Inception" in note for note in found.notes)
 
 
@@ -70,7 +70,7 @@ def test_what_can_not_be_measured_is_named() -> None:
 
 
 def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
-    real, test = digits()
+    test = digits()[1]
     np.savez(tmp_path / "drawn.npz", train_images=test.images, train_labels=test.labels)
     words = ("synth", "quality", "drawn.npz", "digits", "--model", "small-cnn", "--steps", "20", "--out", "out/quality.json")
     code, out, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
@@ -79,7 +79,8 @@ def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / "quality.json").read_text())
     assert written["network"]["name"] == "scattering" and written["real"]["name"] == "digits (train)"
     assert written["cas"]["tested_on"] == "digits (test)" and written["cas"]["training"]["steps"] == 20
-    assert set(written["figures"]) == set(measure(test, real, classes=CLASSES, training=QUICK).figures)
+    shares = {"precision (scattering)", "recall (scattering)", "CAS (small-cnn)", "suspected copies (pixels)"}
+    assert shares < set(written["figures"]) and all(0 <= written["figures"][name] <= 1 for name in shares)
     assert stat.S_IMODE((tmp_path / "out" / "quality.png").stat().st_mode) == 0o600, "it shows real images"
     code, _, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
     assert code == 2 and "is there already" in err
