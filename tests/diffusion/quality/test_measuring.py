@@ -72,7 +72,18 @@ def test_what_can_not_be_measured_is_named() -> None:
 def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
     test = digits()[1]
     np.savez(tmp_path / "drawn.npz", train_images=test.images, train_labels=test.labels)
-    words = ("synth", "quality", "drawn.npz", "digits", "--model", "small-cnn", "--steps", "20", "--out", "out/quality.json")
+    words = (
+        "synth",
+        "quality",
+        "drawn.npz",
+        "digits",
+        "--model",
+        "small-cnn",
+        "--steps",
+        "20",
+        "--out",
+        "out/quality.json",
+    )
     code, out, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
     assert code == 0, err
     assert "FID (scattering)" in out and "for your eyes only" in out and "out/quality.png" in out
