@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,19 @@ def pictures() -> np.ndarray:
 def learn(folder: Path, **changes) -> bool:  # type: ignore[no-untyped-def]
     arguments = {"kind": KIND, "settings": SETTINGS, "images": pictures(), "labels": LABELS, "steps": 4} | changes
     return fit(folder=folder, **arguments)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fits") / "one-step"
+    learn(folder, steps=1)
+    return folder
+
+
+@pytest.fixture
+def begun(fitted: Path, tmp_path: Path) -> Path:
+    """A fit of one step, for this test alone."""
+    return Path(shutil.copytree(fitted, tmp_path / "begun"))
 
 
 @pytest.mark.parametrize(("method", "after"), [("edm", 0), ("edm", 3), ("ddpm", 1)])
@@ -84,7 +98,7 @@ def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) ->
 def test_it_learns_and_the_weights_are_read_back(tmp_path: Path) -> None:
     losses: list[float] = []
     settings = Settings(batch=16, lr=1e-3, warm=160)
-    learn(tmp_path, settings=settings, steps=100, watch=lambda at: losses.append(at.loss))
+    learn(tmp_path, settings=settings, steps=80, watch=lambda at: losses.append(at.loss))
     assert np.mean(losses[-20:]) < 0.8 * np.mean(losses[:10])
     kind, network, _ = load(tmp_path)
     assert kind == KIND and not any(p.requires_grad for p in network.parameters())
@@ -124,15 +138,14 @@ def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
         learn(tmp_path)
 
 
-def test_another_model_other_settings_and_other_images_are_not_mixed(tmp_path: Path) -> None:
-    learn(tmp_path, steps=1)
+def test_another_model_other_settings_and_other_images_are_not_mixed(begun: Path) -> None:
     for changes, message in (
         ({"kind": replace(KIND, method="ddpm")}, "other settings"),
         ({"settings": replace(SETTINGS, lr=0.5)}, "other settings"),
         ({"images": 255 - pictures()}, "other public images"),
     ):
         with pytest.raises(ConfigError, match=message):
-            learn(tmp_path, **changes)
+            learn(begun, **changes)
 
 
 @pytest.mark.parametrize(
@@ -146,28 +159,29 @@ def test_another_model_other_settings_and_other_images_are_not_mixed(tmp_path: P
         ("model", "{"),
     ],
 )
-def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
-    learn(tmp_path, steps=1)
-    file = tmp_path / "state.safetensors"
+def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, begun: Path) -> None:
+    file = begun / "state.safetensors"
     header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
     file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
     with pytest.raises(DPVisionError):
-        learn(tmp_path)
+        learn(begun)
 
 
 @pytest.mark.parametrize(
     "model",
     ["{", "[]", '{"shape": [1, 8, 8]}', '{"shape": [1, 1e9, 8], "classes": ["a"], "method": "edm", "size": "tiny"}'],
 )
-def test_weights_made_by_hand_are_one_clear_error(model: str, tmp_path: Path) -> None:
-    learn(tmp_path, steps=1)
-    file = tmp_path / "weights.safetensors"
+def test_weights_made_by_hand_are_one_clear_error(model: str, begun: Path) -> None:
+    file = begun / "weights.safetensors"
     header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"} | {"model": model}
     file.write_bytes(checkpoint.dump(load_file(file), header))
     with pytest.raises(DataError, match=r"weights\.safetensors"):
-        load(tmp_path)
+        load(begun)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="synth fit"):
-        load(tmp_path / "nowhere")
+        load(tmp_path)
 
 
 def test_pixels_there_and_back() -> None:
