@@ -45,7 +45,7 @@ def profile(event: Event, epsilons: Sequence[float]) -> NDArray[np.float64]:
     for kind in exposures(event):
         if kind:
             deltas = np.asarray(_loss_distribution(kind).get_delta_for_epsilon(list(epsilons)))
-            worst = np.maximum(worst, deltas + _hidden(kind))  # rounding may hide as much where delta seems 0
+            worst = np.maximum(worst, np.maximum(deltas, 0.0) + _hidden(kind))  # what seems 0 may be rounded too
     return np.minimum(worst, 1.0)
 
 
