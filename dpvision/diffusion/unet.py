@@ -29,8 +29,8 @@ class Size:
 SIZES = {
     "tiny": Size((16, 40)),  # 0.3 million weights
     "small": Size((32, 80)),  # 1 million
-    "medium": Size((64, 128, 192), patch=1, dropout=0.1),  # 10 million
-    "paper": Size((256, 256, 256), blocks=4, dropout=0.13, patch=1),  # 56 million weights
+    "medium": Size((64, 128, 192), patch=1, dropout=0.1),  # 7 million
+    "paper": Size((256, 256, 256), blocks=4, dropout=0.13, patch=1),  # 56 million
 }
 
 
