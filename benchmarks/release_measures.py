@@ -45,6 +45,7 @@ BUDGET = Budget(8.0, 1e-5)
 KEY = Key.for_tests("release measures")
 MUS = (1 / 9, 1 / 3, 1.0, 3.0)
 SHOWN = 8  # images that are attacked
+STEPS = 1000  # of an inversion; with 300, images that stand alone are not always readable
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "inversion.png"
 
 OPTIONS = argparse.ArgumentParser(add_help=False)
@@ -62,16 +63,15 @@ class Measures:
     def measure(self, quick: bool) -> list[Figure]:
         self.folder = Path(os.environ.get("DPVISION_SCRATCH") or tempfile.mkdtemp())
         picture = OPTIONS.parse_known_args()[0].picture or self.folder / "inversion-mnist.png"
-        steps = 300 if quick else 500
         found = [*theorem(runs=20 if quick else 200), *self._labels()]
-        found += attacked("digits", digits("train"), digits("test"), steps=steps, picture=None if quick else DOCS)
+        found += attacked("digits", digits("train"), digits("test"), steps=STEPS, picture=None if quick else DOCS)
         if not at_hand():
             print("left out: all that needs the shared data, which is not at hand", file=sys.stderr)
             return found
         count = 6_000 if quick else 60_000
         # All test images: the halves of MNIST's differ so much that either alone looks like membership (0.54 and 0.47).
         train, test = mnist("train", self.folder, count), mnist("test", self.folder, 10_000)
-        found += attacked("MNIST", train, test, steps=steps, picture=picture)
+        found += attacked("MNIST", train, test, steps=STEPS, picture=picture)
         rows = {
             s: prepared(features(self.folder, s, each), each.labels) for s, each in (("train", train), ("test", test))
         }
@@ -215,7 +215,7 @@ def attacked(name: str, images: Images, outside: Images, *, steps: int, picture:
     }
     true, lines, found = images.x[targets], {"original": images.x[targets]}, {}
     for case, of in cases.items():
-        lines[case] = invert(module, shape=shape, steps=steps, **of)[:, 0]
+        lines[case] = invert(module, shape=shape, steps=STEPS, **of)[:, 0]
         found[case] = correlations(lines[case], true).diag()
     # Any blot is like some image of very many; so it is asked whether it is more like those that are in the release.
     inside = correlations(lines["epsilon 8"], images.x[: len(outside.x)]).max(1).values
