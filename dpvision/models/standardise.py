@@ -69,16 +69,21 @@ class _OfViews:
 
     @staticmethod
     def before(
-        dy: Tensor, y: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4
+        dy: Tensor, y: Tensor, of_bias: Tensor | None, weight: Tensor, gain: Tensor, eps: float = 1e-4
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Of one view: dy with s in it, and what `after` needs: t for each image, r where it moves, u, gain."""
+        """Of one view: s, and what `after` needs: t for each image, r where it moves, u, gain.
+
+        `of_bias` is the share of the bias in the sums of dy times y, for each image, if there is a bias.
+        """
         with torch.no_grad():
             centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
             total = centred.square().sum(dim=(1, 2, 3))
             r = torch.rsqrt(total.clamp(min=eps))
-            along = torch.stack([(a * b).sum(dim=(1, 2)) for a, b in zip(dy, y, strict=True)])  # each image alone
-            scaled = dy * (gain.flatten() * r).view(-1, 1, 1)
-            return scaled, (along, r * (total > eps), centred * r.view(-1, 1, 1, 1), gain.flatten())
+            size = max(1, IN_CACHE // dy[0].numel())
+            along = torch.cat([(a * b).sum(dim=(2, 3)) for a, b in zip(dy.split(size), y.split(size), strict=True)])
+            if of_bias is not None:
+                along -= of_bias
+            return gain.flatten() * r, (along, r * (total > eps), centred * r.view(-1, 1, 1, 1), gain.flatten())
 
     @staticmethod
     def after(rows: Tensor, views: list[tuple[Tensor, ...]]) -> list[Tensor]:

@@ -18,6 +18,7 @@ ROW_BYTES = 1 << 30
 # A thread works best with what a forward pass of this many bytes keeps.
 BEST_BYTES = 320 << 20
 MOST_IMAGES = 2048
+MOST_AT_ONCE = 128  # where each view of a unit passes at weights of its own
 # Units fetched at a time where nothing else is asked for.
 FETCHED = 1024
 
@@ -47,11 +48,14 @@ class Cut:
     def most(self, images: int, *, copies: int, threads: int) -> tuple[int, int]:
         """The most units and images in a group, such that every thread has one.
 
-        Copies pass one after the other, and a part of what they keep stays until the last has passed.
+        Copies pass one after the other, and a part of what they keep stays until the last has passed: as many as fit
+        into memory, since convolutions are slow with few images.
         """
         rows = self._physical or max(1, ROW_BYTES // self._row_bytes // threads)
-        share = -(-images // threads)
-        return max(1, rows), max(1, copies, min(self.images * (2 if copies else 1), share))
+        share, size = -(-images // threads), self.images
+        if copies and self._physical is None:
+            size = max(size, min(MOST_AT_ONCE * copies, PASS_BYTES // threads // max(1, self._saved_bytes)))
+        return max(1, rows), max(1, copies, min(size, share))
 
     @property
     def part(self) -> int:

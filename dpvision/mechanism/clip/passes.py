@@ -63,7 +63,7 @@ class Worker:
         slots.reset()
         copies, count = len(group.weights), len(group.images)
         if copies > 1:  # view k of every unit at its own weights
-            ones, together = [1] * units, Together(copies)
+            ones, together = [1] * units, Together(copies, slots)
             losses = [
                 self._one(
                     slots,

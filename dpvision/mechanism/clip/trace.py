@@ -25,6 +25,8 @@ from dpvision.mechanism.clip.slots import Slot, Slots
 # What is done where a weight meets data: (the pass, the torch function, its arguments) -> its result, not traced.
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
+# Inputs and output gradients of all views of all units, a unit's views one after the other, and a note of each view.
+Kept = tuple[Tensor, Tensor, list[Any]]
 _here = threading.local()
 
 
@@ -96,19 +98,36 @@ def _as(kind: type[_Traced], value: Any) -> Any:
 class Together:
     """Views of the same units that pass one after the other, each at weights of its own.
 
-    What a rule contracts over a unit's views it keeps here until the last view has passed: then the contraction is
+    What a rule contracts over a unit's views it lays down here until the last view has passed: then the contraction is
     done once, over all of them, as if they had passed at the same weights.
     """
 
-    def __init__(self, views: int) -> None:
-        self.views = views
-        self._kept: dict[int, list[tuple[Any, ...]]] = {}
+    def __init__(self, views: int, slots: Slots) -> None:
+        self.views, self._slots = views, slots
+        self._notes: dict[int, list[Any]] = {}
 
-    def add(self, number: int, values: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
-        """What all views gave in this place, in their order; None until the last one has."""
-        kept = self._kept.setdefault(number, [])
-        kept.append(values)
-        return self._kept.pop(number) if len(kept) == self.views else None
+    def keep(self, number: int, x: Tensor, dy: Tensor, scale: Tensor | None = None, note: Any = None) -> Kept | None:
+        """What all views gave in this place: inputs, output gradients (times `scale`) and notes; None until the last.
+
+        A unit's views lie one after the other, in memory that is used again for the next units.
+        """
+        notes = self._notes.setdefault(number, [])
+        inputs, outputs = (self._room(number, which, t) for which, t in enumerate((x, dy)))
+        inputs[:, len(notes)] = x.movedim(1, -1)
+        if scale is None:
+            outputs[:, len(notes)] = dy.movedim(1, -1)
+        else:
+            torch.mul(dy.movedim(1, -1), scale, out=outputs[:, len(notes)])
+        notes.append(note)
+        if len(notes) < self.views:
+            return None
+        return inputs.flatten(0, 1).movedim(-1, 1), outputs.flatten(0, 1).movedim(-1, 1), self._notes.pop(number)
+
+    def _room(self, number: int, which: int, like: Tensor) -> Tensor:
+        """(units, views, height, width, channels)"""
+        units, channels, *places = like.shape
+        size = (self._slots.capacity, self.views, *places, channels)
+        return self._slots.scratch(("views", number, which), size, like)[:units]
 
 
 class Pass:
@@ -214,14 +233,14 @@ class Sink:
         """Whether what is contracted waits for the unit's other views."""
         return self.current.together is not None and self._number is not None
 
-    def all_views(self, x: Tensor, dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Inputs and output gradients of all views, unit by unit; None until the last view has passed."""
-        found = self._kept((x, dy))
-        return None if found is None else (by_unit([v[0] for v in found]), by_unit([v[1] for v in found]))
+        found = self._keep(x, dy)
+        return found and found[:2]
 
-    def _kept(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
+    def _keep(self, x: Tensor, dy: Tensor, scale: Tensor | None = None, note: Any = None) -> Kept | None:
         assert self.current.together is not None and self._number is not None
-        return self.current.together.add(self._number, values)
+        return self.current.together.keep(self._number, x, dy, scale, note)
 
     def put(self, values: Tensor) -> None:
         """(units, *shape)"""
@@ -244,12 +263,6 @@ class Sink:
         return self.current.factors and self.slot.factored and not self.slot.used
 
 
-def by_unit(views: Sequence[Tensor]) -> Tensor:
-    """K tensors (units, C, H, W), one for each view -> (units K, C, H, W), a unit's views one after the other."""
-    last = [v.movedim(1, -1) for v in views]  # as they lie in memory
-    return torch.stack(last, dim=1).flatten(0, 1).movedim(-1, 1)
-
-
 class _InPlace(Sink):
     """For a weight whose function brings its own pullback: rows become the first argument's gradient where they lie."""
 
@@ -261,13 +274,13 @@ class _InPlace(Sink):
         self._slots, self._func, self._options, self._args = slots, func, options, args
         self._over_views: list[Any] = []
 
-    def all_views(self, x: Tensor, dy: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Each view's gradient is pulled back at weights of its own: what is linear in it is done before the sum."""
-        found = self._kept((x, *self._func.of_views.before(dy, y, *self._args, **self._options)))
+        found = self._keep(x, dy, *self._func.of_views.before(dy, y, of_bias, *self._args, **self._options))
         if found is None:
             return None
-        self._over_views = [v[2] for v in found]
-        return by_unit([v[0] for v in found]), by_unit([v[1] for v in found])
+        self._over_views = found[2]
+        return found[:2]
 
     def put(self, values: Tensor) -> None:
         self._open()

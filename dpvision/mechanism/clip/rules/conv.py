@@ -46,8 +46,11 @@ class _Conv(torch.autograd.Function):
         spans = ctx.current.spans(dy, "convolution")
         if weight.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
+        sums = None
+        if of_bias or (ctx.waits and bias is not None):
+            sums = sums_by_unit(dy.flatten(2).transpose(1, 2), spans)
         if of_weight and ctx.waits:
-            views = of_weight.all_views(x, dy, y if bias is None else y - bias.view(-1, 1, 1))
+            views = of_weight.all_views(x, dy, y, None if bias is None else bias * sums)
             if views is not None:
                 count = ctx.current.together.views
                 of_all = [slice(s.start * count, s.stop * count) for s in spans]
@@ -55,7 +58,7 @@ class _Conv(torch.autograd.Function):
         elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
         if of_bias:
-            of_bias.put(sums_by_unit(dy.flatten(2).transpose(1, 2), spans))
+            of_bias.put(sums)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = _with_blanks(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)

@@ -1,7 +1,8 @@
-"""GroupNorm, LayerNorm and InstanceNorm: the library's own backward kernels, one unit at a time."""
+"""GroupNorm, LayerNorm and InstanceNorm: the library's own backward kernels, one unit at a time; few_channels.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
+from dpvision.mechanism.clip.rules import few_channels
+from dpvision.mechanism.clip.rules.linear import sums_by_unit
 from dpvision.mechanism.clip.trace import RULES, Data, Pass, plain, rule_for
 
 
@@ -20,7 +23,11 @@ class _GroupNorm(torch.autograd.Function):
         if not x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format):
             x = x.contiguous()
         count, channels = x.shape[:2]
-        y, mean, rstd = torch.native_group_norm(x, weight, bias, count, channels, x.shape[2:].numel(), groups, eps)
+        ctx.few = few_channels.suits(x, weight, bias, groups)
+        if ctx.few:
+            y, mean, rstd = few_channels.normalised(x, weight, bias, groups, eps)
+        else:
+            y, mean, rstd = torch.native_group_norm(x, weight, bias, count, channels, x.shape[2:].numel(), groups, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.groups, ctx.current, ctx.sinks = groups, current, sinks
         return y
@@ -32,13 +39,17 @@ class _GroupNorm(torch.autograd.Function):
             dy = dy.contiguous(memory_format=torch.channels_last)
         else:
             dy = dy.contiguous()
+        spans = ctx.current.spans(dy, "GroupNorm")
+        if ctx.few:
+            dx, *both = few_channels.gradients(dy, x, mean, rstd, weight)
+            for sink, each in zip(ctx.sinks, both, strict=True):
+                if sink is not None:
+                    sink.put(sums_by_unit(each.unsqueeze(1), spans))
+            return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
         kernel = torch.ops.aten.native_group_norm_backward  # always with the data gradient: it crashes without
         sizes = (x.shape[1], x.shape[2:].numel(), ctx.groups)
         mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
-        parts = [
-            kernel(dy[s], x[s], mean[s], rstd[s], weight, s.stop - s.start, *sizes, mask)
-            for s in ctx.current.spans(dy, "GroupNorm")
-        ]
+        parts = [kernel(*each, weight, len(each[0]), *sizes, mask) for each in _by_unit(spans, dy, x, mean, rstd)]
         dx = _gather(parts, ctx.sinks)
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
 
@@ -59,12 +70,16 @@ class _LayerNorm(torch.autograd.Function):
         dy = dy.contiguous()
         kernel = torch.ops.aten.native_layer_norm_backward
         mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
-        parts = [
-            kernel(dy[s], x[s], ctx.shape, mean[s], rstd[s], weight, bias, mask)
-            for s in ctx.current.spans(dy, "LayerNorm")
-        ]
+        spans = ctx.current.spans(dy, "LayerNorm")
+        parts = [kernel(d, v, ctx.shape, m, r, weight, bias, mask) for d, v, m, r in _by_unit(spans, dy, x, mean, rstd)]
         dx = _gather(parts, ctx.sinks)
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
+
+
+def _by_unit(spans: list[slice], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of each unit, of all of the tensors."""
+    sizes = [s.stop - s.start for s in spans]
+    return zip(*(t.split(sizes) for t in tensors), strict=True)
 
 
 def _gather(parts: list[Any], sinks: Any) -> Tensor:
