@@ -12,9 +12,9 @@ from dpvision.mechanism.clip.rules import few_channels
 from tests.mechanism.clip.oracle import each_loss
 
 SHAPES = [
-    (1, 1, 1, 1),
+    (4, 1, 1, 1),
     (6, 3, 1, 2),
-    (16, 16, 1, 1),
+    (32, 16, 1, 1),
     (16, 16, 7, 5),
     (20, 4, 14, 14),
     (32, 16, 14, 14),
