@@ -125,14 +125,14 @@ def extended_cifar100(epsilon: float = 2.0) -> Config:
 
 
 def cold_small() -> Config:
-    """For 2 CPU cores: wrn-10-1, 4 views, 60 steps of 1,024 images, with nothing public.
+    """For 2 CPU cores: wrn-10-1, 2 views, 40 steps of 512 images, with nothing public.
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe cold-small
     Hardware and minutes: see benchmarks/public.py.
     Expect: see benchmarks/public.py.
     """
-    return replace(self_aug(), recipe="cold-small", model="wrn-10-1", k_base=4, batch=1024, steps=60, ema=0.9)
+    return replace(self_aug(), recipe="cold-small", model="wrn-10-1", k_base=2, batch=512, steps=40, ema=0.9)
 
 
 def warm_small() -> Config:

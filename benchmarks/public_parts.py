@@ -1,0 +1,116 @@
+"""What stands before the private trainings of benchmarks.public: parts, a diffusion model, its samples, warm-ups.
+
+Each stage is kept in a folder and made once: a long benchmark goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared_data import unpacked
+from dpvision.data import identify, load
+from dpvision.diffusion.fit import Settings as Fit
+from dpvision.diffusion.fit import fit
+from dpvision.diffusion.model import Kind
+from dpvision.diffusion.quality import classifier
+from dpvision.diffusion.quality.pictures import Pictures
+from dpvision.diffusion.sample import Draw, sample
+from dpvision.public.batches import Source
+from dpvision.public.settings import Settings as Warm
+from dpvision.public.split import split
+from dpvision.public.warmup import warm_up
+
+PUBLIC, SAMPLES = 2000, 10_000
+EDM_STEPS = 6000
+JUDGE = classifier.Training(steps=1500, batch=128)  # of real images that nobody else here has seen
+JUDGED, TAUGHT = 5000, 20_000
+NETWORK = "wrn-10-1"
+COMMON = ("crop", "flip")
+
+
+class Parts:
+    """The stages of one data set, in `folder`."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self._folder = name, folder / name
+        self.whole = unpacked(name, folder)
+        self.private, self.public = (str(self._folder / "parts" / f"{p}.npz") for p in ("private", "public"))
+        if not (self._folder / "parts" / "split.json").exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            split(load(self.whole), self._folder / "parts", public=PUBLIC, seed=0, digest=lambda s: identify(s)[1])
+
+    @property
+    def synthetic(self) -> str:
+        """Samples of an EDM that saw the public part alone."""
+        path = self._folder / "synthetic.npz"
+        if not path.exists():
+            found = load(self.public)
+            height, width, channels = found.train.images.shape[1:]
+            kind = Kind((channels, height, width), found.classes, method="edm", size="small")
+            settings = Fit(flip=self.name == "cifar10")  # clothes are never seen from the other side
+            arrays, model = (found.train.images, found.train.labels), self._folder / "edm"
+            self._timed("edm", lambda: fit(kind, settings, *arrays, model, steps=EDM_STEPS))
+            self._timed("samples", lambda: sample(model, Draw(count=SAMPLES), path))
+        return str(path)
+
+    @property
+    def minutes(self) -> dict[str, float]:
+        """Of processor time, by stage; of a stage that was stopped and went on, its last part."""
+        path = self._folder / "minutes.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def recognised(self) -> tuple[float, float]:
+        """Shares that a classifier names right, of test images and of samples: it was taught private images."""
+        real, made = load(self.private), load(self.synthetic).train
+        assert real.test is not None
+        judge = classifier.train(_pictures(real.train, TAUGHT), JUDGE, classes=len(real.classes))
+        test, samples = (classifier.accuracy(judge, _pictures(s, JUDGED)) for s in (real.test, made))
+        return test, samples
+
+    def warmed(self, kind: str, *, seed: int) -> Path:
+        """Weights of one of WARM_UPS."""
+        folder = self._folder / f"{kind.replace(' ', '-')}-{seed}"
+        if not (folder / "card.json").exists():
+            synthesised, settings = WARM_UPS[kind]
+            sources = [self.public] + ([self.synthetic] if synthesised else [])
+            found = [(load(s), s) for s in sources]
+            images = [Source(s, d.train.images, d.train.labels, identify(d.train)[1]) for d, s in found]
+            asked = Warm(**{"model": NETWORK, "optimiser": "sgd", "augment": (), **settings, "seed": seed})
+            name = folder.name
+            self._timed(name, lambda: warm_up(asked, images, folder, classes=found[0][0].classes))
+        return folder / "weights.safetensors"
+
+    def _timed(self, stage: str, do: Callable[[], Any]) -> None:
+        began = time.process_time()
+        do()
+        minutes = {**self.minutes, stage: (time.process_time() - began) / 60}
+        (self._folder / "minutes.json").write_text(json.dumps(minutes, indent=1) + "\n")
+
+
+# By name: whether synthetic images are trained on beside the public ones, and what is not as in `Parts.warmed`.
+STEPS = 1000
+WARM_UPS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "warm": (False, {"steps": STEPS}),
+    "warmsyn": (True, {"steps": STEPS}),
+    "warmsyn augmented": (True, {"steps": STEPS, "augment": COMMON}),
+    "warmsyn augmented sam": (True, {"steps": STEPS, "augment": COMMON, "optimiser": "sam"}),
+    "short": (False, {"steps": 200}),
+    "short sam": (False, {"steps": 200, "optimiser": "sam"}),
+}
+
+
+def scratch(otherwise: Path) -> Path:
+    """$DPVISION_SCRATCH keeps the stages for the next time."""
+    return Path(os.environ.get("DPVISION_SCRATCH") or otherwise)
+
+
+def _pictures(records: Any, most: int) -> Pictures:
+    found = Pictures("images", np.asarray(records.images), np.asarray(records.labels, dtype=np.int64))
+    return found.some(most, seed=0)
