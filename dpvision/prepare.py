@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from dpvision.pretrain import dictionary
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Event, from_json, to_json
 from dpvision.privacy.ledger import home
+from dpvision.public import taught_by
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -212,7 +212,7 @@ def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -
     if complete.prior:
         start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
-        public["pretrained"] = _pretrained(Path(config.pretrained), unit=config.unit)
+        public["pretrained"] = _pretrained(Path(config.pretrained), data.train, unit=config.unit)
     sketch = overlap.sketch(digests)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
@@ -230,13 +230,21 @@ def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict
     return str(path), {"file": name, "digest": digest_of(path)}
 
 
-def _pretrained(path: Path, *, unit: str) -> dict[str, Any]:
+def _pretrained(path: Path, private: Split, *, unit: str) -> dict[str, Any]:
     """Weights to start from, by name and digest; those of a private training also tell what they cost.
 
-    That must be about the same kind of unit: what is told of one image and of one person does not add up.
+    That must be about the same kind of unit: what is told of one image and of one person does not add up. Weights of a
+    warm-up say which images taught them: none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
     said = sealed.said_by(path)
+    if "learned_from" in said:
+        same = taught_by.among(said["learned_from"], private.images)
+        if same:
+            raise ConfigError(
+                f"{path}: was trained without privacy on {same:,} of the images that are private here, so it tells "
+                "about them already. Fix: a warm-up on the public part alone (`dpvision data split`)."
+            )
     if said.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: was trained with a fixed key, for tests, so it is not private, and what starts from it would not "
@@ -255,17 +263,6 @@ def _pretrained(path: Path, *, unit: str) -> dict[str, Any]:
     return entry
 
 
-def _as_pixels(split: Split) -> list[bytes]:
-    """Digests of the images as they are trained on, in 8 bits, whatever they came as."""
-    found = []
-    for start in range(0, len(split), 1024):
-        part = np.asarray(split.images[start : start + 1024])
-        if part.dtype != np.uint8:
-            part = np.round(np.clip(part, 0, 1) * 255).astype(np.uint8)
-        found += [blake2b(image.tobytes(), digest_size=16).digest() for image in part]
-    return found
-
-
 def _require_every_class(split: Split, classes: Sequence[str], name: str, fix: str) -> None:
     counts = np.bincount(np.asarray(split.labels), minlength=len(classes))
     empty = [str(each) for each, count in zip(classes, counts, strict=True) if not count]
@@ -279,8 +276,8 @@ def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, 
     found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
     _require_every_class(found, data.classes, source, "Fix: add images of it")
     _, in_order, digests = identify(found)
-    seen = {d for s in (data.train, data.val, data.test) if s is not None for d in _as_pixels(s)}
-    same = sum(d in private or e in seen for d, e in zip(digests, _as_pixels(found), strict=True))
+    seen = {d for s in (data.train, data.val, data.test) if s is not None for d in taught_by.pixel_digests(s.images)}
+    same = sum(d in private or e in seen for d, e in zip(digests, taught_by.pixel_digests(found.images), strict=True))
     if same:
         raise ConfigError(
             f"{source}: {same:,} of its images are in the private data too, so they are not public. Fix: give images "

@@ -30,7 +30,7 @@ from dpvision import __version__, atomic, checkpoint, sealed
 from dpvision.errors import ConfigError, DataError
 from dpvision.memory import keep_freed_memory
 from dpvision.models import build, train_only
-from dpvision.public import sharpness
+from dpvision.public import sharpness, taught_by
 from dpvision.public.adversarial import worst_near
 from dpvision.public.batches import Images, Source, chosen, per_pass, views
 from dpvision.public.settings import Settings
@@ -226,7 +226,8 @@ class State:
     def finish(self, folder: Path) -> None:
         """The network and a card that says where it comes from; the state is not needed any more."""
         atomic.make_folder(folder)
-        data = checkpoint.dump(self.model.state_dict(), {"format": FORMAT, "of": self._of})
+        said = {"format": FORMAT, "of": self._of, "learned_from": taught_by.note(s.images for s in self.sources)}
+        data = checkpoint.dump(self.model.state_dict(), said)
         card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), "steps": self.steps}
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
         labels = self._images.labels[torch.from_numpy(self._rows)]
