@@ -211,7 +211,7 @@ if __name__ == "__main__":
         about=f"{PUBLIC:,} images of each data set are public, {PUBLIC // 10} of each class; an EDM that saw these "
         f"alone draws {SAMPLES:,} more. {SEEDS} trainings of each on the rest, epsilon {EPSILON:g}, delta 1e-5: "
         f"{NETWORK}, 2 views, 40 steps of 512 images. Intervals are Welch's, 95%. Overheads: processor time of "
-        f"one thread, methods taking turns, public gradients in the paper's proportion ({PAPERS_PUBLIC} public images for "
-        f"{PAPERS_BATCH:,} private ones).",
+        f"one thread, methods taking turns, public gradients in the paper's proportion ({PAPERS_PUBLIC} public images "
+        f"for {PAPERS_BATCH:,} private ones).",
         below=lambda: table(part.found),
     )
