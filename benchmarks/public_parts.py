@@ -95,7 +95,7 @@ class Parts:
 
 
 # By name: whether synthetic images are trained on beside the public ones, and what is not as in `Parts.warmed`.
-STEPS = 1000
+STEPS = 600
 WARM_UPS: dict[str, tuple[bool, dict[str, Any]]] = {
     "warm": (False, {"steps": STEPS}),
     "warmsyn": (True, {"steps": STEPS}),
