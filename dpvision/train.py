@@ -323,6 +323,8 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
         "delta": repr(prepared.config.delta),
         "private": "yes" if state.private else runs.NOT_PRIVATE,
     }
+    if prepared.learned_from:
+        header["learned_from"] = prepared.learned_from
     atomic.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
     run.write_config(prepared.config)
     run.write_facts({**run.facts(), "complete": True, "event": to_json(event_so_far(state)), "private": state.private})

@@ -30,6 +30,11 @@ Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gra
 ClipStyle = Literal["flat", "automatic", "per-layer"]
 SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
 
+Consented = Annotated[
+    bool, Parameter(negative="", help="images on an account of the ledger are public too: their owners consented since")
+]
+PUBLISHED = "the public part alone, or --consented if the owners of these images consented to publish them"
+
 
 def class_list(text: str | None) -> int | list[str] | None:
     if text is None:

@@ -226,7 +226,7 @@ class State:
     def finish(self, folder: Path) -> None:
         """The network and a card that says where it comes from; the state is not needed any more."""
         atomic.make_folder(folder)
-        said = {"format": FORMAT, "of": self._of, "learned_from": taught_by.note(s.images for s in self.sources)}
+        said = {"format": FORMAT, "of": self._of, "learned_from": self._learned_from()}
         data = checkpoint.dump(self.model.state_dict(), said)
         card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), "steps": self.steps}
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
@@ -240,6 +240,9 @@ class State:
         atomic.write(folder / "weights.safetensors", data, mode=0o644)
         atomic.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
         (folder / "state.safetensors").unlink(missing_ok=True)
+
+    def _learned_from(self) -> str:
+        return taught_by.both(taught_by.both((s.taught_by, taught_by.note(s.images))) for s in self.sources)
 
     def _by_source(self) -> list[dict[str, Any]]:
         """Each source with what the network makes of its images that were trained on."""

@@ -104,7 +104,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
     """Weights and images that went in beside the private data, by file name and digest."""
-    kinds = {"file": str, "digest": str, "images": int, "event": dict}
+    kinds = {"file": str, "digest": str, "images": int, "event": dict, "learned_from": str}
     named = isinstance(found, dict) and set(found) <= {"pretrained", "prior", "synthetic"}
     if not named or not all(
         isinstance(entry, dict) and all(isinstance(value, kinds.get(key, NoneType)) for key, value in entry.items())
