@@ -34,7 +34,7 @@ from dpvision.privacy.events import Event
 from dpvision.privacy.ledger import Account, Ledger
 
 Data = TypeVar("Data")
-# Purpose, step, rank and branch of the stream that the noise comes from; a stream of unknown make has its call's number.
+# Purpose, step, rank and branch of the stream that the noise comes from; the call's number, if nobody knows.
 Use = tuple[str, int, int, int] | int
 
 
@@ -90,7 +90,7 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
         before = np.array(total, dtype=np.float64)
         result = release(
             total, stream, sensitivity=sensitivity, sigma=sigma
-        )  # also where it is not used: it may refuse
+        )  # it may refuse
         result = given.get(use, result)
         made.asked.append(Asked(use, before, sensitivity, sigma, result.copy(), len(made.charges)))
         return result

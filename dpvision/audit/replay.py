@@ -1,4 +1,4 @@
-"""Replay: a mechanism on data and on a neighbour, with the same coins and the same noisy results, compared call by call.
+"""Replay: a mechanism on data and on a neighbour, with the same coins and noisy results, compared call by call.
 
 Formal reading: the Gaussian mechanism hides one record if (1) the sums that reach the noise differ by at most the
 sensitivity that the noise is scaled to, and (2) nothing else depends on the data. Along one path of noisy results both
