@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.audit.replaced import replaced
 from dpvision.mechanism.streams import Stream
 from dpvision.release.sampling import Chosen, Poisson, Scheduled
 from dpvision.release.weights import RandomWeights
@@ -35,7 +36,6 @@ class MixtureCoins:
     @contextmanager
     def tossed(self) -> Iterator[None]:
         """Within, samplers and weights of mixtures go by these coins."""
-        originals = [(kind, kind.choose) for kind in (Poisson, Scheduled)]
         shares = RandomWeights.shares
 
         def choosing(choose: Any) -> Any:
@@ -44,18 +44,15 @@ class MixtureCoins:
 
             return chosen
 
-        def weighing(self_: RandomWeights, stream: Stream, count: int, *, degree: float) -> NDArray[np.float64]:
-            return self._weighed(shares(self_, stream, count, degree=degree), _block(stream))
+        def weighing(weights: RandomWeights, stream: Stream, count: int, *, degree: float) -> NDArray[np.float64]:
+            return self._weighed(shares(weights, stream, count, degree=degree), _block(stream))
 
-        for kind, choose in originals:
-            kind.choose = choosing(choose)  # type: ignore[method-assign]
-        RandomWeights.shares = weighing  # type: ignore[method-assign]
-        try:
+        with (
+            replaced(Poisson, "choose", choosing(Poisson.choose)),
+            replaced(Scheduled, "choose", choosing(Scheduled.choose)),
+            replaced(RandomWeights, "shares", weighing),
+        ):
             yield
-        finally:
-            for kind, choose in originals:
-                kind.choose = choose  # type: ignore[method-assign]
-            RandomWeights.shares = shares  # type: ignore[method-assign]
 
     def _chosen(self, fresh: Chosen, records: int, block: Block) -> Chosen:
         rows = len(fresh.starts) - 1

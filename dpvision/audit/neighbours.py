@@ -7,6 +7,7 @@ where its coins move nobody else's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,12 +70,11 @@ def _unlike_others(others: NDArray[Any], kind: str, rng: np.random.Generator) ->
         of_bytes = {"huge": np.full(shape, 255), "tiny": np.ones(shape), "zero": np.zeros(shape)}
         if kind in of_bytes:
             return of_bytes[kind].astype(np.uint8)
-        usual = rng.integers(0, 256, shape, dtype=np.uint8)
         if kind == "one number":
-            return np.where(np.arange(usual.size).reshape(shape) == 1, 255, 0).astype(np.uint8)
+            return np.where(np.arange(math.prod(shape)).reshape(shape) == 1, 255, 0).astype(np.uint8)
         if kind in ("duplicate", "wrong label", "opposite") and first is not None:
             return 255 - first if kind == "opposite" else first.copy()
-        return usual
+        return rng.integers(0, 256, shape, dtype=np.uint8)
     usual = rng.normal(size=shape)
     with np.errstate(over="ignore"):
         match kind:

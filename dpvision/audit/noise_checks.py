@@ -1,6 +1,7 @@
 """Whether noise has the law that was charged: checks of draws, each returning what is wrong with them in words.
 
-    of_draws      standard normal: Kolmogorov-Smirnov, mean, variance, kurtosis, tails; a million draws show 0.5% of sigma
+    of_draws      standard normal: Kolmogorov-Smirnov, mean, variance, kurtosis, tails, and no number again and again;
+                  a million draws show 0.5% of sigma
     of_releases   releases of nothing, one row a step: the scale in every coordinate, none that follows another, no step
                   that repeats another's noise
     of_grid       every number a multiple of the grid's width, whatever the sum was
@@ -36,6 +37,7 @@ def of_draws(draws: Floats, *, scale: float = 1.0) -> list[str]:
         "the mean": abs(x.mean()) * np.sqrt(n) > limit,
         "the variance": _unlikely_square_sum(float(x @ x), n, tests=1),
         "the kurtosis": abs(stats.kurtosis(x)) / np.sqrt(24 / n) > 1.2 * limit,  # it is normal for many draws only
+        "the precision": n - len(np.unique(x)) > max(2, 1e-4 * n),
         "the tails": min(stats.poisson.sf(far - 1, due), stats.poisson.cdf(far, due)) < FALSE_ALARM / 2,
     }
     return [what for what, wrong in found.items() if wrong]

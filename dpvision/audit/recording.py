@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpvision.audit.mixture_coins import MixtureCoins
+from dpvision.audit.replaced import replaced
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import KEY_BYTES, Key, Stream
 from dpvision.privacy.events import Event
@@ -88,9 +89,7 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
     ) -> NDArray[np.float64]:
         use = getattr(stream, "use", len(made.asked))
         before = np.array(total, dtype=np.float64)
-        result = release(
-            total, stream, sensitivity=sensitivity, sigma=sigma
-        )  # it may refuse
+        result = release(total, stream, sensitivity=sensitivity, sigma=sigma)  # it may refuse
         result = given.get(use, result)
         made.asked.append(Asked(use, before, sensitivity, sigma, result.copy(), len(made.charges)))
         return result
@@ -117,16 +116,6 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
             (Key, "stream", streaming),
             (Key, "fresh", staticmethod(fresh)),
         ):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         stack.enter_context(made.coins.tossed())
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    before = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -179,6 +179,11 @@ def linear() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 12), nn.Tanh(), nn.Linear(12, CLASSES))
 
 
+def one_layer() -> nn.Module:
+    """Gradients as large as the images are."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, CLASSES))
+
+
 SOME = ("crop", "flip")
 TRAININGS: dict[str, Training] = {
     "dp-sgd": Training(),
@@ -187,6 +192,7 @@ TRAININGS: dict[str, Training] = {
     "dp-sgd, hardly anybody drawn": Training(batch=1, steps=8),
     "dp-sgd, automatic": Training(style="automatic"),
     "dp-sgd, per layer": Training(style="per-layer", physical=3),
+    "dp-sgd, one layer, three at a time": Training(model=one_layer, physical=3),
     "dp-sgd, linear": Training(model=linear, clip=2.0),
     "4 views": Training(views={"augment": SOME, "base": 4}),
     "16 views, few at a time": Training(views={"augment": SOME, "base": 16}, physical=5, steps=2),

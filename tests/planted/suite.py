@@ -1,13 +1,13 @@
 """The privacy suite: checks of the real code, each returning its alarms in words; none on code that is sound.
 
-    replay ...             neighbours with the same coins, of every mechanism (tests/audit/mechanisms.py)
-    ranks                  the same for two ranks, whose messages stay in this process
-    noise, keys            law, grid and streams of the noise; fresh keys
-    sampler of ...         who takes part, at the rate that is charged
-    accountant             never below what is certain; no sigma that exceeds the budget
-    ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
-    unsafe layers          models that mix the images of a batch are refused
-    static, auditor        no other random numbers near the noise; scores that say nothing give epsilon 0
+replay ...             neighbours with the same coins, of every mechanism (tests/audit/mechanisms.py)
+ranks                  the same for two ranks, whose messages stay in this process
+noise, keys            law, grid and streams of the noise; fresh keys
+sampler of ...         who takes part, at the rate that is charged
+accountant             never below what is certain; no sigma that exceeds the budget
+ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
+unsafe layers          models that mix the images of a batch are refused
+static, auditor        no other random numbers near the noise; scores that say nothing give epsilon 0
 """
 
 from __future__ import annotations
@@ -261,13 +261,15 @@ class ByTheLargest(nn.Module):
     """Couples the images of a batch, and no list of classes knows it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / x.abs().max()
+        return x / x.nan_to_num().abs().max()
 
 
 def _unsafe_layers(_seed: int) -> list[str]:
     loss = partial(F.cross_entropy, reduction="none")
-    coupled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(32, 3))
-    scaled = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), ByTheLargest(), nn.Linear(5, 3))
+    coupled = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(32, 3)
+    )
+    scaled = nn.Sequential(nn.Flatten(), ByTheLargest(), nn.Linear(36, 3))
     attempts: dict[str, Callable[[], object]] = {
         "batch normalisation": lambda: refuse_unsafe(coupled),
         "its clipped sum": lambda: ClippedSum(coupled, loss, clip=1.0),
