@@ -64,6 +64,7 @@ class Mechanism:
     each: int = 0  # images of a person, where units are persons
     sizes: tuple[int, ...] = (0, 1, 2, 3, 7)
     anywhere: bool = False
+    most_sizes: int | None = None  # for each kind of neighbour in the long form, of those that take long
     every_class: bool = False  # a class without any image is refused, before anything is charged
 
     def records(self, size: int, seed: int) -> Records:
@@ -330,7 +331,7 @@ MIXTURES: dict[str, ReleasedMixtures] = {
     "dpmix": ReleasedMixtures(Poisson(N, N, 30)),
 }
 
-IMAGES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.float32}
+IMAGES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.float32, "most_sizes": 2}
 MECHANISMS: dict[str, Mechanism] = {
     **{n: Mechanism(t, **IMAGES, each=2 if t.unit == "person" else 0) for n, t in TRAININGS.items()},
     **{n: Mechanism(r, (12, 12, 1), np.uint8, OF_BYTES[:-1], sizes=(6,), every_class=True) for n, r in RUNS.items()},

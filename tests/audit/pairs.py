@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
 
 from dpvision.audit.neighbours import Records, one_more
 from dpvision.audit.recording import record
@@ -13,14 +12,19 @@ from tests.audit.mechanisms import CLASSES, Mechanism
 Pair = tuple[str, Records, Records]
 
 
-def pairs(mechanism: Mechanism, *, sizes: Iterable[int] | None = None, seeds: Iterable[int] = (0,)) -> Iterator[Pair]:
-    """(what it is, data, neighbour), the one more added and removed."""
-    for seed, size, kind in product(seeds, sizes or mechanism.sizes, mechanism.kinds):
-        fewer = mechanism.records(size, seed)
-        at = seed % (len(fewer) + 1) if mechanism.anywhere and seed else None
-        more = one_more(fewer, kind, classes=CLASSES, seed=seed, at=at)
-        yield f"{kind} added to {size}, seed {seed}", fewer, more
-        yield f"{kind} removed from {size + 1}, seed {seed}", more, fewer
+def pairs(
+    mechanism: Mechanism, *, sizes: Sequence[int] = (), seed: int = 0, most_sizes: int | None = None
+) -> Iterator[Pair]:
+    """(what it is, data, neighbour), the one more added and removed: of every kind and size, or of some sizes each."""
+    sizes = sizes or mechanism.sizes
+    for number, kind in enumerate(mechanism.kinds):
+        for turn in range(len(sizes) if most_sizes is None else most_sizes):
+            size = sizes[(number + 2 * turn) % len(sizes)]
+            fewer = mechanism.records(size, seed + number)
+            at = (number + turn) % (len(fewer) + 1) if mechanism.anywhere else None
+            more = one_more(fewer, kind, classes=CLASSES, seed=seed + number, at=at)
+            yield f"{kind} added to {size}, seed {seed}", fewer, more
+            yield f"{kind} removed from {size + 1}, seed {seed}", more, fewer
 
 
 def replayed(mechanism: Mechanism, some: Iterable[Pair]) -> tuple[int, float, list[str]]:

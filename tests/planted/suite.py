@@ -67,7 +67,7 @@ def _telling(mechanism: Mechanism, seed: int) -> Iterator[Pair]:
     """Each size and kind once, added or removed in turn."""
     few = replace(mechanism, kinds=tuple(kind for kind in TELLING if kind in mechanism.kinds))
     sizes = [size for size in SIZES if size in mechanism.sizes] or mechanism.sizes
-    every = list(pairs(few, sizes=sizes, seeds=(seed,)))
+    every = list(pairs(few, sizes=sizes, seed=seed))
     return islice((every[i] for place in (0, 1) for i in range(place, len(every), 2)), seed % 2, None, 3)
 
 
@@ -123,7 +123,7 @@ def _two_ranks(records: Records) -> Tensor:
 
 def _ranks(seed: int) -> list[str]:
     mechanism = Mechanism(_two_ranks, **mechanisms.IMAGES, sizes=(7, 0))
-    return replayed(mechanism, islice(pairs(mechanism, seeds=(seed,)), 0, None, 2))[2][:1]
+    return replayed(mechanism, islice(pairs(mechanism, seed=seed), 0, None, 2))[2][:1]
 
 
 # Noise and coins
