@@ -43,12 +43,12 @@ POINTS, REACH = 4001, 10.0
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of canaries that were not in the data and of those that were; what was claimed, and what one met."""
+    """Scores of canaries that were not in the data and of those that were, and what was claimed."""
 
     without: Floats
     with_record: Floats
     claimed: Event
-    met: Kind  # what a canary met by the claim: the score's own law follows from it
+    mu: float  # (mean with - mean without) / spread that these scores have where the claim is true
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Gathering:
     """Scores as runs bring them."""
 
     claimed: Event
-    met: Kind
+    met: Kind  # what a canary met by the claim
     _without: list[Floats] = field(default_factory=list)
     _with: list[Floats] = field(default_factory=list)
 
@@ -87,7 +87,8 @@ class Gathering:
         self._with.append(scores[inside])
 
     def scores(self) -> Scores:
-        return Scores(np.concatenate(self._without), np.concatenate(self._with), self.claimed, self.met)
+        without, with_record = np.concatenate(self._without), np.concatenate(self._with)
+        return Scores(without, with_record, self.claimed, claimed_mu(self.met))
 
 
 def score(z: Floats, met: Exposure) -> Floats:

@@ -80,7 +80,7 @@ def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float, miss
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, MOST_EPSILON
-    for _ in range(48):
+    for _ in range(24):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
@@ -90,7 +90,7 @@ def guesses_for(canaries: int, mu: float, *, delta: float, confidence: float = 0
     """How many guesses give the largest bound on average, if scores are normal and `mu` apart; by public numbers."""
     rng, bounds = np.random.default_rng(0), np.zeros(len(SHARES))
     options = [max(1, round(share * canaries)) for share in SHARES]
-    for _ in range(20):
+    for _ in range(8):
         inside = rng.random(canaries) < 0.5
         scores = rng.normal(size=canaries) + mu * inside
         for at, guesses in enumerate(options):

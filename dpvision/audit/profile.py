@@ -33,7 +33,7 @@ from dpvision.audit.bound import (
     estimate,
     lower_bound,
 )
-from dpvision.audit.canaries import Scores, claimed_mu
+from dpvision.audit.canaries import Scores
 from dpvision.errors import ConfigError
 from dpvision.privacy import accountant
 
@@ -90,7 +90,7 @@ def verdict(scores: Scores, *, delta: float, confidence: float = 0.95) -> Verdic
             confidence=(1 + confidence) / 2,
         ),
         estimate=_estimate(without, with_record, delta=delta, confidence=confidence),
-        claimed_mu=claimed_mu(scores.met),
+        claimed_mu=scores.mu,
     )
 
 
