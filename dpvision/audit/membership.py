@@ -66,7 +66,7 @@ def roc(members: ArrayLike, others: ArrayLike) -> tuple[Floats, Floats]:
     """(false positive rates, true positive rates) of "score >= t" for every t, ascending, from (0, 0) to (1, 1)."""
     inside, outside = (np.sort(np.asarray(x, dtype=np.float64)) for x in (members, others))
     thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
-    rates = [1 - np.searchsorted(x, thresholds, side="left") / len(x) for x in (outside, inside)]
+    rates = [(len(x) - np.searchsorted(x, thresholds, side="left")) / len(x) for x in (outside, inside)]
     return np.concatenate([[0.0], rates[0]]), np.concatenate([[0.0], rates[1]])
 
 
