@@ -29,7 +29,7 @@ from dpvision.views import Views
 
 # Canaries that share a run: fewer where each is several images.
 IN_A_RUN, IN_A_RUN_OF_VIEWS = 500, 100
-# What can be done to images of any number of channels. Others are left out: what they do to a view shortens no gradient.
+# What can be done to images of any number of channels; the others are left out: clipping bounds whatever they make.
 ON_ANY_CHANNELS = ("crop", "flip", "cutout")
 
 

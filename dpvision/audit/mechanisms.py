@@ -1,4 +1,4 @@
-"""Every mechanism of the project with canaries in it, at one budget: for tests and benchmarks of the claims themselves."""
+"""Every mechanism of the project with canaries in it, at one budget: for tests and benchmarks of the claims."""
 
 from __future__ import annotations
 

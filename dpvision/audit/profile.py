@@ -75,7 +75,7 @@ class Verdict:
 
 
 def verdict(scores: Scores, *, delta: float, confidence: float = 0.95) -> Verdict:
-    """A true claim is refuted with a chance of at most 1 - confidence: half of it for the profile, half for the alarm."""
+    """A true claim is refuted with a chance of at most 1 - confidence: half for the profile, half for the alarm."""
     without, with_record, claimed = scores.without, scores.with_record, accountant.epsilon(scores.claimed, delta)
     top = accountant.epsilon(scores.claimed, min(0.1, 1 / (len(without) + len(with_record))))
     return Verdict(

@@ -1,13 +1,15 @@
 """Canaries in released rows, released moments and private heads: the real releases, looked at along each canary.
 
-    mixtures    canary j has the j-th feature and, where labels are noisy, a class of its own: it adds (a e_j, b y_j), of
-                length 1. Of each row the adversary takes the inner product with that
-    moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of length 1
-    head        the releases of an adaptive method depend on the earlier ones. The adversary runs the method again on the
-                canaries alone, answers each sum with the release that was made, and so learns what each canary adds
+mixtures    canary j has the j-th feature and, where labels are noisy, a class of its own: it adds (a e_j, b y_j), of
+            length 1. Of each row the adversary takes the inner product with that
+moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of length 1
+head        the releases of an adaptive method depend on the earlier ones. The adversary runs the method again on the
+            canaries alone, answers each sum with the release that was made, and so learns what each canary adds
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +33,6 @@ from dpvision.privacy.events import Exposure, Gaussian, exposures
 from dpvision.release.mixtures import Mixtures
 from dpvision.release.moments import Moments
 from dpvision.release.sampling import Poisson, Sampler
-
-Flags = NDArray[np.bool_]
 
 
 def mixture_scores(
@@ -67,7 +67,7 @@ def mixture_scores(
     return found.scores()
 
 
-def _along(mixtures: Mixtures, features: Floats, answers: Floats, labels: NDArray[np.int64]) -> Floats:
+def _along(mixtures: Mixtures, features: Any, answers: Any, labels: NDArray[np.int64]) -> Floats:
     """<row, (a e_j, b y_j)> of each row and canary, with the public divisor taken out."""
     divisor = mixtures.degree
     found = mixtures.a**2 * divisor * features.astype(np.float64)

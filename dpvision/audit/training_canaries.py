@@ -1,4 +1,4 @@
-"""Canaries in private training: PrivateSum itself, its sampler, clipping, noise and charge, with a model of few weights.
+"""Canaries in private training: PrivateSum itself, its sampler, clipping, noise and charge; a model of few weights.
 
 The model is linear and its loss is its output, so a record's gradient is the record: canary j is a multiple of the j-th
 unit vector, far longer than C, and clipping makes it C e_j. (As an image, it has one bright channel: whatever is

@@ -44,7 +44,7 @@ def _figures(path: Any, found: Any) -> dict[str, Any]:
 
 def rows(card: dict[str, Any]) -> list[tuple[str, ...]]:
     """For the table of figures."""
-    found = []
+    found: list[tuple[str, ...]] = []
     canaries = card["config"].get("canaries", 0)
     if canaries:
         found.append(
