@@ -1,4 +1,4 @@
-"""Canaries in every mechanism: is its claim refuted, and is it when noise is cut to 0.83? And one run's own canaries."""
+"""Canaries in every mechanism: is its claim refuted, and is it when noise is cut to 0.83? And in one training."""
 
 from __future__ import annotations
 
