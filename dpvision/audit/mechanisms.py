@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 
@@ -24,21 +25,23 @@ Audit = Callable[[int, Coins], Scores]
 
 def mechanisms(budget: Budget) -> Mapping[str, Audit]:
     """By name. Each is calibrated to the budget, and takes about a second for 10,000 canaries; views take ten."""
-    sigma = calibrate.sigma(budget, rate=RATE, steps=STEPS)
-    once = calibrate.sigma(budget, rate=1.0, steps=1)
-    often = calibrate.sigma(budget, rate=1.0, steps=HEAD_STEPS)
-    sampler = PoissonSampler(10, 40, STEPS)
+
+    def sigma() -> float:
+        return _sigma(budget, RATE, STEPS)
 
     def training(*, style: str = "flat", views: Views | None = None, assist: str = "none", over: int = STEPS) -> Audit:
-        made = Training(sampler, sigma, clip=0.5, style=style, views=views, assist=assist, hand_over=over)
         together = 500 if views is None else 100
-        return lambda canaries, coins: training_scores(
-            made, canaries=together, runs=-(-canaries // together), coins=coins
-        )
+
+        def scores(canaries: int, coins: Coins) -> Scores:
+            sampler = PoissonSampler(10, 40, STEPS)
+            made = Training(sampler, sigma(), clip=0.5, style=style, views=views, assist=assist, hand_over=over)
+            return training_scores(made, canaries=together, runs=-(-canaries // together), coins=coins)
+
+        return scores
 
     def rows(rule: Poisson | Scheduled) -> Audit:
         return lambda canaries, coins: mixture_scores(
-            rule, sigma, degree=50.0, canaries=200, runs=-(-canaries // 200), coins=coins
+            rule, sigma(), degree=50.0, canaries=200, runs=-(-canaries // 200), coins=coins
         )
 
     return {
@@ -54,11 +57,23 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         "mixtures by class": rows(in_turn(5 * STEPS, rates=[RATE] * 5)),
         "several classes a row": rows(_several(classes=200, one_in=5)),
         "hierarchical": lambda canaries, coins: _hierarchical(budget, canaries, coins),
-        "moments": lambda canaries, coins: moments_scores(once, canaries=40, runs=-(-canaries // 40), coins=coins),
+        "moments": lambda canaries, coins: moments_scores(
+            _sigma(budget, 1.0, 1), canaries=40, runs=-(-canaries // 40), coins=coins
+        ),
         "private head": lambda canaries, coins: head_scores(
-            often, canaries=200, runs=-(-canaries // 200), coins=coins, steps=HEAD_STEPS, clip=0.1
+            _sigma(budget, 1.0, HEAD_STEPS),
+            canaries=200,
+            runs=-(-canaries // 200),
+            coins=coins,
+            steps=HEAD_STEPS,
+            clip=0.1,
         ),
     }
+
+
+@cache
+def _sigma(budget: Budget, rate: float, steps: int) -> float:
+    return calibrate.sigma(budget, rate=rate, steps=steps)
 
 
 def _several(*, classes: int, one_in: int) -> Scheduled:
