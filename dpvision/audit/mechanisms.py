@@ -52,7 +52,7 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         "clipped by layer": training(over=STEPS // 2, style="per-layer"),
         "DOPE": training(assist="dope"),
         "AdaDPS": training(assist="adadps"),
-        "weight multiplicity": training(assist="weights", views=Views((), base=1, classes=2)),
+        "weight multiplicity": training(assist="weights", views=Views(AUGMENT, base=2, classes=2)),
         "mixtures by Poisson": rows(Poisson(50, 200, STEPS)),
         "mixtures by class": rows(in_turn(5 * STEPS, rates=[RATE] * 5)),
         "several classes a row": rows(_several(classes=200, one_in=5)),
