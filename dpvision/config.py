@@ -25,7 +25,8 @@ FROM_WEIGHTS = {
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
-LATER = ("probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
+MOST_CANARIES = 100_000
+LATER = ("canaries", "probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Config:
     adaptive: bool = False  # in proportion to the weights
     horizon: float = 1.0  # mirror: the public gradient alone is followed after so many times all steps
     floor: float = 0.1  # adadps: added to the second moment, in units of its mean
+    canaries: int = 0  # units that are no one's, each put in by a secret coin, to audit the run by: see carried.py
     # Upkeep.
     checkpoint_every: int = 25
     study: bool = False  # look at gradients before clipping, into the operator's folder
@@ -136,6 +138,8 @@ class Config:
             raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
             raise ConfigError("centred-head needs one step for the mean of their features and more, and no views.")
+        if not 0 <= self.canaries <= MOST_CANARIES:
+            raise ConfigError(f"canaries is {self.canaries}: it must be from 0 to {MOST_CANARIES:,}; 1,000 is usual.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.full_batch and self.batch not in (None, self.n):
