@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,11 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def left_by_a_kill(path: Path) -> bool:
+    """Whether this is what `write` leaves when it is killed: a file that never got its name."""
+    return re.fullmatch(r"\..+\.\d+\.new", path.name) is not None
 
 
 @contextmanager

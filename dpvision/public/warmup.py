@@ -97,7 +97,7 @@ def require_free(folder: Path) -> None:
         raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
     if not folder.exists() or (folder / "state.safetensors").exists():
         return
-    if any(not path.name.startswith(".state.") for path in folder.iterdir()):  # that is what a kill leaves of the first
+    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 
