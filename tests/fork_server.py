@@ -93,6 +93,7 @@ class ForkServer:
         call: str = "tests.fork_server:command_line",
         arena: Path | None = None,
         die_at: int | None = None,
+        die_by: int = signal.SIGKILL,
         memory: int | None = None,
         file_size: int | None = None,
         uid: int | None = None,
@@ -100,7 +101,7 @@ class ForkServer:
     ) -> Job:
         """A child that runs `call` with these words: by default the command line.
 
-        `arena` is the folder whose changes are counted, for `die_at`; `memory` and `file_size` are limits in bytes;
+        `arena` is the folder whose changes are counted, for `die_at`, where the signal `die_by` is sent; `memory` and `file_size` are limits in bytes;
         `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
         """
         self._count += 1
@@ -115,6 +116,7 @@ class ForkServer:
             "call": call,
             "arena": None if arena is None else str(arena),
             "die_at": die_at,
+            "die_by": int(die_by),
             "memory": memory,
             "file_size": file_size,
             "uid": uid,
@@ -206,7 +208,7 @@ def _child(request: dict[str, Any]) -> None:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         _limit(request)
-        count = _watch(request["arena"], request["die_at"])
+        count = _watch(request["arena"], request["die_at"], request["die_by"])
         module, name = request["call"].split(":")
         code = _exit_code(getattr(importlib.import_module(module), name), request["words"])
         if request["arena"] is not None:
@@ -269,8 +271,8 @@ def _mount(folder: str, what: str) -> None:
         call("mount", b"none", place, b"tmpfs", 0, f"size={what}".encode())
 
 
-def _watch(arena: str | None, die_at: int | None) -> list[int]:
-    """Count the changes below a folder, each before it is made; kill this process before one of them."""
+def _watch(arena: str | None, die_at: int | None, die_by: int) -> list[int]:
+    """Count the changes below a folder, each before it is made; send this process a signal before one of them."""
     count = [0]
     if arena is None:
         return count
@@ -284,7 +286,7 @@ def _watch(arena: str | None, die_at: int | None) -> list[int]:
         if isinstance(path, int) or os.path.abspath(os.fsdecode(path)).startswith(arena):
             count[0] += 1
             if count[0] == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), die_by)
 
     sys.addaudithook(before)
     return count

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.faults.verbs import supplied
+from tests.faults.killing import Unbroken, unbroken
+from tests.faults.verbs import Verb, World, supplied
 from tests.fork_server import ForkServer
 
 
@@ -20,3 +22,16 @@ def server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def supplies(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return supplied(server, tmp_path_factory.mktemp("supplies").resolve())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    server: ForkServer, supplies: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Verb], Unbroken]:
+    """A verb that nobody disturbs; each is run so once."""
+
+    @cache
+    def run(verb: Verb) -> Unbroken:
+        return unbroken(server, verb, World(tmp_path_factory.mktemp("unbroken").resolve() / "world", supplies))
+
+    return run

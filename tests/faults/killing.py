@@ -1,9 +1,9 @@
 """kill -9 at random instants, then the same command again, until it comes to its end: what must hold after each kill.
 
-    nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
-    nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once
-    nothing left over        of a key that noise was drawn from, no copy is left at the end
-    a clear message          a command that refuses to go on says that its work is done, and it is
+nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
+nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once
+nothing left over        of a key that noise was drawn from, no copy is left at the end
+a clear message          a command that refuses to go on says that its work is done, and it is
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,9 @@ class Unbroken:
     result: dict[str, bytes]
     changes: int
     seconds: float
+
+
+Undisturbed = Callable[[Verb], Unbroken]
 
 
 def unbroken(server: ForkServer, verb: Verb, world: World) -> Unbroken:
@@ -98,7 +102,7 @@ def _one_life(
         assert code in (-signal.SIGKILL, -signal.SIGTERM, 130), f"{verb.name} ended with {code}: {err}"
         assert code != 130 or "go on with" in out.lower() or "interrupted" in err, (out, err)
     result = verb.result(world)
-    assert key is None and verb.private or result == whole.result, f"{verb.name}: the end has other bits"
+    assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
     if verb.private:
         (charge,) = account(world.home).charges
         assert charge.private == (key is None)

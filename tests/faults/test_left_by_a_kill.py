@@ -9,18 +9,19 @@ import pytest
 from dpvision import atomic
 from dpvision.mechanism.streams import Key
 from dpvision.release.making import _key
-from tests.faults.killing import unbroken
+from tests.faults.killing import Undisturbed
 from tests.faults.verbs import KEY, VERBS, World
 from tests.fork_server import ForkServer
 
 BY_NAME = {verb.name: verb for verb in VERBS}
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_after_a_kill_before_any_change_to_the_disk(
-    server: ForkServer, supplies: Path, tmp_path: Path
+    server: ForkServer, supplies: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     verb = BY_NAME["pretrain"]
-    whole = unbroken(server, verb, World(tmp_path / "unbroken", supplies))
+    whole = undisturbed(verb)
     for number in range(1, whole.changes + 1):
         world = World(tmp_path / str(number), supplies)
         world.out.parent.mkdir(parents=True)
@@ -33,7 +34,7 @@ def test_pretraining_goes_on_after_a_kill_before_any_change_to_the_disk(
 
 @pytest.mark.parametrize("name", ["pretrain", "synth fit", "warm"])
 def test_half_of_the_first_state_is_no_other_file(
-    name: str, server: ForkServer, supplies: Path, tmp_path: Path
+    name: str, server: ForkServer, supplies: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     verb, world = BY_NAME[name], World(tmp_path, supplies)
     world.out.mkdir(parents=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.fork_server import ForkServer
 from tests.guarantees.commands import write_data
 
@@ -123,3 +125,6 @@ VERBS = (
     Verb("warm", _warm, _weights),
     Verb("data pack", _pack, lambda w: sorted(w.out.iterdir())),
 )
+
+# In the time that continuous integration has, the slowest is left to `make test-slow`.
+EACH = [pytest.param(v, marks=[pytest.mark.slow] if "mixtures" in v.name else [], id=v.name) for v in VERBS]
