@@ -11,9 +11,11 @@ all states that a kill can leave on the disk, but for half-written buffers, lie 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -45,12 +47,15 @@ MODULES = (
     "dpvision.study",
     "dpvision.synthesis.prompts",
     "dpvision.train",
+    "matplotlib.font_manager",
     "PIL.JpegImagePlugin",
     "PIL.PngImagePlugin",
     "rich.progress",
 )
 ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "os.link", "os.chmod"}
+RUNNING = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "pickle.find_class"}
+ESCAPED = 71
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -71,7 +76,9 @@ class ForkServer:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server"],
             cwd=Path(__file__).parents[1],
-            env={k: v for k, v in os.environ.items() if not k.startswith("DPVISION_")} | ALONE,
+            env={k: v for k, v in os.environ.items() if not k.startswith("DPVISION_")}
+            | ALONE
+            | {"MPLCONFIGDIR": self._scratch.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,13 +103,15 @@ class ForkServer:
         die_by: int = signal.SIGKILL,
         memory: int | None = None,
         file_size: int | None = None,
-        uid: int | None = None,
+        seconds: int | None = None,
+        guard: bool = False,
         mount: tuple[Path, str] | None = None,
     ) -> Job:
         """A child that runs `call` with these words: by default the command line.
 
         `arena` is the folder whose changes are counted, for `die_at`, where the signal `die_by` is sent; `memory` and `file_size` are limits in bytes;
-        `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
+        so is `seconds`, of the processor; with `guard` a child that changes anything outside of the arena, starts a
+        process or reads a pickle ends with ESCAPED. `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
         """
         self._count += 1
         place = Path(self._scratch.name) / str(self._count)
@@ -119,7 +128,8 @@ class ForkServer:
             "die_by": int(die_by),
             "memory": memory,
             "file_size": file_size,
-            "uid": uid,
+            "seconds": seconds,
+            "guard": guard,
             "mount": None if mount is None else [str(mount[0]), mount[1]],
         }
         return Job(self._ask({"start": request}), place)
@@ -174,6 +184,8 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    platform.processor()  # asks another program, once
+    gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
@@ -208,7 +220,7 @@ def _child(request: dict[str, Any]) -> None:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         _limit(request)
-        count = _watch(request["arena"], request["die_at"], request["die_by"])
+        count = _watch(request)
         module, name = request["call"].split(":")
         code = _exit_code(getattr(importlib.import_module(module), name), request["words"])
         if request["arena"] is not None:
@@ -239,10 +251,10 @@ def _limit(request: dict[str, Any]) -> None:
     if request["file_size"] is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"],) * 2)
-    if request["uid"] is not None:
-        os.setgroups([])
-        os.setgid(request["uid"])
-        os.setuid(request["uid"])
+    if request["seconds"] is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        most = int(used.ru_utime + used.ru_stime) + request["seconds"] + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 5))
 
 
 def _size() -> int:
@@ -271,25 +283,36 @@ def _mount(folder: str, what: str) -> None:
         call("mount", b"none", place, b"tmpfs", 0, f"size={what}".encode())
 
 
-def _watch(arena: str | None, die_at: int | None, die_by: int) -> list[int]:
+def _watch(request: dict[str, Any]) -> list[int]:
     """Count the changes below a folder, each before it is made; send this process a signal before one of them."""
-    count = [0]
+    count, arena, guard = [0], request["arena"], request["guard"]
     if arena is None:
         return count
+    allowed = tuple(f"{folder}{os.sep}" for folder in (arena, request["place"]))
 
     def before(event: str, arguments: tuple[Any, ...]) -> None:
+        if guard and event in RUNNING:
+            _escaped(event, arguments)
         if event != "open" and event not in CHANGES:
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
             return
         path = arguments[0]
-        if isinstance(path, int) or os.path.abspath(os.fsdecode(path)).startswith(arena):
+        inside = isinstance(path, int) or os.path.realpath(os.fsdecode(path)).startswith(allowed)
+        if guard and not inside and path not in (arena, os.devnull):
+            _escaped(event, arguments)
+        if inside:
             count[0] += 1
-            if count[0] == die_at:
-                os.kill(os.getpid(), die_by)
+            if count[0] == request["die_at"]:
+                os.kill(os.getpid(), request["die_by"])
 
     sys.addaudithook(before)
     return count
+
+
+def _escaped(event: str, arguments: tuple[Any, ...]) -> None:
+    os.write(2, f"ESCAPED: {event} {arguments!r}\n".encode(errors="backslashreplace"))
+    os._exit(ESCAPED)
 
 
 if __name__ == "__main__":

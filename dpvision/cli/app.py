@@ -35,7 +35,7 @@ SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out image
 def class_list(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
-    return int(text) if text.isdigit() else word_list(text)
+    return int(text) if text.isascii() and text.isdigit() else word_list(text)
 
 
 def word_list(text: str) -> list[str]:

@@ -40,6 +40,8 @@ from dpvision.privacy.rounding import upper
 FORMAT = 1
 # A line is short; a longer one was not written by this file, and is not read into memory.
 MOST_BYTES = 64 << 20
+# What reading lines that somebody made by hand can raise.
+UNSOUND = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Ledger:
                 if x["kind"] == "charge"
             )
             return Account(lines[0]["account"], budgets[-1][1], lines[0]["unit"], charges, tuple(budgets))
-        except (KeyError, TypeError, IndexError, ConfigError) as exc:
+        except (*UNSOUND, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
     @contextmanager
@@ -193,9 +195,10 @@ class Ledger:
             return []
         if sealed is None:
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger is missing. {RESTORE}")
-        if self.path.stat().st_size > MOST_BYTES:
-            raise LedgerMismatch(f"{self.path}: larger than {MOST_BYTES >> 20} MiB; no ledger is. {RESTORE}")
-        raw = self.path.read_bytes()
+        try:
+            raw = atomic.read(self.path, most=MOST_BYTES)
+        except ValueError as exc:
+            raise LedgerMismatch(f"{self.path}: {exc}; no ledger is so. {RESTORE}") from exc
         whole, _, torn = raw.rpartition(b"\n")
         lines: list[dict[str, Any]] = []
         previous = ""
@@ -205,7 +208,7 @@ class Ledger:
                 expected = _hash(previous, {k: v for k, v in line.items() if k != "hash"})
                 good = text == json.dumps(line).encode()  # not even a space may differ
                 good &= line["hash"] == expected and line["previous"] == previous and line["n"] == number
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except UNSOUND:
                 good = False
             if not good:
                 raise LedgerMismatch(
@@ -258,7 +261,7 @@ class Ledger:
         if not self._seal.exists():
             return None
         try:
-            text = self._seal.read_text("ascii")[:200]
+            text = atomic.read(self._seal, most=200).decode("ascii")
             count, last = text.split()
             if text != f"{int(count)} {last}\n":
                 raise ValueError

@@ -134,7 +134,7 @@ def _noise_drawn(world: World) -> bool:
     made = world.out.parent
     if any(made.rglob("rows-*.safetensors")) or any(made.rglob("moments.safetensors")) or any(made.rglob("card.json")):
         return True
-    states = [path for path in made.rglob("state.safetensors")]
+    states = list(made.rglob("state.safetensors"))
     return any(int(sealed.read(path).header["step"]) > 0 for path in states) or any(made.rglob("metrics.jsonl"))
 
 

@@ -111,7 +111,7 @@ def _weights(world: World) -> list[Path]:
 
 
 def _rows(world: World) -> list[Path]:
-    return sorted(world.out.glob("*.safetensors")) + [world.out / "schema.json"]
+    return [*sorted(world.out.glob("*.safetensors")), world.out / "schema.json"]
 
 
 VERBS = (
