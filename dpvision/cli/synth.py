@@ -86,10 +86,12 @@ def fit(
     Example: `dpvision synth fit public.npz --minutes 60 --out edm`
     """
     from dpvision import console, data
+    from dpvision.device import device_named
     from dpvision.diffusion.fit import Progress, Settings
     from dpvision.diffusion.fit import fit as learn
     from dpvision.diffusion.model import Kind
 
+    device_named(device)
     found = data.load(public, size=resize)
     height, width, channels = found.train.images.shape[1:]
     kind = Kind((channels, height, width), found.classes, method=method, size=size)
@@ -134,8 +136,10 @@ def guide(
     Example: `dpvision synth guide edm public.npz --out guide`, then `dpvision synth sample edm --guide guide ...`
     """
     from dpvision import console, data
+    from dpvision.device import device_named
     from dpvision.diffusion.guide import Settings, fit_guide
 
+    device_named(device)
     found = data.load(public, size=resize)
     settings = Settings(
         samples=len(found.train) if samples is None else samples,
@@ -180,10 +184,12 @@ def sample(
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
     from dpvision import console
+    from dpvision.device import device_named
     from dpvision.diffusion.guide import load_guide
     from dpvision.diffusion.sample import Draw
     from dpvision.diffusion.sample import sample as draw_all
 
+    device_named(device)
     led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with console.named_bars() as bar, console.stoppable() as stop:

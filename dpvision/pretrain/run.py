@@ -53,6 +53,8 @@ class Settings:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if min(self.images, self.steps, self.finer, self.hidden) < 1 or self.batch < 2:
             raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more.")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr is {self.lr}: it must be a number above 0.")
         if self.hidden % GROUPS:
             raise ConfigError(f"hidden is {self.hidden}: it must be a multiple of {GROUPS}, such as 512.")
         if self.batch > self.images:
