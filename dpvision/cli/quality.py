@@ -52,12 +52,10 @@ def quality(
         raise ConfigError(f"{out}: is the name of the picture; the figures are JSON. Fix: --out quality.json.")
     from dpvision import atomic, console
     from dpvision.data import Split, load
-    from dpvision.device import device_named
     from dpvision.diffusion.quality.classifier import Training
     from dpvision.diffusion.quality.measuring import measure
     from dpvision.diffusion.quality.pictures import Pictures
 
-    device_named(device)
     data = load(real, size=size)
     parts: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
     reference = parts[split]

@@ -11,8 +11,42 @@ from typing import Any
 
 from tests.fuzz.corpus import KINDS
 
-WHOLE = ("-1", "0", "1", "2", "3", "5", "9" * 30, "9" * 5000, "2147483648", "9223372036854775808", "1e3", "٣", "²", "0x10", "nan", "")
-NUMBERS = ("-1", "0", "0.5", "1", "3", "1e-9", "1e-320", "1e308", "1e400", "nan", "inf", "-inf", "0x1p-3", "٣", "", "1,5")
+WHOLE = (
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "5",
+    "9" * 30,
+    "9" * 5000,
+    "2147483648",
+    "9223372036854775808",
+    "1e3",
+    "٣",
+    "²",
+    "0x10",
+    "nan",
+    "",
+)
+NUMBERS = (
+    "-1",
+    "0",
+    "0.5",
+    "1",
+    "3",
+    "1e-9",
+    "1e-320",
+    "1e308",
+    "1e400",
+    "nan",
+    "inf",
+    "-inf",
+    "0x1p-3",
+    "٣",
+    "",
+    "1,5",
+)
 WORDS = (
     "", " ", "x", "-", "--", "none", "digits", "linear", "small-cnn", "timm:x", "timm:../x", "wrn-10-1", "patches-64", "crop,flip",
     "crop,,x", "0,1", "a,b,c,d", "²", "4", "0", "dead-leaves", "../../outside/secret", "/dev/zero", "/dev/null", "/proc/self/mem",
@@ -52,7 +86,6 @@ class Option:
 
 def verbs() -> dict[str, list[Option]]:
     """Every verb of the command line with its options."""
-    import dpvision.cli  # noqa: F401: registers them
     from dpvision.cli.app import app
 
     return {name: options for name, options in sorted(_walk(app, ())) if name not in LEFT_OUT}
@@ -92,6 +125,12 @@ def command_line(rng: Random, verb: str, options: list[Option], *, corpus: Path,
     if verb in ("train", "release") and rng.random() < 0.6:
         words.append("--dry-run")
     return words
+
+
+def cut_short(verb: str, words: list[str]) -> bool:
+    """Whether what keeps the work small was taken off, or is said twice."""
+    small = SMALL.get(verb, ())
+    return any(words.count(word) != 1 for word in small if word.startswith("--"))
 
 
 def _value(rng: Random, option: Option, corpus: Path, arena: Path) -> str:

@@ -63,7 +63,9 @@ def _bytes(rng: Random, data: bytes, other: bytes, payload: bytes) -> bytes:
         case 4:
             return data[:at] + other[: rng.randrange(len(other) + 1)] + data[end:]
         case 5:
-            return data[:at] + rng.choice([b"\0", b"\xff", b"[", b"{", b'"', b"\n", b",", b"9"]) * rng.choice([1, 9, 5000])
+            return data[:at] + rng.choice([b"\0", b"\xff", b"[", b"{", b'"', b"\n", b",", b"9"]) * rng.choice(
+                [1, 9, 5000]
+            )
         case 6:
             huge = rng.choice([2**31 - 1, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1, 0, 1])
             place = rng.choice([0, at])

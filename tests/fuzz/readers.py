@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,25 @@ from dpvision.errors import DPVisionError
 Reader = Callable[[Path, Path], Any]
 
 
-def read(kind: str, place: str, corpus: str, how: str = "heavy") -> None:
+def read_all(corpus: str, *inputs: str) -> None:
+    """Inputs are places, each with "heavy" or "light" behind it. A line for each: how many readers refused and took it."""
+    for place, how in zip(inputs[::2], inputs[1::2], strict=True):
+        print(*_read(Path(place), Path(corpus), how), flush=True)
+
+
+def _read(place: Path, corpus: Path, how: str) -> tuple[int, int]:
     """Each reader of the kind refuses the input by an error of ours, or takes it; anything else escapes."""
+    os.environ["DPVISION_HOME"] = str(place.parent / "home")
+    light = [reader for reader in READERS[place.name] if reader not in HEAVY]
     refused = taken = 0
-    light = [reader for reader in READERS[kind] if reader not in HEAVY]
-    for reader in READERS[kind] if how == "heavy" or not light else light:
+    for reader in READERS[place.name] if how == "heavy" or not light else light:
         try:
-            reader(Path(place), Path(corpus))
+            reader(place, corpus)
             taken += 1
         except DPVisionError as exc:
             assert str(exc).strip(), f"{reader.__name__}: an error without a message"
             refused += 1
-    sys.stdout.write(f"{refused} {taken}\n")
+    return refused, taken
 
 
 def _load(place: Path, corpus: Path) -> None:
@@ -93,11 +100,8 @@ def _spend(place: Path, corpus: Path) -> None:
 
 
 def _overlap(place: Path, corpus: Path) -> None:
-    import os
-
     from dpvision.privacy.overlap import others
 
-    os.environ["DPVISION_HOME"] = str(place)
     others("ab", ["00" * 12])
 
 
