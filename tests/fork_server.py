@@ -138,7 +138,7 @@ class ForkServer:
         """The exit code (below 0: the signal that ended it), or None if it goes on after so many seconds."""
         return self._ask({"wait": job.pid, "seconds": within})
 
-    def wait(self, job: Job, *, seconds: float = 60.0) -> tuple[int, str, str]:
+    def wait(self, job: Job, *, seconds: float = 300.0) -> tuple[int, str, str]:
         """(exit code, output, errors). A child that goes on for too long is killed, and an error."""
         code = self.ended(job, within=seconds)
         if code is None:

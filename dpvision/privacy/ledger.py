@@ -25,7 +25,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -182,8 +182,15 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        atomic.make_folder(self.path.parent)
-        with atomic.alone(self.path.with_suffix(".lock")):
+        with ExitStack() as stack:
+            try:
+                atomic.make_folder(self.path.parent)
+                stack.enter_context(atomic.alone(self.path.with_suffix(".lock")))
+            except OSError as exc:
+                raise PrivacyError(
+                    f"{self.path}: the ledger can not be locked ({exc.strerror}), so nothing was charged. Fix: give "
+                    f"write access to {self.path.parent}, or see to what is in the way."
+                ) from exc
             yield
 
     def _read(self) -> list[dict[str, Any]]:
@@ -197,7 +204,7 @@ class Ledger:
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger is missing. {RESTORE}")
         try:
             raw = atomic.read(self.path, most=MOST_BYTES)
-        except ValueError as exc:
+        except (OSError, ValueError) as exc:
             raise LedgerMismatch(f"{self.path}: {exc}; no ledger is so. {RESTORE}") from exc
         whole, _, torn = raw.rpartition(b"\n")
         lines: list[dict[str, Any]] = []
@@ -224,10 +231,13 @@ class Ledger:
         ahead = len(lines) - count
         if not 0 <= ahead <= 1 or (count > 0 and lines[count - 1]["hash"] != last):
             raise LedgerMismatch(f"{self.path}: lines are missing at the end, or were added by other means. {RESTORE}")
-        if torn:
-            os.truncate(self.path, len(raw) - len(torn))
-        if ahead:
-            self._write_seal(lines)
+        try:
+            if torn:
+                os.truncate(self.path, len(raw) - len(torn))
+            if ahead:
+                self._write_seal(lines)
+        except OSError as exc:
+            raise PrivacyError(f"{self.path}: what a crash left can not be mended ({exc.strerror}).") from exc
         return lines
 
     def _append(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ def made(server: ForkServer, folder: Path) -> Path:
     draw = ("synth", "sample", edm, "--count", 8, "--batch", 4, "--steps", 2, "--out", drawing / "drawn.npz")
     for words, die_at in ((("warm", data, *warm, "--out", folder / "warming"), 8), (draw, 9)):
         job = server.start(*words, home=home, arena=folder, die_at=die_at)
-        assert server.ended(job, within=60) == -9
+        assert server.ended(job, within=300) == -9
     return folder
 
 
