@@ -31,14 +31,14 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
 
 
 def read(path: Path, *, most: int) -> bytes:
-    """A regular file with no more than `most` bytes, or an OSError or ValueError: never a device, nor a pipe to wait for.
+    """A regular file of at most `most` bytes, or an OSError or ValueError: never a device, nor a pipe to wait for.
 
     A link is followed: who names a file means it.
     """
     with open_regular(path) as file:
         length = os.fstat(file.fileno()).st_size
         if length > most:
-            raise ValueError(f"it has {length:,} bytes, and should have {most:,} at most")
+            raise ValueError(f"it has {length:,} bytes, more than {most:,}")
         return file.read(length)
 
 
