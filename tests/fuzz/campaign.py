@@ -101,7 +101,7 @@ class Campaign:
     def _child(self, *words: str | Path, home: Path, arena: Path, **options: object) -> tuple[int, str, str]:
         limits = {"memory": MEMORY, "seconds": SECONDS if "cwd" in options else SECONDS * FILES_AT_ONCE}
         job = self.server.start(*words, home=home, arena=arena, guard=True, **limits, **options)  # type: ignore[arg-type]
-        code = self.server.ended(job, within=300)
+        code = self.server.ended(job, within=1200)  # by the clock: the machine may have much else to do
         if code is None:
             os.kill(job.pid, signal.SIGKILL)
             self.server.ended(job, within=60)
