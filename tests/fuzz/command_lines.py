@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from tests.fuzz.corpus import KINDS
 
@@ -78,6 +78,7 @@ class Option:
     name: str
     kind: str
     required: bool
+    choices: tuple[str, ...] = ()
 
     @property
     def positional(self) -> bool:
@@ -99,10 +100,14 @@ def _walk(app: Any, path: tuple[str, ...]) -> Iterator[tuple[str, list[Option]]]
         yield from _walk(below, (*path, name))
         if below.default_command is not None:
             found = below.assemble_argument_collection()
-            yield (
-                " ".join((*path, name)),
-                [Option(a.names[0], str(getattr(a.hint, "__name__", a.hint)), a.required) for a in found],
-            )
+            yield " ".join((*path, name)), [_option(argument) for argument in found]
+
+
+def _option(argument: Any) -> Option:
+    inner = [argument.hint, *get_args(argument.hint)]  # of "Literal[...] | None" too
+    choices = [choice for hint in inner if get_origin(hint) is Literal for choice in get_args(hint)]
+    kind = str(getattr(argument.hint, "__name__", argument.hint))
+    return Option(argument.names[0], kind, argument.required, tuple(map(str, choices)))
 
 
 def command_line(rng: Random, verb: str, options: list[Option], *, corpus: Path, arena: Path) -> list[str]:
@@ -134,10 +139,12 @@ def cut_short(verb: str, words: list[str]) -> bool:
 
 
 def _value(rng: Random, option: Option, corpus: Path, arena: Path) -> str:
+    if option.choices and rng.random() < 0.8:
+        return rng.choice(option.choices)
     if "int" in option.kind:
-        return rng.choice(WHOLE)
+        return rng.choice(WHOLE if rng.random() < 0.4 else ("1", "2", "3", "4", "8"))
     if "float" in option.kind:
-        return rng.choice(NUMBERS)
+        return rng.choice(NUMBERS if rng.random() < 0.4 else ("0.1", "0.5", "1", "2"))
     if option.name == "--out":
         return rng.choice([str(arena / "made"), str(arena / "made.npz"), str(arena), str(arena / "x" / "y"), "x", ""])
     if ("Path" in option.kind or "str" in option.kind) and rng.random() < 0.85:
