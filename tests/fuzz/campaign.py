@@ -19,7 +19,7 @@ from tests.fuzz.mutations import digest_of_folder, hostile_copy
 MEMORY = 1 << 30  # more than python, torch and a small model need
 SECONDS = 10  # of the processor, for a command line
 FILES_AT_ONCE = 10  # that one child reads
-LONG = re.compile(r"\d{4,}")  # who asks for a thousand steps or images gets work that takes long
+LONG = re.compile(r"\d{4,}|patches|--cas")  # a thousand steps, a dictionary, a classifier: work that takes long
 OUR_CODES = (0, 2, 3, 4)
 
 
