@@ -30,6 +30,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.privacy.ledger import home
 
 # What the header of weights says that were made with a fixed key.
+MOST_LINES = 1 << 30  # bytes of a log: some millions of steps
 NOT_PRIVATE = "NO: made with a fixed key, for tests only"
 
 
@@ -131,7 +132,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    texts = path.read_text("utf-8", errors="replace").split("\n")
+    try:
+        texts = atomic.read(path, most=MOST_LINES).decode(errors="replace").split("\n")
+    except (OSError, ValueError) as exc:
+        raise DataError(f"{path}: can not be read ({exc}).") from exc
     for number, text in enumerate(texts[:-1], 1):
         try:
             line = json.loads(text)
@@ -153,9 +157,7 @@ def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > 16 << 20:
-            raise DataError(f"{path}: too large for what it should be.")
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(atomic.read(path, most=16 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(f"{path}: can not be read as JSON: {exc}.") from exc
     if not isinstance(value, dict):

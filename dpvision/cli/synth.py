@@ -87,12 +87,14 @@ def fit(
     Example: `dpvision synth fit public.npz --minutes 60 --out edm`
     """
     from dpvision import console, data
+    from dpvision.device import device_named
     from dpvision.diffusion.fit import Progress, Settings
     from dpvision.diffusion.fit import fit as learn
     from dpvision.diffusion.model import Kind
     from dpvision.public import taught_by
     from dpvision.unaccounted import require_unaccounted
 
+    device_named(device)
     found = data.load(public, size=resize)
     if not consented:
         require_unaccounted(public, [found.train], fix=PUBLISHED)
@@ -151,9 +153,11 @@ def guide(
     Example: `dpvision synth guide edm public.npz --out guide`, then `dpvision synth sample edm --guide guide ...`
     """
     from dpvision import console, data
+    from dpvision.device import device_named
     from dpvision.diffusion.guide import Settings, fit_guide
     from dpvision.unaccounted import require_unaccounted
 
+    device_named(device)
     found = data.load(public, size=resize)
     if not consented:
         require_unaccounted(public, [found.train], fix=PUBLISHED)
@@ -200,10 +204,12 @@ def sample(
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
     from dpvision import console
+    from dpvision.device import device_named
     from dpvision.diffusion.guide import load_guide
     from dpvision.diffusion.sample import Draw
     from dpvision.diffusion.sample import sample as draw_all
 
+    device_named(device)
     led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with console.named_bars() as bar, console.stoppable() as stop:

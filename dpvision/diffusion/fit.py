@@ -141,7 +141,11 @@ def require_public(kind: Kind, images: np.ndarray, labels: np.ndarray) -> None:
 
 def require_free(folder: Path) -> None:
     """A new folder, an empty one, or one of a fit: nothing is written over."""
-    if folder.exists() and not (folder / "state.safetensors").exists() and any(folder.iterdir()):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
+    if not folder.exists() or (folder / "state.safetensors").exists():
+        return
+    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision import __version__, atomic, checkpoint, sealed
+from dpvision.device import device_named
 from dpvision.errors import ConfigError, DataError
 from dpvision.memory import keep_freed_memory
 from dpvision.models import build, train_only
@@ -97,7 +98,7 @@ def require_free(folder: Path) -> None:
         raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
     if not folder.exists() or (folder / "state.safetensors").exists():
         return
-    if any(not path.name.startswith(".state.") for path in folder.iterdir()):  # that is what a kill leaves of the first
+    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 
@@ -108,7 +109,7 @@ class State:
         self, settings: Settings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
-        self._device = _device(device)
+        self._device = device_named(device)
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
         held = aside(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
@@ -263,12 +264,3 @@ class State:
     def _tensors(self) -> dict[str, Tensor]:
         momenta = {f"momentum.{name}": m for name, m in zip(self._weights, self._momenta, strict=True)}
         return {**{f"model.{n}": t for n, t in self.model.state_dict().items()}, **momenta}
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as exc:
-        raise ConfigError(f"device {name!r}: can not be used here ({str(exc).splitlines()[0]}). Fix: cpu.") from exc
-    return device
