@@ -213,6 +213,7 @@ def _child(request: dict[str, Any]) -> None:
     code = 70
     try:
         place = Path(request["place"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

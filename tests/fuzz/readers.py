@@ -49,7 +49,8 @@ def _check(place: Path, corpus: Path) -> None:
 def _images(place: Path, corpus: Path) -> None:
     from dpvision import data
 
-    data.load_images(place, size=(8, 8), channels=1)
+    folder = next(iter(sorted(place.glob("train/*"))), place)
+    data.load_images(folder, size=(8, 8), channels=1)
 
 
 def _source(place: Path) -> Path:
