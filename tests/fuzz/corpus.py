@@ -38,7 +38,7 @@ def made(server: ForkServer, folder: Path) -> Path:
     _as_files(data, folder)
     small = ("--batch", 4, "--steps", 2)
     release = ("release", data, "--epsilon", 0.5, "--encoder", "pixels", "--rank", 0, "--rows", 12)
-    edm, warm = folder / "edm", ("--model", "linear", *small, "--augment", "none", "--save-every", 0)
+    edm, warm = folder / "edm", ("--model", "linear", *small, "--augment", "none", "--save-every", 0, "--consented")
     prior = ("--process", "dead-leaves-mixed", "--size", 8, "--finer", 1, "--count", 4, "--batch", 2, "--steps", 1)
     (folder / "settings").mkdir()
     for words in (
@@ -47,7 +47,7 @@ def made(server: ForkServer, folder: Path) -> Path:
         ("data", "pack", folder / "data.npz", "--out", folder / "packed"),
         ("recipes", "copy", "small-cnn", "--out", folder / "settings" / "train.toml"),
         ("recipes", "copy", "neuromix", "--out", folder / "settings" / "release.toml"),
-        ("synth", "fit", data, "--size", "tiny", *small, "--out", edm),
+        ("synth", "fit", data, "--size", "tiny", *small, "--consented", "--out", edm),
         (
             "synth",
             "guide",
@@ -60,6 +60,7 @@ def made(server: ForkServer, folder: Path) -> Path:
             *small,
             "--width",
             8,
+            "--consented",
             "--out",
             folder / "guide",
         ),

@@ -42,9 +42,10 @@ class Nursery:
         return dict(json.loads(line))
 
     def close(self) -> None:
-        assert self._process.stdin
+        assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._process.stdout.close()
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from dpvision.mechanism.clip import ClippedSum
 from dpvision.mechanism.clip.rules import few_channels
 from tests.mechanism.clip.oracle import each_loss
+from tests.one_thread import one_thread
+
+__all__ = ["one_thread"]  # as in the engine, whose threads do one group of units each
 
 SHAPES = [
     (4, 1, 1, 1),
