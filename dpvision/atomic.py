@@ -1,12 +1,16 @@
-"""Files that are there whole or not at all, and on the disk when the call returns; and one process at a time."""
+"""Files that are there whole or not at all, and on the disk when the call returns; regular files only are read; and one
+process at a time."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
@@ -24,6 +28,34 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def read(path: Path, *, most: int) -> bytes:
+    """A regular file of at most `most` bytes, or an OSError or ValueError: never a device, nor a pipe to wait for.
+
+    A link is followed: who names a file means it.
+    """
+    with open_regular(path) as file:
+        length = os.fstat(file.fileno()).st_size
+        if length > most:
+            raise ValueError(f"it has {length:,} bytes, more than {most:,}")
+        return file.read(length)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def left_by_a_kill(path: Path) -> bool:
+    """Whether this is what `write` leaves when it is killed: a file that never got its name."""
+    return re.fullmatch(r"\..+\.\d+\.new", path.name) is not None
 
 
 @contextmanager

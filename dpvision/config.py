@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from dpvision import atomic
 from dpvision.errors import ConfigError
 from dpvision.privacy import calibrate, quick
 from dpvision.privacy.events import Budget, PoissonGaussian
@@ -25,7 +26,8 @@ FROM_WEIGHTS = {
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
-LATER = ("probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
+MOST_CANARIES = 100_000
+LATER = ("canaries", "probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Config:
     adaptive: bool = False  # in proportion to the weights
     horizon: float = 1.0  # mirror: the public gradient alone is followed after so many times all steps
     floor: float = 0.1  # adadps: added to the second moment, in units of its mean
+    canaries: int = 0  # units that are no one's, each put in by a secret coin, to audit the run by: see carried.py
     # Upkeep.
     checkpoint_every: int = 25
     study: bool = False  # look at gradients before clipping, into the operator's folder
@@ -136,6 +139,8 @@ class Config:
             raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
             raise ConfigError("centred-head needs one step for the mean of their features and more, and no views.")
+        if not 0 <= self.canaries <= MOST_CANARIES:
+            raise ConfigError(f"canaries is {self.canaries}: it must be from 0 to {MOST_CANARIES:,}; 1,000 is usual.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.full_batch and self.batch not in (None, self.n):
@@ -324,10 +329,8 @@ def checked(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str,
 def read_toml(path: Path) -> dict[str, Any]:
     """A settings file as a flat table."""
     try:
-        if path.stat().st_size > 1 << 20:
-            raise ConfigError(f"{path}: a settings file is small; this one has {path.stat().st_size:,} bytes.")
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
+        return tomllib.loads(atomic.read(path, most=1 << 20).decode())
+    except (OSError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{path}: can not be read as TOML: {exc}.") from exc
 
 
@@ -343,7 +346,7 @@ def write_toml(config: Any) -> str:
 
 def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
     allowed = get_args(hint) or (hint,)
-    bad = ConfigError(f"{source}: {key} = {value!r} is not of the right kind ({_words(allowed)}).")
+    bad = ConfigError(f"{source}: {key} = {_shown(value)} is not of the right kind ({_words(allowed)}).")
     if value is None:
         if NoneType in allowed:
             return None
@@ -362,11 +365,21 @@ def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
         if bool in allowed:
             return value
         raise bad
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise bad
     if isinstance(value, int) and float in allowed:
         return float(value)
     if type(value) in allowed and not (isinstance(value, float) and not math.isfinite(value)):
         return value
     raise bad
+
+
+def _shown(value: Any) -> str:
+    """For a message: as it was given, if that is short."""
+    if isinstance(value, int) and value.bit_length() > 100:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _words(kinds: tuple[Any, ...]) -> str:

@@ -296,6 +296,8 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     if config.part != "all":
         rest = "" if config.pretrained or config.prior else "; the rest stays as it was drawn, without --pretrained"
         rows["trained"] = TRAINED[config.part] + rest
+    if config.canaries:
+        rows["canaries"] = f"{config.canaries:,}, each put in by a secret coin and not counted in n: a one-run audit"
     if config.probe_steps:
         rows["first"] = f"{config.probe_steps:,} steps for {TRAINED['probe']}, lr {config.probe_lr or config.lr:g}"
     return rows

@@ -69,6 +69,13 @@ class Prepared:
         return str(self.public["prior" if self.config.prior else "pretrained"]["digest"])
 
     @property
+    def learned_from(self) -> str:
+        """Digests of images that public inputs learned from without privacy, as far as these say so."""
+        started = sealed.said_by(Path(self.start)).get("learned_from", "") if self.start else ""
+        beside = taught_by.noted_beside(self.config.synthetic) if self.config.synthetic else ""
+        return taught_by.both((started, beside))
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         height, width, channels = self.data.train.images.shape[1:]
         return channels, height, width
@@ -185,7 +192,7 @@ class Prepared:
             require_last(model, parts, self.shape)
             features.require_separate(parts, self.shape)
             shape = features.shape_of(parts, self.shape)
-        verify(*self.learner(model, part=part), shape, classes)
+        verify(*self.learner(model, part=part), shape, classes, apart=self.config.assist == "weights")
 
 
 def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -> Prepared:
@@ -212,7 +219,7 @@ def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -
     if complete.prior:
         start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
-        public["pretrained"] = _pretrained(Path(config.pretrained), data.train, unit=config.unit)
+        public["pretrained"] = _pretrained(Path(config.pretrained), data, unit=config.unit)
     sketch = overlap.sketch(digests)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
@@ -230,7 +237,7 @@ def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict
     return str(path), {"file": name, "digest": digest_of(path)}
 
 
-def _pretrained(path: Path, private: Split, *, unit: str) -> dict[str, Any]:
+def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     """Weights to start from, by name and digest; those of a private training also tell what they cost.
 
     That must be about the same kind of unit: what is told of one image and of one person does not add up. Weights of a
@@ -238,13 +245,11 @@ def _pretrained(path: Path, private: Split, *, unit: str) -> dict[str, Any]:
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
     said = sealed.said_by(path)
+    if "digest" in said:
+        said = sealed.read(path).header  # one of ours, unchanged
     if "learned_from" in said:
-        same = taught_by.among(said["learned_from"], private.images)
-        if same:
-            raise ConfigError(
-                f"{path}: was trained without privacy on {same:,} of the images that are private here, so it tells "
-                "about them already. Fix: a warm-up on the public part alone (`dpvision data split`)."
-            )
+        entry["learned_from"] = "noted"
+        _require_none_of(said["learned_from"], data, f"{path}: was trained without privacy on")
     if said.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: was trained with a fixed key, for tests, so it is not private, and what starts from it would not "
@@ -261,6 +266,17 @@ def _pretrained(path: Path, private: Split, *, unit: str) -> dict[str, Any]:
         except (ConfigError, ValueError, RecursionError) as exc:
             raise DataError(f"{path}: does not say what it tells about its training data ({exc}).") from exc
     return entry
+
+
+def _require_none_of(note: str, data: Dataset, what: str) -> None:
+    """No private image, nor one to test with, is among those that taught a network without privacy."""
+    splits = [split for split in (data.train, data.val, data.test) if split is not None]
+    same = sum(taught_by.among(note, split.images, identify(split)[2]) for split in splits)
+    if same:
+        raise ConfigError(
+            f"{what} {same:,} of the images that are private here, or to test with, so it tells about them already. "
+            "Fix: learn from the public part alone (`dpvision data split`)."
+        )
 
 
 def _require_every_class(split: Split, classes: Sequence[str], name: str, fix: str) -> None:
@@ -280,7 +296,10 @@ def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, 
     same = sum(d in private or e in seen for d, e in zip(digests, taught_by.pixel_digests(found.images), strict=True))
     if same:
         raise ConfigError(
-            f"{source}: {same:,} of its images are in the private data too, so they are not public. Fix: give images "
-            "that were made or collected without the private data."
+            f"{source}: {same:,} of its images are, pixel for pixel, in the private data too, so they are not public. "
+            "Fix: give images that were made or collected without the private data."
         )
+    note = taught_by.noted_beside(source)
+    if note:
+        _require_none_of(note, data, f"{source}: its images were synthesised by a model that learned from")
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}

@@ -6,8 +6,9 @@ metrics.jsonl         step, epsilon so far, accuracy on the test split
 ledger.jsonl          the data set's account, without the fingerprint of the data
 card.md, card.json    the guarantee, for people and for programs
 report.html           one page to look at
+audit.json, audit.svg what `dpvision audit`, or the canaries that the run carried, showed from below
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
-                      private data). Never release this folder.
+                      private data), canaries.json, membership.json. Never release this folder.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.privacy.ledger import home
 
 # What the header of weights says that were made with a fixed key.
+MOST_LINES = 1 << 30  # bytes of a log: some millions of steps
 NOT_PRIVATE = "NO: made with a fixed key, for tests only"
 
 
@@ -130,7 +132,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    texts = path.read_text("utf-8", errors="replace").split("\n")
+    try:
+        texts = atomic.read(path, most=MOST_LINES).decode(errors="replace").split("\n")
+    except (OSError, ValueError) as exc:
+        raise DataError(f"{path}: can not be read ({exc}).") from exc
     for number, text in enumerate(texts[:-1], 1):
         try:
             line = json.loads(text)
@@ -152,9 +157,7 @@ def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > 16 << 20:
-            raise DataError(f"{path}: too large for what it should be.")
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(atomic.read(path, most=16 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(f"{path}: can not be read as JSON: {exc}.") from exc
     if not isinstance(value, dict):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpvision import atomic
 from dpvision.errors import DataError
 
 MOST_HEADER, MOST = 16 << 20, 4 << 30
@@ -44,9 +45,7 @@ def seal(
 def read(path: Path) -> Sealed:
     """The file, unchanged since it was sealed, or a DataError that names it."""
     try:
-        if path.stat().st_size > MOST:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than {MOST:,}")
-        data = path.read_bytes()
+        data = atomic.read(path, most=MOST)
         header, table, body = _parts(data)
         shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in table.items()}
         digest = _digest({k: v for k, v in header.items() if k not in ("digest", "signature")}, table, body)
@@ -60,7 +59,7 @@ def read(path: Path) -> Sealed:
 def said_by(path: Path) -> dict[str, str]:
     """What a file says of itself, sealed or not; nothing, if it is not one of ours."""
     try:
-        with path.open("rb") as file:
+        with atomic.open_regular(path) as file:
             return _parts(file.read(8 + MOST_HEADER))[0]
     except UNSOUND:
         return {}

@@ -50,6 +50,7 @@ class State:
     software: str = ""
     digest: str = ""  # of the file it was read from
     second: Tensor | None = None  # AdaDPS: the second moment of public gradients
+    canaries: Tensor | None = None  # the score of each so far: a function of noisy sums too
 
     def dump(self) -> bytes:
         header = {
@@ -80,8 +81,12 @@ class State:
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
         flat = parameters_to_vector(trainable(model)).detach()
-        names = tensors_of(State.config_of(sealed.read(path).header, path))
-        tensors, header = checkpoint.load(path, dict.fromkeys(names, flat))
+        config = State.config_of(sealed.read(path).header, path)
+        names = tensors_of(config)
+        like = dict.fromkeys(names, flat)
+        if "canaries" in like:
+            like["canaries"] = torch.empty(config.canaries, dtype=torch.float64, device="meta")
+        tensors, header = checkpoint.load(path, like)
         try:
             key = Key.kept(runs.key_path(header["key"]))
             if key is not None and header.get("signature") != key.sign(header["digest"]):
@@ -108,8 +113,9 @@ class State:
 
 
 def tensors_of(config: Config) -> tuple[str, ...]:
-    """What of a state is tensors, each as long as all that is trained."""
-    return ("weights", "momentum", "ema", *(("second",) if config.assist == "adadps" else ()))
+    """What of a state is tensors, each as long as all that is trained, but for the canaries' scores."""
+    second = ("second",) if config.assist == "adadps" else ()
+    return ("weights", "momentum", "ema", *second, *(("canaries",) if config.canaries else ()))
 
 
 def branch_name(state: State, config: Config, *, data: str, key: str) -> str:

@@ -30,6 +30,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
 from dpvision.assistant import Assistant
+from dpvision.audit.findings import audit_carried
+from dpvision.carried import Carried, inside, toss
 from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
@@ -116,6 +118,8 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         "ranks": distributed.ranks(),
         "complete": False,
     }
+    if prepared.config.canaries:
+        facts["canaries"] = toss(key, prepared.config.canaries)
     weights = parameters_to_vector(trainable(model)).detach()
     state = State(
         weights=weights,
@@ -126,6 +130,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         config=prepared.config,
         path=prepared.before,
         second=torch.zeros_like(weights) if prepared.config.assist == "adadps" else None,
+        canaries=torch.zeros(prepared.config.canaries, dtype=torch.float64) if prepared.config.canaries else None,
     )
     return runs.create(folder, prepared.config, facts, state.dump())
 
@@ -205,7 +210,13 @@ def _proceed(
             Key.destroy(runs.key_path(state.key))
         return _outcome(run, state, prepared, 0.0)
     inputs = prepared.inputs(prepared.data.train, model)
+    everyone = units(prepared.data.train, config.unit)
     data = f"{prepared.everything} {inputs.digest_of_features()}"
+    carried = None
+    if config.canaries:
+        there = inside(facts, config.canaries)
+        carried = Carried(there, sampler, sigma=config.sigma, seed=config.seed, units=everyone)
+        data += f" {facts['canaries']}"
     team.require_same({"the features": data})
     state, key, charged = (charge if team.first else await_charge)(run, prepared, model, team, data)
 
@@ -214,7 +225,7 @@ def _proceed(
     clipped_sum = _clipped_sum(prepared, phase, seen)
     private_sum = PrivateSum(
         sampler,
-        clipped_sum,
+        clipped_sum if carried is None else carried.sum_of(clipped_sum),
         key,
         sigma=config.sigma,
         charge=charged,
@@ -222,7 +233,6 @@ def _proceed(
         team=team,
         views=config.views,
     )
-    everyone = units(prepared.data.train, config.unit)
     test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
     marks = metrics.marks(prepared)
     looks = study.marks(sampler.steps) if config.study else {}
@@ -238,13 +248,19 @@ def _proceed(
         if number == phase.end:
             phase, fetch = next(p for p in stretches if p.first == number), None
             clipped_sum = _clipped_sum(prepared, phase, seen)
-            private_sum.sum_with(clipped_sum)
+            private_sum.sum_with(clipped_sum if carried is None else carried.sum_of(clipped_sum))
         phase.load(state.weights)
         if fetch is None:
             rows = inputs if phase.before is None else inputs.through(phase.before)
             fetch = fetcher(prepared.data.train, config.unit, rows, prepared.views())
         state, assisted = (state, ALONE) if assistant is None else assistant(state)
-        noisy = private_sum.step(number, everyone, fetch, assisted.public)
+        if carried is None:
+            noisy = private_sum.step(number, everyone, fetch, assisted.public)
+        else:
+            carried.begin(number, clipped_sum.size)
+            noisy = private_sum.step(number, carried.units, carried.fetch_of(fetch), assisted.public)
+            assert state.canaries is not None
+            state = replace(state, canaries=state.canaries + carried.scores(noisy, norm=clipped_sum.sensitivity))
         state = _descend(state, phase.spread(assisted.finish(noisy).float()), config, lr=phase.lr)
         if state.step == phase.end:
             average = state.weights.clone() if phase.part == CENTRE else state.ema  # not half a mean
@@ -323,8 +339,13 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
         "delta": repr(prepared.config.delta),
         "private": "yes" if state.private else runs.NOT_PRIVATE,
     }
+    if prepared.learned_from:
+        header["learned_from"] = prepared.learned_from
     atomic.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
     run.write_config(prepared.config)
+    if state.canaries is not None:
+        there = inside(run.facts(), prepared.config.canaries)
+        audit_carried(run, state.canaries.numpy(), there, event=event_so_far(state), delta=prepared.config.delta)
     run.write_facts({**run.facts(), "complete": True, "event": to_json(event_so_far(state)), "private": state.private})
     Key.destroy(runs.key_path(state.key))
 

@@ -125,6 +125,13 @@ class Attack:
         without, with_record = (self._draw(law, runs, rng) for law in (self.without, self.with_record))
         return without, with_record
 
+    def mu(self) -> float:
+        """(mean with - mean without) / spread of the scores: what `bound.estimate` estimates."""
+        means = [float(self.values @ law) for law in (self.without, self.with_record)]
+        variances = [float(self.values.astype(np.float64) ** 2 @ law) for law in (self.without, self.with_record)]
+        spread = math.sqrt((variances[0] - means[0] ** 2 + variances[1] - means[1] ** 2) / 2)
+        return math.sqrt(self.setting.rows) * (means[1] - means[0]) / spread
+
     def epsilon(self, delta: float) -> float:
         """What this attack shows with any number of runs: the bound on epsilon, computed and not sampled.
 

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from dpvision import __version__, runs, sealed
 from dpvision.audit.gradient_plane import Group
-from dpvision.data import Dataset, Split, identify, load
-from dpvision.errors import ConfigError, DataError, PrivacyError
+from dpvision.data import Dataset, load
+from dpvision.errors import ConfigError, DataError
 from dpvision.inference import released
 from dpvision.inputs import to_tensor
 from dpvision.models import Featured, build, digest_of, head_alone, load_public, train_only
 from dpvision.models.parts import head_of
-from dpvision.privacy import overlap
-from dpvision.privacy.ledger import ledger_of
+from dpvision.unaccounted import require_unaccounted
 
 FORMAT = "dpvision-geometry-1"
 
@@ -62,7 +61,8 @@ def subject(
     if found is None:
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     if not private:
-        _require_public(source, [data.train] if found is data.train else [data.train, found])
+        splits = [data.train] if found is data.train else [data.train, found]
+        require_unaccounted(source, splits, fix="--private with the folder of a run, or public images")
     train_only(whole, part)
     rows = np.random.default_rng(seed).permutation(len(found))[:most]
     rows.sort()  # read in order, as a packed store likes it
@@ -131,17 +131,3 @@ def _require_head(file: Path, network: nn.Module) -> None:
             f"{file}: it has no head for the classes of this data, so there is no loss to look at. Fix: weights that "
             "were trained for them."
         )
-
-
-def _require_public(source: str, splits: list[Split]) -> None:
-    """None of the images is on an account of the ledger, whole or in part."""
-    for split in splits:
-        fingerprint, _, digests = identify(split)
-        own = ledger_of(fingerprint)
-        accounts = [own.account()] if own.exists() else []
-        accounts += [account for account, _ in overlap.others(fingerprint, overlap.sketch(digests))]
-        if accounts:
-            raise PrivacyError(
-                f"{source}: some of its images are on account {accounts[0].id} of the ledger, so they are private, and "
-                "no noise would protect them here. Fix: --private with the folder of a run, or public images."
-            )

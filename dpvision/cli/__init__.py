@@ -1,6 +1,7 @@
 """The command line, verbs to functions. Imports are inside the verbs, so that help and plan load no torch."""
 
 from dpvision.cli import (
+    audit,
     datasets,
     geometry,
     images,
@@ -18,6 +19,7 @@ from dpvision.cli import (
 from dpvision.cli.main import main
 
 __all__ = [
+    "audit",
     "datasets",
     "geometry",
     "images",

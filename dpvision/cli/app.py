@@ -17,6 +17,7 @@ app = App(
     "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 5 a rank was lost, 130 interrupted. "
     "Tracebacks: `--debug`.",
     help_format="markdown",
+    suppress_keyboard_interrupt=False,  # main says that it was interrupted
 )
 data_app = App(name="data", help="Prepare data sets.")
 app.command(data_app)
@@ -30,11 +31,16 @@ Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gra
 ClipStyle = Literal["flat", "automatic", "per-layer"]
 SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
 
+Consented = Annotated[
+    bool, Parameter(negative="", help="images on an account of the ledger are public too: their owners consented since")
+]
+PUBLISHED = "the public part alone, or --consented if the owners of these images consented to publish them"
+
 
 def class_list(text: str | None) -> int | list[str] | None:
     if text is None:
         return None
-    return int(text) if text.isdigit() else word_list(text)
+    return int(text) if text.isascii() and text.isdigit() else word_list(text)
 
 
 def word_list(text: str) -> list[str]:

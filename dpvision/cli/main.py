@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -15,6 +16,8 @@ def main() -> None:
     """Run one verb; errors become one message and an exit code."""
     debug = "--debug" in sys.argv[1:]
     words = [w for w in sys.argv[1:] if w != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         app(words, exit_on_error=False, print_error=False)
     except CycloptsError as exc:
@@ -28,6 +31,10 @@ def main() -> None:
         sys.exit(0)
     except OSError as exc:
         _fail(f"{exc.filename or 'the file system'}: {exc.strerror or exc}.", 3, debug=debug)
+    except (MemoryError, RuntimeError) as exc:
+        if isinstance(exc, RuntimeError) and "DefaultCPUAllocator" not in str(exc):
+            raise
+        _fail("this takes more memory than there is. Fix: smaller numbers, or a machine with more.", 3, debug=debug)
 
 
 def _fail(message: str, code: int, *, debug: bool) -> None:

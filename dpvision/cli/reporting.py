@@ -54,6 +54,7 @@ def study(
 def write_report(run: Any) -> list[Path]:
     from dpvision.privacy.ledger import ledger_of
     from dpvision.report import write
+    from dpvision.runs import fact
 
-    book = ledger_of(run.facts()["fingerprint"])
+    book = ledger_of(fact(run.facts(), "fingerprint", str))
     return write(run, book.account() if book.exists() else None)

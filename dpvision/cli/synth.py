@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from dpvision.cli.app import app
+from dpvision.cli.app import PUBLISHED, Consented, app
 
 synth = App(name="synth", help="Make public images: from words, or from a few public images. Nothing private is read.")
 app.command(synth)
@@ -77,6 +77,7 @@ def fit(
     resize: Annotated[int | None, Parameter(help="resize image files to this many pixels a side")] = None,
     seed: int = 0,
     device: Device = "cpu",
+    consented: Consented = False,
 ) -> None:
     """Fit a diffusion model to a few PUBLIC images, so that it can draw as many new ones of each class as asked for.
 
@@ -86,11 +87,17 @@ def fit(
     Example: `dpvision synth fit public.npz --minutes 60 --out edm`
     """
     from dpvision import console, data
+    from dpvision.device import device_named
     from dpvision.diffusion.fit import Progress, Settings
     from dpvision.diffusion.fit import fit as learn
     from dpvision.diffusion.model import Kind
+    from dpvision.public import taught_by
+    from dpvision.unaccounted import require_unaccounted
 
+    device_named(device)
     found = data.load(public, size=resize)
+    if not consented:
+        require_unaccounted(public, [found.train], fix=PUBLISHED)
     height, width, channels = found.train.images.shape[1:]
     kind = Kind((channels, height, width), found.classes, method=method, size=size)
     settings = Settings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
@@ -103,7 +110,18 @@ def fit(
                 bar(f"fitting {method}, per cent", round(100 * at.done), 100)
 
         arrays = found.train.images, found.train.labels
-        done = learn(kind, settings, *arrays, out, steps=steps, minutes=minutes, device=device, watch=watch, stop=stop)
+        done = learn(
+            kind,
+            settings,
+            *arrays,
+            out,
+            steps=steps,
+            minutes=minutes,
+            originals=taught_by.note(found.train.images[:0], data.identify(found.train)[2]),
+            device=device,
+            watch=watch,
+            stop=stop,
+        )
     if not done:
         console.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
@@ -126,6 +144,7 @@ def guide(
     resize: Annotated[int | None, Parameter(help="resize image files to this many pixels a side")] = None,
     seed: int = 0,
     device: Device = "cpu",
+    consented: Consented = False,
 ) -> None:
     """Fit a discriminator that tells PUBLIC images from samples of a model, to lead `synth sample` to the former.
 
@@ -134,9 +153,14 @@ def guide(
     Example: `dpvision synth guide edm public.npz --out guide`, then `dpvision synth sample edm --guide guide ...`
     """
     from dpvision import console, data
+    from dpvision.device import device_named
     from dpvision.diffusion.guide import Settings, fit_guide
+    from dpvision.unaccounted import require_unaccounted
 
+    device_named(device)
     found = data.load(public, size=resize)
+    if not consented:
+        require_unaccounted(public, [found.train], fix=PUBLISHED)
     settings = Settings(
         samples=len(found.train) if samples is None else samples,
         extractor_steps=extractor_steps,
@@ -180,10 +204,12 @@ def sample(
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
     from dpvision import console
+    from dpvision.device import device_named
     from dpvision.diffusion.guide import load_guide
     from dpvision.diffusion.sample import Draw
     from dpvision.diffusion.sample import sample as draw_all
 
+    device_named(device)
     led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with console.named_bars() as bar, console.stoppable() as stop:

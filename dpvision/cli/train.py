@@ -77,6 +77,9 @@ def train(
     adaptive: Annotated[bool | None, Parameter(negative="", help="in proportion to the weights")] = None,
     horizon: Annotated[float | None, Parameter(help="mirror: public alone after so many times all steps")] = None,
     floor: Annotated[float | None, Parameter(help="adadps: added to the second moment, in units of its mean")] = None,
+    canaries: Annotated[
+        int | None, Parameter(help="units that are no one's, to audit the run by; 1000 is usual; costs some accuracy")
+    ] = None,
     checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
     study: Annotated[
         bool | None, Parameter(negative="", help="look at gradients before clipping, for you alone")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, Size, SkipBroken, app, class_list, word_list
+from dpvision.cli.app import PUBLISHED, Channels, Classes, Consented, Size, SkipBroken, app, class_list, word_list
 
 
 @app.command
@@ -49,6 +49,7 @@ def warm(
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
+    consented: Consented = False,
 ) -> None:
     """Train on public images, without privacy: weights for `train --pretrained`, at no epsilon.
 
@@ -70,10 +71,10 @@ def warm(
     chosen = replace(named, **changes)
     require_free(out)
     options: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": bool(skip_broken)}
-    first, names = _read(public, classes=class_list(classes), **options)
+    first, names = _read(public, consented, classes=class_list(classes), **options)
     height, width, depth = first.images.shape[1:]
     options |= {"size": (height, width), "channels": depth}
-    sources = [first, *(_read(source, classes=list(names), **options)[0] for source in also or ())]
+    sources = [first, *(_read(source, consented, classes=list(names), **options)[0] for source in also or ())]
     with console.named_bars() as bar, console.stoppable() as stop:
 
         def watch(at: Progress) -> None:
@@ -86,14 +87,20 @@ def warm(
     _tell(out, chosen.model)
 
 
-def _read(source: str, **options: Any) -> tuple[Any, tuple[str, ...]]:
+def _read(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """The images to train on, and the classes; test and validation images of a source are not looked at."""
     from dpvision.data import identify, load
+    from dpvision.public import taught_by
     from dpvision.public.batches import Source
+    from dpvision.unaccounted import require_unaccounted
 
     data = load(source, **options)
     train = data.train
-    return Source(data.name, train.images, train.labels, identify(train)[1], train.persons), data.classes
+    if not consented:
+        require_unaccounted(source, [train], fix=PUBLISHED)
+    _, in_order, originals = identify(train)
+    note = taught_by.both((taught_by.note(train.images[:0], originals), taught_by.noted_beside(source)))
+    return Source(data.name, train.images, train.labels, in_order, train.persons, note), data.classes
 
 
 def _tell(out: Path, model: str) -> None:

@@ -28,7 +28,9 @@ from dpvision.diffusion.sheet import save_sheet
 from dpvision.diffusion.unet import UNet
 from dpvision.errors import ConfigError, DataError
 from dpvision.memory import keep_freed_memory
+from dpvision.public import taught_by
 
+MOST_STEPS = 1 << 53
 SAVE_EVERY = 120.0  # seconds
 FIRST_GRID = 500  # then after twice as many steps each
 GRID_COLUMNS, GRID_STEPS = 8, 18
@@ -75,6 +77,7 @@ def fit(
     *,
     steps: int | None = None,
     minutes: float | None = None,
+    originals: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
@@ -82,6 +85,7 @@ def fit(
     """Fit until `steps` steps or `minutes` of fitting are done in all, whichever is first; False if stopped before.
 
     `images` are (N, H, W, C), uint8 or in [0, 1], and public; `labels` are (N,) indices into the kind's classes.
+    `originals` is a note (taught_by.py) of the files that they were made of.
     """
     if steps is None and minutes is None:
         raise ConfigError("a fit needs an end. Fix: --steps N or --minutes M.")
@@ -92,6 +96,7 @@ def fit(
     keep_freed_memory()
     y, classes = to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
     state = State(kind, settings, digest(images, labels), device)
+    state.learned_from = taught_by.both((originals, taught_by.note(images)))
     state.resume(folder)
     state.save(folder)  # before an hour's work, to see that it can be
     began, saved = time.monotonic() - state.seconds, time.monotonic()
@@ -136,7 +141,11 @@ def require_public(kind: Kind, images: np.ndarray, labels: np.ndarray) -> None:
 
 def require_free(folder: Path) -> None:
     """A new folder, an empty one, or one of a fit: nothing is written over."""
-    if folder.exists() and not (folder / "state.safetensors").exists() and any(folder.iterdir()):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
+    if not folder.exists() or (folder / "state.safetensors").exists():
+        return
+    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 
@@ -157,6 +166,7 @@ class State:
     def __init__(self, kind: Kind, settings: Settings, public: str, device: str | torch.device) -> None:
         self.kind, self.settings, self.public, self.device = kind, settings, public, torch.device(device)
         self.step, self.seconds = 0, 0.0
+        self.learned_from = ""
         self.network = kind.network(seed=settings.seed, device=device)
         self.mean = kind.network(seed=settings.seed, device=device).eval().requires_grad_(False)
         self.adam = Adam(self.network)
@@ -218,7 +228,7 @@ class State:
             raise ConfigError(f"{folder}: was begun with other settings. Fix: the same ones, or another --out.")
         if public != self.public:
             raise ConfigError(f"{folder}: was begun with other public images. Fix: the same ones, or another --out.")
-        if step < 0 or not 0 <= seconds < math.inf:
+        if not 0 <= step < MOST_STEPS or not 0 <= seconds < math.inf:
             raise DataError(f"{path}: its header is not that of a fit. Fix: another --out.")
         tensors, _ = checkpoint.load(path, self._tensors())
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
@@ -231,7 +241,7 @@ class State:
     def publish(self, folder: Path) -> None:
         """Mean weights, a sheet of samples and a card: what others use, as it is after this step."""
         kind, settings = self.kind, self.settings
-        header = {**kind.header(), "public": self.public, "step": str(self.step)}
+        header = {**kind.header(), "public": self.public, "step": str(self.step), "learned_from": self.learned_from}
         data = checkpoint.dump(self.mean.state_dict(), header)
         atomic.write(folder / "weights.safetensors", data, mode=0o644)
         rows = min(len(kind.classes), 20)

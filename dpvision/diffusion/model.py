@@ -103,7 +103,7 @@ def load(folder: Path, *, device: str | torch.device = "cpu") -> tuple[Kind, UNe
 
 def to_model(images: np.ndarray) -> Tensor:
     """(N, H, W, C) of 0..255 or [0, 1] -> (N, C, H, W) in [-1, 1]."""
-    x = torch.from_numpy(np.ascontiguousarray(images)).movedim(3, 1)
+    x = torch.from_numpy(np.require(images, requirements=["C", "W"])).movedim(3, 1)
     return x.float() / 127.5 - 1 if x.dtype == torch.uint8 else x.float() * 2 - 1
 
 

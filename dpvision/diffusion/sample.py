@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpvision import __version__, atomic, checkpoint
+from dpvision import __version__, atomic, checkpoint, sealed
 from dpvision.diffusion.adam import mixed
 from dpvision.diffusion.model import METHODS, Kind, load, to_bytes
 from dpvision.diffusion.sampler import SAMPLERS, Guide
@@ -73,8 +73,9 @@ def sample(
     """Write `out`, or go on with it; False if stopped before. `guided_by` names the guide and its weight."""
     if out.suffix != ".npz":
         raise ConfigError(f"{out}: samples are written as an .npz file. Fix: --out {out}.npz")
-    if out.exists():
-        raise ConfigError(f"{out}: is there. Fix: another --out.")
+    for path in (out, out.with_suffix(".json"), out.with_suffix(".png")):
+        if path.exists():
+            raise ConfigError(f"{path}: is there. Fix: another --out.")
     kind, network, digest = load(folder, device=device)
     keep_freed_memory()
     header = {"draw": json.dumps({**asdict(draw), "model": digest, "guided_by": guided_by})}
@@ -90,7 +91,8 @@ def sample(
                     pixels = drawn(kind, network, draw, number, guide=guide, device=device)
                     atomic.write(part, checkpoint.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
                 watch(min((number + 1) * draw.batch, draw.count), draw.count)
-            _join(kind, draw, parts, header, out)
+            learned_from = sealed.said_by(folder / "weights.safetensors").get("learned_from", "")
+            _join(kind, draw, parts, header, out, learned_from=learned_from)
             shutil.rmtree(parts)
     except BlockingIOError as exc:
         raise ConfigError(f"{out}: another process draws it now. Fix: wait, or another --out.") from exc
@@ -117,7 +119,7 @@ def drawn(
     return to_bytes(sampler(kind.denoiser(network), noise, labels, sigmas=sigmas, guide=guide, coins=coins))
 
 
-def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path) -> None:
+def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path, *, learned_from: str) -> None:
     """All parts as one file, written whole or not at all."""
     channels, height, width = kind.shape
     images = np.empty((draw.count, height, width, channels), dtype=np.uint8)
@@ -136,5 +138,6 @@ def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path
     if all(len(each) == SHEET_COLUMNS for each in shown):
         save_sheet(out.with_suffix(".png"), np.concatenate(shown), columns=SHEET_COLUMNS)
     card = {"dpvision": __version__, **json.loads(kind.header()["model"]), **json.loads(header["draw"])}
+    card["learned_from"] = learned_from
     atomic.write(out.with_suffix(".json"), json.dumps(card, indent=1) + "\n", mode=0o644)
     atomic.write(out, file.getvalue(), mode=0o644)

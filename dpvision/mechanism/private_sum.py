@@ -14,7 +14,8 @@ unit's own number: secret, independent of the coins and the noise, and for one u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from torch import Tensor
 from dpvision.distributed import ALONE, Team
 from dpvision.errors import PrivacyError
 from dpvision.mechanism import noise
-from dpvision.mechanism.clip import ClippedSum, Public
+from dpvision.mechanism.clip import Public
+from dpvision.mechanism.clip.clipped_sum import Batch
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.privacy.ledger import Charge
@@ -33,13 +35,25 @@ from dpvision.privacy.ledger import Charge
 Fetch = Callable[[NDArray[np.int64], int], tuple[Tensor, Tensor, list[int]]]
 
 
+class Sum(Protocol):
+    """A sum that one unit moves by at most `sensitivity`: ClippedSum, or it with canaries beside."""
+
+    @property
+    def sensitivity(self) -> float: ...
+
+    @property
+    def part(self) -> int: ...
+
+    def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor: ...
+
+
 class PrivateSum:
     """Steps of DP-SGD: Poisson-sample units, sum their clipped gradients, add noise, divide by the expected batch."""
 
     def __init__(
         self,
         sampler: PoissonSampler,
-        clipped_sum: ClippedSum,
+        clipped_sum: Sum,
         key: Key,
         *,
         sigma: float,
@@ -57,7 +71,7 @@ class PrivateSum:
         self._team, self._views = team, views
         self.sum_with(clipped_sum)
 
-    def sum_with(self, clipped_sum: ClippedSum) -> None:
+    def sum_with(self, clipped_sum: Sum) -> None:
         """From now on other weights' gradients: the same event, as each step's noise is scaled to what is summed."""
         self._clipped_sum = clipped_sum
         self._units_at_a_time = max(1, clipped_sum.part // self._views)

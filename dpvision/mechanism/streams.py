@@ -74,7 +74,10 @@ class Key:
         """The key that `keep` wrote, or None where there is none any more."""
         if not path.exists():
             return None
-        data = path.read_bytes()[: KEY_BYTES + 9]
+        try:
+            data = atomic.read(path, most=KEY_BYTES + 8)
+        except ValueError:
+            data = b""
         if len(data) != KEY_BYTES + 8 or data[:8] not in (b"private\n", b"fixed..\n"):
             raise PrivacyError(f"{path}: not a key file. Fix: remove it; resuming then draws and charges fresh noise.")
         return Key(data[8:], private=data[:8] == b"private\n")

@@ -53,6 +53,10 @@ class Settings:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if min(self.images, self.steps, self.finer, self.hidden) < 1 or self.batch < 2:
             raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more.")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr is {self.lr}: it must be a number above 0.")
+        if self.hidden % GROUPS:
+            raise ConfigError(f"hidden is {self.hidden}: it must be a multiple of {GROUPS}, such as 512.")
         if self.batch > self.images:
             raise ConfigError(
                 f"a batch of {self.batch:,} needs as many different images, and there are {self.images:,}. Fix: "
@@ -86,6 +90,7 @@ def pretrain(
     keep_freed_memory()
     state = State(settings)
     state.resume(folder)
+    state.save(folder)  # from here on the folder is known as one that was begun
     loss_of, began = LOSSES[settings.loss], time.monotonic() - state.seconds
     stream = pairs(
         settings.process,
@@ -119,7 +124,11 @@ def require_free(folder: Path) -> None:
     """A new folder, an empty one, or one of a pretraining that was stopped: nothing is written over."""
     if (folder / "card.json").exists():
         raise ConfigError(f"{folder}: this prior is finished. Fix: another --out.")
-    if folder.exists() and not (folder / "state.safetensors").exists() and any(folder.iterdir()):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
+    if not folder.exists() or (folder / "state.safetensors").exists():
+        return
+    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 

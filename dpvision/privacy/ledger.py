@@ -25,7 +25,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +40,8 @@ from dpvision.privacy.rounding import upper
 FORMAT = 1
 # A line is short; a longer one was not written by this file, and is not read into memory.
 MOST_BYTES = 64 << 20
+# What reading lines that somebody made by hand can raise.
+UNSOUND = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -175,13 +177,20 @@ class Ledger:
                 if x["kind"] == "charge"
             )
             return Account(lines[0]["account"], budgets[-1][1], lines[0]["unit"], charges, tuple(budgets))
-        except (KeyError, TypeError, IndexError, ConfigError) as exc:
+        except (*UNSOUND, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        atomic.make_folder(self.path.parent)
-        with atomic.alone(self.path.with_suffix(".lock")):
+        with ExitStack() as stack:
+            try:
+                atomic.make_folder(self.path.parent)
+                stack.enter_context(atomic.alone(self.path.with_suffix(".lock")))
+            except OSError as exc:
+                raise PrivacyError(
+                    f"{self.path}: the ledger can not be locked ({exc.strerror}), so nothing was charged. Fix: give "
+                    f"write access to {self.path.parent}, or see to what is in the way."
+                ) from exc
             yield
 
     def _read(self) -> list[dict[str, Any]]:
@@ -193,9 +202,10 @@ class Ledger:
             return []
         if sealed is None:
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger is missing. {RESTORE}")
-        if self.path.stat().st_size > MOST_BYTES:
-            raise LedgerMismatch(f"{self.path}: larger than {MOST_BYTES >> 20} MiB; no ledger is. {RESTORE}")
-        raw = self.path.read_bytes()
+        try:
+            raw = atomic.read(self.path, most=MOST_BYTES)
+        except (OSError, ValueError) as exc:
+            raise LedgerMismatch(f"{self.path}: {exc}; no ledger is so. {RESTORE}") from exc
         whole, _, torn = raw.rpartition(b"\n")
         lines: list[dict[str, Any]] = []
         previous = ""
@@ -205,7 +215,7 @@ class Ledger:
                 expected = _hash(previous, {k: v for k, v in line.items() if k != "hash"})
                 good = text == json.dumps(line).encode()  # not even a space may differ
                 good &= line["hash"] == expected and line["previous"] == previous and line["n"] == number
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except UNSOUND:
                 good = False
             if not good:
                 raise LedgerMismatch(
@@ -221,10 +231,13 @@ class Ledger:
         ahead = len(lines) - count
         if not 0 <= ahead <= 1 or (count > 0 and lines[count - 1]["hash"] != last):
             raise LedgerMismatch(f"{self.path}: lines are missing at the end, or were added by other means. {RESTORE}")
-        if torn:
-            os.truncate(self.path, len(raw) - len(torn))
-        if ahead:
-            self._write_seal(lines)
+        try:
+            if torn:
+                os.truncate(self.path, len(raw) - len(torn))
+            if ahead:
+                self._write_seal(lines)
+        except OSError as exc:
+            raise PrivacyError(f"{self.path}: what a crash left can not be mended ({exc.strerror}).") from exc
         return lines
 
     def _append(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -258,7 +271,7 @@ class Ledger:
         if not self._seal.exists():
             return None
         try:
-            text = self._seal.read_text("ascii")[:200]
+            text = atomic.read(self._seal, most=200).decode("ascii")
             count, last = text.split()
             if text != f"{int(count)} {last}\n":
                 raise ValueError

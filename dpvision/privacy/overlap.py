@@ -33,7 +33,7 @@ def others(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> 
     found = []
     for path in sorted((home() / "ledgers").glob("*.sketch")):
         try:
-            owner, *theirs = path.read_text("ascii").split()[: SKETCH + 1]
+            owner, *theirs = atomic.read(path, most=1 << 20).decode("ascii").split()[: SKETCH + 1]
             share = _share(members, theirs)
             if owner != fingerprint and share >= least:
                 found.append((Ledger(path.parent, owner).account(), share))

@@ -36,6 +36,7 @@ class Source:
     labels: NDArray[np.int64]
     digest: str  # names images and labels in their order
     persons: NDArray[np.int64] | None = None
+    taught_by: str = ""  # digests of the images that these are, or were made of: see taught_by.py
 
 
 class Images:

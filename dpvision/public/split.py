@@ -30,8 +30,9 @@ from dpvision.errors import ConfigError
 
 FORMAT = "dpvision-split-1"
 CONSENT = (
-    "The public part is public because the owners of its images consented: nothing protects them, and whatever is made "
-    "of them alone costs no epsilon. Guarantees hold for the private part."
+    "Whoever splits states that the owners of the images in the public part consented to publish them: nothing "
+    "protects them, and whatever is made of them alone costs no epsilon. Guarantees hold for the private part, as it "
+    "is after the split. This file has digests of the private part, so it is not to be released."
 )
 
 Rows = NDArray[np.int64]

@@ -1,19 +1,23 @@
 """Which images taught a network: a note in its weights, so that a training can see that none of them is private.
 
-The note has short digests of the images as they are trained on, in 8 bits, whatever they came as: of all of them, or of
-the smallest digests where there are very many. It finds the same pixels, not images that were encoded anew, and nothing
-that was learned by way of synthetic images.
+The note has short digests of the images as they came and as they are trained on, in 8 bits: of all of them, or of the
+smallest digests where there are very many. It goes from a diffusion model to its samples, from these to a warm-up, and
+from there to weights that were trained privately. It finds the same pixels or files, not images that were encoded anew;
+a mistake, not somebody who takes it out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST, SHORT = 1 << 16, 16  # digests in a note, and hexadecimal digits of each
+MOST_CARD = 16 << 20
 
 
 def pixel_digests(images: NDArray[np.generic]) -> list[bytes]:
@@ -26,13 +30,34 @@ def pixel_digests(images: NDArray[np.generic]) -> list[bytes]:
     return found
 
 
-def note(sources: Iterable[NDArray[np.generic]]) -> str:
-    """Of all images of some sources."""
-    every = {digest.hex()[:SHORT] for images in sources for digest in pixel_digests(images)}
-    return " ".join(sorted(every)[:MOST])
+def note(images: NDArray[np.generic], originals: Iterable[bytes] = ()) -> str:
+    """Of all images, and of the digests of what they were made of."""
+    return _text({digest.hex()[:SHORT] for digest in (*pixel_digests(images), *originals)})
 
 
-def among(said: str, images: NDArray[np.generic]) -> int:
+def both(notes: Iterable[str]) -> str:
+    """One note of what several name."""
+    return _text({word for note in notes for word in note.split()})
+
+
+def among(note: str, images: NDArray[np.generic], originals: Sequence[bytes]) -> int:
     """How many of the images a note names."""
-    taught = set(said.split())
-    return sum(digest.hex()[:SHORT] in taught for digest in pixel_digests(images))
+    taught = set(note.split())
+    pairs = zip(pixel_digests(images), originals, strict=True)
+    return sum(any(digest.hex()[:SHORT] in taught for digest in pair) for pair in pairs)
+
+
+def noted_beside(source: str) -> str:
+    """What the card beside synthetic images says of the images that taught their model; nothing, if there is none."""
+    card = Path(source).with_suffix(".json")
+    try:
+        if Path(source).suffix != ".npz" or not card.is_file() or card.stat().st_size > MOST_CARD:
+            return ""
+        said = json.loads(card.read_text())
+        return str(said.get("learned_from", "")) if isinstance(said, dict) else ""
+    except (OSError, ValueError, RecursionError):
+        return ""
+
+
+def _text(digests: set[str]) -> str:
+    return " ".join(sorted(digests)[:MOST])

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision import __version__, atomic, checkpoint, sealed
+from dpvision.device import device_named
 from dpvision.errors import ConfigError, DataError
 from dpvision.memory import keep_freed_memory
 from dpvision.models import build, train_only
@@ -97,7 +98,7 @@ def require_free(folder: Path) -> None:
         raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
     if not folder.exists() or (folder / "state.safetensors").exists():
         return
-    if any(not path.name.startswith(".state.") for path in folder.iterdir()):  # that is what a kill leaves of the first
+    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 
@@ -108,7 +109,7 @@ class State:
         self, settings: Settings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
-        self._device = _device(device)
+        self._device = device_named(device)
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
         held = aside(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
@@ -226,7 +227,7 @@ class State:
     def finish(self, folder: Path) -> None:
         """The network and a card that says where it comes from; the state is not needed any more."""
         atomic.make_folder(folder)
-        said = {"format": FORMAT, "of": self._of, "learned_from": taught_by.note(s.images for s in self.sources)}
+        said = {"format": FORMAT, "of": self._of, "learned_from": self._learned_from()}
         data = checkpoint.dump(self.model.state_dict(), said)
         card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), "steps": self.steps}
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
@@ -240,6 +241,9 @@ class State:
         atomic.write(folder / "weights.safetensors", data, mode=0o644)
         atomic.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
         (folder / "state.safetensors").unlink(missing_ok=True)
+
+    def _learned_from(self) -> str:
+        return taught_by.both(taught_by.both((s.taught_by, taught_by.note(s.images))) for s in self.sources)
 
     def _by_source(self) -> list[dict[str, Any]]:
         """Each source with what the network makes of its images that were trained on."""
@@ -260,12 +264,3 @@ class State:
     def _tensors(self) -> dict[str, Tensor]:
         momenta = {f"momentum.{name}": m for name, m in zip(self._weights, self._momenta, strict=True)}
         return {**{f"model.{n}": t for n, t in self.model.state_dict().items()}, **momenta}
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as exc:
-        raise ConfigError(f"device {name!r}: can not be used here ({str(exc).splitlines()[0]}). Fix: cpu.") from exc
-    return device

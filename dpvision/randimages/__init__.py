@@ -28,6 +28,7 @@ from dpvision.randimages.wmm import wavelet_marginals
 
 __all__ = ["PROCESSES", "draw", "stream"]
 
+MOST_WORKERS = 256
 Bytes = NDArray[np.uint8]
 # Coins of N images and a side -> (N, side, side, 3) in [0, 1].
 Process = Callable[[Sequence[Coins], int], NDArray[np.floating]]
@@ -64,6 +65,10 @@ def stream(
 ) -> Iterator[Bytes]:
     """Batches of images in their order, made by so many processes, a few batches ahead."""
     _require(process, side)
+    if workers > MOST_WORKERS:
+        raise ConfigError(
+            f"{workers} processes can not draw: {MOST_WORKERS} at most. Fix: --workers, one for each core."
+        )
     if workers < 2:
         yield from (draw(process, batch, side=side, seed=seed) for batch in batches)
         return

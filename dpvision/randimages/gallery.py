@@ -15,6 +15,7 @@ from dpvision.errors import ConfigError
 from dpvision.randimages import Bytes, stream
 
 AT_A_TIME = 64
+MOST = 10_000_000
 SHEET = (8, 12)  # rows and columns at most
 
 
@@ -31,7 +32,11 @@ def save(
     """OUT/images/000000.png and on, OUT/contact_sheet.png, and OUT/about.json, which says how they were made."""
     if count < 1:
         raise ConfigError(f"{count} images can not be drawn: at least 1.")
-    if out.exists() and any(out.iterdir()):
+    if count > MOST:
+        raise ConfigError(f"{count:,} images can not be drawn: {MOST:,} at most.")
+    if not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {seed}: it must be at least 0 and below 2^63.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is not empty. Fix: another --out.")
     batches = [range(i, min(count, i + AT_A_TIME)) for i in range(0, count, AT_A_TIME)]
     first: list[Bytes] = []

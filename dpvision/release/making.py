@@ -319,7 +319,9 @@ def _key(place: Path, test_key: str | None) -> Key:
     kept = Key.kept(place)
     if test_key:
         return Key.for_tests(test_key)  # which needs no keeping, and must not take a secret one's place
-    key = kept if kept is not None and kept.private else Key.fresh()
+    if kept is not None and kept.private:
+        return kept  # not written again: a kill would leave a copy that nobody destroys
+    key = Key.fresh()
     key.keep(place)  # on the disk before it is used
     return key
 

@@ -15,7 +15,7 @@ from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.privacy.events import Composed, Event, PoissonGaussian, exposures, from_json, to_json
 from dpvision.privacy.ledger import Account
-from dpvision.report import attack, guarantee, wording
+from dpvision.report import attack, audits, guarantee, wording
 from dpvision.report.metrics import last_accuracy, read
 from dpvision.runs import NOT_PRIVATE, Run
 
@@ -65,6 +65,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
         ],
+        "audit": audits.read(run),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
         "tuning": wording.TUNING,
@@ -104,7 +105,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
     """Weights and images that went in beside the private data, by file name and digest."""
-    kinds = {"file": str, "digest": str, "images": int, "event": dict}
+    kinds = {"file": str, "digest": str, "images": int, "event": dict, "learned_from": str}
     named = isinstance(found, dict) and set(found) <= {"pretrained", "prior", "synthetic"}
     if not named or not all(
         isinstance(entry, dict) and all(isinstance(value, kinds.get(key, NoneType)) for key, value in entry.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpvision.privacy.rounding import lower, upper
+from dpvision.report import audits
 from dpvision.report.figures import percent, plain, setting, upper_percent
 
 Row = tuple[str, ...]
@@ -41,6 +42,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
         ("clipping norm", setting(card["mechanism"]["clip"])),
         ("noise multiplier sigma", setting(card["mechanism"]["sigma"])),
         ("noise", card["mechanism"]["noise"]),
+        *audits.rows(card),
         ("tuning", card["tuning"]),
         ("run", plain(card["run"])),
     ]

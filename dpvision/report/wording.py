@@ -57,7 +57,7 @@ def not_covered(
     branches: int = 1,
 ) -> list[str]:
     """What epsilon says nothing about."""
-    said = []
+    said, start = [], public.get("pretrained", {})
     if fixed_key:
         said.append(
             "Nothing is covered: the noise of this run can be computed again from its key. The total of the data set "
@@ -68,7 +68,8 @@ def not_covered(
         "both is not covered as far as the accuracy goes.",
         "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
         "That the training was not refused tells that every class has an image in the training data"
-        + (", and that none of them is among the public images." if "synthetic" in public else "."),
+        + (", and that none of them is, pixel for pixel, among the public images" if "synthetic" in public else "")
+        + (", or among those that taught the weights to start from." if "learned_from" in start else "."),
         "The folder operator/ holds values that depend on private data. It is never released.",
         "Side channels, such as how long the training ran, are not covered.",
     ]
@@ -89,9 +90,15 @@ def not_covered(
                 f"epsilon, as if it were about the same {unit}s."
             )
             continue
+        checked = (
+            "of the images that taught them none is, pixel for pixel, in the training data; a changed copy would not "
+            "have been found."
+            if "learned_from" in entry
+            else "nobody checked whether they were made from images of the training data."
+        )
         said.append(
             f"{what} came from {entry.get('file')!r} and are taken as public. Epsilon does not cover what they tell: "
-            "nobody checked whether they were made from images of the training data."
+            + checked
         )
     if branches > 1:
         said.append(

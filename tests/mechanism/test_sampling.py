@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import stats
 
+from dpvision.audit import sampler_checks
 from dpvision.errors import ConfigError
 from dpvision.mechanism.sampling import PoissonSampler, by_person
 from dpvision.mechanism.streams import Key
@@ -52,36 +52,11 @@ def skipping_empty(seed: int, step: int) -> np.ndarray:
 
 
 def suspicious(draw: Draw, seed: int, *, n: int = N, rate: float = BATCH / N, steps: int = STEPS) -> list[str]:
-    """What is wrong with a sampler, at a false alarm rate of about 1e-5 in all."""
-    rows = np.zeros((steps, n), dtype=np.float64)
+    """What is wrong with a sampler."""
+    took_part = np.zeros((steps, n))
     for step in range(steps):
-        rows[step, draw(seed, step)] = 1
-    found, z_limit = [], 5.2
-    # 1. Each unit's rate, and the rate over all.
-    per_unit = (rows.sum(0) - steps * rate) / np.sqrt(steps * rate * (1 - rate))
-    if np.abs(per_unit).max() > z_limit:
-        found.append("a unit's rate")
-    if abs((rows.mean() - rate) / np.sqrt(rate * (1 - rate) / rows.size)) > z_limit:
-        found.append("the rate")
-    # 2. Batch sizes are binomial, not fixed and not clumped.
-    sizes = rows.sum(1)
-    spread = ((sizes - n * rate) ** 2).sum() / (n * rate * (1 - rate))
-    if not 1e-6 < stats.chi2.sf(spread, steps) < 1 - 1e-6:
-        found.append("the spread of batch sizes")
-    # 3. Units come together no more often than by chance, over all and inside a class; no unit follows itself.
-    centred = (rows - rate) / np.sqrt(rate * (1 - rate))
-    pairs = (centred.T @ centred) / np.sqrt(steps)
-    upper = np.triu_indices(n, 1)
-    if abs(pairs[upper].sum() / np.sqrt(len(upper[0]))) > z_limit:
-        found.append("pairs")
-    same = (CLASSES[:n, None] == CLASSES[None, :n])[upper]
-    if same.any() and abs(pairs[upper][same].sum() / np.sqrt(same.sum())) > z_limit:
-        found.append("pairs inside a class")
-    for lag in range(1, 9):
-        together = (centred[:-lag] * centred[lag:]).sum() / np.sqrt(centred[lag:].size)
-        if abs(together) > z_limit:
-            found.append(f"steps {lag} apart")
-    return found
+        took_part[step, draw(seed, step)] = 1
+    return sampler_checks.suspicious(took_part, rate, groups=CLASSES[:n])
 
 
 @pytest.mark.parametrize("wrong", [shuffled, fixed_size, one_over_loader, class_first])

@@ -280,22 +280,3 @@ def test_private_training_starts_from_all_of_it(tmp_path: Path, say: Say) -> Non
     reached = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["test_accuracy_last"]
     assert abs(reached - warm) < 0.1, "so few and small steps hardly move it"
     assert identify(load(tmp_path / "parts" / "public.npz").train)[1] == card(tmp_path / "warm")["sources"][0]["digest"]
-
-
-def test_weights_that_private_images_taught_are_refused_before_anything_is_charged(tmp_path: Path, say: Say) -> None:
-    """By mistake warmed up on the private part, of other bytes: the pixels are the same."""
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
-    labels = np.arange(40) % 4
-    np.savez(tmp_path / "private.npz", train_images=pixels[:30], train_labels=labels[:30])
-    np.savez(tmp_path / "public.npz", train_images=pixels[30:], train_labels=labels[30:])
-    np.savez(tmp_path / "mixed.npz", train_images=(pixels[29:] / 255).astype(np.float32), train_labels=labels[29:])
-    train = ("train", tmp_path / "private.npz", "--epsilon", 3, "--model", "small-cnn", "--steps", 1)
-    for name, expected in (("mixed", 2), ("public", 0)):
-        warm = ("--model", "small-cnn", "--steps", 2, "--batch", 4, "--augment", "none", "--out", tmp_path / name)
-        assert say("warm", tmp_path / f"{name}.npz", *warm)[0] == 0
-        start_at = ("--pretrained", tmp_path / name / "weights.safetensors", "--out", tmp_path / f"run-{name}")
-        code, _, err = say(*train, *start_at)
-        assert code == expected, err
-        if expected:
-            assert "without privacy on 1 of the images that are private here" in err
-            assert not (tmp_path / "run-mixed").exists()

@@ -63,7 +63,7 @@ class Worker:
         slots.reset()
         copies, count = len(group.weights), len(group.images)
         if copies > 1:  # view k of every unit at its own weights
-            ones, together = [1] * units, Together(copies, slots)
+            ones, together = [1] * units, Together(group.weights, slots)
             losses = [
                 self._one(
                     slots,
@@ -76,6 +76,7 @@ class Worker:
                 )
                 for k in range(copies)
             ]
+            together.require_empty()
         elif units == 1 and count > group.most:  # a unit too large for one pass
             pieces = [slice(a, min(a + group.most, count)) for a in range(0, count, group.most)]
             losses = [

@@ -11,9 +11,10 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision.errors import ConfigError, UnsafeLayer
-from dpvision.mechanism.clip.clipped_sum import ClippedSum
+from dpvision.mechanism.clip.clipped_sum import ClippedSum, Public
 from dpvision.mechanism.clip.passes import Loss
 
 MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)
@@ -37,11 +38,12 @@ def refuse_unsafe(model: nn.Module) -> None:
             )
 
 
-def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -> None:
+def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int, *, apart: bool = False) -> None:
     """By trial: the gradient of each unit in a batch equals that of the unit alone, or the model is refused.
 
     In float64, where rounding can not hide a difference nor a kink of the activation function make one; at weights that
-    are moved a little, so that no path is closed by a zero; also beside units that are huge or not numbers at all.
+    are moved a little, so that no path is closed by a zero; also beside units that are huge or not numbers at all. With
+    `apart`, also where each view is differentiated at weights of its own.
     """
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
@@ -72,6 +74,23 @@ def verify(model: nn.Module, loss: Loss, shape: tuple[int, ...], classes: int) -
             start += number
             if unit or first == 1.0:
                 _compare(model, together[unit], _alone(model, loss, images[part], targets[part]).detach())
+    if apart:
+        _verify_apart(model, loss, images[:4], targets[:4], generator)
+
+
+def _verify_apart(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, generator: torch.Generator) -> None:
+    """Two units of two views, each view at weights of its own: the mean of ordinary gradients at these weights."""
+    engine = ClippedSum(model, loss, clip=1.0)
+    moves = [0.01 * torch.randn(engine.size, generator=generator, dtype=torch.float64).to(images) for _ in range(2)]
+    together = engine.gradients(images, targets, [2, 2], Public(perturbations=moves))
+    for unit in range(2):
+        each = []
+        for view, move in enumerate(moves):
+            moved, row = copy.deepcopy(model), slice(2 * unit + view, 2 * unit + view + 1)
+            trained = [p for p in moved.parameters() if p.requires_grad]
+            vector_to_parameters(parameters_to_vector(trained).detach() + move, trained)
+            each.append(_alone(moved, loss, images[row], targets[row]).detach())
+        _compare(model, together[unit], (each[0] + each[1]) / 2)
 
 
 def _alone(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor) -> Tensor:

@@ -102,9 +102,24 @@ class Together:
     done once, over all of them, as if they had passed at the same weights.
     """
 
-    def __init__(self, views: int, slots: Slots) -> None:
-        self.views, self._slots = views, slots
+    def __init__(self, weights: Sequence[dict[str, Tensor]], slots: Slots) -> None:
+        self.views, self._weights, self._slots = len(weights), weights, slots
         self._notes: dict[int, list[Any]] = {}
+        self._agreed: dict[int, bool] = {}
+
+    def agree(self, number: int, possible: Callable[..., bool], names: Sequence[str]) -> bool:
+        """Whether something is possible at the weights of every view: decided once, so that all views do the same."""
+        if number not in self._agreed:
+            self._agreed[number] = all(possible(*(weights[name] for name in names)) for weights in self._weights)
+        return self._agreed[number]
+
+    def require_empty(self) -> None:
+        """After the last view nothing may be left that was never contracted."""
+        if self._notes:
+            raise UnsafeLayer(
+                "the model does not do the same with every view, so a part of their gradients would be lost. Fix: a "
+                "forward pass that does not depend on the values of weights, or training without weight multiplicity."
+            )
 
     def keep(self, number: int, x: Tensor, dy: Tensor, scale: Tensor | None = None, note: Any = None) -> Kept | None:
         """What all views gave in this place: inputs, output gradients (times `scale`) and notes; None until the last.
@@ -186,9 +201,9 @@ class Pass:
         made = self.made.get(id(weight))
         if made is not None and hasattr(made[1], "pullback"):
             _, func, args, options = made
-            names = [self._names.get(id(a)) for a in args]
-            if all(names) and self.slots[str(names[0])].shape == tuple(weight.shape):
-                return _InPlace(self, [self.slots[str(n)] for n in names], func, options, plain(args), self._sinks)
+            names = [str(self._names.get(id(a), "")) for a in args]
+            if all(names) and self.slots[names[0]].shape == tuple(weight.shape):
+                return _InPlace(self, names, func, options, plain(args), self._sinks)
         bare = plain(weight)
         slot = Slot("", bare.detach(), len(self.views), 1.0)
         return Sink(self, slot, lambda: self._pull_back(bare, slot))
@@ -267,9 +282,10 @@ class _InPlace(Sink):
     """For a weight whose function brings its own pullback: rows become the first argument's gradient where they lie."""
 
     def __init__(
-        self, current: Pass, slots: list[Slot], func: Any, options: dict[str, Any], args: Any, number: int
+        self, current: Pass, names: list[str], func: Any, options: dict[str, Any], args: Any, number: int
     ) -> None:
-        over_views = hasattr(func, "of_views") and func.of_views.possible(*args)
+        slots, together = [current.slots[name] for name in names], current.together
+        over_views = together and hasattr(func, "of_views") and together.agree(number, func.of_views.possible, names)
         super().__init__(current, slots[0], self._carry, number=number if over_views else None)
         self._slots, self._func, self._options, self._args = slots, func, options, args
         self._over_views: list[Any] = []

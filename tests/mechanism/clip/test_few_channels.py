@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from dpvision.mechanism.clip import ClippedSum
 from dpvision.mechanism.clip.rules import few_channels
 from tests.mechanism.clip.oracle import each_loss
+from tests.one_thread import one_thread
+
+__all__ = ["one_thread"]  # as in the engine, whose threads do one group of units each
 
 SHAPES = [
     (4, 1, 1, 1),
@@ -72,3 +75,21 @@ def test_no_number_of_one_image_is_in_another_and_a_broken_one_counts_as_zero() 
         if broken != 1e38:
             assert torch.equal(total, alone)
         assert float((total - alone).norm()) <= 1 + 1e-4
+
+
+class _Cropped(nn.Module):
+    """The first rows of an image: dense inside an image, not between images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, :5]
+
+
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_a_crop_before_it_leaves_the_bits_of_an_image_alone(groups: int) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 16, 3), _Cropped(), nn.GroupNorm(groups, 16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30, 10)
+    engine = ClippedSum(nn.Sequential(*layers), each_loss, clip=1.0)
+    x, targets = torch.randn(9, 1, 8, 8), torch.randint(0, 10, (9,))
+    whole = engine.gradients(x, targets, [1] * 9)
+    for e in range(9):
+        assert torch.equal(engine.gradients(x[e : e + 1], targets[e : e + 1], [1])[0], whole[e])

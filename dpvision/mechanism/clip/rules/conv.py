@@ -34,7 +34,8 @@ class _Conv(torch.autograd.Function):
         ctx.options, ctx.current, ctx.sinks = options, current, sinks
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
-        ctx.waits = bool(sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
+        one_row = len(x) == current.images  # of each image: then a unit's views can lie side by side
+        ctx.waits = bool(one_row and sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
         y = _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
         ctx.save_for_backward(x, weight, bias if ctx.waits else None, y if ctx.waits else None)
         return y

@@ -20,10 +20,10 @@ class _GroupNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Any, bias: Any, groups: int, eps: float, current: Pass, sinks: Any
     ) -> Tensor:
-        if not x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format):
-            x = x.contiguous()
+        ctx.layout = _layout(x)
+        x = x.contiguous(memory_format=ctx.layout)
         count, channels = x.shape[:2]
-        ctx.few = few_channels.suits(x, weight, bias, groups)
+        ctx.few = ctx.layout is torch.channels_last and few_channels.suits(x, weight, bias, groups)
         if ctx.few:
             y, mean, rstd = few_channels.normalised(x, weight, bias, groups, eps)
         else:
@@ -35,10 +35,7 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
-        if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            dy = dy.contiguous(memory_format=torch.channels_last)
-        else:
-            dy = dy.contiguous()
+        dy = dy.contiguous(memory_format=ctx.layout)
         spans = ctx.current.spans(dy, "GroupNorm")
         if ctx.few:
             dx, *both = few_channels.gradients(dy, x, mean, rstd, weight)
@@ -52,6 +49,12 @@ class _GroupNorm(torch.autograd.Function):
         parts = [kernel(*each, weight, len(each[0]), *sizes, mask) for each in _by_unit(spans, dy, x, mean, rstd)]
         dx = _gather(parts, ctx.sinks)
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    """By the strides inside an image: that between images is open where there is only one, and must decide nothing."""
+    last = x.dim() == 4 and x.stride()[1:] == (1, x.shape[3] * x.shape[1], x.shape[1])
+    return torch.channels_last if last else torch.contiguous_format
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -1,0 +1,153 @@
+"""`dpvision audit`: bounds beside the claim, into the card; what private images tell stays in operator/."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpvision import runs
+from dpvision.audit import auditing, findings
+from dpvision.audit.canaries import Coins
+from dpvision.audit.profile import verdict
+from dpvision.cli.app import app
+from dpvision.config import Config
+from dpvision.errors import ConfigError, DataError
+from dpvision.report import audits
+from tests.guarantees.commands import write_data
+
+
+def _say(*words: str | Path) -> None:
+    app([str(w) for w in words], exit_on_error=False, print_error=False, result_action="return_value")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(home, folder) of one run for all tests here, which carries canaries."""
+    folder = tmp_path_factory.mktemp("audited")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPVISION_HOME", str(folder / "home"))
+        write_data(folder / "data.npz")
+        words = ("--epsilon", "3", "--steps", "30", "--batch", "100", "--canaries", "200", "--out", folder / "run")
+        _say("train", folder / "data.npz", *words)
+    return folder / "home", folder
+
+
+def test_an_audit_writes_its_figures_into_the_run_and_its_card(
+    finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, folder = finished
+    monkeypatch.setenv("DPVISION_HOME", str(home))
+    _say("audit", folder / "run", folder / "data.npz", "--runs", "3000", "--confidence", "0.999")
+    said, run = capsys.readouterr().out, runs.Run(folder / "run")
+    assert "epsilon at most 2.99" in said and "not refuted" in said and "for your eyes only" in said
+    found = runs.read_json(run.folder / "audit.json")
+    mechanism, carried = found["mechanism"], found["one_run"]
+    assert mechanism["epsilon_at_least"] <= mechanism["epsilon_proved"] < 3 and mechanism["canaries"] == 3000
+    assert mechanism["mu"]["low"] < mechanism["mu"]["claimed"] and carried["canaries"] == 200
+    assert b"what the claim allows" in (run.folder / "audit.svg").read_bytes()
+    card = json.loads((run.folder / "card.json").read_text())
+    assert card["audit"].keys() == {"mechanism", "one_run"} and card["config"]["canaries"] == 200
+    text = (run.folder / "card.md").read_text()
+    assert "canaries in the training" in text and "3,000 canaries; not refuted" in text
+    assert "3,000 canaries; not refuted" in (run.folder / "report.html").read_text()
+
+
+def test_what_private_images_tell_is_for_the_operator(finished: tuple[Path, Path]) -> None:
+    run = runs.Run(finished[1] / "run")
+    told = runs.read_json(run.operator / "membership.json")
+    assert 0.3 < told["auc"] < 0.7 and told["members"] == 200 and told["others"] == 60
+    released = [p for p in run.folder.iterdir() if p.is_file()]
+    assert not any(p.name.startswith("membership") for p in released)
+    for path in released:
+        text = path.read_text(errors="replace")
+        assert f"{told['auc']:.6f}" not in text and "by_class" not in text, path
+        assert run.facts()["canaries"] not in text, path
+    assert os.stat(run.operator).st_mode & 0o077 == 0
+
+
+def test_an_audit_of_less_noise_than_the_settings_say_is_refuted() -> None:
+    config = Config(batch=100, n=200, steps=20, sigma=3.0)
+    assert not verdict(auditing.canary_scores(config, canaries=4000, coins=Coins("clean")), delta=1e-5).refuted
+    assert verdict(auditing.canary_scores(config, canaries=4000, coins=Coins("cut", 0.8)), delta=1e-5).refuted
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_style": "per-layer", "probe_steps": 2},
+        {"k_base": 2, "k_self": 1, "augment": ("crop", "flip", "jitter")},
+        {"k_base": 1, "k_diff": 2, "synthetic": "x"},
+        {"assist": "weights", "synthetic": "x"},
+        {"assist": "mirror", "synthetic": "x"},
+        {"clip_style": "automatic", "clip": 0.01},
+        {"part": "centred-head"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_training_can_be_audited(changes: dict) -> None:
+    config = Config(batch=20, n=80, steps=4, sigma=2.0, **changes)
+    scores = auditing.canary_scores(config, canaries=100, coins=Coins("kinds"))
+    assert len(scores.without) == len(scores.with_record) == 50
+    assert scores.with_record.mean() > scores.without.mean()
+
+
+def test_what_can_not_be_audited_is_told(
+    tmp_path: Path, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPVISION_HOME", str(finished[0]))
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        _say("audit", tmp_path)
+    with pytest.raises(ConfigError, match="fewer than 100"):
+        _say("audit", finished[1] / "run", "--runs", "10")
+    with pytest.raises(ConfigError, match="confidence"):
+        _say("audit", finished[1] / "run", "--confidence", "1.5")
+    with pytest.raises(ConfigError, match="sigma must be there"):
+        auditing.mechanism_of(Config(batch=1, n=2, steps=1))
+
+
+def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
+    finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mechanism in the code has too little noise: the audit says so, and so does the card."""
+    from dpvision.mechanism import noise
+
+    home, folder = finished
+    monkeypatch.setenv("DPVISION_HOME", str(home))
+    original = noise.release
+    quiet = lambda total, stream, *, sensitivity, sigma: original(  # noqa: E731
+        total, stream, sensitivity=sensitivity, sigma=sigma / 2
+    )
+    monkeypatch.setattr(noise, "release", quiet)
+    with pytest.raises(SystemExit) as ended:
+        _say("audit", folder / "run", "--runs", "2000")
+    assert ended.value.code == 4 and "REFUTED" in capsys.readouterr().out
+    assert "REFUTED" in (folder / "run" / "card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", '{"format": "other"}', '{"format": "dpvision-audit-1", "mechanism": {}}',
+     '{"format": "dpvision-audit-1", "one_run": {"epsilon_at_least": -1, "confidence": 0.9, "canaries": 1, "refuted": false}}'],
+)  # fmt: skip
+def test_an_audit_file_by_other_means_makes_no_card(tmp_path: Path, text: str) -> None:
+    (tmp_path / "audit.json").write_text(text)
+    with pytest.raises(DataError, match=r"audit\.json"):
+        audits.read(runs.Run(tmp_path))
+
+
+def test_one_section_leaves_the_other(tmp_path: Path) -> None:
+    run = runs.Run(tmp_path)
+    (tmp_path / "operator").mkdir()
+    assert audits.read(run) is None
+    rng = np.random.default_rng(0)
+    coins = rng.random(100) < 0.5
+    from dpvision.privacy.events import Gaussian
+
+    findings.record(run, "mechanism", {"epsilon_at_least": 0.5, "confidence": 0.95, "canaries": 10, "refuted": False})
+    findings.audit_carried(run, rng.normal(size=100), coins, event=Gaussian(5.0), delta=1e-5)
+    found = audits.read(run)
+    assert found is not None and found["mechanism"]["epsilon_at_least"] == 0.5 and found["one_run"]["canaries"] == 100

@@ -1,0 +1,123 @@
+"""Canaries in every mechanism: no claim is refuted, and every one is when the noise is cut to 0.83."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dpvision.audit.canaries import Coins, claimed_mu, log_ratio, throw_away_ledgers
+from dpvision.audit.mechanisms import mechanisms
+from dpvision.audit.profile import verdict
+from dpvision.audit.training_canaries import Training, training_scores
+from dpvision.errors import ConfigError
+from dpvision.mechanism import noise
+from dpvision.mechanism.clip.styles import Flat
+from dpvision.mechanism.private_sum import PrivateSum
+from dpvision.mechanism.sampling import PoissonSampler
+from dpvision.mechanism.streams import Key
+from dpvision.privacy.events import Budget, Exposure, Gaussian
+
+DELTA = 1e-5
+CASES = mechanisms(Budget(3.0, DELTA))
+FAMILY_WISE = 1 - 0.05 / len(CASES)
+SLOW = {"K views", "self-mix", "weight multiplicity"}  # more images of each: fewer canaries
+SAMPLER, SIGMA = PoissonSampler(10, 40, 8), 1.2
+
+
+def _canaries(name: str) -> int:
+    """At epsilon 3 here mu is 0.5, and with 10,000 a share of 1.2 of it is 5 standard errors off."""
+    return 4000 if name in SLOW else 10_000
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_claim_is_refuted(name: str) -> None:
+    found = verdict(CASES[name](_canaries(name), Coins(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
+    assert not found.refuted, found
+    assert found.bound.epsilon <= found.epsilon
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_noise_of_0_83_is_found_out(name: str) -> None:
+    found = verdict(CASES[name](_canaries(name), Coins(f"cut {name}", 0.83)), delta=DELTA)
+    assert found.refuted, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_both_at_epsilon_1_with_fresh_coins(name: str) -> None:
+    case = mechanisms(Budget(1.0, DELTA))[name]
+    assert not verdict(case(40_000, Coins()), delta=DELTA, confidence=FAMILY_WISE).refuted
+    assert verdict(case(40_000, Coins(noise=0.83)), delta=DELTA).refuted
+
+
+def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charge and claim are as they should be; only the noise is not."""
+    original = noise.release
+
+    def too_quiet(total, stream, *, sensitivity, sigma):
+        return original(total, stream, sensitivity=sensitivity, sigma=0.7 * sigma)
+
+    monkeypatch.setattr(noise, "release", too_quiet)
+    found = verdict(training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("quiet")), delta=DELTA)
+    assert found.alarm and found.profile.refuted
+
+
+def test_raw_gradients_instead_of_clipped_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flat, "factors", lambda self, squares, names: 3e-4 * squares.new_ones(squares.shape).double())
+    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("raw"))  # of norm 3 C
+    assert verdict(scores, delta=DELTA).profile.refuted
+
+
+def test_a_rate_that_is_not_the_claimed_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 / len(loader) where the claim is batch / n: here, everyone is drawn."""
+    monkeypatch.setattr(PrivateSum, "_drawn", lambda self, number, units: np.arange(units))
+    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("everyone"))
+    assert verdict(scores, delta=DELTA).profile.refuted
+
+
+def test_canaries_that_share_a_run_are_independent() -> None:
+    """Or the number of scores would say more than they do: means of runs spread as means of independent scores."""
+    scores = training_scores(Training(SAMPLER, SIGMA), canaries=100, runs=100, coins=Coins("together"))
+    for world in (scores.without, scores.with_record):
+        means = world.reshape(100, 50).mean(1)
+        assert 0.5 < means.var(ddof=1) * 50 / world.var() < 1.7
+
+
+def test_fresh_coins_are_fresh_and_words_are_not() -> None:
+    def one(coins: Coins) -> bytes:
+        return training_scores(Training(SAMPLER, SIGMA), canaries=20, runs=1, coins=coins).without.tobytes()
+
+    assert one(Coins("a")) == one(Coins("a")) != one(Coins("b"))
+    assert one(Coins()) != one(Coins())
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 1e-3])
+def test_the_score_is_the_log_likelihood_ratio(rate: float) -> None:
+    z, sigma = np.linspace(-4, 5, 50), 0.9
+    there, away = (np.exp(-((z - b) ** 2) / (2 * sigma**2)) for b in (1.0, 0.0))
+    assert log_ratio(z, rate=rate, sigma=sigma) == pytest.approx(np.log(((1 - rate) * away + rate * there) / away))
+    assert np.isfinite(log_ratio(np.array([-1e6, 1e6]), rate=rate, sigma=0.01)).all()
+
+
+def test_the_claimed_mu_is_that_of_the_claimed_scores() -> None:
+    assert claimed_mu((Exposure(1.0, 4.0, 25),)) == pytest.approx(math.sqrt(25) / 4, rel=1e-6)
+    rng, met = np.random.default_rng(0), Exposure(0.2, 1.0, 5)
+    drawn = rng.random((5, 200_000)) < met.rate
+    worlds = [log_ratio(rng.normal(b, met.sigma), rate=met.rate, sigma=met.sigma).sum(0) for b in (0 * drawn, drawn)]
+    simulated = (worlds[1].mean() - worlds[0].mean()) / math.sqrt((worlds[0].var() + worlds[1].var()) / 2)
+    assert claimed_mu((met,)) == pytest.approx(simulated, rel=0.02)
+
+
+def test_charges_are_real_and_the_ledgers_go() -> None:
+    with throw_away_ledgers() as charge:
+        first = charge(Gaussian(5.0), Key.for_tests("x"), "a")
+    assert first.event == Gaussian(5.0) and not first.private
+    with pytest.raises(OSError), throw_away_ledgers() as charge:
+        raise OSError
+
+
+def test_an_audit_needs_canaries() -> None:
+    with pytest.raises(ConfigError, match="2 canaries at least"):
+        training_scores(Training(SAMPLER, SIGMA), canaries=1)

@@ -1,0 +1,65 @@
+"""What a kill leaves behind does not stop the same command, and holds no secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpvision import atomic
+from dpvision.mechanism.streams import Key
+from dpvision.release.making import _key
+from tests.faults.killing import Undisturbed
+from tests.faults.verbs import KEY, VERBS, World
+from tests.fork_server import ForkServer
+
+BY_NAME = {verb.name: verb for verb in VERBS}
+
+
+@pytest.mark.slow
+def test_pretraining_goes_on_after_a_kill_before_any_change_to_the_disk(
+    server: ForkServer, supplies: Path, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    verb = BY_NAME["pretrain"]
+    whole = undisturbed(verb)
+    for number in range(1, whole.changes + 1):
+        world = World(tmp_path / str(number), supplies)
+        world.out.parent.mkdir(parents=True)
+        job = server.start(*verb.words(world), home=world.home, key=KEY, arena=world.folder, die_at=number)
+        assert server.ended(job, within=300) == -9
+        code, _, err = server.run(*verb.words(world), home=world.home, key=KEY)
+        assert code == 0 or (code == 2 and "is finished" in err), err
+        assert verb.result(world) == whole.result
+
+
+@pytest.mark.parametrize("name", ["pretrain", "synth fit", "warm"])
+def test_half_of_the_first_state_is_no_other_file(
+    name: str, server: ForkServer, supplies: Path, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    verb, world = BY_NAME[name], World(tmp_path, supplies)
+    world.out.mkdir(parents=True)
+    (world.out / ".state.safetensors.4711.new").write_bytes(b"half")
+    code, _, err = server.run(*verb.words(world), home=world.home)
+    assert code == 0, err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("not to be written over")
+    code, _, err = server.run(*verb.words(world)[:-1], tmp_path / "other", home=world.home)
+    assert code == 2 and "has other files" in err
+
+
+def test_only_unnamed_files_count_as_left_by_a_kill(tmp_path: Path) -> None:
+    assert atomic.left_by_a_kill(tmp_path / ".state.safetensors.123.new")
+    for name in ("state.safetensors", ".state.new", "mine.123.new", ".x.12a.new", "weights.safetensors"):
+        assert not atomic.left_by_a_kill(tmp_path / name)
+
+
+def test_a_key_that_is_kept_is_not_written_again(tmp_path: Path) -> None:
+    """A kill while it is written would leave a copy, which nobody destroys with it."""
+    place = tmp_path / "keys" / "0123456789abcdef.key"
+    first = _key(place, None)
+    written = place.stat()
+    again = _key(place, None)
+    assert again.sign("x") == first.sign("x")
+    assert (place.stat().st_ino, place.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    Key.for_tests("word").keep(place)
+    assert _key(place, None).private, "a fixed key that is found there does not hide anything"

@@ -1,0 +1,320 @@
+"""A process with everything imported that forks a child for each command: a verb of the real command line starts in
+milliseconds, and can be killed, starved of memory or of disk, without harm to anybody else.
+
+    with ForkServer() as server:
+        job = server.start("train", data, "--epsilon", 3, home=home)
+        code, out, err = server.wait(job)
+
+A child can be told to kill itself (SIGKILL) just before its n-th change to the file system below a folder (`die_at`):
+all states that a kill can leave on the disk, but for half-written buffers, lie between two such changes.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MODULES = (
+    "dpvision.audit.geometry",
+    "dpvision.cli",
+    "dpvision.console",
+    "dpvision.diffusion.guide",
+    "dpvision.diffusion.quality.measuring",
+    "dpvision.inference",
+    "dpvision.pretrain.check",
+    "dpvision.pretrain.dictionary",
+    "dpvision.pretrain.run",
+    "dpvision.public.warmup",
+    "dpvision.randimages.gallery",
+    "dpvision.release.making",
+    "dpvision.release.papers_account",
+    "dpvision.release.reading",
+    "dpvision.report",
+    "dpvision.study",
+    "dpvision.synthesis.prompts",
+    "dpvision.train",
+    "matplotlib.font_manager",
+    "PIL.JpegImagePlugin",
+    "PIL.PngImagePlugin",
+    "rich.progress",
+)
+ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "os.link", "os.chmod"}
+RUNNING = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "pickle.find_class"}
+ESCAPED = 71
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+@dataclass(frozen=True)
+class Job:
+    """A child that was started, and where its output goes."""
+
+    pid: int
+    place: Path
+
+
+class ForkServer:
+    """The side of the tests."""
+
+    def __init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="dpvision-forks-")
+        self._count = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fork_server"],
+            cwd=Path(__file__).parents[1],
+            env={k: v for k, v in os.environ.items() if not k.startswith("DPVISION_")}
+            | ALONE
+            | {"MPLCONFIGDIR": self._scratch.name},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.communicate()
+        self._scratch.cleanup()
+
+    def start(
+        self,
+        *words: str | Path | float,
+        home: Path,
+        key: str | None = None,
+        cwd: Path | None = None,
+        call: str = "tests.fork_server:command_line",
+        arena: Path | None = None,
+        die_at: int | None = None,
+        die_by: int = signal.SIGKILL,
+        memory: int | None = None,
+        file_size: int | None = None,
+        seconds: int | None = None,
+        guard: bool = False,
+        mount: tuple[Path, str] | None = None,
+    ) -> Job:
+        """A child that runs `call` with these words: by default the command line.
+
+        `arena` is the folder whose changes are counted, for `die_at`, where the signal `die_by` is sent; `memory` and `file_size` are limits in bytes;
+        so is `seconds`, of the processor; with `guard` a child that changes anything outside of the arena, starts a
+        process or reads a pickle ends with ESCAPED. `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
+        """
+        self._count += 1
+        place = Path(self._scratch.name) / str(self._count)
+        place.mkdir()
+        environment = {"DPVISION_HOME": str(home)} | ({"DPVISION_TEST_KEY": key} if key else {})
+        request = {
+            "words": [str(word) for word in words],
+            "environment": environment,
+            "cwd": str(cwd or place),
+            "place": str(place),
+            "call": call,
+            "arena": None if arena is None else str(arena),
+            "die_at": die_at,
+            "die_by": int(die_by),
+            "memory": memory,
+            "file_size": file_size,
+            "seconds": seconds,
+            "guard": guard,
+            "mount": None if mount is None else [str(mount[0]), mount[1]],
+        }
+        return Job(self._ask({"start": request}), place)
+
+    def ended(self, job: Job, *, within: float) -> int | None:
+        """The exit code (below 0: the signal that ended it), or None if it goes on after so many seconds."""
+        return self._ask({"wait": job.pid, "seconds": within})
+
+    def wait(self, job: Job, *, seconds: float = 300.0) -> tuple[int, str, str]:
+        """(exit code, output, errors). A child that goes on for too long is killed, and an error."""
+        code = self.ended(job, within=seconds)
+        if code is None:
+            os.kill(job.pid, signal.SIGKILL)
+            self.ended(job, within=60)
+            raise TimeoutError(f"still running after {seconds:g} s")
+        return code, *said(job)
+
+    def run(self, *words: str | Path | float, home: Path, **options: Any) -> tuple[int, str, str]:
+        return self.wait(self.start(*words, home=home, **options))
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def said(job: Job) -> tuple[str, str]:
+    """(output, errors) so far."""
+    out, err = ((job.place / name).read_text("utf-8", errors="replace") for name in ("out", "err"))
+    return out, err
+
+
+def changes(job: Job) -> int:
+    """How many changes to the file system a child made that came to its end."""
+    return int((job.place / "changes").read_text())
+
+
+def command_line(*words: str) -> None:
+    from dpvision.cli import main
+
+    sys.argv = ["dpvision", *words]
+    main()
+
+
+def serve() -> None:
+    """The side of the children: one request a line, one answer a line."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    for name in MODULES:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    platform.processor()  # asks another program, once
+    gc.freeze()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "start" in request:
+            answer: int | None = os.fork()
+            if answer == 0:
+                os.close(answers)
+                _child(request["start"])
+        else:
+            answer = _await(request["wait"], request["seconds"])
+        os.write(answers, json.dumps(answer).encode() + b"\n")
+
+
+def _await(pid: int, seconds: float) -> int | None:
+    end = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.001)
+
+
+def _child(request: dict[str, Any]) -> None:
+    code = 70
+    try:
+        place = Path(request["place"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.pop("DPVISION_TEST_KEY", None)
+        os.environ.update(request["environment"])
+        os.chdir(request["cwd"])
+        _limit(request)
+        count = _watch(request)
+        module, name = request["call"].split(":")
+        code = _exit_code(getattr(importlib.import_module(module), name), request["words"])
+        if request["arena"] is not None:
+            (place / "changes").write_text(str(count[0]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(call: Any, words: list[str]) -> int:
+    """What python itself would end with."""
+    try:
+        call(*words)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _limit(request: dict[str, Any]) -> None:
+    if request["mount"] is not None:
+        _mount(*request["mount"])
+    if request["memory"] is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (_size() + request["memory"],) * 2)
+    if request["file_size"] is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"],) * 2)
+    if request["seconds"] is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        most = int(used.ru_utime + used.ru_stime) + request["seconds"] + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 5))
+
+
+def _size() -> int:
+    """Of this process's addresses, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _mount(folder: str, what: str) -> None:
+    """In a namespace of mounts that this child has for itself."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    slave, bind, remount, readonly, recursive = 1 << 19, 1 << 12, 1 << 5, 1, 1 << 14
+
+    def call(name: str, *arguments: Any) -> None:
+        if getattr(libc, name)(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"{name} does not work here")
+
+    call("unshare", 0x00020000)
+    call("mount", b"none", b"/", None, slave | recursive, None)
+    place = os.fsencode(folder)
+    if what == "ro":
+        call("mount", place, place, None, bind, None)
+        call("mount", place, place, None, bind | remount | readonly, None)
+    else:
+        call("mount", b"none", place, b"tmpfs", 0, f"size={what}".encode())
+
+
+def _watch(request: dict[str, Any]) -> list[int]:
+    """Count the changes below a folder, each before it is made; send this process a signal before one of them."""
+    count, arena, guard = [0], request["arena"], request["guard"]
+    if arena is None:
+        return count
+    allowed = tuple(f"{folder}{os.sep}" for folder in (arena, request["place"]))
+
+    def before(event: str, arguments: tuple[Any, ...]) -> None:
+        if guard and event in RUNNING:
+            _escaped(event, arguments)
+        if event != "open" and event not in CHANGES:
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
+            return
+        path = arguments[0]
+        inside = isinstance(path, int) or os.path.realpath(os.fsdecode(path)).startswith(allowed)
+        if guard and not inside and path not in (arena, os.devnull):
+            _escaped(event, arguments)
+        if inside:
+            count[0] += 1
+            if count[0] == request["die_at"]:
+                os.kill(os.getpid(), request["die_by"])
+
+    sys.addaudithook(before)
+    return count
+
+
+def _escaped(event: str, arguments: tuple[Any, ...]) -> None:
+    os.write(2, f"ESCAPED: {event} {arguments!r}\n".encode(errors="backslashreplace"))
+    os._exit(ESCAPED)
+
+
+if __name__ == "__main__":
+    serve()

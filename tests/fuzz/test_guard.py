@@ -1,0 +1,82 @@
+"""The guard that the fuzzer relies on: without this, "nothing was run and nothing was written" would prove nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.data.hostile_case import python_payload
+from tests.fork_server import ESCAPED
+from tests.fuzz import readers
+from tests.fuzz.campaign import Campaign
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        ("os:mkdir", "{outside}/folder"),
+        ("os:remove", "{outside}/secret"),
+        ("os:system", "touch {outside}/file"),
+        ("subprocess:run", "true"),
+        ("os:mkdir", "{arena}/../beside"),
+        ("tests.fuzz.test_guard:write_through_a_link", "{arena}"),
+        ("builtins:exec", "payload"),
+    ],
+)
+def test_who_leaves_the_arena_is_caught(call: str, word: str, campaign: Campaign, tmp_path: Path) -> None:
+    arena = tmp_path.resolve() / "arena"
+    arena.mkdir()
+    (arena / "link").symlink_to(campaign.outside / "through")
+    word = python_payload(campaign.outside).decode() if word == "payload" else word
+    word = word.replace("{outside}", str(campaign.outside)).replace("{arena}", str(arena))
+    code, _, err = campaign.server.run(word, home=arena, arena=arena, guard=True, call=call)
+    assert code == ESCAPED and "ESCAPED" in err
+    campaign.require_untouched()
+
+
+def write_through_a_link(arena: str) -> None:
+    (Path(arena) / "link").write_text("x")
+
+
+def test_who_stays_inside_is_not(campaign: Campaign, tmp_path: Path) -> None:
+    arena = tmp_path.resolve()
+    code, _, err = campaign.server.run(arena / "folder", home=arena, arena=arena, guard=True, call="os:mkdir")
+    assert code == 0 and (arena / "folder").is_dir(), err
+
+
+def test_an_error_that_is_not_ours_is_a_fault(campaign: Campaign, tmp_path: Path) -> None:
+    """`no_reader` is no kind of the corpus, so looking it up raises a KeyError."""
+    words = (campaign.corpus, tmp_path / "no_reader", "light")
+    code, _, err = campaign.server.run(*words, home=tmp_path, call="tests.fuzz.readers:read_all")
+    assert code == 1 and "KeyError" in err
+
+
+def test_every_kind_has_readers_and_takes_what_is_sound(campaign: Campaign, tmp_path: Path) -> None:
+    """A reader that refuses everything would never be reached beyond its first line."""
+    import shutil
+
+    from tests.fuzz.corpus import KINDS
+
+    assert set(KINDS) == set(readers.READERS)
+    places: list[str | Path] = []
+    for kind in KINDS:
+        place = tmp_path / kind.replace(".", "-") / kind
+        place.parent.mkdir()
+        (shutil.copytree if (campaign.corpus / kind).is_dir() else shutil.copy)(campaign.corpus / kind, place)
+        if kind == "run":
+            shutil.copytree(campaign.corpus / "home", place.parent / "home")
+        places += [place, "heavy"]
+    code, out, err = campaign.server.run(campaign.corpus, *places, home=tmp_path, call="tests.fuzz.readers:read_all")
+    assert code == 0, err
+    refused = {kind: line for kind, line in zip(KINDS, out.splitlines(), strict=True) if not line.startswith("0 ")}
+    assert refused == {"home": "1 3"}, "a seal is no key, and all else is sound"
+
+
+def test_the_same_seed_makes_the_same_input(campaign: Campaign, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        campaign._hostile(Random(7), "edm", tmp_path / name)
+    first, second = ({p.name: p.read_bytes() for p in (tmp_path / n / "edm").iterdir()} for n in ("one", "other"))
+    assert first == second
