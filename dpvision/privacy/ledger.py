@@ -188,8 +188,8 @@ class Ledger:
                 stack.enter_context(atomic.alone(self.path.with_suffix(".lock")))
             except (OSError, DataError) as exc:
                 raise PrivacyError(
-                    f"{self.path}: the ledger can not be locked ({exc}), so nothing was charged. Fix: give write access "
-                    f"to {self.path.parent}."
+                    f"{self.path}: the ledger can not be locked ({exc}), so nothing was charged. Fix: give write "
+                    f"access to {self.path.parent}."
                 ) from exc
             yield
 
