@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from dpvision.errors import DataError
+
 
 def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
     """Write to a file beside and rename it over `path`; both are synced."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         # Readable by the owner only: what is shared is shared on purpose.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with open(descriptor, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
@@ -61,7 +63,10 @@ def left_by_a_kill(path: Path) -> bool:
 @contextmanager
 def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
     """Let one process at a time in, until it ends or dies: the others wait, or get a BlockingIOError."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise DataError(f"{lock}: can not be locked ({exc.strerror}). Fix: see to what is in the way.") from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

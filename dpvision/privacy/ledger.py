@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dpvision import atomic
-from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
+from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, to_json
 from dpvision.privacy.rounding import upper
@@ -186,10 +186,10 @@ class Ledger:
             try:
                 atomic.make_folder(self.path.parent)
                 stack.enter_context(atomic.alone(self.path.with_suffix(".lock")))
-            except OSError as exc:
+            except (OSError, DataError) as exc:
                 raise PrivacyError(
-                    f"{self.path}: the ledger can not be locked ({exc.strerror}), so nothing was charged. Fix: give "
-                    f"write access to {self.path.parent}, or see to what is in the way."
+                    f"{self.path}: the ledger can not be locked ({exc}), so nothing was charged. Fix: give write "
+                    f"access to {self.path.parent}."
                 ) from exc
             yield
 

@@ -71,6 +71,8 @@ SMALL: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # `synth words` loads a library that takes seconds, and may ask the net: tests/test_prompts.py has it.
 LEFT_OUT = {"synth words"}
+# It starts processes on purpose, which the guard takes for an escape.
+LEFT_OUT_OPTIONS = {"--workers"}
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,7 @@ def command_line(rng: Random, verb: str, options: list[Option], *, corpus: Path,
     words += SMALL.get(verb, ())
     if rng.random() < 0.05:
         words = words[: rng.randrange(1, len(words) + 1)]
-    # Processes of our own send each other pickled arrays, which the guard could not tell from a file's.
-    named = [option for option in options if not option.positional and option.name != "--workers"]
+    named = [option for option in options if not option.positional and option.name not in LEFT_OUT_OPTIONS]
     if any(option.name == "--out" for option in named) and rng.random() < 0.9:
         suffix = {"synth sample": ".npz", "features": ".safetensors", "synth quality": ".json"}.get(verb, "")
         words += ["--out", str(arena / f"made{suffix}")]

@@ -113,6 +113,17 @@ def test_numbers_without_end_in_settings(text: str, tmp_path: Path) -> None:
     assert len(str(told.value)) < 400
 
 
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="can not be locked"), atomic.alone(lock):
+        pass
+    (tmp_path / f".x.{os.getpid()}.new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        atomic.write(tmp_path / "x", b"data")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_digits_that_are_no_numbers_are_names() -> None:
     assert class_list("²") == ["²"] and class_list("12") == 12
 
