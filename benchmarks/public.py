@@ -146,7 +146,7 @@ def sharpness(parts: Parts, quick: bool) -> list[Figure]:
 
 # What a step of each method does, at the paper's sizes: 4,096 private images, 64 public ones for a public gradient.
 PAPERS_BATCH, PAPERS_PUBLIC = 4096, 64
-SIZES = {"wrn-16-4": ((3, 32, 32), ((4, 32), (16, 16))), NETWORK: ((1, 28, 28), ((4, 128), (16, 64)))}
+SIZES = {"wrn-16-4": ((3, 32, 32), ((4, 32), (16, 28))), NETWORK: ((1, 28, 28), ((4, 128), (16, 64)))}
 
 
 def overheads(quick: bool) -> list[Figure]:
@@ -157,7 +157,7 @@ def overheads(quick: bool) -> list[Figure]:
         for views, units in sizes:
             if quick and network == "wrn-16-4" and views == 16:
                 continue  # minutes
-            rounds = (3 if quick else 5) if network == "wrn-16-4" else 9
+            rounds = (2 if quick else 5) if network == "wrn-16-4" else 7
             ratios = _overheads(network, shape, views=views, units=units, rounds=rounds)
             for method, ratio in ratios.items():
                 # The paper's network is what the paper's 3% are of; small ones are reported.
