@@ -219,6 +219,7 @@ def _child(request: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.pop("DPVISION_TEST_KEY", None)
         os.environ.update(request["environment"])
+        tempfile.tempdir = str(place)  # what is kept for the time of a reading
         os.chdir(request["cwd"])
         _limit(request)
         count = _watch(request)

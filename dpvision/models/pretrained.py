@@ -18,6 +18,8 @@ UNUSED = {"mask_token"}
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Room for another head and the file's header.
 ROOM = 256 << 20
+# Where no model says how large a file may be: 2,000 million weights.
+MOST = 8 << 30
 
 
 def load_public(model: nn.Module, path: str | Path) -> str:
@@ -45,6 +47,8 @@ def digest_of(path: Path) -> str:
     """The same digest, without a model."""
     try:
         _require_file(path)
+        if path.stat().st_size > MOST:
+            raise DataError(f"{path}: it has {path.stat().st_size:,} bytes, more than weights may have ({MOST:,}).")
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except OSError as exc:

@@ -17,6 +17,7 @@ from dpvision.config import Config, merged, read_toml
 from dpvision.device import device_named
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.mechanism.streams import Key
+from dpvision.models import digest_of
 from dpvision.pretrain.run import Settings
 from dpvision.privacy.events import Budget, Gaussian
 from dpvision.privacy.ledger import Ledger, _hash
@@ -122,6 +123,14 @@ def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         atomic.write(tmp_path / "x", b"data")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_weights_without_end_are_not_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match="more than weights may have"):
+        digest_of(path)
 
 
 def test_digits_that_are_no_numbers_are_names() -> None:
