@@ -11,7 +11,8 @@ signs in each step keep them from adding up.
 
     edge case                              behaviour
     only canaries are drawn                nothing is fetched; their contributions are the sum
-    more canaries than weights             refused: directions would not be orthogonal
+    more canaries than weights             refused before anything is charged: directions would not be orthogonal
+    one unit of the data more              every canary keeps its coins: canaries are numbered first
     resumed                                scores are in the state, coins in operator/run.json
 """
 
@@ -46,6 +47,15 @@ def inside(facts: dict[str, object], count: int) -> NDArray[np.bool_]:
     return np.array([coin == "1" for coin in coins], dtype=np.bool_)
 
 
+def require_few(canaries: int, weights: int) -> None:
+    """As many directions as canaries must be there in every step."""
+    if canaries > weights:
+        raise ConfigError(
+            f"canaries is {canaries:,}, and a step learns {weights:,} weights: each canary needs one of its own. Fix: "
+            f"--canaries {weights} or fewer."
+        )
+
+
 class Carried:
     """The canaries of one run; `sum_of` and `fetch_of` put them into the steps, `scores` reads the releases."""
 
@@ -64,8 +74,7 @@ class Carried:
 
     def begin(self, step: int, size: int) -> None:
         """Each canary's direction in this step."""
-        if self._count > size:
-            raise ConfigError(f"{self._count:,} canaries and {size:,} weights: give at most as many as weights.")
+        require_few(self._count, size)
         public = np.random.default_rng([self._seed, step, 0xCA])
         self._places = public.choice(size, self._count, replace=False)
         self._signs = public.choice((-1.0, 1.0), self._count)
@@ -75,8 +84,9 @@ class Carried:
         """Units of the data as before; canaries among those drawn are noted for the sum."""
 
         def fetched(drawn: NDArray[np.int64], seed: int) -> tuple[Tensor, Tensor, list[int]]:
-            own = drawn[drawn < self._units]
-            self._drawn += (drawn[drawn >= self._units] - self._units).tolist()
+            canaries = len(self._there)
+            own = drawn[drawn >= canaries] - canaries
+            self._drawn += drawn[drawn < canaries].tolist()
             return fetch(own, seed) if len(own) else NOBODY
 
         return fetched

@@ -139,8 +139,11 @@ class Config:
             raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
             raise ConfigError("centred-head needs one step for the mean of their features and more, and no views.")
-        if not 0 <= self.canaries <= MOST_CANARIES:
-            raise ConfigError(f"canaries is {self.canaries}: it must be from 0 to {MOST_CANARIES:,}; 1,000 is usual.")
+        if self.canaries != 0 and not 2 <= self.canaries <= MOST_CANARIES:
+            raise ConfigError(
+                f"canaries is {self.canaries}: it must be 0, or from 2 to {MOST_CANARIES:,}; 1,000 is usual, or as "
+                "many as there are weights if these are fewer."
+            )
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.full_batch and self.batch not in (None, self.n):

@@ -61,6 +61,11 @@ def phases(prepared: Prepared) -> list[Phase]:
     return found
 
 
+def fewest_weights(prepared: Prepared) -> int:
+    """Of all steps, how many weights the one that learns the fewest learns."""
+    return min(sum(p.numel() for p in phase.learner.parameters() if p.requires_grad) for phase in phases(prepared))
+
+
 def _phase(prepared: Prepared, first: int, end: int, *, part: str, lr: float) -> Phase:
     names = [n for n, p in prepared.model().named_parameters() if p.requires_grad]
     model = prepared.model(part=part)

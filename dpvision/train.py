@@ -31,7 +31,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
 from dpvision.assistant import Assistant
 from dpvision.audit.findings import audit_carried
-from dpvision.carried import Carried, inside, toss
+from dpvision.carried import Carried, inside, require_few, toss
 from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
@@ -41,7 +41,7 @@ from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
 from dpvision.models.parts import CENTRE
-from dpvision.phases import Phase, phases
+from dpvision.phases import Phase, fewest_weights, phases
 from dpvision.prepare import Prepared, prepare
 from dpvision.privacy.events import Event, to_json
 from dpvision.privacy.room import require_room
@@ -103,6 +103,7 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
     require_room(prepared)
     model = prepared.model()
     prepared.require_separable()
+    require_room_for_canaries(prepared)
     key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
     key.keep(runs.key_path(key_name))
     facts = {
@@ -133,6 +134,12 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
         canaries=torch.zeros(prepared.config.canaries, dtype=torch.float64) if prepared.config.canaries else None,
     )
     return runs.create(folder, prepared.config, facts, state.dump())
+
+
+def require_room_for_canaries(prepared: Prepared) -> None:
+    """Before anything is charged: in every step each canary has a weight of its own."""
+    if prepared.config.canaries:
+        require_few(prepared.config.canaries, fewest_weights(prepared))
 
 
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:

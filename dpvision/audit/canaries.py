@@ -7,7 +7,8 @@ drawn: never in the world without it, by a coin of probability q in the world wi
     log( 1 - q + q exp((2 z_t - 1) / (2 sigma^2)) )            the claimed mechanism's log-likelihood ratio
 
 over releases (Nasr et al. 2023, arXiv 2302.07956). The mechanisms are run, not simulated: real samplers, clipping and
-noise, and a real charge on a ledger that is thrown away (training_canaries.py, release_canaries.py).
+noise, and a real charge on a ledger that is thrown away (training_canaries.py, release_canaries.py). One is not, since
+its runs are too long for that: hierarchical sampling, whose scores are drawn from their law (mechanisms.py).
 
 Many canaries share a run (Andrew et al. 2023, arXiv 2302.03098). Their directions are orthogonal and each has coins of
 its own, so where the mechanism is what it claims to be, their scores are independent: which is all that a test of the
@@ -50,6 +51,7 @@ class Scores:
     with_record: Floats
     claimed: Event
     mu: float  # (mean with - mean without) / spread that these scores have where the claim is true
+    drawn: float  # how many times canaries that were in were drawn, on the average, all runs together
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Gathering:
 
     def scores(self) -> Scores:
         without, with_record = np.concatenate(self._without), np.concatenate(self._with)
-        return Scores(without, with_record, self.claimed, claimed_mu(self.met))
+        drawn = len(with_record) * sum(rate * steps for rate, _, steps in self.met)
+        return Scores(without, with_record, self.claimed, claimed_mu(self.met), drawn)
 
 
 def score(z: Floats, met: Exposure) -> Floats:

@@ -88,4 +88,5 @@ def _hierarchical(budget: Budget, canaries: int, coins: Coins) -> Scores:
     sigma = hierarchical.sound_sigma(setting, budget)
     drawn = hierarchical.attack(setting, sigma * coins.noise).scores(canaries // 2, coins.public(0))
     claimed = ClassScheduled(sigma, (setting.rate,), (setting.rows,))
-    return Scores(*drawn, claimed, hierarchical.attack(setting, sigma).mu())
+    often = canaries // 2 * setting.rows * setting.chance * setting.rate
+    return Scores(*drawn, claimed, hierarchical.attack(setting, sigma).mu(), often)

@@ -58,7 +58,7 @@ class Recording:
     asked: list[Asked] = field(default_factory=list)
     charges: list[Event] = field(default_factory=list)
     outcome: object = None
-    error: Exception | None = None
+    error: Exception | SystemExit | None = None
     coins: MixtureCoins = field(default_factory=MixtureCoins)
 
     def given(self) -> dict[Use, NDArray[np.float64]]:
@@ -73,7 +73,7 @@ def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording |
         torch.manual_seed(0)
         try:
             made.outcome = mechanism(data)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             made.error = error
     return made
 

@@ -5,9 +5,10 @@ sensitivity that the noise is scaled to, and (2) nothing else depends on the dat
 can be seen without any statistics. `compare` runs the mechanism on both data sets (recording.py) and reports
 
     the sum            that differs by more than the sensitivity, or is not finite
-    the public part    shapes, sensitivity, sigma, number of noise draws, what is charged, what comes out, the error
+    the public part    shapes, sensitivity, sigma, number of noise draws, what is charged, what comes out
+    the error          of one of them, or another text; also where both end with the same one: nothing else was seen
     the noise          drawn twice from one stream
-    the account        releases with another sigma than was charged, more of them than were charged, or before it
+    the account        releases of a sigma that was not charged by then, or more of them than were
 
 An empty list is no proof: it speaks of this pair, these coins and this path. Rates of sampling and the law of the noise
 are not seen here (sampler_checks.py, noise_checks.py). After Cebere et al. 2026 (arXiv 2602.17454).
@@ -24,6 +25,8 @@ are not seen here (sampler_checks.py, noise_checks.py). After Cebere et al. 2026
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
@@ -62,8 +65,10 @@ def compare(
 def differences(before: Recording, after: Recording, *, slack: float = ARITHMETIC_SLACK) -> list[Violation]:
     """Of two recordings, the second of which was made like the first."""
     found = [*unaccounted(before), *unaccounted(after), *drawn_twice(before), *drawn_twice(after)]
-    if type(before.error) is not type(after.error):
+    if _named(before.error) != _named(after.error):
         found.append(Violation("the error", f"{_named(before.error)}; of the neighbour {_named(after.error)}"))
+    elif before.error is not None:
+        found.append(Violation("the error", f"{_named(before.error)} of both, so what comes after it was not seen"))
     if before.charges != after.charges:
         found.append(Violation("what is charged", f"{before.charges}; of the neighbour {after.charges}"))
     if [a.use for a in before.asked] != [a.use for a in after.asked]:
@@ -84,21 +89,33 @@ def largest_move(before: Recording, after: Recording) -> float:
 
 def unaccounted(recording: Recording) -> list[Violation]:
     """Releases that the events charged do not speak of. A mechanism that charges nothing is not looked at."""
-    events = _parts(recording.charges)
-    if not events:
+    if not recording.charges:
         return []
-    found = []
-    sigmas = {event.sigma for event in events}
+    found, done = [], Counter[float]()
     for asked in recording.asked:
-        if asked.sigma not in sigmas:
-            found.append(Violation("the account", f"noise of sigma {asked.sigma}, but charged was {sorted(sigmas)}"))
-        if not asked.charged:
+        paid = _paid(recording.charges[: asked.charged])
+        done[asked.sigma] += len(asked.total) if _by_rows(recording, asked) else 1
+        if not paid:
             found.append(Violation("the account", "noise was drawn before anything was charged"))
-    if not any(isinstance(event, ClassScheduled) for event in events):  # rows of a schedule may be of no class
-        done = sum(len(asked.total) if _by_rows(recording, asked) else 1 for asked in recording.asked)
-        paid = sum(e.count if isinstance(e, Gaussian) else e.steps for e in events if not isinstance(e, ClassScheduled))
-        if done > paid:
-            found.append(Violation("the account", f"{done} releases, of which {paid} were charged"))
+        elif asked.sigma not in paid:
+            found.append(Violation("the account", f"noise of sigma {asked.sigma}, but charged was {sorted(paid)}"))
+        elif done[asked.sigma] > paid[asked.sigma]:
+            told = f"{done[asked.sigma]} releases of sigma {asked.sigma}, of which {paid[asked.sigma]:g} were charged"
+            found.append(Violation("the account", told))
+    return found
+
+
+def _paid(charges: list[Event]) -> Counter[float]:
+    """How many releases of each sigma; of a class schedule any number, as its rows may be of no class."""
+    found = Counter[float]()
+    for event in _parts(charges):
+        match event:
+            case Gaussian():
+                found[event.sigma] += event.count
+            case PoissonGaussian():
+                found[event.sigma] += event.steps
+            case ClassScheduled():
+                found[event.sigma] += math.inf  # type: ignore[assignment]
     return found
 
 
@@ -173,5 +190,5 @@ def _parts(events: list[Event]) -> list[Gaussian | PoissonGaussian | ClassSchedu
     return found
 
 
-def _named(error: Exception | None) -> str:
+def _named(error: BaseException | None) -> str:
     return "none" if error is None else f"{type(error).__name__} ({error})"

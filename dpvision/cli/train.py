@@ -78,7 +78,7 @@ def train(
     horizon: Annotated[float | None, Parameter(help="mirror: public alone after so many times all steps")] = None,
     floor: Annotated[float | None, Parameter(help="adadps: added to the second moment, in units of its mean")] = None,
     canaries: Annotated[
-        int | None, Parameter(help="units that are no one's, to audit the run by; 1000 is usual; costs some accuracy")
+        int | None, Parameter(help="units that are no one's, to audit the run by; 1000 or all weights; costs accuracy")
     ] = None,
     checkpoint_every: Annotated[int | None, Parameter(help="steps between saved states")] = None,
     study: Annotated[
@@ -121,7 +121,7 @@ def train(
     from dpvision import console, distributed
     from dpvision.prepare import prepare
     from dpvision.privacy.room import require_room
-    from dpvision.train import begin
+    from dpvision.train import begin, require_room_for_canaries
 
     distributed.start()
     with console.counting_bar("preparing") as progress:
@@ -137,6 +137,7 @@ def train(
             )
     if dry_run or out is None:
         require_room(prepared)
+        require_room_for_canaries(prepared)
         if distributed.rank() == 0:
             console.say("dry run: no run was made, nothing was charged.")
         return

@@ -253,6 +253,7 @@ def priors() -> str:
 
 RUNS = {
     "train": Run({"model": "linear"}),
+    "train, with canaries": Run({"model": "linear", "canaries": 30}),
     "train, the head and then all": Run({"model": "wrn-10-1", "probe_steps": 2, "probe_lr": 1.0}),
     "train, the mean and then the head": Run({"model": "patches-256", "part": "centred-head"}),
 }

@@ -34,10 +34,10 @@ def replayed(mechanism: Mechanism, some: Iterable[Pair]) -> tuple[int, float, li
         before = record(mechanism.run, data)
         after = record(mechanism.run, neighbour, like=before)
         violations: list[Violation | str] = [*differences(before, after)]
-        if before.error is not None:  # nothing was shown then
-            violations.append(f"it did not end: {type(before.error).__name__}: {before.error}")
         if before.error is None and not before.asked:
             violations.append("no noise was drawn")
+        if before.error is None and not before.charges:
+            violations.append("nothing was charged")
         found += [f"{what}: {violation}" for violation in violations]
         count, largest = count + 1, max(largest, largest_move(before, after))
     return count, largest, found

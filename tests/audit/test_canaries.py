@@ -48,8 +48,9 @@ def test_noise_of_0_83_is_found_out(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_both_at_epsilon_1_with_fresh_coins(name: str) -> None:
     case = mechanisms(Budget(1.0, DELTA))[name]
-    assert not verdict(case(40_000, Coins()), delta=DELTA, confidence=FAMILY_WISE).refuted
-    assert verdict(case(40_000, Coins(noise=0.83)), delta=DELTA).refuted
+    # Fresh coins each time: a chance of 1 in 1,000 for all clean ones together, and less for the cut ones.
+    assert not verdict(case(40_000, Coins()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
+    assert verdict(case(100_000, Coins(noise=0.83)), delta=DELTA).refuted
 
 
 def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
     wrapped = carried.sum_of(clipped_sum)
 
     def fetch(drawn: np.ndarray, _seed: int):
-        assert drawn.max() < 3, "no canary reaches the data"
+        assert drawn.min() >= 0 and drawn.max() < 3, "no canary reaches the data"
         return torch.ones(len(drawn), 8), torch.zeros(len(drawn)), [1] * len(drawn)
 
     def total(drawn: list[int], step: int) -> torch.Tensor:
@@ -106,13 +106,13 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
         return wrapped.sum([carried.fetch_of(fetch)(np.array(drawn), 0)])
 
     assert carried.units == 5 and wrapped.sensitivity == clip and wrapped.part == clipped_sum.part
-    without, one, other, both = (total(drawn, 1) for drawn in ([0, 2], [0, 2, 3], [0, 2, 4], [0, 2, 3, 4]))
+    without, one, other, both = (total(drawn, 1) for drawn in ([2, 4], [0, 2, 4], [1, 2, 4], [0, 1, 2, 4]))
     first, second = one - without, other - without
     assert float(first.norm()) == pytest.approx(clip) == float(second.norm())
     assert float(first @ second) == 0 and torch.allclose(both, without + first + second)
-    assert torch.allclose(total([3], 1), first), "only a canary was drawn"
+    assert torch.allclose(total([0], 1), first), "only a canary was drawn"
     assert torch.count_nonzero(total([], 2)) == 0
-    assert not torch.equal(total([3], 2), first), "another direction in another step"
+    assert not torch.equal(total([0], 2), first), "another direction in another step"
 
 
 def test_coins_are_fair_secret_and_checked() -> None:
@@ -123,10 +123,11 @@ def test_coins_are_fair_secret_and_checked() -> None:
     for wrong in (None, "011", "01x0"):
         with pytest.raises(DataError, match="canaries"):
             inside({"canaries": wrong}, 4)
-    with pytest.raises(ConfigError, match="at most as many as weights"):
+    with pytest.raises(ConfigError, match="--canaries 8 or fewer"):
         _carried(9).begin(0, 8)
-    with pytest.raises(ConfigError, match="canaries is -1"):
-        Config(canaries=-1)
+    for few in (-1, 1):
+        with pytest.raises(ConfigError, match=f"canaries is {few}"):
+            Config(canaries=few)
 
 
 SETTINGS = {"epsilon": 3.0, "canaries": 200, "steps": 30, "batch": 100, "budget": 50.0}
@@ -170,6 +171,15 @@ def test_a_run_whose_noise_is_wrong_is_refuted_by_its_own_canaries(
     write_data(tmp_path / "data.npz")
     run = _train(tmp_path, "quiet", epsilon=1.0)
     assert runs.read_json(run.folder / "audit.json")["one_run"]["refuted"]
+
+
+@pytest.mark.parametrize("changes", [{"canaries": 2000}, {"canaries": 1000, "model": "small-cnn", "probe_steps": 2}])
+def test_too_many_canaries_are_refused_before_anything_is_charged(tmp_path: Path, changes: dict) -> None:
+    write_data(tmp_path / "data.npz")
+    prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS | changes, source="test"))
+    with pytest.raises(ConfigError, match=r"a step learns .* weights"):
+        begin(prepared, tmp_path / "run", test_key="canaries")
+    assert not (tmp_path / "run").exists() and not list(runs.home().glob("ledgers/*.jsonl"))
 
 
 def test_other_coins_are_other_data(tmp_path: Path) -> None:

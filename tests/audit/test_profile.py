@@ -68,11 +68,11 @@ def test_null_scores_give_epsilon_0(kind: str) -> None:
 def test_scores_that_point_the_wrong_way_are_no_evidence() -> None:
     out, into = _worlds(3.0, 2000, 0)
     mu = 0.2
-    found = verdict(Scores(into, out, Gaussian(5.0), mu), delta=DELTA)
+    found = verdict(Scores(into, out, Gaussian(5.0), mu, 2000), delta=DELTA)
     assert not found.refuted and found.bound.epsilon == 0 and found.estimate.mu == found.estimate.high == 0
-    assert verdict(Scores(out, into, Gaussian(5.0), mu), delta=DELTA).refuted
+    assert verdict(Scores(out, into, Gaussian(5.0), mu, 2000), delta=DELTA).refuted
     same = np.zeros(500)
-    assert not verdict(Scores(same, same, Gaussian(5.0), mu), delta=DELTA).refuted
+    assert not verdict(Scores(same, same, Gaussian(5.0), mu, 500), delta=DELTA).refuted
 
 
 def test_the_alarm_is_rare_for_scores_with_heavy_tails() -> None:
@@ -87,6 +87,18 @@ def test_the_alarm_is_rare_for_scores_with_heavy_tails() -> None:
     assert above <= stats.binom.isf(1e-4, trials, 0.025)
 
 
+def test_no_alarm_where_canaries_were_hardly_drawn() -> None:
+    """The interval of the matched filter does not hold there; the profile test does."""
+    met, trials, above = Exposure(0.01, 0.4, 2), 100, 0
+    mu, event = claimed_mu((met,)), PoissonGaussian(met.rate, met.sigma, met.steps)
+    for seed in range(trials):
+        rng = np.random.default_rng(seed)
+        drawn = rng.random((2, 50)) < met.rate
+        worlds = (log_ratio(rng.normal(b, 0.4), rate=0.01, sigma=0.4).sum(0) for b in (0 * drawn, drawn))
+        above += verdict(Scores(*worlds, event, mu, 1.0), delta=DELTA).refuted
+    assert above <= stats.binom.isf(1e-3, trials, 0.025)
+
+
 def test_it_asks_for_what_it_needs() -> None:
     with pytest.raises(ConfigError, match="confidence"):
         profile_test([0, 1], [0, 1], _curve(1.0), top=1.0, confidence=1.0)
@@ -98,5 +110,5 @@ def test_the_verdict_tells_what_was_claimed() -> None:
     rng = np.random.default_rng(0)
     event = PoissonGaussian(0.2, 2.0, 10)
     mu = claimed_mu((Exposure(0.2, 2.0, 10),))
-    found = verdict(Scores(rng.normal(size=500), rng.normal(size=500), event, mu), delta=DELTA)
+    found = verdict(Scores(rng.normal(size=500), rng.normal(size=500), event, mu, 1000), delta=DELTA)
     assert not found.refuted and found.epsilon > 0 and found.claimed_mu == pytest.approx(0.33, abs=0.05)

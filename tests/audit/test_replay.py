@@ -79,6 +79,29 @@ def _overspent(rows: np.ndarray) -> list[np.ndarray]:
     return [_noisy(_clipped(rows), step) for step in range(2)]
 
 
+def _charged_otherwise(rows: np.ndarray) -> list[np.ndarray]:
+    """As many as were charged, but not of the sigma that was."""
+    charged(Gaussian(2.0))
+    charged(Gaussian(50.0, 9))
+    return [_noisy(_clipped(rows), step) for step in range(10)]
+
+
+def _charged_by_another(rows: np.ndarray) -> np.ndarray:
+    charged(Gaussian(50.0))
+    first = _noisy(_clipped(rows))
+    charged(Gaussian(2.0))
+    return first
+
+
+def _error_that_tells(rows: np.ndarray) -> None:
+    _sound(rows)
+    raise ValueError(f"{len(rows)} rows are too few")
+
+
+def _always_an_error(rows: np.ndarray) -> None:
+    raise SystemExit("broken")
+
+
 FAULTS: dict[str, tuple[Callable[[np.ndarray], object], str]] = {
     "not clipped": (lambda rows: _noisy(np.nan_to_num(rows).sum(axis=0)), "the sum"),
     "no guard for what is no number": (lambda rows: _noisy(rows.sum(axis=0)), "the error"),
@@ -95,6 +118,10 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray], object], str]] = {
     "shape from the data": (lambda rows: _noisy(np.full(len(rows), 0.1)), "shapes"),
     "charged afterwards": (_uncharged, "the account"),
     "two releases, one charged": (_overspent, "the account"),
+    "another sigma than most were charged for": (_charged_otherwise, "the account"),
+    "only another one is charged before": (_charged_by_another, "the account"),
+    "an error that tells": (_error_that_tells, "the error"),
+    "an error on any data": (_always_an_error, "the error"),
 }
 
 
