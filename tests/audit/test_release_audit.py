@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,18 @@ def test_canaries_are_of_the_class_that_fares_worst() -> None:
     assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
 
 
-def test_random_weights_and_declared_counts_are_audited_too(released: Path, tmp_path: Path) -> None:
-    source = str(released / "data.npz")
-    declared = small("moments", rank=0, n=200, classes=4, size=(8, 8), channels=1, class_counts=(50, 50, 50, 50))
-    made(tmp_path / "counts", declared, source=source)
-    made(tmp_path / "weights", small("neuromix", rank=0, alpha=0.5, budget=1e3), source=source)
-    for name in ("counts", "weights"):
-        scores = auditing_release.canary_scores(finished(tmp_path / name), canaries=1000, coins=Coins(name))
-        found = verdict(scores, delta=1e-5, confidence=0.999)
-        assert not found.refuted and found.estimate.low > 0.1, name
+@pytest.mark.parametrize(
+    ("recipe", "values", "least"),
+    [("moments", {"class_counts": (50, 50, 50, 50)}, 1.5), ("neuromix", {"alpha": 0.5, "most_weight": 1.0}, 0.4)],
+)
+def test_declared_counts_and_random_weights_are_audited_too(
+    recipe: str, values: dict[str, Any], least: float, released: Path
+) -> None:
+    """Random weights are mostly below what they are accounted at, so canaries show less."""
+    release = finished(released / recipe)
+    release = replace(release, settings=replace(release.settings, **values))
+    found = verdict(auditing_release.canary_scores(release, canaries=1000, coins=Coins("others")), delta=1e-5)
+    assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
 
 
 def test_an_audit_is_on_the_card_and_what_images_tell_is_not(
@@ -126,13 +130,6 @@ def test_a_fixed_key_can_not_be_edited_away(released: Path, tmp_path: Path) -> N
     assert "gives no privacy guarantee" in (folder / "card.md").read_text()
 
 
-def _nested() -> Any:
-    found: Any = []
-    for _ in range(5000):
-        found = [found]
-    return found
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -158,18 +155,16 @@ def test_a_card_by_other_means_is_refused(change: dict[str, Any], copied: Path) 
     card = json.loads((copied / "card.json").read_text())
     config = card["config"] | change.get("config", {})
     (copied / "card.json").write_text(json.dumps(card | change | {"config": config}))
-    with pytest.raises(DataError, match="copy"):
+    with pytest.raises(DataError, match=r"card\.json"):
         _say("audit", copied, "--runs", "100")
     assert not (copied / "audit.json").exists()
 
 
 def test_a_card_of_many_brackets_is_refused(copied: Path) -> None:
     card = (copied / "card.json").read_text().rstrip().removesuffix("}")
-    (copied / "card.json").write_text(card + ', "data_set": ' + "[" * 900 + "]" * 900 + "}")
-    try:
+    (copied / "card.json").write_text(card + ', "data_set": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(DataError, match="not the card of a release"):
         finished(copied)
-    except DataError as exc:
-        assert "not the card of a release" in str(exc)
 
 
 def test_other_rows_are_refused(copied: Path, released: Path) -> None:
