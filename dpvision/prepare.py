@@ -204,6 +204,11 @@ def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -
         channels=config.channels,
         skip_broken=config.skip_broken,
     )
+    return prepare_read(source, data, config, progress)
+
+
+def prepare_read(source: str, data: Dataset, config: Config, progress: Progress = lambda *_: None) -> Prepared:
+    """The same for data that was read already."""
     if config.unit == "person" and data.train.persons is None:
         raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
     known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge

@@ -8,7 +8,7 @@ card.md, card.json    the guarantee, for people and for programs
 report.html           one page to look at
 audit.json, audit.svg what `dpvision audit`, or the canaries that the run carried, showed from below
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
-                      private data), canaries.json, membership.json. Never release this folder.
+                      private data), canaries.json, membership.json, lira.json. Never release this folder.
 """
 
 from __future__ import annotations

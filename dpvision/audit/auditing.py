@@ -76,17 +76,21 @@ def losses_of(folder: Path, source: str, *, most: int = 10_000) -> tuple[Members
 
 
 def _losses(made: Released, split: Split, most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    inputs, count = Inputs(split), min(most, len(split))
+    labels = np.asarray(split.labels[:most])
+    return cross_entropies(answers(made, split, most=most), labels), labels
+
+
+def answers(made: Released, split: Split, *, most: int | None = None) -> NDArray[np.float64]:
+    """(N, classes) scores of a model for the records of a split, or for the first `most` of them."""
+    inputs, count = Inputs(split), len(split) if most is None else min(most, len(split))
     found = []
     for start in range(0, count, 1024):
-        part = slice(start, min(start + 1024, count))
         with torch.no_grad():
-            scores = made.model(inputs(part)).double().numpy()
-        found.append(cross_entropies(scores, np.asarray(split.labels[part])))
-    return np.concatenate(found), np.asarray(split.labels[:count])
+            found.append(made.model(inputs(slice(start, min(start + 1024, count)))).double().numpy())
+    return np.concatenate(found)
 
 
 def of_membership(found: Membership, classes: tuple[str, ...]) -> dict[str, Any]:
-    """As plain values, for operator/membership.json."""
+    """As plain values, for files in operator/."""
     named = {classes[k]: auc for k, auc in found.by_class.items()}
     return {**asdict(found), "found": {f"{k:g}": v for k, v in found.found.items()}, "by_class": named}

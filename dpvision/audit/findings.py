@@ -1,6 +1,6 @@
-"""audit.json of a run: lower bounds that audits found, beside the epsilon that is proved. It may be released.
+"""audit.json of a run or a release: lower bounds that audits found, beside the proved epsilon. It may leave.
 
-    mechanism    canaries in other runs of the same mechanism: a function of the run's settings alone
+    mechanism    canaries in other runs of the same mechanism: a function of the settings alone
     one_run      canaries in this run: their scores are made of noisy sums, and their coins are no one's
 
 The coins and scores themselves are in operator/canaries.json. What was computed from private images is not in here.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from dpvision.privacy.events import Event, exposures
 FILE, FORMAT = "audit.json", "dpvision-audit-1"
 
 
-def record(run: runs.Run, section: str, found: dict[str, Any]) -> None:
+def record(folder: Path, section: str, found: dict[str, Any]) -> None:
     """Put one section into audit.json, leaving the other."""
-    path = run.folder / FILE
+    path = folder / FILE
     before = runs.read_json(path) if path.exists() else {}
     whole = {**before, "format": FORMAT, section: found}
     atomic.write(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", mode=0o644)
@@ -71,5 +72,5 @@ def audit_carried(
         "right": found.right,
         "refuted": found.refutes(proved),
     }
-    record(run, "one_run", section)
+    record(run.folder, "one_run", section)
     return found

@@ -80,21 +80,30 @@ def confidences(scores: ArrayLike, labels: ArrayLike) -> Floats:
 
 
 def shadows(
-    fit: Callable[[NDArray[np.int64]], ArrayLike], labels: ArrayLike, *, count: int, seed: int = 0
+    fit: Callable[[NDArray[np.int64]], ArrayLike],
+    labels: ArrayLike,
+    *,
+    count: int,
+    units: ArrayLike | None = None,
+    seed: int = 0,
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """(count, N) of phi and of who was in: `fit` trains on some records and returns (N, K) scores of all of them.
 
-    Each record is in half of the models: one half of the records trains a model, the other half the next.
+    Each record is in half of the models: one half of each class trains a model, the other half the next. `units` says
+    which records belong together, such as those of one person: they are in or out together.
     """
     if count < 2 or count % 2:
         raise ConfigError(f"{count} shadow models: it must be an even number, so that everyone is in half of them.")
     y, rng = np.asarray(labels), np.random.default_rng(seed)
+    _, first, of = np.unique(np.arange(len(y)) if units is None else units, return_index=True, return_inverse=True)
     found, inside = np.empty((count, len(y))), np.zeros((count, len(y)), dtype=np.bool_)
     for number in range(count):
         if number % 2:
             inside[number] = ~inside[number - 1]
         else:
-            inside[number, rng.permutation(len(y))[: len(y) // 2]] = True
+            chosen = np.zeros(len(first), dtype=np.bool_)
+            chosen[np.lexsort((rng.random(len(first)), y[first]))[::2]] = True
+            inside[number] = chosen[of]
         found[number] = confidences(fit(np.flatnonzero(inside[number])), y)
     return found, inside
 

@@ -21,18 +21,21 @@ from dpvision.audit.canaries import (
     Gathering,
     Progress,
     Scores,
+    claimed_mu,
     log_ratio,
     require_canaries,
     score,
     throw_away_ledgers,
 )
+from dpvision.errors import ConfigError
 from dpvision.heads.releases import Releases
 from dpvision.heads.rows import BoundedSum, Preparation, Rows
 from dpvision.heads.setup import setup
 from dpvision.privacy.events import Exposure, Gaussian, exposures
 from dpvision.release.mixtures import Mixtures
 from dpvision.release.moments import Moments
-from dpvision.release.sampling import Poisson, Sampler
+from dpvision.release.sampling import Poisson, Sampler, Scheduled
+from dpvision.release.weights import RandomWeights
 
 
 def mixture_scores(
@@ -40,59 +43,90 @@ def mixture_scores(
     sigma: float,
     *,
     degree: float = 1.0,
+    balance: float = 1.0,
+    weights: RandomWeights | None = None,
     canaries: int = 200,
     runs: int = 20,
     coins: Coins = FRESH,
     progress: Progress = lambda *_: None,
 ) -> Scores:
-    """Rows of a release by mixing; for a schedule, canaries are of its classes in turn."""
+    """Rows of a release by mixing; for a schedule, canaries are of the classes that fare worst."""
     require_canaries(canaries, runs)
+    claimed, (met, worst) = sampler.event(sigma), _worst(sampler, sigma)
+    sampler, labels = _one_class_each(sampler, worst, canaries)
     classes = canaries if isinstance(sampler, Poisson) else len(sampler.rates)
-    labels = np.arange(canaries) % classes
-    rates = np.full(classes, sampler.rate) if isinstance(sampler, Poisson) else np.asarray(sampler.rates)
-    about = np.ones((sampler.rows, canaries), bool) if isinstance(sampler, Poisson) else sampler.table[:, labels]
-    claimed = sampler.event(sigma)
-    found = Gathering(claimed, exposures(claimed)[-1])
+    about = np.ones((1, canaries), bool) if isinstance(sampler, Poisson) else sampler.table[:, labels]
+    found = Gathering(claimed, (met,))
     with throw_away_ledgers() as charge:
         for run in range(runs):
             inside, key = coins.split(run, canaries), coins.key(run)
             rows = Rows.of(np.eye(canaries)[inside], labels[inside], Preparation(), classes=classes)
-            mixtures = Mixtures(rows, sampler, degree=degree)
+            mixtures = Mixtures(rows, sampler, degree=degree, balance=balance, weights=weights)
             event = mixtures.event(sigma * coins.noise)
-            blocks = mixtures.blocks(charge(event, key, mixtures.name(key, event)), key)
-            z = np.concatenate([_along(mixtures, features, answers, labels) for features, answers in blocks])
-            ratio = np.stack([log_ratio(z[:, j], rate=rates[labels[j]], sigma=sigma) for j in range(canaries)], axis=1)
-            found.add((ratio * about).sum(0), inside)
+            total, first = np.zeros(canaries), 0
+            for features, answers in mixtures.blocks(charge(event, key, mixtures.name(key, event)), key):
+                ratio = log_ratio(_along(mixtures, features, answers, labels), rate=met.rate, sigma=sigma)
+                total += (ratio * (about if len(about) == 1 else about[first : first + len(ratio)])).sum(0)
+                first += len(ratio)
+            found.add(total, inside)
             progress(run + 1, runs)
     return found.scores()
 
 
+def _worst(sampler: Sampler, sigma: float) -> tuple[Exposure, list[int]]:
+    """What the kind of record meets that is told most about, and its classes; of Poisson mixtures all are alike."""
+    if isinstance(sampler, Poisson):
+        return Exposure(sampler.rate, sigma, sampler.rows), []
+    kinds = [Exposure(rate, sigma, int(rows)) for rate, rows in zip(sampler.rates, sampler.table.sum(0), strict=True)]
+    told = {kind: claimed_mu((kind,)) for kind in set(kinds) if kind.rate > 0 and kind.steps > 0}
+    if not told:
+        raise ConfigError("nobody is in any row of this schedule, so there is nothing to audit.")
+    worst = max(told, key=told.__getitem__)
+    return worst, [number for number, kind in enumerate(kinds) if kind == worst]
+
+
+def _one_class_each(sampler: Sampler, worst: list[int], canaries: int) -> tuple[Sampler, NDArray[np.int64]]:
+    """The sampler with a class for each canary, and the canaries' classes: a label that two share would couple them.
+
+    A schedule's columns are repeated, so each canary is in the rows of a class that there is. Where rows are of one
+    class each, labels have no noise and nobody looks at them: there canaries may share a class.
+    """
+    if isinstance(sampler, Poisson):
+        return sampler, np.arange(canaries)
+    labels = np.asarray(worst)[np.arange(canaries) % len(worst)]
+    if (sampler.table.sum(1) == 1).all():
+        return sampler, labels
+    return Scheduled(sampler.table[:, labels], tuple(sampler.rates[k] for k in labels)), np.arange(canaries)
+
+
 def _along(mixtures: Mixtures, features: Any, answers: Any, labels: NDArray[np.int64]) -> Floats:
     """<row, (a e_j, b y_j)> of each row and canary, with the public divisor taken out."""
-    divisor = mixtures.degree
-    found = mixtures.a**2 * divisor * features.astype(np.float64)
+    found = mixtures.a**2 * mixtures.divisor * features.astype(np.float64)
     if not mixtures.public_labels:
-        found += mixtures.b**2 * divisor * answers[:, labels].astype(np.float64)
+        found += mixtures.b**2 * mixtures.divisor * answers[:, labels].astype(np.float64)
     return found
 
 
 def moments_scores(
     sigma: float,
     *,
+    share: float = 0.5,
+    counts_share: float = 0.05,
+    counts_declared: bool = False,
     canaries: int = 40,
     runs: int = 200,
     coins: Coins = FRESH,
     progress: Progress = lambda *_: None,
 ) -> Scores:
-    """One release of class sums, counts and the second moment in each run."""
+    """One release of class sums, counts (where they are not declared) and the second moment in each run."""
     require_canaries(canaries, runs)
-    claimed = Gaussian(sigma, 1)
+    claimed, counts = Gaussian(sigma, 1), (1,) * canaries if counts_declared else None
     found = Gathering(claimed, exposures(claimed)[0])
     with throw_away_ledgers() as charge:
         for run in range(runs):
             inside, key = coins.split(run, canaries), coins.key(run)
             rows = Rows.of(np.eye(canaries)[inside], np.flatnonzero(inside), Preparation(), classes=canaries)
-            moments = Moments(rows, share=0.5, counts_share=0.05, n=canaries)
+            moments = Moments(rows, share=share, counts_share=counts_share, n=canaries, class_counts=counts)
             event = moments.event(sigma * coins.noise)
             got = moments.released(charge(event, key, moments.name(key, event)), key)
             parts = ((moments.b, np.diagonal(got.sums)), (moments.c, got.counts), (moments.a, np.diagonal(got.second)))

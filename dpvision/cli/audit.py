@@ -1,4 +1,4 @@
-"""audit: lower bounds on what a run tells, beside the epsilon that is proved."""
+"""audit: lower bounds on what a run or a release tells, beside the epsilon that is proved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpvision.errors import ConfigError
 
 @app.command
 def audit(
-    run: Annotated[Path, Parameter(help="the folder of a finished run")],
+    folder: Annotated[Path, Parameter(help="the folder of a finished run, or of a release")],
     source: Annotated[
         str | None, Parameter(help="its data: also try who was in, by losses; for your eyes only")
     ] = None,
@@ -22,86 +22,210 @@ def audit(
     *,
     runs: Annotated[int, Parameter(help="canaries that are scored, half of them in the data")] = 10_000,
     confidence: Annotated[float, Parameter(help="of every bound")] = 0.95,
+    shadows: Annotated[
+        int | None, Parameter(help="of a run, with its data: LiRA with so many shadow models, such as 8")
+    ] = None,
+    operator: Annotated[
+        Path | None, Parameter(help="of a release, with its data: where what you alone may see goes")
+    ] = None,
+    weights: Annotated[
+        Path | None, Parameter(help="of a release: the encoder's public weights, if it has some")
+    ] = None,
 ) -> None:
-    """Attack a run: canaries in its mechanism, those that it carries, and, with its data, its losses.
+    """Attack a run or a release: canaries in its mechanism, those that a run carries, and, with the data, much more.
 
-    Writes audit.json and audit.svg into the run folder, and the card and the report anew. What is found from private
-    images goes to operator/. Nothing is charged: the canaries are no one's, in runs of a mechanism without data.
+    Writes audit.json and audit.svg into the folder, and its card (of a run also the report) anew. Nothing is charged:
+    the canaries are no one's, in runs of a mechanism without data. What is found from private images has no noise: of
+    a run it goes to operator/, of a release to --operator. It is for your eyes, and nothing of it may leave.
 
-    Example: `dpvision audit runs/first`, or `dpvision audit runs/first digits --runs 40000`
+    Example: `dpvision audit runs/first`, `dpvision audit runs/first digits --shadows 8`,
+    or `dpvision audit releases/1 digits --operator attacked`
     """
     if runs < 100:
         raise ConfigError(f"--runs {runs}: fewer than 100 canaries show nothing. Usual: 10,000.")
     if not 0.5 <= confidence < 1:
         raise ConfigError(f"--confidence {confidence}: it must be from 0.5 to below 1, such as 0.95.")
-    from dpvision import atomic, console
-    from dpvision.audit import auditing, findings, membership
-    from dpvision.audit.profile import verdict
+    place = Path(os.path.abspath(folder))
+    is_release = (place / "schema.json").exists()
+    _require_what_fits(is_release, source, shadows=shadows, operator=operator, weights=weights)
+    if is_release:
+        refuted = _release(place, source, runs, confidence, operator, weights)
+    else:
+        refuted = _run(place, source, runs, confidence, shadows)
+    from dpvision import console
+
+    if refuted:
+        console.say(
+            "REFUTED: what was found is more than the claim allows. Once in "
+            f"{1 / (1 - confidence):.0f} audits of a true claim that is chance: audit again with more --runs. If it "
+            "stays, do not release it, and report it (SECURITY.md)."
+        )
+        raise SystemExit(4)
+    console.say("not refuted: no test here showed more than the claim allows.")
+
+
+def _require_what_fits(
+    is_release: bool, source: str | None, *, shadows: int | None, operator: Path | None, weights: Path | None
+) -> None:
+    if is_release:
+        if shadows is not None:
+            raise ConfigError("--shadows: a release has no model to compare with. Fix: leave it out.")
+        if (source is None) != (operator is None):
+            raise ConfigError(
+                "what private images tell of a release must not get into its folder. Fix: the data and --operator "
+                "FOLDER, a folder elsewhere that never leaves; or neither of them."
+            )
+    elif operator is not None or weights is not None:
+        raise ConfigError("--operator and --weights are for releases: a run has its operator/ folder and its weights.")
+    elif shadows is not None and source is None:
+        raise ConfigError("--shadows needs the run's data: `dpvision audit RUN DATA --shadows 8`.")
+
+
+def _run(place: Path, source: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
+    from dpvision import console
+    from dpvision.audit import auditing, findings
     from dpvision.cli.reporting import write_report
-    from dpvision.report.attack import most_true_positives
     from dpvision.runs import Run, read_json
 
-    folder = Run(Path(os.path.abspath(run)))
+    folder = Run(place)
     config = folder.config()
     if folder.facts().get("complete") is not True:
-        raise ConfigError(f"{run}: the run is not finished. Fix: `dpvision resume {run}`.")
+        raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     with console.counting_bar("canaries") as progress:
-        scores = auditing.canary_scores(config, canaries=runs, progress=progress)
-    found = verdict(scores, delta=config.delta, confidence=confidence)
-    findings.record(folder, "mechanism", findings.of_mechanism(found))
-    rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
-    allowed = (rates, most_true_positives(scores.claimed, rates))
-    curve = membership.roc(scores.with_record, scores.without)
-    picture = membership.draw({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
-    atomic.write(folder.folder / "audit.svg", picture, mode=0o644)
-    console.table(_shown(found), title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
-    carried = read_json(folder.folder / findings.FILE).get("one_run")
+        scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
+    found, allowed = _told(place, scores, delta=config.delta, confidence=confidence)
+    carried = read_json(place / findings.FILE).get("one_run")
     if carried is not None:
         console.say(
             f"canaries in this run: {carried['right']} of {carried['guesses']} guesses right; epsilon at least "
             f"{carried['epsilon_at_least']:.3f}"
         )
     if source is not None:
-        _losses(folder, source, allowed)
+        from dpvision.inference import released
+
+        _losses(folder.operator, auditing.losses_of(place, source), released(place).classes, allowed)
+    if source is not None and shadows is not None:
+        _shadows(folder, source, shadows, allowed)
     for path in write_report(folder):
         console.say(f"wrote {path}")
-    if found.refuted or (carried or {}).get("refuted"):
-        console.say(
-            "REFUTED: what was found is more than the claim allows. Once in "
-            f"{1 / (1 - confidence):.0f} audits of a true claim that is chance: audit again with more --runs. If it "
-            "stays, do not release the run, and report it (SECURITY.md)."
-        )
-        raise SystemExit(4)
-    console.say("not refuted: no test here showed more than the claim allows.")
+    return found.refuted or bool((carried or {}).get("refuted"))
 
 
-def _shown(found: Any) -> dict[str, str]:
+def _release(
+    place: Path, source: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
+) -> bool:
+    from dpvision import console
+    from dpvision.audit import auditing_release
+    from dpvision.release.finished import finished
+    from dpvision.report import audits, released
+
+    release = finished(place)
+    audits.read(place)  # one that is not ours is refused before anything is done
+    if operator is not None and operator.resolve().is_relative_to(place.resolve()):
+        raise ConfigError(f"--operator {operator}: is in the release, which leaves. Fix: a folder elsewhere.")
+    with console.counting_bar("canaries") as progress:
+        scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
+    found, allowed = _told(place, scores, delta=release.settings.delta, confidence=confidence)
+    for path in released.write_audited(release):
+        console.say(f"wrote {path}")
+    if source is not None and operator is not None:
+        from dpvision import atomic
+
+        atomic.make_folder(Path(os.path.abspath(operator)))
+        with console.named_bars() as bars:
+            losses = auditing_release.losses_of(release, source, weights=weights, progress=bars)
+        _losses(operator, losses, release.classes, allowed)
+        _inversion(operator, auditing_release.inversion_of(release, source, weights=weights))
+    return found.refuted
+
+
+def _told(place: Path, scores: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
+    """What canaries say, on the screen and in audit.json and audit.svg; and what the claim allows."""
+    from dpvision import atomic, console
+    from dpvision.audit import findings, membership
+    from dpvision.audit.profile import verdict
+    from dpvision.report.attack import most_true_positives
+
+    found = verdict(scores, delta=delta, confidence=confidence)
+    findings.record(place, "mechanism", findings.of_mechanism(found))
+    rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
+    allowed = (rates, most_true_positives(scores.claimed, rates))
+    curve = membership.roc(scores.with_record, scores.without)
+    picture = membership.draw({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
+    atomic.write(place / "audit.svg", picture, mode=0o644)
     mu, profile = found.estimate, found.profile
-    return {
+    shown = {
         "proved": f"epsilon at most {found.epsilon:.4f} at delta {found.delta:g}",
         "shown": f"epsilon at least {found.bound.epsilon:.4f}, with {found.bound.confidence:.0%} confidence",
         "estimate": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}); a true claim gives {found.claimed_mu:.4f}",
         "whole curve": f"delta({profile.epsilon:.3f}) at least {profile.shown:.3g}, claimed {profile.claimed:.3g}",
     }
+    console.table(shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
+    return found, allowed
 
 
-def _losses(folder: Any, source: str, allowed: Any) -> None:
-    """Who was in, by the model's losses: into operator/."""
-    import json
-
-    from dpvision import atomic, console
+def _losses(operator: Path, attacked: Any, classes: tuple[str, ...], allowed: Any) -> None:
+    """Who was in, by losses: into the operator's folder."""
+    from dpvision import console
     from dpvision.audit import auditing, membership
-    from dpvision.inference import released
 
-    found, scores = auditing.losses_of(folder.folder, source)
-    told = auditing.of_membership(found, released(folder.folder).classes)
-    atomic.write(folder.operator / "membership.json", json.dumps(told, indent=1) + "\n")
-    curve = membership.roc(scores["members"], scores["others"])
-    picture = membership.draw({"losses": curve}, allowed=allowed, title="FOR THE OPERATOR'S EYES ONLY")
-    atomic.write(folder.operator / "membership.svg", picture)
+    found, scores = attacked
+    told = auditing.of_membership(found, classes)
+    curves = {"losses": membership.roc(scores["members"], scores["others"])}
+    _for_the_operator(operator, "membership", told, curves, allowed)
     worst = max(told["by_class"].items(), key=lambda x: x[1], default=("none", 0.5))
     console.say(
         f"losses of {found.members:,} members and {found.others:,} others (for your eyes only): AUC {found.auc:.4f}, "
         f"worst class {worst[0]!r} {worst[1]:.4f}; at 1% wrongly reported, {found.found[0.01]:.2%} are found. In "
-        f"{folder.operator}: membership.json, membership.svg"
+        f"{operator}: membership.json, membership.svg"
+    )
+
+
+def _shadows(folder: Any, source: str, count: int, allowed: Any) -> None:
+    """LiRA: into operator/."""
+    from dpvision import console
+    from dpvision.audit.shadow_models import WARNING, attack_by_shadows
+
+    with console.counting_bar("shadow models") as progress:
+        found = attack_by_shadows(folder, source, count=count, progress=progress)
+    _for_the_operator(folder.operator, "lira", found.told(), found.curves, allowed)
+    for name, one in (("this model", found.this_model), ("shadow models in turn", found.shadows_in_turn)):
+        console.say(
+            f"LiRA, {name}: {one.members:,} members and {one.others:,} others, AUC {one.auc:.4f}; at 0.1% and 1% "
+            f"wrongly reported, {one.found[0.001]:.2%} and {one.found[0.01]:.2%} are found"
+        )
+    console.say(f"{WARNING} In {folder.operator}: lira.json, lira.svg")
+
+
+def _for_the_operator(operator: Path, name: str, told: Any, curves: Any, allowed: Any) -> None:
+    import json
+
+    from dpvision import atomic
+    from dpvision.audit import membership
+
+    atomic.write(operator / f"{name}.json", json.dumps(told, indent=1) + "\n")
+    picture = membership.draw(curves, allowed=allowed, title="FOR THE OPERATOR'S EYES ONLY")
+    atomic.write(operator / f"{name}.svg", picture)
+
+
+def _inversion(operator: Path, found: Any) -> None:
+    """Images of released rows: into the operator's folder."""
+    import io
+    import json
+
+    from dpvision import atomic, console
+    from dpvision.measures.sheet import contact_sheet
+
+    if isinstance(found, str):
+        console.say(f"no inversion: {found}.")
+        return
+    told = {name: getattr(found, name) for name in ("alone", "members", "others", "compared")}
+    atomic.write(operator / "inversion.json", json.dumps(told, indent=1) + "\n")
+    sheet = io.BytesIO()
+    contact_sheet(sheet, found.lines)
+    atomic.write(operator / "inversion.png", sheet.getvalue())
+    console.say(
+        f"inversion (for your eyes only): images of released rows correlate {found.members:.3f} with the nearest of "
+        f"{found.compared:,} training images, and {found.others:.3f} with the nearest of as many test images; those of "
+        f"records alone and without noise {found.alone:.3f} with themselves. In {operator}: inversion.json and .png"
     )

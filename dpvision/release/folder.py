@@ -6,12 +6,14 @@ map.safetensors              the public map from the encoder's features to these
 schema.json                  what is in the files
 card.json, card.md           the guarantee, how it was made, and the licence
 README.md                    how to read it
+audit.json, audit.svg        what `dpvision audit` showed from below, where it was asked to
 
 It is made beside its place and gets its name when it is whole. No row is ever left out: how many there are is public.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -98,6 +100,28 @@ def write_arrays(
 ) -> None:
     plain = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     atomic.write(path, write_safetensors(plain, dict(mark) if mark else None), mode=mode)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """File name -> BLAKE2b of its bytes, of every file of arrays in the folder: what a card is about."""
+    try:
+        return {
+            path.name: hashlib.blake2b(read_bytes(path, most=MOST), digest_size=20).hexdigest()
+            for path in sorted(folder.glob("*.safetensors"))
+        }
+    except (OSError, ValueError, Refusal) as exc:
+        raise DataError(f"{folder}: its files can not be read ({exc}). Fix: copy it again.") from exc
+
+
+def mark_of(path: Path) -> str | None:
+    """What a file of arrays says of itself; None where it says nothing."""
+    try:
+        with open_regular(path) as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), HEADER)))
+        found = header["__metadata__"]["status"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, Refusal):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def write_json(path: Path, value: Any) -> None:

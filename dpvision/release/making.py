@@ -152,7 +152,7 @@ def make(
     encoded = encoded or Encoded(prepared, progress)
     if encoded.of != prepared.of_rows:
         raise PrivacyError("the rows are of other data or features than those that would be charged.")
-    mechanism = _mechanism(encoded.rows, config)
+    mechanism = mechanism_of(encoded.rows, config)
     told = told_to_learners(mechanism, prepared.sigma)
 
     with _only_one(place, out):
@@ -186,6 +186,7 @@ def make(
             folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
             facts = _facts(prepared, encoded, mechanism, told)
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
+            facts["files"] = folders.digests(folder)
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
             card = write_card(folder, facts, ledger.account())
@@ -200,7 +201,7 @@ def require_possible(prepared: Prepared, out: Path, test_key: str | None = None)
     """
     place = runs.key_path(_name_of_key(prepared, Path(os.path.abspath(out))))
     _require_free(out, place)
-    _mechanism(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
+    mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
     told = accountant.epsilon(prepared.event(), prepared.config.delta)
     if told > prepared.config.epsilon:
         raise ConfigError(
@@ -273,7 +274,8 @@ def told_to_learners(mechanism: Mixtures | Moments, sigma: float) -> dict[str, f
     }
 
 
-def _mechanism(rows: Rows, config: Release) -> Mixtures | Moments:
+def mechanism_of(rows: Rows, config: Release) -> Mixtures | Moments:
+    """What complete settings do to rows."""
     assert config.n  # complete
     if config.kind == "moments":
         return Moments(
@@ -284,11 +286,16 @@ def _mechanism(rows: Rows, config: Release) -> Mixtures | Moments:
             class_counts=config.class_counts,
         )
     assert config.degree
-    weights = (
-        None if config.alpha is None else RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
-    )
     sampler = config.sampler(rows.classes)
-    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights)
+    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights_of(config))
+
+
+def weights_of(config: Release) -> RandomWeights | None:
+    """Of the records in a mixture; None where all count alike."""
+    if config.alpha is None:
+        return None
+    assert config.degree
+    return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
 
 
 def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]) -> dict[str, Any]:

@@ -79,14 +79,14 @@ class Mixtures:
 
     def noise_of_features(self, sigma: float) -> float:
         """Standard deviation in each released feature."""
-        return sigma / (self.a * self._divisor)
+        return sigma / (self.a * self.divisor)
 
     def noise_of_labels(self, sigma: float) -> float:
         """And in each released label."""
-        return 0.0 if self.public_labels else sigma / (self.b * self._divisor)
+        return 0.0 if self.public_labels else sigma / (self.b * self.divisor)
 
     @property
-    def _divisor(self) -> float:
+    def divisor(self) -> float:
         """1 / c."""
         return self.degree if self.weights is None else 1 / self.weights.most
 
@@ -138,11 +138,11 @@ class Mixtures:
 
     def _scaled(self, noisy: NDArray[np.float64], part: range) -> Block:
         """x~ and y~ of these rows; for y~ the class, where it is public."""
-        features = noisy[:, : self._rows.width] / (self.a * self._divisor)
+        features = noisy[:, : self._rows.width] / (self.a * self.divisor)
         if self.public_labels:
             assert isinstance(self.sampler, Scheduled)
             return features.astype(np.float32), self.sampler.table[part.start : part.stop].argmax(axis=1)
-        labels = noisy[:, self._rows.width :] / (self.b * self._divisor)
+        labels = noisy[:, self._rows.width :] / (self.b * self.divisor)
         return features.astype(np.float32), labels.astype(np.float32)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.data import load
+from dpvision.data import Split, load
 from dpvision.data.refusal import Refusal
-from dpvision.encoders import encoder, extract
+from dpvision.encoders import Encoder, encoder, extract
 from dpvision.errors import ConfigError, DataError
 from dpvision.heads import Whitening
 from dpvision.heads.rows import Preparation
@@ -35,13 +35,30 @@ def features_of(
     progress: Progress = lambda *_: None,
 ) -> dict[str, NDArray[Any]]:
     """ "features" and "labels" of one split of a data set."""
-    schema, card = read_schema(folder), _card(folder)
-    height, width, channels = card["shape"]
-    data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
-    found = getattr(data, split)
+    found = split_of(folder, source, split=split, classes=classes)
+    encode, rule = made_by(folder, weights=weights, progress=progress)
+    rows = extract(encode, found, lambda *done: progress("features", *done))
+    return {"features": rule.apply(rows)[0], "labels": np.asarray(found.labels, dtype=np.int64)}
+
+
+def split_of(folder: Path, source: str, *, split: str, classes: int | Sequence[str] | None = None) -> Split:
+    """Images of one split, of the shape and the classes of the release."""
+    height, width, channels = _card(folder)["shape"]
+    known = classes or read_schema(folder)["classes"]
+    data = load(source, classes=known, size=(height, width), channels=channels)
+    found: Split | None = getattr(data, split)
     if found is None:
         there = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
         raise DataError(f"{source}: has no {split} split. Fix: --split {' or '.join(there)}.")
+    return found
+
+
+def made_by(
+    folder: Path, *, weights: Path | None = None, progress: Progress = lambda *_: None
+) -> tuple[Encoder, Preparation]:
+    """The encoder of a release, and what was done to each row of its features."""
+    schema, card = read_schema(folder), _card(folder)
+    height, width, channels = card["shape"]
     encode = encoder(
         card["encoder"],
         (channels, height, width),
@@ -53,11 +70,11 @@ def features_of(
             f"the encoder {encode.name!r} has other weights than those of the release (digest {card['weights']}). Fix: "
             "--weights, the file that its card names."
         )
-    rows = extract(encode, found, lambda *done: progress("features", *done))
-    features, _ = preparation(folder, card, encode.width, columns=schema["width"]).apply(rows)
-    if features.shape[1] != schema["width"]:
-        raise DataError(f"{folder}: its rows have {schema['width']} columns, and its map makes {features.shape[1]}.")
-    return {"features": features, "labels": np.asarray(found.labels, dtype=np.int64)}
+    rule = preparation(folder, card, encode.width, columns=schema["width"])
+    columns = encode.width if rule.whitening is None else rule.whitening.width
+    if columns != schema["width"]:
+        raise DataError(f"{folder}: its rows have {schema['width']} columns, and its map makes {columns}.")
+    return encode, rule
 
 
 def preparation(folder: Path, card: dict[str, Any], width: int, *, columns: int) -> Preparation:

@@ -1,13 +1,15 @@
-"""What audits of a run found, from its audit.json: lower bounds beside the epsilon that is proved."""
+"""What audits of a run or a release found, from its audit.json: lower bounds beside the epsilon that is proved."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from dpvision.errors import DataError
 from dpvision.report.figures import percent
-from dpvision.runs import Run, read_json
+from dpvision.runs import read_json
 
 FILE, FORMAT = "audit.json", "dpvision-audit-1"
 SECTIONS = {
@@ -16,18 +18,18 @@ SECTIONS = {
 }
 
 
-def read(run: Run) -> dict[str, dict[str, Any]] | None:
+def read(folder: Path, *, sections: Iterable[str] = SECTIONS) -> dict[str, dict[str, Any]] | None:
     """The figures that a card tells, and no others; None where no audit was made."""
-    path = run.folder / FILE
+    path = folder / FILE
     if not path.exists():
         return None
     found = read_json(path)
     if found.get("format") != FORMAT:
-        raise DataError(f"{path}: not what an audit writes. Fix: remove it, and `dpvision audit {run.folder}` again.")
-    return {name: _figures(path, found[name]) for name in SECTIONS if name in found}
+        raise DataError(f"{path}: not what an audit writes. Fix: remove it, and `dpvision audit {folder}` again.")
+    return {name: _figures(path, found[name]) for name in sections if name in found}
 
 
-def _figures(path: Any, found: Any) -> dict[str, Any]:
+def _figures(path: Path, found: Any) -> dict[str, Any]:
     try:
         told = {
             "epsilon_at_least": float(found["epsilon_at_least"]),

@@ -65,7 +65,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
         ],
-        "audit": audits.read(run),
+        "audit": audits.read(run.folder),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
         "tuning": wording.TUNING,

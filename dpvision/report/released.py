@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dpvision import atomic
-from dpvision.privacy.events import ClassScheduled, Gaussian, PoissonGaussian, describe, from_json
+from dpvision.privacy.events import ClassScheduled, Event, Gaussian, PoissonGaussian, describe, from_json
 from dpvision.privacy.ledger import Account
 from dpvision.privacy.rounding import upper
-from dpvision.report import attack, guarantee, wording
+from dpvision.release.finished import CARD, Finished
+from dpvision.report import attack, audits, guarantee, wording
 from dpvision.report.card import FIXED_NOISE, NOISE, data_set, software
 from dpvision.report.markdown import escaped, table
 from dpvision.report.wording import sentence
-
-FORMAT = "dpvision-release-card-1"
 
 READ = """from glob import glob
 import numpy as np
@@ -62,34 +61,49 @@ NAMES = {
 def write(folder: Path, facts: dict[str, Any], account: Account) -> dict[str, Any]:
     """All three, each whole; the card."""
     made = card(facts, account)
-    atomic.write(folder / "card.json", json.dumps(made, indent=1, allow_nan=False) + "\n", mode=0o644)
-    atomic.write(folder / "card.md", as_text(made), mode=0o644)
+    _write_card(folder, made)
     atomic.write(folder / "README.md", readme(made), mode=0o644)
     return made
+
+
+def write_audited(release: Finished) -> list[Path]:
+    """card.json and card.md anew, with what audit.json tells. Claims are computed again, not taken from the old card.
+
+    What only its maker knew (the data set's account, what was read off, the accuracy) is told as it was.
+    """
+    settings, secret = release.settings, release.private
+    made = {
+        **release.card,
+        **claims(release.event, settings.delta, secret=secret),
+        "what": "data set",
+        "unit": "image",
+        "rows": settings.rows,
+        "mechanism": {**release.card["mechanism"], **_noise(release.sigma, secret=secret)},
+        "audit": audits.read(release.folder, sections=("mechanism",)),
+        "software": software(),
+    }
+    return _write_card(release.folder, made)
+
+
+def _write_card(folder: Path, made: dict[str, Any]) -> list[Path]:
+    texts = {"card.json": json.dumps(made, indent=1, allow_nan=False) + "\n", "card.md": as_text(made)}
+    for name, text in texts.items():
+        atomic.write(folder / name, text, mode=0o644)
+    return [folder / name for name in texts]
 
 
 def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
     """The guarantee and all it rests on, as plain JSON values."""
     config, event, secret = facts["config"], from_json(facts["event"]), facts["private"] is True
-    figures = guarantee.figures(event, config["delta"])
-    status, bounds = wording.FIXED_KEY, [1.0] * len(attack.FALSE_POSITIVE_RATES)
-    if not secret:
-        figures = {**guarantee.no_figures(config["delta"]), "if_the_noise_were_secret": figures}
-    elif figures["epsilon"] is None:
-        status = wording.TOO_LITTLE_NOISE
-    else:
-        status = "private"
-        bounds = attack.most_true_positives(event, attack.FALSE_POSITIVE_RATES).tolist()
     told = facts["read_off"]
     return {
-        "format": FORMAT,
+        "format": CARD,
         "what": "data set",
-        "status": status,
         "run": facts["run"],
         "unit": "image",
         "adjacency": wording.ZERO_OUT if "number of images" in told else wording.ADD_OR_REMOVE,
         "licence": config["licence"],
-        "mechanism": {**facts["mechanism"], "sigma": config["sigma"], "noise": NOISE if secret else FIXED_NOISE},
+        "mechanism": {**facts["mechanism"], **_noise(config["sigma"], secret=secret)},
         "features": facts["features"],
         "image_shape": facts["image_shape"],
         "rows": config["rows"],
@@ -97,19 +111,42 @@ def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
         "n": config["n"],
         "read_off": told,
         "events": [facts["event"]],
+        **claims(event, config["delta"], secret=secret),
+        "audit": None,
+        "data_set": data_set(account),
+        "accuracy": facts.get("accuracy"),
+        "tuning": wording.TUNING,
+        "not_covered": _not_covered(facts, fixed_key=not secret) + wording.other_fixed_keys(facts["run"], account),
+        "config": config,
+        "files": facts["files"],
+        "software": software(),
+    }
+
+
+def claims(event: Event, delta: float, *, secret: bool) -> dict[str, Any]:
+    """All of a card that follows from what was charged, and from whether the noise is secret."""
+    figures = guarantee.figures(event, delta)
+    status, bounds = wording.FIXED_KEY, [1.0] * len(attack.FALSE_POSITIVE_RATES)
+    if not secret:
+        figures = {**guarantee.no_figures(delta), "if_the_noise_were_secret": figures}
+    elif figures["epsilon"] is None:
+        status = wording.TOO_LITTLE_NOISE
+    else:
+        status = "private"
+        bounds = attack.most_true_positives(event, attack.FALSE_POSITIVE_RATES).tolist()
+    return {
+        "status": status,
         "account_of_a_record": ACCOUNTS[type(event)],
         "guarantee": figures,
         "attack_success": [
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
         ],
-        "data_set": data_set(account),
-        "accuracy": facts.get("accuracy"),
-        "tuning": wording.TUNING,
-        "not_covered": _not_covered(facts, fixed_key=not secret) + wording.other_fixed_keys(facts["run"], account),
-        "config": config,
-        "software": software(),
     }
+
+
+def _noise(sigma: float, *, secret: bool) -> dict[str, Any]:
+    return {"sigma": sigma, "noise": NOISE if secret else FIXED_NOISE}
 
 
 def _not_covered(facts: dict[str, Any], *, fixed_key: bool) -> list[str]:
@@ -158,6 +195,7 @@ def as_text(made: dict[str, Any]) -> str:
         *((f"features: {key}", _plain(value)) for key, value in made["features"].items()),
         ("rows", f"{made['rows']:,}"),
         ("licence", made["licence"]),
+        *audits.rows(made),
         *((f"test accuracy: {key}", f"{value:.2%}") for key, value in (made["accuracy"] or {}).items()),
     ]
     parts = ["# A released data set", sentence(made)]

@@ -1,0 +1,208 @@
+"""`dpvision audit` of a release: canaries in its own mechanism, a card bound to its rows, attacks for the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpvision.audit import auditing_release
+from dpvision.audit.canaries import Coins
+from dpvision.audit.profile import verdict
+from dpvision.audit.release_canaries import mixture_scores
+from dpvision.cli.app import app
+from dpvision.errors import ConfigError, DataError
+from dpvision.privacy.events import from_json
+from dpvision.release.finished import finished
+from dpvision.release.sampling import in_turn
+from dpvision.report import wording
+from tests.guarantees.commands import write_data
+from tests.release.small import files, made, small
+
+RECIPES = ("moments", "class-schedule", "neuromix", "neuromix-hs", "dpmix")
+
+
+def _say(*words: str | Path) -> None:
+    app([str(w) for w in words], exit_on_error=False, print_error=False, result_action="return_value")
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data.npz and a release of it by each recipe, and one by a fixed key."""
+    folder = tmp_path_factory.mktemp("released")
+    source = str(write_data(folder / "data.npz"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPVISION_HOME", str(folder / "home"))
+        for recipe in RECIPES:
+            made(folder / recipe, small(recipe, rank=0, budget=1e3), source=source)
+        made(folder / "fixed", small("dpmix", budget=1e3), source=source, test_key="known to all")
+    return folder
+
+
+@pytest.fixture
+def copied(released: Path, tmp_path: Path) -> Path:
+    """The release of mixed pixels, to be damaged."""
+    return Path(shutil.copytree(released / "dpmix", tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_canaries_show_all_that_the_releases_own_claim_allows(recipe: str, released: Path) -> None:
+    """No more, and no less: mu is what the claimed mechanism would give to a record that fares worst."""
+    release = finished(released / recipe)
+    scores = auditing_release.canary_scores(release, canaries=2000, coins=Coins("release"))
+    assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
+    found = verdict(scores, delta=release.settings.delta, confidence=0.999)
+    assert not found.refuted and found.bound.epsilon <= found.epsilon <= 8
+    assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
+
+
+@pytest.mark.parametrize("recipe", ["moments", "neuromix-hs"])
+def test_less_noise_than_the_card_says_is_refuted(recipe: str, released: Path) -> None:
+    scores = auditing_release.canary_scores(finished(released / recipe), canaries=2000, coins=Coins("cut", 0.7))
+    assert verdict(scores, delta=1e-5).refuted
+
+
+def test_canaries_are_of_the_class_that_fares_worst() -> None:
+    """Of four classes one is small, so its records are in more of their rows."""
+    scores = mixture_scores(in_turn(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, coins=Coins("worst"))
+    found = verdict(scores, delta=1e-5, confidence=0.999)
+    assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "least"),
+    [("moments", {"class_counts": (50, 50, 50, 50)}, 1.5), ("neuromix", {"alpha": 0.5, "most_weight": 1.0}, 0.4)],
+)
+def test_declared_counts_and_random_weights_are_audited_too(
+    recipe: str, values: dict[str, Any], least: float, released: Path
+) -> None:
+    """Random weights are mostly below what they are accounted at, so canaries show less."""
+    release = finished(released / recipe)
+    release = replace(release, settings=replace(release.settings, **values))
+    found = verdict(auditing_release.canary_scores(release, canaries=1000, coins=Coins("others")), delta=1e-5)
+    assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
+
+
+def test_an_audit_is_on_the_card_and_what_images_tell_is_not(
+    released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, operator = Path(shutil.copytree(released / "dpmix", tmp_path / "out")), tmp_path / "for me" / "alone"
+    before = files(folder)
+    words = ("--operator", operator, "--runs", "2000", "--confidence", "0.999")
+    _say("audit", folder, released / "data.npz", *words)
+    said, after = capsys.readouterr().out, files(folder)
+    assert "not refuted" in said and "for your eyes only" in said
+    assert after.keys() - before.keys() == {"audit.json", "audit.svg"}
+    assert [name for name in before if after[name] != before[name]] == ["card.json", "card.md"]
+    old, new = json.loads(before["card.json"]), json.loads(after["card.json"])
+    assert {k: v for k, v in new.items() if k != "audit"} == {k: v for k, v in old.items() if k != "audit"}
+    assert old["audit"] is None and new["audit"]["mechanism"]["canaries"] == 2000
+    assert b"2,000 canaries; not refuted" in after["card.md"] and b"what the claim allows" in after["audit.svg"]
+    assert finished(folder).private, "and can be audited again"
+    told = {p.name: p for p in operator.iterdir()}
+    assert told.keys() == {"membership.json", "membership.svg", "inversion.json", "inversion.png"}
+    assert os.stat(operator).st_mode & 0o077 == 0 and not any(os.stat(p).st_mode & 0o077 for p in told.values())
+    membership, inversion = (json.loads(told[f"{name}.json"].read_text()) for name in ("membership", "inversion"))
+    assert 0.3 < membership["auc"] < 0.7 and (membership["members"], membership["others"]) == (200, 60)
+    assert inversion["alone"] > 0.9 and inversion["members"] < 0.9, "the attack works, but not on released rows"
+    for name, content in after.items():
+        assert f"{membership['auc']:.6f}".encode() not in content and b"by_class" not in content, name
+
+
+def test_rows_of_moments_are_nobodys(released: Path) -> None:
+    assert "drawn from moments" in str(auditing_release.inversion_of(finished(released / "moments"), "digits"))
+
+
+def test_a_fixed_key_can_not_be_edited_away(released: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(released / "fixed", tmp_path / "copy"))
+    card = json.loads((folder / "card.json").read_text())
+    private = json.loads((released / "dpmix" / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps(card | {k: private[k] for k in ("status", "guarantee")}))
+    _say("audit", folder, "--runs", "100", "--confidence", "0.999")
+    told = json.loads((folder / "card.json").read_text())
+    assert told["status"] == wording.FIXED_KEY and told["guarantee"]["epsilon"] is None
+    assert "gives no privacy guarantee" in (folder / "card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "other"},
+        {"files": {}},
+        {"classes": ["a", "b", "c", "d"]},
+        {"events": [{"type": "gaussian", "sigma": 100.0, "count": 1}]},
+        {"not_covered": [1]},
+        {"accuracy": {"linear": "high"}},
+        {"accuracy": {"linear": float("nan")}},
+        {"licence": None},
+        {"config": {"rows": 10}},
+        {"config": {"sigma": 100.0}},
+        {"config": {"sigma": "none"}},
+        {"config": {"n": None}},
+        {"config": {"kind": "pixels"}},
+        {"config": {"class_counts": [200]}},
+        {"config": {"no_such_setting": 1}},
+    ],
+    ids=str,
+)
+def test_a_card_by_other_means_is_refused(change: dict[str, Any], copied: Path) -> None:
+    card = json.loads((copied / "card.json").read_text())
+    config = card["config"] | change.get("config", {})
+    (copied / "card.json").write_text(json.dumps(card | change | {"config": config}))
+    with pytest.raises(DataError, match=r"card\.json"):
+        _say("audit", copied, "--runs", "100")
+    assert not (copied / "audit.json").exists()
+
+
+def test_a_card_of_many_brackets_is_refused(copied: Path) -> None:
+    card = (copied / "card.json").read_text().rstrip().removesuffix("}")
+    (copied / "card.json").write_text(card + ', "data_set": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(DataError, match="not the card of a release"):
+        finished(copied)
+
+
+def test_other_rows_are_refused(copied: Path, released: Path) -> None:
+    (path,) = copied.glob("rows-*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="by their digests"):
+        _say("audit", copied)
+    path.unlink()
+    with pytest.raises(DataError, match="by their digests"):
+        _say("audit", copied)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', '{"format": "dpvision-audit-1", "mechanism": 3}'])
+def test_an_audit_file_by_other_means_is_refused_and_left(text: str, copied: Path) -> None:
+    (copied / "audit.json").write_text(text)
+    with pytest.raises(DataError, match=r"audit\.json"):
+        _say("audit", copied, "--runs", "100")
+    assert (copied / "audit.json").read_text() == text
+
+
+def test_what_does_not_go_together_is_told(copied: Path, released: Path) -> None:
+    source = released / "data.npz"
+    for words, match in (
+        ((source,), "--operator FOLDER"),
+        (("--operator", copied.parent / "x"), "or neither"),
+        ((source, "--operator", copied / "mine"), "is in the release"),
+        ((source, "--operator", copied.parent / "x", "--shadows", "8"), "no model to compare with"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            _say("audit", copied, *words, "--runs", "100")
+    assert sorted(p.name for p in copied.parent.iterdir()) == ["copy"] and not (copied / "audit.json").exists()
+
+
+def test_coins_of_canaries_that_share_rows_are_their_own(released: Path) -> None:
+    """With noisy labels each has a class of its own: scores of one release are not correlated."""
+    release = finished(released / "neuromix-hs")
+    runs = [auditing_release.canary_scores(release, canaries=20, coins=Coins(f"apart {i}")).without for i in range(60)]
+    together = np.corrcoef(np.stack(runs).T)
+    assert abs(together[np.triu_indices(10, 1)].mean()) < 0.06

@@ -1,0 +1,135 @@
+"""LiRA on a run: it finds who was in where a model remembers; nothing of it is on an account, or leaves operator/."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpvision import runs
+from dpvision.audit import shadow_models
+from dpvision.audit.membership import shadows
+from dpvision.cli.app import app
+from dpvision.data import Dataset, Split
+from dpvision.errors import ConfigError, DataError
+from tests.guarantees.commands import write_data
+
+RECORDS = 60  # of each split; with random labels, so that only who remembers them knows them
+
+
+def _say(*words: str | Path) -> None:
+    app([str(w) for w in words], exit_on_error=False, print_error=False, result_action="return_value")
+
+
+def _everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data.npz, a run with hardly any noise, and its home."""
+    folder, rng = tmp_path_factory.mktemp("remembers"), np.random.default_rng(0)
+    arrays = {}
+    for split in ("train", "test"):
+        arrays[f"{split}_images"] = rng.integers(0, 256, (RECORDS, 8, 8), dtype=np.uint8)
+        arrays[f"{split}_labels"] = rng.integers(0, 2, RECORDS)
+    np.savez(folder / "data.npz", **arrays)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPVISION_HOME", str(folder / "home"))
+        settings = ("--epsilon", "100", "--steps", "40", "--batch", "30", "--lr", "2")
+        _say("train", folder / "data.npz", *settings, "--out", folder / "run")
+    return folder
+
+
+def test_lira_finds_who_was_in_and_leaves_nothing_behind(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, run = finished / "home", runs.Run(finished / "run")
+    monkeypatch.setenv("DPVISION_HOME", str(home))
+    ledgers, operator = _everything(home), _everything(run.operator)
+    _say("audit", run.folder, finished / "data.npz", "--runs", "200", "--confidence", "0.999", "--shadows", "4")
+    said = capsys.readouterr().out
+    assert "LiRA, this model: 60 members and 60 others" in said and shadow_models.WARNING in said
+    told = json.loads((run.operator / "lira.json").read_text())
+    assert told["warning"] == shadow_models.WARNING and (told["shadows"], told["unit"]) == (4, "image")
+    this, turns = told["this_model"], told["shadows_in_turn"]
+    assert this["auc"] > 0.7 and turns["auc"] > 0.7 and turns["members"] == turns["others"] == 4 * RECORDS
+    assert turns["found"].keys() == {"0.001", "0.01", "0.1"} and turns["by_class"].keys() == {"0", "1"}
+    svg = (run.operator / "lira.svg").read_bytes()
+    assert b"what the claim allows" in svg and b"EYES ONLY" in svg
+    assert _everything(home) == ledgers and os.environ["DPVISION_HOME"] == str(home)
+    new = {"lira.json", "lira.svg", "membership.json", "membership.svg"}
+    assert _everything(run.operator).keys() - operator.keys() == new and not (run.operator / "shadows").exists()
+    for path in (p for p in run.folder.iterdir() if p.is_file()):
+        assert f"{turns['auc']:.6f}" not in path.read_text(errors="replace") and "lira" not in path.name
+
+
+def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, run = finished / "home", runs.Run(finished / "run")
+    monkeypatch.setenv("DPVISION_HOME", str(home))
+    left = run.operator / "shadows" / "keys"
+    left.mkdir(parents=True)
+    (left / "of one that was killed.key").write_bytes(b"x")
+    before = _everything(home)
+
+    def broken(*_: object, **__: object) -> None:
+        assert Path(os.environ["DPVISION_HOME"]) == run.operator / "shadows" and not list(left.glob("of one*"))
+        assert len(list(left.iterdir())) == 1, "a fresh key"
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(shadow_models, "proceed", broken)
+    with pytest.raises(OSError, match="full"):
+        shadow_models.attack_by_shadows(run, str(finished / "data.npz"), count=4)
+    assert not (run.operator / "shadows").exists() and _everything(home) == before
+    assert os.environ["DPVISION_HOME"] == str(home)
+
+
+def test_a_home_of_its_own_shares_what_is_public(tmp_path: Path, own_home: Path) -> None:
+    (own_home / "priors").mkdir(parents=True)
+    (own_home / "priors" / "map").write_text("public")
+    with shadow_models.throw_away_home(tmp_path / "place") as place:
+        assert (place / "priors" / "map").read_text() == "public" and os.stat(place).st_mode & 0o077 == 0
+    assert not place.exists() and (own_home / "priors" / "map").exists()
+
+
+def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPVISION_HOME", str(finished / "home"))
+    run, source = runs.Run(finished / "run"), str(finished / "data.npz")
+    for count in (2, 5):
+        with pytest.raises(ConfigError, match="even number, 4 at least"):
+            shadow_models.attack_by_shadows(run, source, count=count)
+    with pytest.raises(DataError, match="not the images that the run was trained on"):
+        shadow_models.attack_by_shadows(run, str(write_data(tmp_path / "other.npz")), count=4)
+    with pytest.raises(ConfigError, match="needs the run's data"):
+        _say("audit", run.folder, "--shadows", "8")
+    with pytest.raises(ConfigError, match="for releases"):
+        _say("audit", run.folder, source, "--operator", tmp_path / "x")
+    arrays = {k: v for k, v in np.load(source).items() if k.startswith("train")}
+    np.savez(tmp_path / "alone.npz", **arrays)
+    with pytest.raises(DataError, match="no test split"):
+        shadow_models.attack_by_shadows(run, str(tmp_path / "alone.npz"), count=4)
+    shutil.rmtree(tmp_path)
+
+
+def test_a_persons_images_are_in_or_out_together() -> None:
+    persons = np.array([7, 3, 7, 3, 9, 9, 5, 5])
+    _, inside = shadows(lambda rows: np.zeros((8, 2)), np.array([0, 0, 0, 0, 1, 1, 1, 1]), count=6, units=persons)
+    assert (inside[:, 0] == inside[:, 2]).all() and (inside[:, 4] == inside[:, 5]).all()
+    assert (inside[:, 0] != inside[:, 1]).all() and (inside[:, 4] != inside[:, 6]).all(), "one half of each class"
+
+
+def test_somebody_of_both_splits_was_seen() -> None:
+    image = np.zeros((3, 2, 2, 1), np.uint8)
+    train = Split(image, np.array([0, 1, 0]), np.array([4, 2, 4]))
+    test = Split(image, np.array([1, 0, 0]), np.array([2, 8, 8]))
+    data = Dataset("x", ("a", "b"), train, None, test, ())
+    pool = shadow_models._pool(data, "person", "x")
+    assert pool.seen.tolist() == [True, True, False] and pool.classes.tolist() == [1, 0, 0]
+    assert pool.by_unit(np.arange(6.0)).tolist() == [2.0, 1.0, 4.5]
+    assert shadow_models._pool(data, "image", "x").seen.tolist() == [True] * 3 + [False] * 3
+    with pytest.raises(DataError, match="nobody is left"):
+        shadow_models._pool(Dataset("x", ("a", "b"), train, None, train, ()), "person", "x")
