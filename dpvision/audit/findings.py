@@ -19,6 +19,7 @@ from dpvision import atomic, runs
 from dpvision.audit.canaries import claimed_mu
 from dpvision.audit.one_run import OneRun, guesses_for, one_run
 from dpvision.audit.profile import Verdict
+from dpvision.errors import DataError
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Event, exposures
 
@@ -30,7 +31,23 @@ def record(run: runs.Run, section: str, found: dict[str, Any]) -> None:
     path = run.folder / FILE
     before = runs.read_json(path) if path.exists() else {}
     whole = {**before, "format": FORMAT, section: found}
-    atomic.write(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", mode=0o644)
+    try:
+        text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{path}: not what an audit writes ({exc}). Fix: remove it, and audit again.") from exc
+    atomic.write(path, text, mode=0o644)
+
+
+def carried(run: runs.Run) -> dict[str, Any] | None:
+    """What the canaries of this very run showed; None where it carried none."""
+    path = run.folder / FILE
+    found = runs.read_json(path).get("one_run") if path.exists() else None
+    if found is None:
+        return None
+    wanted = {"epsilon_at_least": float, "right": int, "guesses": int, "refuted": bool}
+    if not isinstance(found, dict) or any(type(found.get(name)) is not kind for name, kind in wanted.items()):
+        raise DataError(f"{path}: not what an audit writes. Fix: remove it, and audit again.")
+    return found
 
 
 def of_mechanism(verdict: Verdict) -> dict[str, Any]:

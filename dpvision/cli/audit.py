@@ -39,12 +39,13 @@ def audit(
     from dpvision.audit.profile import verdict
     from dpvision.cli.reporting import write_report
     from dpvision.report.attack import most_true_positives
-    from dpvision.runs import Run, read_json
+    from dpvision.runs import Run
 
     folder = Run(Path(os.path.abspath(run)))
     config = folder.config()
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{run}: the run is not finished. Fix: `dpvision resume {run}`.")
+    carried = findings.carried(folder)
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=runs, progress=progress)
     found = verdict(scores, delta=config.delta, confidence=confidence)
@@ -55,7 +56,6 @@ def audit(
     picture = membership.draw({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
     atomic.write(folder.folder / "audit.svg", picture, mode=0o644)
     console.table(_shown(found), title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
-    carried = read_json(folder.folder / findings.FILE).get("one_run")
     if carried is not None:
         console.say(
             f"canaries in this run: {carried['right']} of {carried['guesses']} guesses right; epsilon at least "
