@@ -19,7 +19,7 @@ from tests.fuzz.mutations import digest_of_folder, hostile_copy
 
 MEMORY = 1 << 30  # more than python, torch and a small model need
 SECONDS = 10  # of the processor, for a command line
-FILES_AT_ONCE = 10  # that one child reads
+FILES_AT_ONCE = 50  # that one child reads
 LONG = re.compile(r"\d{4,}|patches|--cas")  # a thousand steps, a dictionary, a classifier: work that takes long
 OUR_CODES = (0, 2, 3, 4)
 UNSEEN, ON_A_FILE = "never looked at (not counted)", "that opened a hostile file (counted already)"
@@ -134,7 +134,7 @@ class Campaign:
         return hostile_copy(rng, source, place, other=other, payload=self.payload, outside=self.outside)
 
     def _child(self, *words: str | Path, home: Path, arena: Path, **options: object) -> tuple[int, str, str, set[str]]:
-        limits = {"memory": MEMORY, "seconds": SECONDS if "cwd" in options else SECONDS * FILES_AT_ONCE}
+        limits = {"memory": MEMORY, "seconds": SECONDS if "cwd" in options else 3 * FILES_AT_ONCE}
         job = self.server.start(*words, home=home, arena=arena, guard=True, **limits, **options)  # type: ignore[arg-type]
         code = self.server.ended(job, within=1200)  # by the clock: the machine may have much else to do
         if code is None:
