@@ -17,11 +17,11 @@ import json
 import os
 import platform
 import resource
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,14 +208,12 @@ def serve() -> None:
 
 
 def _await(pid: int, seconds: float) -> int | None:
-    end = time.monotonic() + seconds
-    while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.001)
+    descriptor = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([descriptor], [], [], seconds)
+    finally:
+        os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended else None
 
 
 def _child(request: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from dpvision.pretrain.run import Settings
 from dpvision.privacy.events import Budget, Gaussian
 from dpvision.privacy.ledger import Ledger, _hash
 from dpvision.randimages import gallery
+from dpvision.report import metrics
 from dpvision.train import _drop_after
 from tests.fork_server import ForkServer
 from tests.fuzz.campaign import Campaign
@@ -260,3 +261,13 @@ def test_a_pipe_in_the_place_of_samples_or_features(campaign: Campaign, tmp_path
         words = (campaign.corpus, place, "heavy")
         code, out, err = campaign.server.run(*words, home=tmp_path, call="tests.fuzz.readers:read_all")
         assert code == 0 and out.startswith("1 "), (out, err)
+
+
+def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
+    run = runs.Run(tmp_path)
+    for line in ('{"step": 1e400, "epsilon": 1}', '{"step": true, "epsilon": 1}', '{"step": 1, "epsilon": NaN}'):
+        run.metrics.write_text(line + "\n")
+        with pytest.raises(DataError, match="line 1 has no step or no epsilon"):
+            metrics.read(run)
+    run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
+    assert metrics.read(run) == [metrics.Point(1, float("inf"), None, None)]
