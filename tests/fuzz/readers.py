@@ -304,4 +304,4 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "drawing": (_drawing,),
     "drawn": (_synthetic,),
 }
-HEAVY = {_report, _reopen, _resume, _study, _fit_guide, _spend}  # accountants, training: a part of the inputs is enough
+HEAVY = {_report, _study}  # accountants and pictures: a part of the inputs is enough
