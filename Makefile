@@ -15,7 +15,7 @@ demo: .venv/ready
 test: .venv/ready check
 	$(BIN)/pytest -n 2 -m "not slow"
 
-# The full-size figures: 2,000 accountant settings, 100 kills.
+# The full-size figures: 2,000 accountant settings, 275 kills.
 test-slow: .venv/ready
 	$(BIN)/pytest -n 2 -m slow
 

@@ -16,7 +16,7 @@ from dpvision.errors import DataError
 
 
 def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
-    """Write to a file beside and rename it over `path`; both are synced."""
+    """Write to a file beside and rename it over `path`; both are synced. A folder of that name is a DataError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         # Readable by the owner only: what is shared is shared on purpose.
@@ -26,8 +26,10 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as exc:
         temporary.unlink(missing_ok=True)
+        if isinstance(exc, IsADirectoryError):
+            raise DataError(f"{path}: can not be written, for a folder has this name. Fix: move it away.") from exc
         raise
     sync_folder(path.parent)
 

@@ -51,6 +51,7 @@ def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progre
             if team.any(team.first and not path.exists()):  # another run may have made them meanwhile
                 _compute(parts, split, path, progress, team)
     try:
+        atomic.open_regular(path).close()  # a pipe would be waited for
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, TokenError) as exc:
         raise DataError(f"{path}: can not be read as features ({exc}). Fix: remove the file.") from exc

@@ -59,7 +59,7 @@ def plot(folders: list[runs.Run], out: Any) -> dict[str, float]:
         lines = runs.read_lines(file(run))
         if not lines:
             raise ConfigError(f"{run.folder}: its gradients were not looked at. Fix: train with --study.")
-        if not all({"counts", "share", "deviation"} <= line.keys() for line in lines):
+        if not all(map(_sound, lines)):
             raise DataError(f"{file(run)}: is not what a study writes. Fix: train again with --study.")
         name = f"{run.config().recipe} ({run.folder.name})"
         centres = (EDGES[:-1] + EDGES[1:]) / 2
@@ -76,3 +76,12 @@ def plot(folders: list[runs.Run], out: Any) -> dict[str, float]:
     figure.savefig(buffer, format="svg")
     atomic.write(out, buffer.getvalue())
     return found
+
+
+def _sound(line: dict[str, Any]) -> bool:
+    """Whether it is what `look` found, with the share of the training at which it looked."""
+    counts, share, deviation = (line.get(name) for name in ("counts", "share", "deviation"))
+    histogram = isinstance(counts, list) and len(counts) == len(EDGES) - 1
+    if not histogram or not all(type(n) is int and 0 <= n < 1 << 53 for n in counts) or not any(counts):
+        return False
+    return share in SHARES and type(deviation) is float and 0 <= deviation < np.inf

@@ -35,7 +35,7 @@ from dpvision.carried import Carried, inside, require_few, toss
 from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
-from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
+from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.inputs import fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
@@ -366,5 +366,8 @@ def _outcome(run: runs.Run, state: State, prepared: Prepared, seconds: float) ->
 
 def _drop_after(path: Path, step: int) -> None:
     """Leave out lines of steps that are about to be done again."""
-    lines = [x for x in runs.read_lines(path) if x.get("step", 0) <= step]
+    lines = runs.read_lines(path)
+    if not all(type(x.get("step", 0)) is int for x in lines):
+        raise DataError(f"{path}: a line has no number of a step. Fix: remove the file, and resume.")
+    lines = [x for x in lines if x.get("step", 0) <= step]
     atomic.write(path, "".join(json.dumps(x) + "\n" for x in lines))

@@ -17,11 +17,11 @@ import json
 import os
 import platform
 import resource
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,11 @@ MODULES = (
 )
 ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "os.link", "os.chmod"}
-RUNNING = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "pickle.find_class"}
+IN_THEIR_PLACE = CHANGES - {"os.truncate", "os.chmod"}  # these change the name itself, and not what a link points to
+RUNNING = {
+    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn"),
+    *("pickle.find_class", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"),
+}
 ESCAPED = 71
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
@@ -111,7 +115,7 @@ class ForkServer:
 
         `arena` is the folder whose changes are counted, for `die_at`, where the signal `die_by` is sent; `memory` and `file_size` are limits in bytes;
         so is `seconds`, of the processor; with `guard` a child that changes anything outside of the arena, starts a
-        process or reads a pickle ends with ESCAPED. `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
+        process, calls another machine or reads a pickle ends with ESCAPED. `mount` is a folder, and what is mounted there for this child alone: "ro" itself, read-only, or a tmpfs "64k".
         """
         self._count += 1
         place = Path(self._scratch.name) / str(self._count)
@@ -168,6 +172,11 @@ def changes(job: Job) -> int:
     return int((job.place / "changes").read_text())
 
 
+def opened(job: Job) -> set[str]:
+    """The files that a child opened for reading which came to its end."""
+    return set(json.loads((job.place / "opened").read_text()))
+
+
 def command_line(*words: str) -> None:
     from dpvision.cli import main
 
@@ -199,14 +208,12 @@ def serve() -> None:
 
 
 def _await(pid: int, seconds: float) -> int | None:
-    end = time.monotonic() + seconds
-    while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.001)
+    descriptor = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([descriptor], [], [], seconds)
+    finally:
+        os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended else None
 
 
 def _child(request: dict[str, Any]) -> None:
@@ -222,11 +229,12 @@ def _child(request: dict[str, Any]) -> None:
         tempfile.tempdir = str(place)  # what is kept for the time of a reading
         os.chdir(request["cwd"])
         _limit(request)
-        count = _watch(request)
+        count, opened = _watch(request)
         module, name = request["call"].split(":")
         code = _exit_code(getattr(importlib.import_module(module), name), request["words"])
         if request["arena"] is not None:
             (place / "changes").write_text(str(count[0]))
+            (place / "opened").write_text(json.dumps(sorted(opened)))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -285,11 +293,14 @@ def _mount(folder: str, what: str) -> None:
         call("mount", b"none", place, b"tmpfs", 0, f"size={what}".encode())
 
 
-def _watch(request: dict[str, Any]) -> list[int]:
-    """Count the changes below a folder, each before it is made; send this process a signal before one of them."""
-    count, arena, guard = [0], request["arena"], request["guard"]
+def _watch(request: dict[str, Any]) -> tuple[list[int], set[str]]:
+    """Count the changes below a folder, each before it is made; send this process a signal before one of them.
+
+    Also the names of files that were opened for reading.
+    """
+    count, opened, arena, guard = [0], set[str](), request["arena"], request["guard"]
     if arena is None:
-        return count
+        return count, opened
     allowed = tuple(f"{folder}{os.sep}" for folder in (arena, request["place"]))
 
     def before(event: str, arguments: tuple[Any, ...]) -> None:
@@ -298,18 +309,33 @@ def _watch(request: dict[str, Any]) -> list[int]:
         if event != "open" and event not in CHANGES:
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
+            if not isinstance(arguments[0], int):
+                opened.add(os.path.abspath(os.fsdecode(arguments[0])))
             return
-        path = arguments[0]
-        inside = isinstance(path, int) or os.path.realpath(os.fsdecode(path)).startswith(allowed)
-        if guard and not inside and path not in (arena, os.devnull):
+        paths = _changed(event, arguments)
+        inside = [isinstance(path, int) or path.startswith(allowed) for path in paths]
+        if guard and not all(ok or path in (arena, os.devnull) for ok, path in zip(inside, paths, strict=True)):
             _escaped(event, arguments)
-        if inside:
+        if any(inside):
             count[0] += 1
             if count[0] == request["die_at"]:
                 os.kill(os.getpid(), request["die_by"])
 
     sys.addaudithook(before)
-    return count
+    return count, opened
+
+
+def _changed(event: str, arguments: tuple[Any, ...]) -> list[Any]:
+    """The files that an event changes, by their true names; open files by their numbers."""
+    both = {"os.rename": arguments[:2], "os.link": arguments[:2], "os.symlink": arguments[1:2]}
+    found = []
+    for path in both.get(event, arguments[:1]):
+        if not isinstance(path, int):
+            folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+            whole = os.path.join(os.path.realpath(folder), name)
+            path = whole if event in IN_THEIR_PLACE else os.path.realpath(whole)
+        found.append(path)
+    return found
 
 
 def _escaped(event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,43 +1,31 @@
-"""audit.json of a run or a release: lower bounds that audits found, beside the proved epsilon. It may leave.
+"""What audits found, as sections of audit.json (audit_file.py), which may leave.
 
-    mechanism    canaries in other runs of the same mechanism: a function of the settings alone
-    one_run      canaries in this run: their scores are made of noisy sums, and their coins are no one's
-
-The coins and scores themselves are in operator/canaries.json. What was computed from private images is not in here.
+The coins and scores of canaries themselves are in operator/canaries.json. What was computed from private images is in
+neither.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision import atomic, runs
+from dpvision import atomic, audit_file, runs
 from dpvision.audit.canaries import claimed_mu
 from dpvision.audit.one_run import OneRun, guesses_for, one_run
 from dpvision.audit.profile import Verdict
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Event, exposures
 
-FILE, FORMAT = "audit.json", "dpvision-audit-1"
 
-
-def record(folder: Path, section: str, found: dict[str, Any]) -> None:
-    """Put one section into audit.json, leaving the other."""
-    path = folder / FILE
-    before = runs.read_json(path) if path.exists() else {}
-    whole = {**before, "format": FORMAT, section: found}
-    atomic.write(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", mode=0o644)
-
-
-def of_mechanism(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as plain values."""
+def of_mechanism(verdict: Verdict, *, proved: float) -> dict[str, Any]:
+    """A verdict as plain values, beside the epsilon of all that was done: settings may have changed on the way."""
     return {
-        "epsilon_proved": verdict.epsilon,
+        "epsilon_proved": _finite(proved),
+        "epsilon_tested": verdict.epsilon,
         "epsilon_at_least": verdict.bound.epsilon,
         "delta": verdict.delta,
         "confidence": verdict.bound.confidence,
@@ -63,7 +51,7 @@ def audit_carried(
     kept = {"inside": [int(x) for x in inside], "scores": scores.tolist()}
     atomic.write(run.operator / "canaries.json", json.dumps(kept) + "\n")
     section = {
-        "epsilon_proved": proved if np.isfinite(proved) else None,
+        "epsilon_proved": _finite(proved),
         "epsilon_at_least": found.epsilon,
         "delta": delta,
         "confidence": found.confidence,
@@ -72,5 +60,9 @@ def audit_carried(
         "right": found.right,
         "refuted": found.refutes(proved),
     }
-    record(run.folder, "one_run", section)
+    audit_file.record(run.folder, "one_run", section)
     return found
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if np.isfinite(epsilon) else None

@@ -56,9 +56,10 @@ def audit(
 
     if refuted:
         console.say(
-            "REFUTED: what was found is more than the claim allows. Once in "
-            f"{1 / (1 - confidence):.0f} audits of a true claim that is chance: audit again with more --runs. If it "
-            "stays, do not release it, and report it (SECURITY.md)."
+            "REFUTED: what was found is more than the claim allows. By canaries in other runs of the mechanism that is "
+            f"chance once in {1 / (1 - confidence):.0f} audits of a true claim: audit again with more --runs. By canaries "
+            "in the run itself, once in 20 runs, and auditing again tells the same. If it stays, do not release it, and "
+            "report it (SECURITY.md)."
         )
         raise SystemExit(4)
     console.say("not refuted: no test here showed more than the claim allows.")
@@ -82,19 +83,21 @@ def _require_what_fits(
 
 
 def _run(place: Path, source: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
-    from dpvision import console
-    from dpvision.audit import auditing, findings
+    from dpvision import audit_file, console
+    from dpvision.audit import auditing
     from dpvision.cli.reporting import write_report
-    from dpvision.runs import Run, read_json
+    from dpvision.privacy.events import from_json
+    from dpvision.runs import Run, fact
 
     folder = Run(place)
     config = folder.config()
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
+    carried = audit_file.read(place).get("one_run")  # one that is not ours is refused before anything is done
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
-    found, allowed = _told(place, scores, delta=config.delta, confidence=confidence)
-    carried = read_json(place / findings.FILE).get("one_run")
+    event = from_json(fact(folder.facts(), "event", dict))
+    found, allowed = _told(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
         console.say(
             f"canaries in this run: {carried['right']} of {carried['guesses']} guesses right; epsilon at least "
@@ -114,18 +117,18 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
 def _release(
     place: Path, source: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
 ) -> bool:
-    from dpvision import console
+    from dpvision import audit_file, console
     from dpvision.audit import auditing_release
     from dpvision.release.finished import finished
-    from dpvision.report import audits, released
+    from dpvision.report import released
 
     release = finished(place)
-    audits.read(place)  # one that is not ours is refused before anything is done
+    audit_file.read(place)  # one that is not ours is refused before anything is done
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is in the release, which leaves. Fix: a folder elsewhere.")
     with console.counting_bar("canaries") as progress:
         scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
-    found, allowed = _told(place, scores, delta=release.settings.delta, confidence=confidence)
+    found, allowed = _told(place, scores, release.event, delta=release.settings.delta, confidence=confidence)
     for path in released.write_audited(release):
         console.say(f"wrote {path}")
     if source is not None and operator is not None:
@@ -139,15 +142,16 @@ def _release(
     return found.refuted
 
 
-def _told(place: Path, scores: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
+def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
     """What canaries say, on the screen and in audit.json and audit.svg; and what the claim allows."""
-    from dpvision import atomic, console
+    from dpvision import atomic, audit_file, console
     from dpvision.audit import findings, membership
-    from dpvision.audit.profile import verdict
+    from dpvision.audit.profile import ENOUGH_DRAWN, verdict
+    from dpvision.privacy import accountant
     from dpvision.report.attack import most_true_positives
 
-    found = verdict(scores, delta=delta, confidence=confidence)
-    findings.record(place, "mechanism", findings.of_mechanism(found))
+    found, proved = verdict(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
+    audit_file.record(place, "mechanism", findings.of_mechanism(found, proved=proved))
     rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
     allowed = (rates, most_true_positives(scores.claimed, rates))
     curve = membership.roc(scores.with_record, scores.without)
@@ -155,11 +159,15 @@ def _told(place: Path, scores: Any, *, delta: float, confidence: float) -> tuple
     atomic.write(place / "audit.svg", picture, mode=0o644)
     mu, profile = found.estimate, found.profile
     shown = {
-        "proved": f"epsilon at most {found.epsilon:.4f} at delta {found.delta:g}",
+        "proved": f"epsilon at most {proved:.4f} at delta {found.delta:g}",
         "shown": f"epsilon at least {found.bound.epsilon:.4f}, with {found.bound.confidence:.0%} confidence",
         "estimate": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}); a true claim gives {found.claimed_mu:.4f}",
         "whole curve": f"delta({profile.epsilon:.3f}) at least {profile.shown:.3g}, claimed {profile.claimed:.3g}",
     }
+    if f"{found.epsilon:.4f}" != f"{proved:.4f}":
+        shown["tested"] = f"the last settings alone, which claim epsilon {found.epsilon:.4f}; others came before them"
+    if found.drawn < ENOUGH_DRAWN:
+        shown["estimate"] += "; too few canaries were drawn for an alarm by it"
     console.table(shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
     return found, allowed
 

@@ -135,7 +135,7 @@ def _read(path: Path, kind: Kind, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Our own samples, as they must be."""
     channels, height, width = kind.shape
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with atomic.open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["train_images"], arrays["train_labels"]
     except Exception as exc:  # a zip file can be broken in many ways
         raise DataError(f"{path}: can not be read ({exc}). Fix: another --out.") from exc

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpvision.errors import DataError
+from dpvision import audit_file
 from dpvision.report.figures import percent
-from dpvision.runs import read_json
 
-FILE, FORMAT = "audit.json", "dpvision-audit-1"
 SECTIONS = {
     "mechanism": "audit by canaries in this mechanism",
     "one_run": "audit by canaries in this very run",
 }
+# What a card tells of each.
+FIGURES = ("epsilon_at_least", "confidence", "delta", "canaries", "refuted")
 
 
 def read(folder: Path, *, sections: Iterable[str] = SECTIONS) -> dict[str, dict[str, Any]] | None:
     """The figures that a card tells, and no others; None where no audit was made."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    found = read_json(path)
-    if found.get("format") != FORMAT:
-        raise DataError(f"{path}: not what an audit writes. Fix: remove it, and `dpvision audit {folder}` again.")
-    return {name: _figures(path, found[name]) for name in sections if name in found}
-
-
-def _figures(path: Path, found: Any) -> dict[str, Any]:
-    try:
-        told = {
-            "epsilon_at_least": float(found["epsilon_at_least"]),
-            "confidence": float(found["confidence"]),
-            "canaries": int(found["canaries"]),
-            "refuted": bool(found["refuted"]),
-        }
-        if not (0 <= told["epsilon_at_least"] < math.inf and 0 < told["confidence"] < 1):
-            raise ValueError("a figure is out of range")
-        return told
-    except (KeyError, ValueError, TypeError, OverflowError) as exc:
-        raise DataError(f"{path}: not what an audit writes ({exc}). Fix: remove it and audit again.") from exc
+    found = audit_file.read(folder)
+    told = {name: {figure: found[name][figure] for figure in FIGURES} for name in sections if name in found}
+    return told or None
 
 
 def rows(card: dict[str, Any]) -> list[tuple[str, ...]]:

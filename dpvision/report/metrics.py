@@ -9,6 +9,8 @@ from typing import Any
 from dpvision.errors import DataError
 from dpvision.runs import Run, read_lines
 
+MOST = 2**53  # of whole numbers that are numbers of steps
+
 
 @dataclass(frozen=True)
 class Point:
@@ -24,11 +26,11 @@ def read(run: Run) -> list[Point]:
     """The points in the order of their steps; keys that a page has no use for are left where they are."""
     points = []
     for number, line in enumerate(read_lines(run.metrics), 1):
-        step = line.get("step")
-        if not isinstance(step, int) or not isinstance(line.get("epsilon"), int | float):
+        step, epsilon = line.get("step"), line.get("epsilon")
+        if type(step) is not int or not 0 <= step <= MOST or type(epsilon) not in (int, float) or not epsilon >= 0:
             raise DataError(f"{run.metrics}: line {number} has no step or no epsilon.")
         ema, last = (_share(line.get(f"test_accuracy_{name}")) for name in ("ema", "last"))
-        points.append(Point(step, float(line["epsilon"]), ema, last))
+        points.append(Point(step, float(epsilon) if epsilon <= MOST else math.inf, ema, last))
     return sorted(points, key=lambda p: p.step)
 
 
@@ -41,6 +43,6 @@ def last_accuracy(points: list[Point], *, release: str) -> dict[str, Any] | None
 
 
 def _share(value: Any) -> float | None:
-    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:  # nor is what is no number
         return None
     return float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 from typing import Any
 
@@ -79,6 +80,7 @@ def _pictures(card: dict[str, Any], points: list[Point]) -> dict[str, str | None
     """Curves of epsilon are drawn only where epsilon means something."""
     private = card["status"] == "private"
     release = card["config"]["release"]
+    points = [p for p in points if not private or math.isfinite(p.epsilon)]
     drawn = {"accuracy": pictures.accuracy(points, released=release, over_epsilon=private)}
     if private:
         event = Composed(tuple(from_json(e) for e in card["events"]))

@@ -179,7 +179,7 @@ def test_other_rows_are_refused(copied: Path, released: Path) -> None:
         _say("audit", copied)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', '{"format": "dpvision-audit-1", "mechanism": 3}'])
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', '{"format": "dpvision-audit-2", "mechanism": 3}'])
 def test_an_audit_file_by_other_means_is_refused_and_left(text: str, copied: Path) -> None:
     (copied / "audit.json").write_text(text)
     with pytest.raises(DataError, match=r"audit\.json"):

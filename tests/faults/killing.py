@@ -1,7 +1,8 @@
 """kill -9 at random instants, then the same command again, until it comes to its end: what must hold after each kill.
 
 nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
-nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once
+nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once, in full
+nothing half written     what has its name is whole: tables and headers can be read after every kill
 nothing left over        of a key that noise was drawn from, no copy is left at the end
 a clear message          a command that refuses to go on says that its work is done, and it is
 """
@@ -19,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from safetensors.numpy import load
 
 from dpvision import sealed
 from dpvision.privacy.ledger import Account, Ledger
@@ -90,6 +93,7 @@ def _one_life(
         left = max(0, left - 1)
         if code == -signal.SIGKILL:
             tally.kills[verb.name if words[0] != "resume" else "resume"] += 1
+        _nothing_half_written(verb, world)
         if verb.private:
             _nothing_under_counted(verb, world)
             _remember(world, keys, rows)
@@ -104,10 +108,13 @@ def _one_life(
     result = verb.result(world)
     assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
     if verb.private:
-        (charge,) = account(world.home).charges
+        found = account(world.home)
+        (charge,) = found.charges
         assert charge.private == (key is None)
+        told = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
+        assert told is None if key else 0 < told <= found.spent(), f"{verb.name}: tells {told}, more than was charged"
         _no_copy_of_the_key(verb, world, keys)
-        assert verb.name == "train" or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
+        assert verb.trains or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
 
 
 def _disturbed(server: ForkServer, job: Job, *, after: float, hard: bool) -> int | None:
@@ -138,6 +145,15 @@ def _noise_drawn(world: World) -> bool:
     return any(int(sealed.read(path).header["step"]) > 0 for path in states) or any(made.rglob("metrics.jsonl"))
 
 
+def _nothing_half_written(verb: Verb, world: World) -> None:
+    named = [p for p in world.folder.rglob("*") if not any(part.startswith(".") for part in p.parts)]
+    for path in named:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".safetensors":
+            assert load(path.read_bytes()) is not None, f"{verb.name}: {path} is not whole"
+
+
 def _nothing_under_counted(verb: Verb, world: World) -> None:
     ledgers = world.home / "ledgers"
     opened = any(path.stat().st_size and b"\n" in path.read_bytes() for path in ledgers.glob("*.jsonl"))
@@ -156,7 +172,7 @@ def _remember(world: World, keys: dict[str, set[bytes]], rows: set[bytes]) -> No
 
 def _no_copy_of_the_key(verb: Verb, world: World, keys: dict[str, set[bytes]]) -> None:
     used = set(keys)
-    if verb.name == "train":  # a key that no run folder names was never used
+    if verb.trains:  # a key that no run folder names was never used
         used = {sealed.read(world.out / "operator" / "state.safetensors").header["key"]}
     secrets = {secret for name in used for secret in keys.get(name, ())}
     for path in world.folder.rglob("*"):

@@ -20,7 +20,7 @@ def test_a_few_kills(verb: Verb, server: ForkServer, supplies: Path, undisturbed
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_many_kills(verb: Verb, server: ForkServer, supplies: Path, undisturbed: Undisturbed) -> None:
-    """At least 225 over all verbs."""
+    """At least 275 over all verbs."""
     _kill(verb, server, supplies, undisturbed, kills=25, seed=2)
 
 

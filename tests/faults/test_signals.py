@@ -14,7 +14,7 @@ from tests.fork_server import ForkServer
 # A change to the disk before the last step, where the middle one may come after it.
 FIRST = {"pretrain": 2, "synth fit": 2, "synth sample": 6}
 # Verbs that save their state when they are asked to stop; the others end at once and are begun again.
-SAVING = {"train", "pretrain", "synth fit", "synth guide", "synth sample", "warm"}
+SAVING = {"train", "train, with canaries", "pretrain", "synth fit", "synth guide", "synth sample", "warm"}
 
 
 @pytest.mark.parametrize("verb", EACH)

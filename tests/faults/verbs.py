@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,16 +49,22 @@ class Verb:
     files: Callable[[World], list[Path]]
     private: bool = False  # it charges a ledger
 
+    @property
+    def trains(self) -> bool:
+        return self.name.startswith("train")
+
     def result(self, world: World) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.files(world)}
 
 
 def supplied(server: ForkServer, folder: Path) -> Path:
-    """What verbs are given: data, and a model to draw from."""
+    """What verbs are given: data, a model to draw from, and a run to attack with its ledger's home."""
     data = write_data(folder / "data.npz", images=80)
     fit = ("synth", "fit", data, "--size", "tiny", "--batch", 2, "--steps", 2, "--out", folder / "edm")
-    code, _, err = server.run(*fit, home=folder / "home")
-    assert code == 0, err
+    run = ("train", data, "--epsilon", 3, "--batch", 10, "--steps", 2, "--canaries", 8, "--out", folder / "run")
+    for words, home in ((fit, folder / "home"), (run, folder / "home of the run")):
+        code, _, err = server.run(*words, home=home)
+        assert code == 0, err
     return folder
 
 
@@ -66,6 +73,18 @@ def _train(world: World) -> Words:
         return ("resume", world.out)
     settings = ("--epsilon", 3, "--batch", 10, "--steps", 6, "--checkpoint-every", 2)
     return ("train", world.data, *settings, "--out", world.out)
+
+
+def _carry(world: World) -> Words:
+    words = _train(world)
+    return words if words[0] == "resume" else (*words, "--canaries", 8)
+
+
+def _audit(world: World) -> Words:
+    if not world.out.exists():
+        shutil.copytree(world.supplies / "run", world.out)
+        shutil.copytree(world.supplies / "home of the run", world.home, dirs_exist_ok=True)
+    return ("audit", world.out, world.data, "--runs", 100, "--confidence", 0.999999)  # never refuted by chance
 
 
 def _pretrain(world: World) -> Words:
@@ -110,12 +129,19 @@ def _weights(world: World) -> list[Path]:
     return [world.out / "weights.safetensors"]
 
 
+def _attacked(world: World) -> list[Path]:
+    """What an audit leaves as it is: its own coins are new each time."""
+    top = [world.out / name for name in ("weights.safetensors", "config.toml", "metrics.jsonl", "ledger.jsonl")]
+    return [*top, *(world.out / "operator" / name for name in ("run.json", "state.safetensors", "canaries.json"))]
+
+
 def _rows(world: World) -> list[Path]:
     return [*sorted(world.out.glob("*.safetensors")), world.out / "schema.json"]
 
 
 VERBS = (
     Verb("train", _train, lambda w: [*_weights(w), w.out / "metrics.jsonl"], private=True),
+    Verb("train, with canaries", _carry, lambda w: [*_weights(w), w.out / "audit.json"], private=True),
     Verb("release, moments", _moments, _rows, private=True),
     Verb("release, mixtures", _mixtures, _rows, private=True),
     Verb("pretrain", _pretrain, _weights),
@@ -124,7 +150,9 @@ VERBS = (
     Verb("synth sample", _sample, lambda w: [w.out.with_suffix(".npz")]),
     Verb("warm", _warm, _weights),
     Verb("data pack", _pack, lambda w: sorted(w.out.iterdir())),
+    Verb("audit", _audit, _attacked),
 )
 
-# In the time that continuous integration has, the slowest is left to `make test-slow`.
-EACH = [pytest.param(v, marks=[pytest.mark.slow] if "mixtures" in v.name else [], id=v.name) for v in VERBS]
+# In the time that continuous integration has, the slowest are left to `make test-slow`.
+LATER = {"release, mixtures", "train, with canaries"}
+EACH = [pytest.param(v, marks=[pytest.mark.slow] if v.name in LATER else [], id=v.name) for v in VERBS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,65 +12,94 @@ from pathlib import Path
 from random import Random
 
 from tests.data.hostile_case import MARKER, pickle_payload
-from tests.fork_server import ESCAPED, ForkServer, said
+from tests.fork_server import ESCAPED, ForkServer, opened, said
 from tests.fuzz import corpus
 from tests.fuzz.command_lines import command_line, cut_short, verbs
 from tests.fuzz.mutations import digest_of_folder, hostile_copy
 
 MEMORY = 1 << 30  # more than python, torch and a small model need
 SECONDS = 10  # of the processor, for a command line
-FILES_AT_ONCE = 10  # that one child reads
+FILES_AT_ONCE = 50  # that one child reads
 LONG = re.compile(r"\d{4,}|patches|--cas")  # a thousand steps, a dictionary, a classifier: work that takes long
 OUR_CODES = (0, 2, 3, 4)
+UNSEEN, ON_A_FILE = "never looked at (not counted)", "that opened a hostile file (counted already)"
 
 
 class Campaign:
-    """A corpus, a folder that nobody may change, and counts of what came of the inputs."""
+    """A corpus, a folder that nobody may change, and counts of what came of the inputs.
+
+    An input is a function of the corpus and of a seed. Those that failed are in faults.jsonl of the root, which
+    `python -m tests.fuzz ROOT` runs again.
+    """
 
     def __init__(self, server: ForkServer, root: Path) -> None:
         self.server, self.root = server, root.resolve()
-        self.outside, folder = self.root / "outside", self.root / "corpus"
-        self.outside.mkdir(parents=True)
-        (self.outside / "secret").write_bytes(b"nobody's business")
-        folder.mkdir()
-        self.corpus = corpus.made(server, folder)
+        self.outside, self.corpus = self.root / "outside", self.root / "corpus"
+        if not self.corpus.exists():
+            self.outside.mkdir(parents=True)
+            (self.outside / "secret").write_bytes(b"nobody's business")
+            self.corpus.mkdir()
+            corpus.made(server, self.corpus)
         self.payload = pickle_payload(self.outside)
-        self._files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.stat().st_size < 100_000]
-        self._before = digest_of_folder(folder), digest_of_folder(self.outside)
+        self._files = [p for p in sorted(self.corpus.rglob("*")) if p.is_file() and p.stat().st_size < 100_000]
+        self._before = digest_of_folder(self.corpus), digest_of_folder(self.outside)
         self._verbs = verbs()
         self.counts: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()  # command lines that did what they say, by their verbs
+
+    @property
+    def faults(self) -> Path:
+        return self.root / "faults.jsonl"
+
+    def attempt(self, what: str, seed: int) -> None:
+        """`what` is "read" or "call". A failure is kept, and tells where."""
+        try:
+            getattr(self, what)(Random(seed))
+        except AssertionError as exc:
+            with self.faults.open("a") as file:
+                file.write(json.dumps({"what": what, "seed": seed, "message": str(exc)}) + "\n")
+            raise AssertionError(f"{exc}\nTo see it again: python -m tests.fuzz {self.root}") from exc
 
     def read(self, rng: Random) -> None:
         """Some hostile files, each before all that reads its kind."""
-        arena, places, names = self._arena(), [], []
+        arena, inputs = self._arena(), []
         for number in range(FILES_AT_ONCE):
-            kind = rng.choice(corpus.KINDS)
-            folder = arena / str(number)
-            folder.mkdir()
-            names.append(self._hostile(rng, kind, folder))
-            if kind == "run":
-                shutil.copytree(self.corpus / "home", folder / "home")
-            places += [folder / kind, "heavy" if rng.random() < 0.2 else "light"]
-        words = (self.corpus, *places)
-        code, out, err = self._child(*words, home=arena / "home", arena=arena, call="tests.fuzz.readers:read_all")
+            own = Random(rng.getrandbits(64))  # what one is does not depend on the lengths of others
+            place = arena / str(number) / own.choice(corpus.KINDS)
+            place.parent.mkdir()
+            inputs.append((place, "heavy" if own.random() < 0.2 else "light", self._hostile(own, place)))
+        self.read_all(arena, inputs)
+
+    def read_all(self, arena: Path, inputs: list[tuple[Path, str, Path]]) -> None:
+        """Places with what they are to be read by, and which file of each was changed.
+
+        An input counts if a reader refused it or opened what was changed in it.
+        """
+        for place, _, _ in inputs:
+            if place.name in ("run", "stopped"):
+                shutil.copytree(self.corpus / "home", place.parent / "home")
+        words = [word for place, how, _ in inputs for word in (place, how)]
+        call = "tests.fuzz.readers:read_all"
+        code, out, err, opened = self._child(self.corpus, *words, home=arena / "home", arena=arena, call=call)
         lines = out.splitlines()
-        assert code == 0, f"{names[min(len(lines), FILES_AT_ONCE - 1)]}: ended with {code}: {err}"
-        for line in lines:
+        assert code == 0, f"{inputs[min(len(lines), len(inputs) - 1)][2]}: ended with {code}: {err}"
+        for line, (_, _, path) in zip(lines, inputs, strict=True):
             refused, taken = map(int, line.split())
             assert refused + taken > 0
-            self.counts["refused" if refused else "harmless"] += 1
+            self.counts["refused" if refused else "harmless" if str(path) in opened else UNSEEN] += 1
 
     def call(self, rng: Random) -> None:
-        """One hostile command line, half of them on a hostile file."""
+        """One hostile command line, more than half of them on a hostile file."""
         verb = rng.choice(sorted(self._verbs))
-        arena = self._arena()
-        name = self._hostile(rng, rng.choice(corpus.KINDS), arena) if rng.random() < 0.6 else "a sound corpus"
+        arena, changed = self._arena(), None
+        if rng.random() < 0.6:
+            changed = self._hostile(rng, arena / rng.choice(corpus.KINDS))
         home = arena / "home"
         if not home.exists():
             shutil.copytree(self.corpus / "home", home)
         words = command_line(rng, verb, self._verbs[verb], corpus=self.corpus, arena=arena)
-        code, _, err = self._child(*words, home=home, arena=arena, cwd=arena)
-        told = f"dpvision {' '.join(words)!r} ({name}) ended with {code}: {err}"
+        code, _, err, opened = self._child(*words, home=home, arena=arena, cwd=arena)
+        told = f"dpvision {' '.join(words)!r} ({changed or 'a sound corpus'}) ended with {code}: {err}"
         if code == -signal.SIGXCPU:
             assert cut_short(verb, words) or any(LONG.search(word) for word in words), told
             self.counts["still at work"] += 1
@@ -78,6 +108,12 @@ class Campaign:
             assert code == 0 or verb == "check" or err.count("dpvision: ") == 1, told
             assert "Traceback (most recent call last)" not in err, told
             self.counts[f"ended with {code}"] += 1
+            self.counts[ON_A_FILE] += str(changed) in opened
+            self.finished[verb] += code == 0
+
+    def never_finished(self) -> list[str]:
+        """Verbs of which no command line came to its end: what is behind their first line was not tried."""
+        return [verb for verb in self._verbs if not self.finished[verb]]
 
     def require_untouched(self) -> None:
         """Nothing was run, and nothing was written where it does not belong."""
@@ -91,15 +127,14 @@ class Campaign:
         arena.mkdir()
         return arena
 
-    def _hostile(self, rng: Random, kind: str, folder: Path) -> str:
+    def _hostile(self, rng: Random, place: Path) -> Path:
+        """Makes the place, from the corpus; which file of it was changed."""
         other = rng.choice(self._files).read_bytes()
-        name = hostile_copy(
-            rng, self.corpus / kind, folder / kind, other=other, payload=self.payload, outside=self.outside
-        )
-        return f"{kind}/{name}"
+        source = self.corpus / place.name
+        return hostile_copy(rng, source, place, other=other, payload=self.payload, outside=self.outside)
 
-    def _child(self, *words: str | Path, home: Path, arena: Path, **options: object) -> tuple[int, str, str]:
-        limits = {"memory": MEMORY, "seconds": SECONDS if "cwd" in options else SECONDS * FILES_AT_ONCE}
+    def _child(self, *words: str | Path, home: Path, arena: Path, **options: object) -> tuple[int, str, str, set[str]]:
+        limits = {"memory": MEMORY, "seconds": SECONDS if "cwd" in options else 3 * FILES_AT_ONCE}
         job = self.server.start(*words, home=home, arena=arena, guard=True, **limits, **options)  # type: ignore[arg-type]
         code = self.server.ended(job, within=1200)  # by the clock: the machine may have much else to do
         if code is None:
@@ -108,5 +143,6 @@ class Campaign:
             raise AssertionError(f"{words}: waits for ever")
         out, err = said(job)
         assert code != ESCAPED, f"{words}: {err}"
+        seen = opened(job) if code >= 0 else set()
         shutil.rmtree(job.place)
-        return code, out, err
+        return code, out, err, seen

@@ -63,6 +63,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "synth guide": ("--samples", "4", "--extractor-steps", "1", "--steps", "1", "--batch", "2", "--width", "8"),
     "synth sample": ("--count", "4", "--batch", "4", "--steps", "1"),
     "synth quality": ("--most", "8", "--no-cas"),
+    "audit": ("--runs", "100"),
     "geometry": ("--most", "4", "--top", "1", "--probes", "1"),
     "images": ("dead-leaves", "--count", "1", "--size", "8"),
     "data split": ("--public", "4"),
@@ -152,7 +153,7 @@ def _value(rng: Random, option: Option, corpus: Path, arena: Path) -> str:
     if ("Path" in option.kind or "str" in option.kind) and rng.random() < 0.85:
         kinds = _suiting(option.name) if rng.random() < 0.9 else KINDS
         name = rng.choice(kinds)
-        if name == "run" and not (arena / name).exists():  # some verbs write into it
+        if name in ("run", "stopped") and not (arena / name).exists():  # some verbs write into it
             shutil.copytree(corpus / name, arena / name)
         place = next((path for path in (arena / name, corpus / name) if path.exists()), corpus / name)
         return str(place / "table.csv" if name == "listed" else place)
@@ -162,7 +163,7 @@ def _value(rng: Random, option: Option, corpus: Path, arena: Path) -> str:
 def _suiting(name: str) -> tuple[str, ...]:
     match name.strip("-").lower():
         case "run" | "folders":
-            return ("run",)
+            return ("run", "run", "stopped")
         case "folder":
             return ("released", "mapped")
         case "model":
@@ -174,4 +175,4 @@ def _suiting(name: str) -> tuple[str, ...]:
         case "config":
             return ("settings/train.toml", "settings/release.toml")
         case _:
-            return ("data.npz", "photos", "listed", "packed")
+            return ("data.npz", "photos", "listed", "packed", "drawn/images.npz")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,11 @@ from tests.fuzz.campaign import Campaign
 
 
 @pytest.fixture(scope="session")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+def campaign() -> Iterator[Campaign]:
+    """In a folder that stays where an input failed."""
+    root = Path(tempfile.mkdtemp(prefix="dpvision-fuzz-"))
     with ForkServer() as server:
-        yield Campaign(server, tmp_path_factory.mktemp("fuzz"))
+        made = Campaign(server, root)
+        yield made
+        if not made.faults.exists():
+            shutil.rmtree(root)

@@ -21,6 +21,7 @@ KINDS = (
     "settings",
     "home",
     "run",
+    "stopped",
     "released",
     "mapped",
     "edm",
@@ -29,6 +30,7 @@ KINDS = (
     "warmed",
     "warming",
     "drawing",
+    "drawn",
 )
 
 
@@ -36,44 +38,39 @@ def made(server: ForkServer, folder: Path) -> Path:
     """The corpus, in an empty folder."""
     data, home = write_data(folder / "data.npz", images=40), folder / "home"
     _as_files(data, folder)
+    edm, drawing, table = folder / "edm", folder / "drawing", folder / "listed" / "table.csv"
     small = ("--batch", 4, "--steps", 2)
-    release = ("release", data, "--epsilon", 0.5, "--encoder", "pixels", "--rank", 0, "--rows", 12)
-    edm, warm = folder / "edm", ("--model", "linear", *small, "--augment", "none", "--save-every", 0, "--consented")
+    train = ("train", data, "--epsilon", 1, "--batch", 4, "--study", "--canaries", 8)
+    release = ("--epsilon", 0.5, "--encoder", "pixels", "--rank", 0, "--rows", 12)
+    warm = ("warm", data, "--model", "linear", *small, "--augment", "none", "--save-every", 0, "--consented")
+    guide = ("--samples", 8, "--extractor-steps", 1, *small, "--width", 8, "--consented")
     prior = ("--process", "dead-leaves-mixed", "--size", 8, "--finer", 1, "--count", 4, "--batch", 2, "--steps", 1)
-    (folder / "settings").mkdir()
+    draw = ("synth", "sample", edm, "--count", 8, "--batch", 4, "--steps", 2)
+    for name in ("settings", "drawing", "drawn"):
+        (folder / name).mkdir()
     for words in (
-        ("train", data, "--epsilon", 1, *small, "--budget", 4, "--out", folder / "run"),
-        (*release, "--out", folder / "released"),
-        ("data", "pack", folder / "data.npz", "--out", folder / "packed"),
+        (*train, "--steps", 2, "--budget", 4, "--out", folder / "run"),
+        ("audit", folder / "run", data, "--runs", 100),
+        ("release", data, *release, "--out", folder / "released"),
+        ("data", "pack", data, "--out", folder / "packed"),
         ("recipes", "copy", "small-cnn", "--out", folder / "settings" / "train.toml"),
         ("recipes", "copy", "neuromix", "--out", folder / "settings" / "release.toml"),
         ("synth", "fit", data, "--size", "tiny", *small, "--consented", "--out", edm),
-        (
-            "synth",
-            "guide",
-            edm,
-            data,
-            "--samples",
-            8,
-            "--extractor-steps",
-            1,
-            *small,
-            "--width",
-            8,
-            "--consented",
-            "--out",
-            folder / "guide",
-        ),
+        ("synth", "guide", edm, data, *guide, "--out", folder / "guide"),
         ("pretrain", "--model", "wrn-10-1", "--hidden", 16, *prior, "--out", folder / "prior"),
-        ("warm", data, *warm, "--out", folder / "warmed"),
+        (*warm, "--out", folder / "warmed"),
+        (*draw, "--out", folder / "drawn" / "images.npz"),
     ):
         code, _, err = server.run(*words, home=home)
         assert code == 0, err
     _with_a_map(folder / "released", folder / "mapped")
-    drawing = folder / "drawing"
-    drawing.mkdir()
-    draw = ("synth", "sample", edm, "--count", 8, "--batch", 4, "--steps", 2, "--out", drawing / "drawn.npz")
-    for words, die_at in ((("warm", data, *warm, "--out", folder / "warming"), 8), (draw, 9)):
+    stopped = (*train, "--steps", 6, "--checkpoint-every", 2, "--out", folder / "stopped")
+    for words, die_at in (
+        (stopped, 55),  # after step 4 was saved
+        ((*warm, "--out", folder / "warming"), 8),
+        ((*draw, "--out", drawing / "drawn.npz"), 9),
+        (("release", table, *release, "--out", folder / "never"), 13),  # when all features are whole, and have no name
+    ):
         job = server.start(*words, home=home, arena=folder, die_at=die_at)
         assert server.ended(job, within=300) == -9
     return folder

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +27,8 @@ TOML = (
     "{a = 1}", "1979-05-27", "25:61:00", '"\\u0000"', '"../../outside/secret"', "'''", '"""', "0x_", "[" * 2000, "",
     '["a", "b"]', "2", "0.5", "1e-320", '"timm:x"', '"\\ud800"', "= =", "# x", "\x00",
 )  # fmt: skip
-Edit = Callable[[Any], Any]
+# What is written for people, or locked: its bytes are nobody's input, but something else may be in its place.
+NEVER_READ = re.compile(r"\.(md|html|svg|lock)$|^(lock|grid-\d+\.png|canaries\.json|membership\.json)$")
 
 
 def changed(rng: Random, data: bytes, other: bytes, payload: bytes, name: str) -> bytes:
@@ -182,10 +182,13 @@ def _safetensors(rng: Random, data: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + body
 
 
-def put_in_its_place(rng: Random, path: Path, outside: Path) -> None:
+WAYS = 8
+
+
+def put_in_its_place(way: int, path: Path, outside: Path) -> None:
     """Something else than a file under the file's name; `outside` is a folder that nobody may change."""
     path.unlink()
-    match rng.randrange(8):
+    match way:
         case 0:
             path.mkdir()
         case 1:
@@ -205,18 +208,24 @@ def put_in_its_place(rng: Random, path: Path, outside: Path) -> None:
             return
 
 
-def hostile_copy(rng: Random, source: Path, target: Path, *, other: bytes, payload: bytes, outside: Path) -> str:
-    """A copy of a file or of a folder, with one file of it made hostile; the name of that file."""
-    shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
-    files = sorted(p for p in target.rglob("*") if p.is_file()) if target.is_dir() else [target]
-    path = rng.choice(files)
+def hostile_copy(rng: Random, source: Path, target: Path, *, other: bytes, payload: bytes, outside: Path) -> Path:
+    """A copy of a file or of a folder, with one file of it made hostile; which one."""
+    files = sound_copy(source, target)
+    read = [path for path in files if not NEVER_READ.search(path.name)]
+    path = rng.choice(read if rng.random() < 0.95 else files)
     if rng.random() < 0.08:
-        put_in_its_place(rng, path, outside)
+        put_in_its_place(rng.randrange(WAYS), path, outside)
     else:
         path.write_bytes(changed(rng, path.read_bytes(), other, payload, path.name))
         if path.suffix == ".jsonl" and re.fullmatch("[0-9a-f]{32}", path.stem) and rng.random() < 0.9:
             sealed_again(path)
-    return str(path.relative_to(target)) if target.is_dir() else path.name
+    return path
+
+
+def sound_copy(source: Path, target: Path) -> list[Path]:
+    """A copy of a file or of a folder; its files."""
+    shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    return sorted(p for p in target.rglob("*") if p.is_file()) if target.is_dir() else [target]
 
 
 def digest_of_folder(folder: Path) -> str:

@@ -109,8 +109,19 @@ def _overlap(place: Path, corpus: Path) -> None:
 def _keys(place: Path, corpus: Path) -> None:
     from dpvision.mechanism.streams import Key
 
-    for path in sorted(place.rglob("*.seal")):
-        Key.kept(path)
+    for path in sorted((corpus / "home" / "keys").glob("*.key")):
+        Key.kept(place / "keys" / path.name)
+
+
+def _kept_features(place: Path, corpus: Path) -> None:
+    """Of a release that was made, and of one that was killed."""
+    from dpvision.recipes import release_recipe
+    from dpvision.release.making import Encoded, prepare
+    from dpvision.release.settings import changed
+
+    settings = changed(release_recipe("moments"), {"epsilon": 0.5, "encoder": "pixels", "rank": 0, "rows": 12})
+    for source in (corpus / "data.npz", corpus / "listed" / "table.csv"):
+        Encoded(prepare(str(source), settings))
 
 
 def _state(place: Path, corpus: Path) -> None:
@@ -125,6 +136,38 @@ def _reopen(place: Path, corpus: Path) -> None:
     from dpvision.train import reopen
 
     reopen(Run(place))
+
+
+def _resume(place: Path, corpus: Path) -> None:
+    from dpvision.runs import Run
+    from dpvision.train import proceed, reopen
+
+    run = Run(place)
+    run.config()
+    proceed(run, reopen(run))
+
+
+def _study(place: Path, corpus: Path) -> None:
+    from dpvision.runs import Run
+    from dpvision.study import plot
+
+    plot([Run(place)], place / "drawn.svg")
+
+
+def _audit(place: Path, corpus: Path) -> None:
+    """What the verb reads; attacking takes long."""
+    from dpvision.audit import auditing, findings
+    from dpvision.runs import Run
+
+    auditing.mechanism_of(Run(place).config())
+    findings.carried(Run(place))
+    findings.record(Run(place), "mechanism", {})
+
+
+def _losses(place: Path, corpus: Path) -> None:
+    from dpvision.audit import auditing
+
+    auditing.losses_of(place, str(corpus / "data.npz"))
 
 
 def _report(place: Path, corpus: Path) -> None:
@@ -151,6 +194,27 @@ def _pretrained(place: Path, corpus: Path) -> None:
     said(path, data.load("digits"), unit="image")  # none of which taught it
     name, shape = ("wrn-10-1", (3, 8, 8)) if place.name == "prior" else ("linear", (1, 8, 8))
     load_public(build(name, shape, classes=4, seed=0), path)
+
+
+def _looked_at(place: Path, corpus: Path) -> None:
+    from dpvision.audit.subject import subject
+
+    weights, model = (place, None) if place.name == "run" else (place / "weights.safetensors", "linear")
+    subject(weights, str(corpus / "data.npz"), private=True, model=model, most=4)
+
+
+def _encoder(place: Path, corpus: Path) -> None:
+    from dpvision.encoders import encoder
+
+    encoder("wrn-10-1", (3, 8, 8), place / "weights.safetensors")
+
+
+def _synthetic(place: Path, corpus: Path) -> None:
+    from dpvision import data
+    from dpvision.public import taught_by
+
+    data.load(str(place / "images.npz"))
+    taught_by.noted_beside(str(place / "images.npz"))
 
 
 def _rows(place: Path, corpus: Path) -> None:
@@ -227,15 +291,17 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "listed": (_load, _check),
     "packed": (_load, _check),
     "settings": (_settings, _release_settings),
-    "home": (_account, _spend, _overlap, _keys),
-    "run": (_state, _reopen, _report, _model, _pretrained),
+    "home": (_account, _spend, _overlap, _keys, _kept_features),
+    "run": (_state, _reopen, _report, _model, _pretrained, _study, _audit, _losses, _looked_at),
+    "stopped": (_state, _reopen, _resume),
     "released": (_rows, _features),
     "mapped": (_rows, _features),
     "edm": (_diffusion, _fit),
     "guide": (_guide, _fit_guide),
-    "prior": (_prior, _pretrained),
-    "warmed": (_pretrained,),
+    "prior": (_prior, _pretrained, _encoder),
+    "warmed": (_pretrained, _looked_at),
     "warming": (_warming,),
     "drawing": (_drawing,),
+    "drawn": (_synthetic,),
 }
-HEAVY = {_report, _reopen, _fit_guide, _spend}  # accountants, training: a part of the inputs is enough
+HEAVY = {_report, _study}  # accountants and pictures: a part of the inputs is enough

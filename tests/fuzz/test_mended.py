@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpvision import atomic, checkpoint, runs, sealed
+from dpvision import atomic, checkpoint, runs, sealed, study
 from dpvision.cli.app import class_list
 from dpvision.config import Config, merged, read_toml
 from dpvision.device import device_named
@@ -22,6 +23,8 @@ from dpvision.pretrain.run import Settings
 from dpvision.privacy.events import Budget, Gaussian
 from dpvision.privacy.ledger import Ledger, _hash
 from dpvision.randimages import gallery
+from dpvision.report import metrics
+from dpvision.train import _drop_after
 from tests.fork_server import ForkServer
 from tests.fuzz.campaign import Campaign
 
@@ -185,3 +188,67 @@ def test_a_sound_file_is_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(checkpoint.dump({"w": torch.ones(3)}, {"format": "x"}))
     assert sealed.read(path).header["format"] == sealed.said_by(path)["format"] == "x"
+
+
+def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(DataError, match=r"report\.html: can not be written, for a folder has this name"):
+        atomic.write(tmp_path / "report.html", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": "x"},
+        {"counts": [1]},
+        {"counts": [0] * 80},
+        {"counts": [-1] + [1] * 79},
+        {"counts": [10**400] * 80},
+        {"share": "x"},
+        {"share": {}},
+        {"deviation": None},
+        {"deviation": float("nan")},
+    ],
+)
+def test_gradients_that_no_study_wrote(change: dict[str, object], tmp_path: Path) -> None:
+    run = runs.Run(tmp_path)
+    run.operator.mkdir()
+    run.write_config(Config())
+    runs.append_json(study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80})
+    study.plot([run], tmp_path / "sound.svg")
+    runs.append_json(study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80} | change)
+    with pytest.raises(DataError, match="is not what a study writes"):
+        study.plot([run], tmp_path / "hostile.svg")
+
+
+def test_lines_of_a_log_without_the_number_of_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for line in ('{"step": "x"}', '{"step": null}', '{"step": [1]}'):
+        path.write_text(line + "\n")
+        with pytest.raises(DataError, match="no number of a step"):
+            _drop_after(path, 3)
+
+
+def test_a_pipe_in_the_place_of_samples_or_features(campaign: Campaign, tmp_path: Path) -> None:
+    """Each is asked for by name, and would be waited for."""
+    for kind, pattern in (("guide", "samples.npz"), ("home", "features/*.npy")):
+        place = tmp_path / kind / kind
+        place.parent.mkdir()
+        shutil.copytree(campaign.corpus / kind, place)
+        for path in place.glob(pattern):
+            path.unlink()
+            os.mkfifo(path)
+        words = (campaign.corpus, place, "heavy")
+        code, out, err = campaign.server.run(*words, home=tmp_path, call="tests.fuzz.readers:read_all")
+        assert code == 0 and out.startswith("1 "), (out, err)
+
+
+def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
+    run = runs.Run(tmp_path)
+    for line in ('{"step": 1e400, "epsilon": 1}', '{"step": true, "epsilon": 1}', '{"step": 1, "epsilon": NaN}'):
+        run.metrics.write_text(line + "\n")
+        with pytest.raises(DataError, match="line 1 has no step or no epsilon"):
+            metrics.read(run)
+    run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
+    assert metrics.read(run) == [metrics.Point(1, float("inf"), None, None)]

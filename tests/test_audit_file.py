@@ -1,0 +1,87 @@
+"""audit.json is taken as an audit writes it, and not otherwise: it is released, and a card quotes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpvision import audit_file
+from dpvision.errors import DataError
+
+BOTH = {"epsilon_proved": 3.0, "epsilon_at_least": 0.5, "delta": 1e-5, "confidence": 0.95, "canaries": 100, "refuted": False}  # fmt: skip
+ONE_RUN = BOTH | {"guesses": 40, "right": 25}
+MECHANISM = BOTH | {
+    "epsilon_tested": 2.5,
+    "mu": {"estimate": 0.4, "low": 0.3, "high": 0.5, "claimed": 0.45},
+    "profile": {"refuted": False, "epsilon": 0.1, "claimed": 0.2, "shown": 0.1, "threshold": -1.5, "guess": "with", "confidence": 0.975},
+}  # fmt: skip
+
+
+def _write(folder: Path, whole: Any) -> None:
+    (folder / "audit.json").write_text(whole if isinstance(whole, str) else json.dumps(whole))
+
+
+def test_what_is_written_is_read_and_one_section_leaves_the_other(tmp_path: Path) -> None:
+    assert audit_file.read(tmp_path) == {}
+    audit_file.record(tmp_path, "mechanism", MECHANISM)
+    audit_file.record(tmp_path, "one_run", ONE_RUN)
+    assert audit_file.read(tmp_path) == {"mechanism": MECHANISM, "one_run": ONE_RUN}
+    audit_file.record(tmp_path, "one_run", ONE_RUN | {"epsilon_proved": None})
+    assert audit_file.read(tmp_path)["mechanism"] == MECHANISM
+
+
+@pytest.mark.parametrize("bound, refuted", [(2.4, False), (2.6, True), (3.5, True)])
+def test_a_bound_above_what_is_proved_or_tested_is_refuted_whatever_the_file_says(
+    bound: float, refuted: bool, tmp_path: Path
+) -> None:
+    _write(tmp_path, {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"epsilon_at_least": bound}})
+    assert audit_file.read(tmp_path)["mechanism"]["refuted"] is refuted
+
+
+HOSTILE: list[Any] = [
+    "[]",
+    "{",
+    "{}",
+    {"format": "other", "one_run": ONE_RUN},
+    {"one_run": ONE_RUN},
+    *({"format": audit_file.FORMAT, "one_run": one} for one in ([], "x", 3, {}, None)),
+    {"format": audit_file.FORMAT, "one_run": ONE_RUN, "extra": "a name"},
+    *(
+        {"format": audit_file.FORMAT, "one_run": ONE_RUN | change}
+        for change in (
+            {"extra": "a name"},
+            {"epsilon_at_least": True},
+            {"epsilon_at_least": "٣"},
+            {"epsilon_at_least": -0.1},
+            {"epsilon_at_least": 1e300},
+            {"epsilon_at_least": float("nan")},
+            {"epsilon_at_least": 10**400},
+            {"epsilon_proved": "3"},
+            {"canaries": -5},
+            {"canaries": 10**12},
+            {"canaries": 3.0},
+            {"refuted": "false"},
+            {"refuted": 1},
+            {"right": 41},
+            {"right": -1},
+            {"confidence": 1.0},
+            {"delta": 0.0},
+        )
+    ),
+    {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"mu": []}},
+    {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"profile": {**MECHANISM["profile"], "guess": "a name"}}},  # type: ignore[dict-item]
+]
+
+
+@pytest.mark.parametrize("whole", HOSTILE)
+def test_anything_else_is_refused_and_left_as_it_is(whole: Any, tmp_path: Path) -> None:
+    _write(tmp_path, whole)
+    before = (tmp_path / "audit.json").read_bytes()
+    with pytest.raises(DataError, match=r"audit\.json"):
+        audit_file.read(tmp_path)
+    with pytest.raises(DataError, match=r"audit\.json"):
+        audit_file.record(tmp_path, "mechanism", MECHANISM)
+    assert (tmp_path / "audit.json").read_bytes() == before
