@@ -52,9 +52,15 @@ def study(
 
 
 def write_report(run: Any) -> list[Path]:
-    from dpvision.privacy.ledger import ledger_of
     from dpvision.report import write
+
+    return write(run, account_of(run))
+
+
+def account_of(run: Any) -> Any:
+    """The account of a run's data set, where there is one here."""
+    from dpvision.privacy.ledger import ledger_of
     from dpvision.runs import fact
 
     book = ledger_of(fact(run.facts(), "fingerprint", str))
-    return write(run, book.account() if book.exists() else None)
+    return book.account() if book.exists() else None
