@@ -36,7 +36,7 @@ def study(
 ) -> None:
     """Draw how large gradients were before clipping, run beside run. For your eyes: no noise protects it.
 
-    Example: `dpvision study runs/self-aug runs/dp-mix`
+    Example: `dpvision train digits --epsilon 1 --study --out runs/looked`, then `dpvision study runs/looked`
     """
     from dpvision import console
     from dpvision.runs import Run
