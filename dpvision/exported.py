@@ -3,7 +3,7 @@
     safetensors   the weights by name, sealed; `dpvision predict FILE IMAGES` needs nothing else
     onnx          the whole network, input preparation included, for any ONNX runtime (onnx_graph.py)
 
-Both carry the same entries: what the run's weights say of themselves (model, shape, classes, event, delta, private), and
+Both carry the same entries: what the weights say of themselves (model, shape, classes, event, delta, private), and
 
     card     the privacy card, as in card.json
     input    what images the network takes, and how they are prepared

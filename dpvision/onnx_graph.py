@@ -69,7 +69,7 @@ def graph_of(model: nn.Module, shape: Shape, *, name: str) -> bytes:
 
 
 def require_same(graph: bytes, model: nn.Module, shape: Shape, *, name: str) -> float:
-    """How far the graph's answers, by onnxruntime on random images, are from the network's: refused above MOST_APART."""
+    """How far the graph's answers to random images, by onnxruntime, are from the network's: at most MOST_APART."""
     _require_packages()
     import onnxruntime
 
@@ -130,7 +130,9 @@ def _reason(exc: BaseException) -> str:
     while exc is not None:
         texts.append(str(exc))
         exc = exc.__cause__ or exc.__context__  # type: ignore[assignment]
-    unknown = sorted(set(re.findall(r"No (?:ONNX function|decompositions registered)[^']*?'?(aten[\w.:]+)", "\n".join(texts))))
+    unknown = sorted(
+        set(re.findall(r"No (?:ONNX function|decompositions registered)[^']*?'?(aten[\w.:]+)", "\n".join(texts)))
+    )
     if unknown:
         return f"the operator {', '.join(unknown)}"
     return next((line.strip() for text in reversed(texts) for line in text.splitlines() if line.strip()), "an error")
@@ -148,12 +150,14 @@ def _require_packages() -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter speaks of things that nobody asked for, such as torchvision."""
-    logs = logging.getLogger("torch.onnx")
-    before = logs.level
-    logs.setLevel(logging.ERROR)
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logs.setLevel(before)
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)

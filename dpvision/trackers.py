@@ -4,7 +4,7 @@ A tracker gets what a line of metrics.jsonl holds, and of that only RELEASED: ep
 many images they are. The training loss, true batch sizes and clipped shares never get here. What it can see besides is
 when it is called, at 20 steps at most; running time is outside the guarantee.
 
-A tracker that raises does not stop the training: the figures are in metrics.jsonl whatever it does, and it is told once.
+A tracker that raises does not stop the training: the figures are in metrics.jsonl whatever it does. It is said once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "operator" / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder / "operator" / "tensorboard"))
 
     def log(self, figures: dict[str, float], /, step: int) -> None:
         for name, value in figures.items():

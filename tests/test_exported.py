@@ -25,9 +25,9 @@ from tests.one_thread import one_thread
 
 __all__ = ["one_thread"]
 
-# Between them: standardised filters, group norm, transforms by matrices, patches, attention. `make test-slow` has all.
-QUICK = {"wrn-10-1": (1, 8, 8), "scatter-linear": (1, 8, 8), "patches-256": (1, 10, 10), "vit-tiny": (1, 8, 8)}
-SHAPES = {"patches-two-layers": (3, 32, 32), "small-alexnet": (3, 32, 32)}
+# Between them: standardised filters, group norm, transforms by matrices, patches. `make test-slow` has all networks.
+QUICK = {"wrn-10-1": (1, 8, 8), "scatter-linear": (1, 8, 8), "patches-256": (1, 10, 10)}
+SHAPES = {"vit-tiny": (1, 8, 8), "patches-two-layers": (3, 32, 32), "small-alexnet": (3, 32, 32)}
 EACH = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MODELS]
 
 

@@ -29,7 +29,8 @@ def export(
     is compared with the network before it gets its name. The card is the entry `card` in the header (safetensors) or
     the metadata (ONNX). What can not become a graph is refused by the operator's name; all built-in networks can.
 
-    Example: `dpvision export runs/first --to onnx`, or `dpvision export runs/first --to safetensors --out first.safetensors`
+    Example: `dpvision export runs/first --to onnx`, or
+    `dpvision export runs/first --to safetensors --out first.safetensors`
     """
     from dpvision import console
     from dpvision.exported import export as write

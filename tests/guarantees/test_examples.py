@@ -64,9 +64,7 @@ def test_every_verb_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("verb", ORDER)
-def test_the_help_shows_it(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_shows_it(verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     assert call([*verb.split(), "--help"], monkeypatch) == 0
     assert f"Example: {EXAMPLES[verb][0]}" in " ".join(capsys.readouterr().out.split())
@@ -81,7 +79,9 @@ def test_all_of_them_run(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
             if example in seen:
                 continue
             seen.add(example)
-            of = next((v for v in sorted(EXAMPLES, key=len, reverse=True) if example.startswith(f"dpvision {v} ")), verb)
+            of = next(
+                (v for v in sorted(EXAMPLES, key=len, reverse=True) if example.startswith(f"dpvision {v} ")), verb
+            )
             words = words_of(example, SMALLER.get(of, {}))
             code = call(words, monkeypatch)
             told = capsys.readouterr().err
