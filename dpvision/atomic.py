@@ -17,12 +17,19 @@ from dpvision.errors import DataError
 
 def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
     """Write to a file beside and rename it over `path`; both are synced. A folder of that name is a DataError."""
+    with writing(path, mode=mode) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """The same for what is written piece by piece: the file gets its name at the end, or never."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         # Readable by the owner only: what is shared is shared on purpose.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with open(descriptor, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

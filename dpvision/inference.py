@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dpvision import checkpoint, sealed
-from dpvision.data import load, load_images
+from dpvision.data import image_batches, load
 from dpvision.errors import DataError
 from dpvision.inputs import Inputs, guesses, to_tensor
 from dpvision.models import build
@@ -82,21 +82,48 @@ def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> 
     }
 
 
-def predict(run: Path, images: Path, *, progress: Callable[[int, int], None], physical: int = 1024) -> str:
-    """CSV text: file, class, probability."""
+def predict(
+    run: Path,
+    images: Path,
+    write: Callable[[str], object],
+    *,
+    probabilities: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    at_a_time: int = 256,
+) -> int:
+    """Lines of CSV to `write`, as they are found: file, class, probability, problem. Returns how many have a problem.
+
+    A file that can not be read has a line with the reason and no class. With `probabilities`, a column for each class
+    follows. Memory holds `at_a_time` images, however many there are.
+    """
     made = released(run)
-    names, pixels = load_images(images, size=made.shape[1:], channels=made.shape[0])
-    _same_shape(str(images), pixels.shape, made)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["file", "class", "probability"])
-    for start in range(0, len(names), physical):
+    channels, *sides = made.shape
+    write(_line("file", "class", "probability", "problem", *_columns(made.classes if probabilities else ())))
+    done = failed = 0
+    for some in image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time):
         with torch.no_grad():
-            chances = made.model(to_tensor(np.asarray(pixels[start : start + physical]))).softmax(1)
-        best, which = chances.max(1)
-        for name, chance, index in zip(names[start : start + physical], best.tolist(), which.tolist(), strict=True):
-            writer.writerow([_inert(name), _inert(made.classes[index]), f"{chance:.4f}"])
-        progress(min(start + physical, len(names)), len(names))
+            chances = iter(made.model(to_tensor(some.images)).softmax(1) if len(some.images) else ())
+        for name, problem in zip(some.names, some.problems, strict=True):
+            if problem is not None:
+                failed += 1
+                write(_line(name, "", "", problem, *([""] * len(made.classes) if probabilities else ())))
+                continue
+            each = next(chances).tolist()
+            best = max(range(len(each)), key=each.__getitem__)
+            rest = [f"{chance:.4f}" for chance in each] if probabilities else ()
+            write(_line(name, made.classes[best], f"{each[best]:.4f}", "", *rest))
+        done += len(some.names)
+        progress(done, some.of)
+    return failed
+
+
+def _columns(classes: tuple[str, ...]) -> list[str]:
+    return [f"probability of {name}" for name in classes]
+
+
+def _line(*cells: str) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow([_inert(cell) for cell in cells])
     return out.getvalue()
 
 

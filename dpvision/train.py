@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +47,7 @@ from dpvision.privacy.events import Event, to_json
 from dpvision.privacy.room import require_room
 from dpvision.public.assist import ALONE
 from dpvision.state import State, event_so_far, software, trainable
+from dpvision.trackers import Tracker, told_to
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
 CHANGEABLE = (
@@ -179,8 +180,12 @@ def proceed(
     *,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    trackers: Sequence[Tracker] = (),
 ) -> Outcome:
-    """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits."""
+    """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
+
+    Trackers get what goes into metrics.jsonl, which may be released, and nothing else.
+    """
     team = distributed.team()
     advice = (
         "What was charged stays in the ledger, and is not charged again by going on from the last saved step with as "
@@ -188,7 +193,7 @@ def proceed(
         "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
     )
     with _advice(advice), runs.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, watch, stop, team)
+        return _proceed(run, prepared, watch, stop, told_to(trackers), team)
 
 
 @contextmanager
@@ -201,7 +206,12 @@ def _advice(text: str) -> Iterator[None]:
 
 
 def _proceed(
-    run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None], stop: Callable[[], bool], team: Team
+    run: runs.Run,
+    prepared: Prepared,
+    watch: Callable[[Progress], None],
+    stop: Callable[[], bool],
+    track: Callable[[dict[str, Any]], None],
+    team: Team,
 ) -> Outcome:
     facts = run.facts()
     _require_same_data(facts, prepared)
@@ -281,7 +291,9 @@ def _proceed(
             line = study.look(clipped_sum, fetch, everyone)
             runs.append_json(study.file(run), {"step": state.step, "share": looks[state.step], **line})
         if state.step in marks:
-            runs.append_json(run.metrics, metrics.line(state, prepared, model, test))
+            line = metrics.line(state, prepared, model, test)
+            runs.append_json(run.metrics, line)
+            track(line)
         if state.step % config.checkpoint_every == 0:
             state.save(run)
         watch(Progress(state.step, sampler.steps, metrics.epsilon_at_mark(state, prepared, marks), images))

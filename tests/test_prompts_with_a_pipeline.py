@@ -14,9 +14,11 @@ from PIL import Image
 from dpvision.data import load
 from dpvision.errors import ConfigError
 from dpvision.synthesis.prompts import pipeline, sample
+from tests.guarantees.examples import call, examples, words_of
 
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
+EXAMPLES = examples()
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +119,11 @@ def test_weights_in_another_form_than_safetensors_are_refused(folder: Path) -> N
             pipeline(str(folder))
     finally:
         moved.rename(weights)
+
+
+def test_the_example_in_its_help(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sd-turbo").symlink_to(folder)
+    for example in EXAMPLES["synth words"]:
+        assert call(words_of(example, {"--count": "1", "--size": "8", "--steps": "1"}), monkeypatch) == 0
+    assert load(str(tmp_path / "synthetic")).classes == ("cat", "dog")

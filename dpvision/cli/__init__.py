@@ -3,6 +3,7 @@
 from dpvision.cli import (
     audit,
     datasets,
+    export,
     geometry,
     images,
     models,
@@ -21,6 +22,7 @@ from dpvision.cli.main import main
 __all__ = [
     "audit",
     "datasets",
+    "export",
     "geometry",
     "images",
     "main",

@@ -57,9 +57,9 @@ def audit(
     if refuted:
         console.say(
             "REFUTED: what was found is more than the claim allows. By canaries in other runs of the mechanism that is "
-            f"chance once in {1 / (1 - confidence):.0f} audits of a true claim: audit again with more --runs. By canaries "
-            "in the run itself, once in 20 runs, and auditing again tells the same. If it stays, do not release it, and "
-            "report it (SECURITY.md)."
+            f"chance once in {1 / (1 - confidence):.0f} audits of a true claim: audit again with more --runs. By those "
+            "in the run itself, once in 20 runs, and auditing again tells the same. If it stays, do not release it, "
+            "and report it (SECURITY.md)."
         )
         raise SystemExit(4)
     console.say("not refuted: no test here showed more than the claim allows.")

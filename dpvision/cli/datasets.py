@@ -39,7 +39,7 @@ def pack(
 ) -> None:
     """Pack a data set into a memory-mapped store, for data larger than memory.
 
-    Example: `dpvision data pack photos/ --out photos.pack`
+    Example: `dpvision data pack photos --out photos.pack`
     """
     from dpvision import console
     from dpvision.data import pack as pack_into
@@ -105,7 +105,7 @@ def ledger(
 ) -> None:
     """What was spent on a data set, by all runs, and what is left.
 
-    Example: `dpvision ledger digits`
+    Example: `dpvision ledger digits`, or, a decision of the data's owner, `dpvision ledger digits --set-budget 10`
     """
     from dpvision import console
     from dpvision.data import fingerprint, load

@@ -41,7 +41,7 @@ def geometry(
     Without --private the images are taken as public: nothing protects what is told about them.
 
     Example: `dpvision geometry runs/first digits --private`, or, for images that anybody may see,
-    `dpvision geometry warm/weights.safetensors public.npz --model wrn-10-1`
+    `dpvision geometry warmed/weights.safetensors parts/public.npz --model wrn-10-1`
     """
     from dpvision import console
     from dpvision.audit import geometry as audit

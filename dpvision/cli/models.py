@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from dpvision.cli.app import Data, Json, Size, app
+from dpvision.errors import DataError
 
 
 @app.command(name="eval")
@@ -42,25 +44,36 @@ def evaluate(
 
 @app.command
 def predict(
-    run: Path,
-    images: Annotated[Path, Parameter(help="an image, a folder of images, or an .npz")],
+    run: Annotated[Path, Parameter(help="the folder of a run, or a .safetensors file of `export`")],
+    images: Annotated[Path, Parameter(help="an image, a folder of images, or an .npz with test_images or images")],
     /,
     *,
-    out: Annotated[Path | None, Parameter(help="CSV file; by default the terminal")] = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"], help="CSV file; by default the terminal")] = None,
+    probabilities: Annotated[bool, Parameter(negative="", help="a column for each class, too")] = False,
 ) -> None:
-    """Classify images with a released model: file, class, probability.
+    """Classify images with a released model: file, class, probability, problem.
 
-    Example: `dpvision predict runs/first photos/ --out guesses.csv`
+    A file that can not be read has a line that says why, and the exit code is 3 at the end. Images are read a few at a
+    time, so there may be any number of them.
+
+    Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`
     """
-    from dpvision import console
+    from dpvision import atomic, console
     from dpvision.inference import predict as guess
 
     with console.counting_bar("predicting") as progress:
-        text = guess(run, images, progress=progress)
-    if out is None:
-        console.say(text.rstrip("\n"))
-    else:
-        from dpvision import atomic
-
-        atomic.write(out, text, mode=0o644)
-        console.say(f"wrote {out}")
+        if out is None:
+            failed = guess(run, images, sys.stdout.write, probabilities=probabilities, progress=progress)
+        else:
+            with atomic.writing(out, mode=0o644) as file:
+                failed = guess(
+                    run,
+                    images,
+                    lambda line: file.write(line.encode(errors="backslashreplace")),
+                    probabilities=probabilities,
+                    progress=progress,
+                )
+            console.say(f"wrote {out}")
+    if failed:
+        told = "a file" if failed == 1 else f"{failed:,} files"
+        raise DataError(f"{images}: {told} can not be read; the column problem says why. All others are predicted.")

@@ -38,7 +38,7 @@ def quality(
     No noise protects the figures: against private images they are for your eyes. A distance is called FID only if it
     was seen through the network that FID is defined with; make its weights by `python -m benchmarks.inception_weights`.
 
-    Example: `dpvision synth quality synthetic.npz public.npz --network scattering --out quality.json`
+    Example: `dpvision synth quality synthetic.npz parts/public.npz --network scattering --out quality.json`
     """
     from json import dumps
 

@@ -36,7 +36,7 @@ def study(
 ) -> None:
     """Draw how large gradients were before clipping, run beside run. For your eyes: no noise protects it.
 
-    Example: `dpvision study runs/self-aug runs/dp-mix`
+    Example: `dpvision train digits --epsilon 1 --study --out runs/looked`, then `dpvision study runs/looked`
     """
     from dpvision import console
     from dpvision.runs import Run
@@ -52,9 +52,15 @@ def study(
 
 
 def write_report(run: Any) -> list[Path]:
-    from dpvision.privacy.ledger import ledger_of
     from dpvision.report import write
+
+    return write(run, account_of(run))
+
+
+def account_of(run: Any) -> Any:
+    """The account of a run's data set, where there is one here."""
+    from dpvision.privacy.ledger import ledger_of
     from dpvision.runs import fact
 
     book = ledger_of(fact(run.facts(), "fingerprint", str))
-    return write(run, book.account() if book.exists() else None)
+    return book.account() if book.exists() else None

@@ -32,7 +32,7 @@ def words(
 ) -> None:
     """Images from words, by a public text-to-image model. Nothing private is looked at.
 
-    Example: `dpvision synth words --model sd-turbo/ --classes cat,dog --prompts "a photo of a {class}" --out synthetic`
+    Example: `dpvision synth words --model sd-turbo --classes cat,dog --prompts "a photo of a {class}" --out synthetic`
     """
     from dpvision import console
     from dpvision.synthesis.prompts import sample
@@ -84,7 +84,7 @@ def fit(
     It can be stopped with Ctrl-C and goes on by the same command; with a later end it goes on after its end, too.
     Sheets of samples (grid-STEP.png) appear in the folder while it learns.
 
-    Example: `dpvision synth fit public.npz --minutes 60 --out edm`
+    Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
     from dpvision import console, data
     from dpvision.device import device_named
@@ -150,7 +150,8 @@ def guide(
 
     It can be stopped with Ctrl-C and goes on by the same command.
 
-    Example: `dpvision synth guide edm public.npz --out guide`, then `dpvision synth sample edm --guide guide ...`
+    Example: `dpvision synth guide edm parts/public.npz --out guide`, then
+    `dpvision synth sample edm --guide guide --count 50000 --out guided.npz`
     """
     from dpvision import console, data
     from dpvision.device import device_named

@@ -15,6 +15,10 @@ from dpvision.cli.reporting import write_report
 from dpvision.errors import ConfigError
 
 Part = Literal["all", "head", "centred-head", "probe", "bias"]
+Track = Annotated[
+    tuple[Literal["tensorboard", "trackio"], ...],
+    Parameter(negative="", help="show epsilon and test accuracy there, too; nothing private; may repeat"),
+]
 
 
 @app.command
@@ -87,6 +91,7 @@ def train(
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
+    track: Track = (),
     dry_run: Annotated[
         bool, Parameter(negative="", help="print the plan and stop; no run is made, nothing charged")
     ] = False,
@@ -102,7 +107,9 @@ def train(
     from dpvision.config import Config, merged, read_toml
     from dpvision.recipes import recipe as named
     from dpvision.runs import next_free, require_free
+    from dpvision.trackers import require
 
+    require(track)
     stated = {} if config is None else read_toml(config)
     asked = {"epsilon": epsilon} if epsilon is not None else {k: stated[k] for k in ("epsilon",) if k in stated}
     settings = named(recipe, epsilon=merged(Config(), asked, source="epsilon").epsilon if asked else None)
@@ -141,7 +148,7 @@ def train(
         if distributed.rank() == 0:
             console.say("dry run: no run was made, nothing was charged.")
         return
-    _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared)
+    _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared, track)
 
 
 @app.command
@@ -159,6 +166,7 @@ def resume(
     sigma: float | None = None,
     physical: int | None = None,
     checkpoint_every: int | None = None,
+    track: Track = (),
 ) -> None:
     """Go on with a run that was stopped, to the same weights bit by bit.
 
@@ -169,8 +177,10 @@ def resume(
     flags = given(locals())
     from dpvision import console, distributed
     from dpvision.runs import Run
+    from dpvision.trackers import require
     from dpvision.train import reopen
 
+    require(track)
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if this is no run
     if flags and folder.facts().get("complete") is True:
@@ -178,7 +188,7 @@ def resume(
     distributed.start()
     if distributed.rank() == 0:
         console.note_other_ranks(folder.facts(), distributed.ranks())
-    _train_on(folder, reopen(folder, flags))
+    _train_on(folder, reopen(folder, flags), track)
 
 
 def _place(source: str, *, beside: Path | None = None) -> str:
@@ -208,15 +218,19 @@ def _require_noise(prepared: Any) -> None:
         )
 
 
-def _train_on(run: Any, prepared: Any) -> None:
-    from dpvision import console, distributed
+def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
+    from dpvision import console, distributed, trackers
     from dpvision.train import proceed
 
     alone, first = distributed.ranks() == 1, distributed.rank() == 0
     with console.counting_bar("features") as progress:
         prepared.warm(progress)
-    with console.stoppable() as stop, console.training_bar(prepared.config.epsilon, shown=first) as watch:
-        outcome = proceed(run, prepared, watch=watch, stop=stop)
+    with (
+        trackers.opened(track if first else (), run.folder) as there,
+        console.stoppable() as stop,
+        console.training_bar(prepared.config.epsilon, shown=first) as watch,
+    ):
+        outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there)
     if not outcome.complete:
         if first:
             launch = "dpvision" if alone else f"torchrun --nproc-per-node {distributed.ranks()} -m dpvision"

@@ -57,7 +57,7 @@ def warm(
     It can be stopped with Ctrl-C and goes on by the same command. Accuracy on held-out images is told too high where
     --also was synthesised from all of PUBLIC.
 
-    Example: `dpvision warm parts/public.npz --model wrn-16-4 --also synthetic.npz --out warm`
+    Example: `dpvision warm parts/public.npz --also synthetic.npz --model wrn-10-1 --out warmed`
     """
     given = {k: v for k, v in locals().items() if v is not None}
     from dpvision import console

@@ -4,7 +4,19 @@ from dpvision.data.checking import check
 from dpvision.data.dataset import Broken, Dataset, Findings, Split
 from dpvision.data.identity import fingerprint, identify
 from dpvision.data.packing import pack
-from dpvision.data.prediction import load_images
+from dpvision.data.prediction import Unlabelled, image_batches
 from dpvision.data.source import load
 
-__all__ = ["Broken", "Dataset", "Findings", "Split", "check", "fingerprint", "identify", "load", "load_images", "pack"]
+__all__ = [
+    "Broken",
+    "Dataset",
+    "Findings",
+    "Split",
+    "Unlabelled",
+    "check",
+    "fingerprint",
+    "identify",
+    "image_batches",
+    "load",
+    "pack",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,8 +50,8 @@ def read_npz(path: Path, *, classes: Classes, size: records.Size, channels: int 
     return Dataset(shown(path.stem), names, splits["train"], splits.get("val"), splits.get("test"), inferred)
 
 
-def read_npz_images(path: Path, *, size: records.Size) -> np.ndarray:
-    """Only the images to predict: test_images, or images."""
+def read_npz_images(path: Path, *, size: records.Size, at_a_time: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Only the images to predict, test_images or images: some at a time, and how many there are in all."""
     with named(path), open_regular(path) as file:
         sides = records.declared_size(size)
         arrays = Arrays(file)
@@ -61,9 +61,17 @@ def read_npz_images(path: Path, *, size: records.Size) -> np.ndarray:
         header = arrays.headers[key]
         shape = records.image_shape(header.shape, name=key)
         records.settle_size(shape, sides)
-        room = MemoryRoom()
-        arrays.require(room, {key: shape}, {key: records.image_dtype(header.dtype, name=key)})
-        return arrays.images(key, shape=shape, room=room)
+        dtype = records.image_dtype(header.dtype, name=key)
+        arrays.require(MemoryRoom() if header.fortran else _Passing(), {key: shape}, {key: dtype})
+        for block in arrays.blocks(key, shape=shape, count=at_a_time):
+            yield block.astype(dtype), shape[0]
+
+
+class _Passing(MemoryRoom):
+    """What only passes through needs no room."""
+
+    def require(self, count: int) -> None:
+        pass
 
 
 def _kinds(arrays: Arrays, present: list[str]) -> tuple[dict[str, tuple[int, int, int, int]], dict[str, np.dtype]]:
@@ -117,21 +125,27 @@ class Arrays:
     def images(self, key: str, *, shape: tuple[int, int, int, int], room: Room) -> np.ndarray:
         header = self.headers[key]
         out = room.array(key, shape=shape, dtype=records.image_dtype(header.dtype, name=key))
+        step = max(1, _BLOCK * shape[0] // max(1, header.bytes))
+        for number, block in enumerate(self.blocks(key, shape=shape, count=step)):
+            out[number * step : number * step + len(block)] = block
+        return out
+
+    def blocks(self, key: str, *, shape: tuple[int, int, int, int], count: int) -> Iterator[np.ndarray]:
+        """Images in order and as they are stored, `count` at a time; the check sum is looked at after the last."""
+        header = self.headers[key]
         if header.fortran:
             whole = self.whole(key).reshape(shape)
             records.check_pixels(whole, name=key)
-            out[...] = whole
-            return out
+            yield from (whole[start : start + count] for start in range(0, shape[0], count))
+            return
         stream = self._at_data(key)
-        step = max(1, _BLOCK * shape[0] // max(1, header.bytes))
-        for start in range(0, shape[0], step):
-            count = min(step, shape[0] - start)
-            data = stream.read(count * header.bytes // shape[0])
-            block = np.frombuffer(data, header.dtype).reshape(count, *shape[1:])
+        for start in range(0, shape[0], count):
+            some = min(count, shape[0] - start)
+            data = stream.read(some * header.bytes // shape[0])
+            block = np.frombuffer(data, header.dtype).reshape(some, *shape[1:])
             records.check_pixels(block, name=key)
-            out[start : start + count] = block
+            yield block
         stream.finish()
-        return out
 
     def integers(self, key: str) -> np.ndarray:
         """Labels as (N,) int64."""

@@ -1,36 +1,48 @@
-"""Reads images that have no labels, to predict them."""
+"""Reads images that have no labels, some at a time, to predict them."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dpvision.data import records
-from dpvision.data.dataset import Broken
 from dpvision.data.folder import image_names, unsuitable
-from dpvision.data.listing import Item, Listing
-from dpvision.data.listing_reader import decode_listing
+from dpvision.data.listing import broken_file
 from dpvision.data.npz import read_npz_images
+from dpvision.data.picture import decode
 from dpvision.data.refusal import Refusal, named, shown
-from dpvision.data.room import MemoryRoom
+from dpvision.data.regular_file import open_inside
 from dpvision.data.source import Source
-from dpvision.errors import DataError
 
 
-def load_images(
-    path: Source, *, size: records.Size = None, channels: int | None = None
-) -> tuple[list[str], np.ndarray]:
-    """Names and (N, H, W, C) images of a folder of images, one image, or an .npz with test_images or images.
+@dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """Some of the images, in order."""
 
-    Image files are resized to `size` and turned to `channels` (1 or 3) where these are given; arrays must have the
-    size, and get three channels from one. The images of an array are named by their number.
+    names: list[str]
+    problems: list[str | None]
+    """Why a file can not be read, for each name; None where it can."""
+    images: np.ndarray
+    """(N, H, W, C) of those that can."""
+    of: int
+    """How many names there are in all."""
+
+
+def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
+    """The images of a folder, of one file, or of an .npz with test_images or images: never more than a few in memory.
+
+    Image files are resized to `size` and turned to `channels` (1 or 3); one that can not be read has its name and the
+    reason in its place, for a prediction that is missing would go unnoticed. Arrays must have the size, and get three
+    channels from one. The images of an array are named by their number.
     """
     place = Path(path)
     with named(place):
-        if channels not in (None, 1, 3):
+        if channels not in (1, 3):
             raise Refusal(f"can not be read with {channels} channels. Fix: give 1 or 3.")
         try:
             mode = os.stat(place).st_mode
@@ -39,40 +51,60 @@ def load_images(
         except ValueError:
             raise Refusal("its path holds a character that no path may have.") from None
         if not stat.S_ISDIR(mode) and place.suffix.lower() == ".npz":
-            images = _with_channels(read_npz_images(place, size=size), channels)
-            return [str(number) for number in range(len(images))], images
+            yield from _of_array(place, size=size, channels=channels, at_a_time=at_a_time)
+            return
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
             raise Refusal("is neither a regular file nor a folder.")
-        listing = _list_images(place, folder=stat.S_ISDIR(mode))
-        sides = records.declared_size(size)
-        images_by_split, kept, broken, _ = decode_listing(
-            listing, place, sides=sides, skip_broken=True, room=MemoryRoom(), channels=channels
-        )
-        # A prediction that is missing would go unnoticed, so nothing is left out here.
-        if broken:
-            count = "It is the only broken file" if len(broken) == 1 else f"{len(broken):,} files are broken"
-            first = shown(Path(listing.shown_root) / broken[0].path)
-            raise DataError(f"{first}: {broken[0].reason} {count}. Fix: mend it or take it away.")
-        return [shown(item.path) for item in kept["test"]], images_by_split["test"]
+        yield from _of_files(place, stat.S_ISDIR(mode), size=size, channels=channels, at_a_time=at_a_time)
 
 
-def _list_images(path: Path, *, folder: bool) -> Listing:
-    root = os.path.realpath(path)
-    if not folder:
-        # Links are followed here, because the user named this very file.
-        place, name = os.path.split(root)
-        return Listing(place, {"test": [Item(name, "")]}, frozenset(), place if path.is_symlink() else str(path.parent))
-    reasons = {name: unsuitable(root, name) for name in image_names(root)}
-    items = [Item(name, "") for name, reason in reasons.items() if reason is None]
-    if not items:
-        raise Refusal("has no .png, .jpg or .jpeg file in it.")
-    broken = tuple(Broken(shown(name), reason) for name, reason in reasons.items() if reason is not None)
-    return Listing(root, {"test": items}, frozenset(), str(path), broken)
+def _of_files(
+    path: Path, folder: bool, *, size: tuple[int, int], channels: int, at_a_time: int
+) -> Iterator[Unlabelled]:
+    sides = records.declared_size(size)
+    assert sides is not None
+    root, paths = os.path.realpath(path), [""]
+    if folder:
+        paths = image_names(root)
+        if all(unsuitable(root, name) for name in paths):
+            raise Refusal("has no .png, .jpg or .jpeg file in it.")
+    else:  # links are followed here, because the user named this very file
+        root, paths[0] = os.path.split(root)
+    for start in range(0, len(paths), at_a_time):
+        some = paths[start : start + at_a_time]
+        found, problems = [], []
+        for name in some:
+            image, problem = _read(root, name, sides, channels, why_not=unsuitable(root, name) if folder else None)
+            problems.append(problem)
+            found += [] if image is None else [image]
+        images = np.stack(found) if found else np.empty((0, *sides, channels), np.uint8)
+        yield Unlabelled([shown(name) for name in some], problems, images, len(paths))
 
 
-def _with_channels(images: np.ndarray, channels: int | None) -> np.ndarray:
+def _read(
+    root: str, name: str, sides: tuple[int, int], channels: int, *, why_not: str | None
+) -> tuple[np.ndarray | None, str | None]:
+    """The image, or why there is none."""
+    if why_not is not None:
+        return None, why_not
+    try:
+        with open_inside(root, name) as file:
+            return decode(file, size=sides, channels=channels)[0], None
+    except (Refusal, OSError) as exc:
+        return None, broken_file(name, exc).reason
+
+
+def _of_array(path: Path, *, size: tuple[int, int], channels: int, at_a_time: int) -> Iterator[Unlabelled]:
+    done = 0
+    for images, count in read_npz_images(path, size=size, at_a_time=at_a_time):
+        names = [str(number) for number in range(done, done + len(images))]
+        done += len(images)
+        yield Unlabelled(names, [None] * len(images), _with_channels(images, channels), count)
+
+
+def _with_channels(images: np.ndarray, channels: int) -> np.ndarray:
     found = images.shape[3]
-    if channels in (None, found):
+    if channels == found:
         return images
     if found == 1:
         return np.repeat(images, 3, axis=3)

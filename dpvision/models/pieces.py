@@ -13,8 +13,10 @@ def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: int) -> 
     """function(x) for `size` images at a time, the last ones filled up with blanks, each piece on one thread.
 
     Kernels, and with them the last bits, are chosen by the size of a batch and the number of threads: here they are
-    always the same. Small operations are also faster side by side than split.
+    always the same. Small operations are also faster side by side than split. An exported graph has no pieces.
     """
+    if torch.compiler.is_exporting():
+        return function(x)
     threads, graph = torch.get_num_threads(), torch.is_grad_enabled()
 
     def one(piece: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class Vit(nn.Module):
         """(N, width): the class token after the last norm."""
         patches = self.patch_embed(self.prepare(x))
         rows, columns = patches.shape[2:]
-        first = self.cls_token.expand(len(x), -1, -1)
+        first = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would fix it in an exported graph
         tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1) + self.positions(rows, columns)
         for block in self.blocks:
             tokens = block(tokens)

@@ -87,7 +87,7 @@ def png_tricks() -> Iterator[Case]:
         (1, 2**24 + 1),
     ):
         yield case(f"png-size-{width}x{height}", png(png_header(width, height), bomb))
-        yield Case(f"png-alone-{width}x{height}", alone(png(png_header(width, height), bomb)), verb="load_images")
+        yield Case(f"png-alone-{width}x{height}", alone(png(png_header(width, height), bomb)), verb="image_batches")
     for depth, colour, interlace in (
         (3, 0, 0),
         (0, 0, 0),

@@ -225,7 +225,7 @@ def folders() -> Iterator[Case]:
     yield Case("folder-declared-names", folder_with(lambda root: None), options={"classes": ["0", "1"]})
     for name in ("fifo", "socket", "link-zero", "link-loop", "link-nowhere", "link-null"):
         for suffix in ("npz", "csv", "png", "txt"):
-            verb = "load_images" if suffix == "png" else "load"
+            verb = "image_batches" if suffix == "png" else "load"
             yield Case(f"source-{name}-{suffix}", single(special_files()[name], f"data.{suffix}"), verb=verb)
 
 

@@ -49,9 +49,11 @@ def validate(split: data.Split, classes: int) -> None:
 
 
 def attempt(job: dict) -> tuple[str, str]:
-    if job["verb"] == "load_images":
-        names, images = data.load_images(job["source"], **job["options"])
-        assert len(names) == len(images)
+    if job["verb"] == "image_batches":
+        for some in data.image_batches(job["source"], size=(6, 6), channels=1):
+            assert len(some.names) == len(some.problems) == len(some.images) + sum(map(bool, some.problems))
+            if any(some.problems):
+                raise DataError(f"{job['source']}: {some.problems}")
         return "loaded", ""
     found = data.load(job["source"], **job["options"])
     parts = [part for part in (found.train, found.val, found.test) if part is not None]

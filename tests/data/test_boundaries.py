@@ -60,11 +60,12 @@ def test_the_public_names() -> None:
         "Dataset",
         "Findings",
         "Split",
+        "Unlabelled",
         "check",
         "fingerprint",
         "identify",
+        "image_batches",
         "load",
-        "load_images",
         "pack",
     }
     assert set(dpvision.data.__all__) == names

@@ -1,8 +1,9 @@
-"""`check` never stops at a broken image; `load_images` reads what has no labels."""
+"""`check` never stops at a broken image; `image_batches` reads what has no labels."""
 
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from builders import good_arrays, save_csv, save_folder, save_npz
 from PIL import Image
 
-from dpvision.data import check, load_images, pack
+from dpvision.data import check, image_batches, pack
 from dpvision.errors import DataError
 
 
@@ -56,35 +57,67 @@ def test_check_raises_for_what_is_no_source(tmp_path: Path) -> None:
             check(tmp_path / name)
 
 
+def _all(
+    path: Path, *, size: tuple[int, int] = (6, 6), channels: int = 3, at_a_time: int = 2
+) -> tuple[list[str], np.ndarray]:
+    """Names and images, of what has no problem."""
+    names, found = [], []
+    for some in image_batches(path, size=size, channels=channels, at_a_time=at_a_time):
+        assert len(some.names) <= at_a_time and not any(some.problems)
+        names += some.names
+        found.append(some.images)
+    assert some.of == len(names)
+    return names, np.concatenate(found)
+
+
 def test_images_of_a_folder_a_file_and_an_array(tmp_path: Path) -> None:
     images = good_arrays(channels=3)["train_images"][:3]
     (tmp_path / "in").mkdir()
     for name, image in zip("bac", images, strict=True):
         Image.fromarray(image).save(tmp_path / "in" / f"{name}.png")
-    names, found = load_images(tmp_path / "in")
+    names, found = _all(tmp_path / "in")
     assert names == ["a.png", "b.png", "c.png"] and np.array_equal(found, images[[1, 0, 2]])
-    names, found = load_images(tmp_path / "in" / "b.png", size=(3, 4), channels=1)
+    names, found = _all(tmp_path / "in" / "b.png", size=(3, 4), channels=1)
     assert names == ["b.png"] and found.shape == (1, 3, 4, 1)
-    for key in ("images", "test_images"):
-        np.savez(tmp_path / "a.npz", **{key: images})
-        names, found = load_images(tmp_path / "a.npz")
+    for key, array in (("images", images), ("test_images", images), ("images", np.asfortranarray(images))):
+        np.savez(tmp_path / "a.npz", **{key: array})
+        names, found = _all(tmp_path / "a.npz")
         assert names == ["0", "1", "2"] and np.array_equal(found, images)
     np.savez(tmp_path / "gray.npz", images=images[..., 0])
-    assert load_images(tmp_path / "gray.npz", channels=3)[1].shape == (3, 6, 6, 3)
+    assert _all(tmp_path / "gray.npz")[1].shape == (3, 6, 6, 3)
 
 
 def test_images_that_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(DataError, match=r"in: has no \.png"):
-        load_images(tmp_path / "in")
+        _all(tmp_path / "in")
     (tmp_path / "in" / "a.png").write_text("text")
-    for path in (tmp_path / "in", tmp_path / "in" / "a.png"):
-        with pytest.raises(DataError) as caught:
-            load_images(path)
-        assert str(caught.value).startswith(str(tmp_path / "in" / "a.png") + ": is neither a PNG nor a JPEG")
+    Image.new("L", (6, 6)).save(tmp_path / "in" / "b.png")
+    (tmp_path / "in" / "notes.txt").write_text("text")
+    (some,) = image_batches(tmp_path / "in", size=(6, 6), channels=1)
+    assert some.names == ["a.png", "b.png", "notes.txt"] and some.images.shape == (1, 6, 6, 1)
+    first, second, third = some.problems
+    assert second is None and "neither a PNG nor a JPEG" in str(first) and "is not a .png" in str(third)
+    (some,) = image_batches(tmp_path / "in" / "a.png", size=(6, 6), channels=1)
+    assert some.images.shape == (0, 6, 6, 1) and "neither a PNG nor a JPEG" in str(some.problems[0])
     np.savez(tmp_path / "a.npz", train_images=np.zeros((2, 4, 4), np.uint8))
     with pytest.raises(DataError, match="neither test_images nor images"):
-        load_images(tmp_path / "a.npz")
-    for name, channels in (("nothing", None), ("a.npz", 2)):
+        _all(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", images=np.zeros((2, 4, 4), np.uint8))
+    with pytest.raises(DataError, match=r"b\.npz"):
+        _all(tmp_path / "b.npz", size=(6, 6))
+    for name, channels in (("nothing", 1), ("a.npz", 2)):
         with pytest.raises(DataError, match=name):
-            load_images(tmp_path / name, channels=channels)
+            _all(tmp_path / name, channels=channels)
+
+
+def test_an_array_is_read_a_few_images_at_a_time(tmp_path: Path) -> None:
+    """However many there are: 64 MB pass through less than 3."""
+    np.savez(tmp_path / "many.npz", images=np.zeros((1000, 256, 256), np.uint8))
+    tracemalloc.start()
+    names = sum(
+        len(some.names) for some in image_batches(tmp_path / "many.npz", size=(256, 256), channels=1, at_a_time=4)
+    )
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert names == 1000 and most < 3 << 20

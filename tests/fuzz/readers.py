@@ -50,7 +50,8 @@ def _images(place: Path, corpus: Path) -> None:
     from dpvision import data
 
     folder = next(iter(sorted(place.glob("train/*"))), place)
-    data.load_images(folder, size=(8, 8), channels=1)
+    for _ in data.image_batches(folder, size=(8, 8), channels=1):
+        pass
 
 
 def _source(place: Path) -> Path:

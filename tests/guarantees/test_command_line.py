@@ -74,21 +74,6 @@ def test_help_and_plan_are_quick(words: tuple[str, ...]) -> None:
     assert min(times) < 0.7, times
 
 
-def test_every_verb_has_help_with_an_example(home: Path) -> None:
-    _, out, _ = run("--help", home=home)
-    verbs = re.findall(r"^│ ([a-z]+) ", out, flags=re.M)
-    assert {"plan", "check", "train", "resume", "eval", "predict", "ledger", "report", "recipes", "data"} <= set(verbs)
-    groups = {"data", "synth"}
-    members = {
-        f"{g} {verb}" for g in groups for verb in re.findall(r"^│ ([a-z]+) ", run(g, "--help", home=home)[1], re.M)
-    }
-    assert {"data pack", "data split", "synth fit", "synth sample", "synth quality", "synth words"} <= members
-    for verb in [*(set(verbs) - groups), *members]:
-        code, out, _ = run(*verb.split(), "--help", home=home)
-        assert code == 0
-        assert f"Example: dpvision {verb}" in " ".join(out.split()), verb
-
-
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
