@@ -13,7 +13,7 @@ from typing import Any
 from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.privacy.events import Composed, Event, PoissonGaussian, exposures, from_json, to_json
+from dpvision.privacy.events import Composed, Event, Kind, PoissonGaussian, apart, exposures, from_json, to_json
 from dpvision.privacy.ledger import Account
 from dpvision.report import attack, audits, guarantee, wording
 from dpvision.report.metrics import last_accuracy, read
@@ -143,9 +143,14 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
     """What the released weights tell must be on the account, step for step; more may be, after a resumed branch."""
     charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
 
-    def paid(met: tuple[Any, ...]) -> bool:
+    def paid(met: Kind) -> bool:
+        exposed, points = apart(met)
         return any(
-            all(any(q == rate and s == sigma and n >= steps for q, s, n in kind) for rate, sigma, steps in met)
+            all(
+                any(q == rate and s == sigma and n >= steps for q, s, n in apart(kind)[0])
+                for rate, sigma, steps in exposed
+            )
+            and set(points) <= set(kind)
             for kind in charged
         )
 
