@@ -197,13 +197,18 @@ class Prepared:
 
 def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -> Prepared:
     """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
-    data = load(
+    read = load(
         source,
         classes=config.classes,
         size=config.size,
         channels=config.channels,
         skip_broken=config.skip_broken,
     )
+    return prepare_read(read, config, source=source, progress=progress)
+
+
+def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progress = lambda *_: None) -> Prepared:
+    """The same for data that is in memory; `source` is where it would be read again, or a word for it."""
     if config.unit == "person" and data.train.persons is None:
         raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
     known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge

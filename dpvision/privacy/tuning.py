@@ -174,6 +174,6 @@ def calibrated(budget: Budget, steps: Sequence[tuple[float, int]], stop: Stoppin
             return found
         alone *= 1 - PRECISION
     raise ConfigError(
-        f"no noise keeps about {stop.mean:.3g} trials within epsilon {budget.epsilon:g} at delta {budget.delta:g}. Fix: "
-        "fewer trials, or a larger epsilon."
+        f"no noise keeps about {stop.mean:.3g} trials within epsilon {budget.epsilon:g} at delta {budget.delta:g}. "
+        "Fix: fewer trials, or a larger epsilon."
     )

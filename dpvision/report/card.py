@@ -13,7 +13,17 @@ from typing import Any
 from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.privacy.events import Composed, Event, Kind, PoissonGaussian, apart, exposures, from_json, to_json
+from dpvision.privacy.events import (
+    Composed,
+    Event,
+    Exposure,
+    Kind,
+    PoissonGaussian,
+    apart,
+    exposures,
+    from_json,
+    to_json,
+)
 from dpvision.privacy.ledger import Account
 from dpvision.report import attack, audits, guarantee, wording
 from dpvision.report.metrics import last_accuracy, read
@@ -144,21 +154,18 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
     charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
 
     def paid(met: Kind) -> bool:
-        exposed, points = apart(met)
-        return any(
-            all(
-                any(q == rate and s == sigma and n >= steps for q, s, n in apart(kind)[0])
-                for rate, sigma, steps in exposed
-            )
-            and set(points) <= set(kind)
-            for kind in charged
-        )
+        steps, points = apart(met)
+        return any(set(points) <= set(kind) and all(_within(x, kind) for x in steps) for kind in charged)
 
     if not all(paid(met) for met in exposures(event)):
         raise LedgerMismatch(
             f"{run.folder}: the ledger {account.id} does not charge what this run did. Fix: name the data set that the "
             "run was trained on, or restore its ledger from a backup."
         )
+
+
+def _within(wanted: Exposure, kind: Kind) -> bool:
+    return any(x[:2] == wanted[:2] and x.steps >= wanted.steps for x in apart(kind)[0])
 
 
 def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
