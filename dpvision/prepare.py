@@ -219,7 +219,7 @@ def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progre
     public: dict[str, dict[str, Any]] = {}
     synthetic = None
     if config.synthetic:
-        synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
+        synthetic, public["synthetic"] = public_images(config.synthetic, data, set(digests))
     start = config.pretrained
     if complete.prior:
         start, public["prior"] = _prior(complete, data, progress)
@@ -291,7 +291,7 @@ def _require_every_class(split: Split, classes: Sequence[str], name: str, fix: s
         raise DataError(f"{name}: no image is of class {', '.join(empty)}, so it could not be learned. {fix}.")
 
 
-def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
+def public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
     """Public images of the same classes and size, none of which is among the private ones."""
     height, width, channels = data.train.images.shape[1:]
     found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train

@@ -14,6 +14,7 @@ from dpvision.cli import (
     reporting,
     synth,
     train,
+    tune,
     warm,
 )
 from dpvision.cli.main import main
@@ -33,5 +34,6 @@ __all__ = [
     "reporting",
     "synth",
     "train",
+    "tune",
     "warm",
 ]

@@ -45,6 +45,8 @@ def audit(
     config = folder.config()
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{run}: the run is not finished. Fix: `dpvision resume {run}`.")
+    if "tuning" in folder.facts():
+        raise ConfigError(f"{run}: is a tuning, and an audit is of one training. Fix: a run with the same settings.")
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=runs, progress=progress)
     found = verdict(scores, delta=config.delta, confidence=confidence)

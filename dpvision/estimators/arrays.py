@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
 
@@ -73,6 +74,8 @@ def labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None)
     """The classes, sorted, and each label's place among them. Where they are read off y, a warning says so."""
     y = column_or_1d(y, warn=True)
     check_consistent_length(images, y)
+    if y.dtype.kind == "f":
+        assert_all_finite(y, input_name="y")
     check_classification_targets(y)
     if classes is None:
         known = np.unique(y)

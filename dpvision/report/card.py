@@ -78,7 +78,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "audit": audits.read(run),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
-        "tuning": wording.TUNING,
+        "tuning": wording.tuning(facts["tuning"]),
         "not_covered": wording.not_covered(
             unit=config.unit,
             read_off=facts["read_off"],
@@ -86,6 +86,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             fixed_key=not secret,
             ledger=account is not None,
             branches=len(own.events) if isinstance(own, Composed) else 1,
+            tuned=facts["tuning"] is not None,
         )
         + wording.other_fixed_keys(facts["run"], account),
         "config": to_dict(config),
@@ -110,7 +111,18 @@ def _facts(run: Run) -> dict[str, Any]:
     for key in ("read_off", "class_names"):
         if not all(isinstance(v, str) for v in facts[key]):
             raise DataError(f"{run.operator / 'run.json'}: {key} must be a list of texts.")
-    return {"public": _public_inputs(run, facts.get("public", {})), **{key: facts[key] for key in kinds}}
+    public, told = _public_inputs(run, facts.get("public", {})), _tuning(run, facts.get("tuning"))
+    return {"public": public, "tuning": told, **{key: facts[key] for key in kinds}}
+
+
+def _tuning(run: Run, found: Any) -> dict[str, Any] | None:
+    """What may be told of a tuning; how many trials there were is not among it."""
+    if found is None:
+        return None
+    kinds = {"candidates": int, "expected_trials": float, "score": str}
+    if not isinstance(found, dict) or not all(type(found.get(key)) is kind for key, kind in kinds.items()):
+        raise DataError(f"{run.operator / 'run.json'}: tuning is not what a tuning writes.")
+    return {key: found[key] for key in kinds}
 
 
 def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,11 @@ TINY = {"budget": 200.0, "bounds": (-8, 8)}  # one check fits the same rows agai
 CLASSIFIER = PrivateImageClassifier(epsilon=4.0, model="linear", steps=3, settings=FULL, **TINY)
 RELEASE = PrivateRelease(epsilon=4.0, encoder="pixels", rank=0, rows=50, **TINY)
 EXPECTED: dict[type, dict[str, str]] = {
-    PrivateImageClassifier: {"check_fit_idempotent": NOISE, "check_classifier_data_not_an_array": NOISE},
+    PrivateImageClassifier: {
+        "check_fit_idempotent": NOISE,
+        "check_classifier_data_not_an_array": NOISE,
+        "check_supervised_y_2d": NOISE,
+    },
     PrivateRelease: {
         "check_fit_score_takes_y": REFUSED,
         "check_transformer_data_not_an_array": REFUSED,
