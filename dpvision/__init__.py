@@ -15,6 +15,10 @@ _HOMES = {
     "DPVisionError": "dpvision.errors",
     "Gaussian": "dpvision.privacy.events",
     "PoissonGaussian": "dpvision.privacy.events",
+    "PrivacyWarning": "dpvision.errors",
+    "PrivateImageClassifier": "dpvision.estimators",
+    "PrivateRelease": "dpvision.estimators",
+    "account_of": "dpvision.estimators",
     "plan": "dpvision.plan",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from dpvision import runs
@@ -10,16 +12,19 @@ from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import Prepared
 from dpvision.privacy import overlap
-from dpvision.privacy.events import Budget
-from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.privacy.events import Budget, Event, Tuned
+from dpvision.privacy.ledger import Account, Charge, ledger_of
 from dpvision.state import State, same_or_new_branch
 
 
-def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team, data: str) -> tuple[State, Key, Charge]:
+def charge(
+    run: runs.Run, prepared: Prepared, model: nn.Module, team: Team, data: str, paid: Charge | None = None
+) -> tuple[State, Key, Charge]:
     """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk.
 
-    `data` names all that is computed with. Other features under the same noise would show records, so they are refused;
-    those that another machine or version computed may round otherwise, and are a new branch.
+    A trial of a tuning was `paid` for with the whole. `data` names all that is computed with. Other features under the
+    same noise would show records, so they are refused; those that another machine or version computed may round
+    otherwise, and are a new branch.
     """
     config, facts = prepared.config, run.facts()
     state, key = same_or_new_branch(State.load(run.state, model), config, data=data)
@@ -31,8 +36,11 @@ def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team, data
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
-    account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
-    charged = next(c for c in account.charges if c.id == state.branch)
+    if paid is None:
+        account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+        charged = next(c for c in account.charges if c.id == state.branch)
+    else:
+        charged = _trial_of(paid, ledger.account(), event, id=state.branch)
     if charged.private != state.private:
         raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
     # On the disk from here on.
@@ -42,6 +50,13 @@ def charge(run: runs.Run, prepared: Prepared, model: nn.Module, team: Team, data
         run.write_facts({**facts, "ranks": team.ranks})
     team.text(state.branch)
     return state, key, charged
+
+
+def _trial_of(paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
+    """One of the trials that a tuning on the account was charged for, as a charge of its own noise."""
+    if paid not in account.charges or not isinstance(paid.event, Tuned) or event not in paid.event.trials:
+        raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
+    return replace(paid, id=id, event=event)
 
 
 def await_charge(

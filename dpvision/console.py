@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpvision.privacy.ledger import Account
     from dpvision.release.making import Prepared as PreparedRelease
     from dpvision.train import Prepared, Progress
+    from dpvision.tune import Prepared as PreparedTuning
 
 # Seconds between two lines about long work in a log.
 LOG_EVERY = 30
@@ -211,6 +212,35 @@ def show_training(prepared: Prepared) -> None:
         say(f"  {line}")
     for broken in prepared.data.broken:
         say(f"  left out: {broken.path}: {broken.reason}")
+
+
+def show_tuning(prepared: PreparedTuning) -> None:
+    """The plan of a tuning."""
+    from dpvision.privacy import accountant
+    from dpvision.privacy.events import describe
+    from dpvision.privacy.rounding import upper
+
+    first, event, stop = prepared.first, prepared.event, prepared.stopping
+    alone = max(accountant.epsilon(trial, first.config.delta) for trial in set(event.trials))
+    channels, height, width = first.shape
+    table(
+        {
+            "data": f"{first.data.name}: images {height}x{width}x{channels}, {len(first.data.classes)} classes",
+            "unit": f"{first.config.unit}; n = {first.config.n:,} {first.config.unit}s",
+            "candidates": f"{len(prepared.candidates):,}, each trial one of them by a fair coin",
+            "trials": f"{stop.mean:.4g} expected, drawn in secret (negative binomial, eta {stop.eta:g}, gamma "
+            f"{stop.gamma:.4g}); by chance {stop.chances(1)[0]:.0%} there is one alone",
+            "a trial": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
+            "by itself": f"epsilon {upper(alone, 4)}: what the choice leaves for it",
+            "score": f"accuracy on {len(prepared.score):,} public images ({prepared.score_on['file']})",
+            "guarantee": f"epsilon {upper(prepared.epsilon, 4)} at delta {first.config.delta:g}, of all of it",
+        },
+        title="plan",
+    )
+    if first.read_off:
+        say(f"  note: {', '.join(first.read_off)}: read off the data and treated as public; the card says so.")
+    for line in account_notes(first):
+        say(f"  {line}")
 
 
 def show_release(prepared: PreparedRelease) -> None:

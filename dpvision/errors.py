@@ -9,6 +9,8 @@
     │   └── UnsafeLayer      a layer mixes the examples of a batch
     └── RankLost             one of the processes that train together is gone         exit 5
 
+    PrivacyWarning           a warning: it goes on, and something is told or charged that one may not expect
+
 A message names the thing, the reason and the fix. Anything else that escapes is a bug.
 """
 
@@ -55,3 +57,7 @@ class RankLost(DPVisionError):
     """One of the processes that train together ended, hangs or can not be reached."""
 
     exit_code = 5
+
+
+class PrivacyWarning(UserWarning):
+    """It goes on, and something is told or charged that one may not expect."""

@@ -197,18 +197,18 @@ class Prepared:
 
 def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -> Prepared:
     """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
-    data = load(
+    read = load(
         source,
         classes=config.classes,
         size=config.size,
         channels=config.channels,
         skip_broken=config.skip_broken,
     )
-    return prepare_read(source, data, config, progress)
+    return prepare_read(read, config, source=source, progress=progress)
 
 
-def prepare_read(source: str, data: Dataset, config: Config, progress: Progress = lambda *_: None) -> Prepared:
-    """The same for data that was read already."""
+def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progress = lambda *_: None) -> Prepared:
+    """The same for data that is in memory; `source` is where it would be read again, or a word for it."""
     if config.unit == "person" and data.train.persons is None:
         raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
     known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
@@ -219,7 +219,7 @@ def prepare_read(source: str, data: Dataset, config: Config, progress: Progress 
     public: dict[str, dict[str, Any]] = {}
     synthetic = None
     if config.synthetic:
-        synthetic, public["synthetic"] = _synthetic(config.synthetic, data, set(digests))
+        synthetic, public["synthetic"] = public_images(config.synthetic, data, set(digests))
     start = config.pretrained
     if complete.prior:
         start, public["prior"] = _prior(complete, data, progress)
@@ -291,7 +291,7 @@ def _require_every_class(split: Split, classes: Sequence[str], name: str, fix: s
         raise DataError(f"{name}: no image is of class {', '.join(empty)}, so it could not be learned. {fix}.")
 
 
-def _synthetic(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
+def public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
     """Public images of the same classes and size, none of which is among the private ones."""
     height, width, channels = data.train.images.shape[1:]
     found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train

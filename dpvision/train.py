@@ -44,6 +44,7 @@ from dpvision.models.parts import CENTRE
 from dpvision.phases import Phase, fewest_weights, phases
 from dpvision.prepare import Prepared, prepare
 from dpvision.privacy.events import Event, to_json
+from dpvision.privacy.ledger import Charge
 from dpvision.privacy.room import require_room
 from dpvision.public.assist import ALONE
 from dpvision.state import State, event_so_far, software, trainable
@@ -84,12 +85,15 @@ class Outcome:
     private: bool
 
 
-def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> runs.Run:
-    """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`."""
+def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None, paid: Charge | None = None) -> runs.Run:
+    """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`.
+
+    A trial of a tuning was `paid` for already: with the charge of the whole.
+    """
     team = distributed.team()
     with _advice("Nothing was charged. Fix: see to that rank, then start all of them again."):
         _require_same(prepared, team)
-        run = _begin(prepared, folder, test_key) if team.first else runs.Run(Path(os.path.abspath(folder)))
+        run = _begin(prepared, folder, test_key, paid) if team.first else runs.Run(Path(os.path.abspath(folder)))
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
@@ -99,9 +103,10 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None) -> r
     return run
 
 
-def _begin(prepared: Prepared, folder: Path, test_key: str | None) -> runs.Run:
+def _begin(prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None) -> runs.Run:
     runs.require_free(folder)
-    require_room(prepared)
+    if paid is None:
+        require_room(prepared)
     model = prepared.model()
     prepared.require_separable()
     require_room_for_canaries(prepared)
@@ -146,6 +151,10 @@ def require_room_for_canaries(prepared: Prepared) -> None:
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     """The training of an existing run, with changed settings if asked for."""
     facts = run.facts()
+    if "tuning" in facts:
+        raise ConfigError(
+            f"{run.folder}: is a tuning, which can not go on where it stopped. Fix: a new one, with its own charge."
+        )
     before = State.config_of(sealed.read(run.state).header, run.state)
     config = merged(before, changes or {}, source="resume")
     fixed = sorted(k for k in (changes or {}) if k not in CHANGEABLE and getattr(config, k) != getattr(before, k))
@@ -181,6 +190,7 @@ def proceed(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
+    paid: Charge | None = None,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
 
@@ -193,7 +203,7 @@ def proceed(
         "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
     )
     with _advice(advice), runs.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, watch, stop, told_to(trackers), team)
+        return _proceed(run, prepared, watch, stop, told_to(trackers), team, paid)
 
 
 @contextmanager
@@ -212,6 +222,7 @@ def _proceed(
     stop: Callable[[], bool],
     track: Callable[[dict[str, Any]], None],
     team: Team,
+    paid: Charge | None,
 ) -> Outcome:
     facts = run.facts()
     _require_same_data(facts, prepared)
@@ -235,7 +246,9 @@ def _proceed(
         carried = Carried(there, sampler, sigma=config.sigma, seed=config.seed, units=everyone)
         data += f" {facts['canaries']}"
     team.require_same({"the features": data})
-    state, key, charged = (charge if team.first else await_charge)(run, prepared, model, team, data)
+    state, key, charged = (
+        charge(run, prepared, model, team, data, paid) if team.first else await_charge(run, prepared, model, team, data)
+    )
 
     seen, stretches = Seen(), phases(prepared)
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])

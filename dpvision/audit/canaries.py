@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
 from dpvision.mechanism.streams import Key
-from dpvision.privacy.events import Budget, Event, Exposure, Kind
+from dpvision.privacy.events import Budget, Event, Exposure, Kind, apart
 from dpvision.privacy.ledger import Charge, Ledger
 
 Floats = NDArray[np.float64]
@@ -114,7 +114,7 @@ def claimed_mu(met: Kind) -> float:
     By quadrature over one step; steps are independent, so means and variances add up.
     """
     gap = variance = 0.0
-    for rate, sigma, steps in met:
+    for rate, sigma, steps in apart(met)[0]:
         z = np.linspace(-REACH * sigma, 1 + REACH * sigma, POINTS)
         away, there = (_normalised(np.exp(-0.5 * ((z - b) / sigma) ** 2)) for b in (0.0, 1.0))
         ratio = log_ratio(z, rate=rate, sigma=sigma)

@@ -131,7 +131,7 @@ def moments_scores(
             got = moments.released(charge(event, key, moments.name(key, event)), key)
             parts = ((moments.b, np.diagonal(got.sums)), (moments.c, got.counts), (moments.a, np.diagonal(got.second)))
             z = sum(weight**2 * part for weight, part in parts)
-            found.add(score(np.asarray(z)[None], found.met[0]), inside)
+            found.add(score(np.asarray(z)[None], Exposure(1.0, sigma, 1)), inside)
             progress(run + 1, runs)
     return found.scores()
 

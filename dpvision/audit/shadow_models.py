@@ -165,7 +165,7 @@ def _training(
         batch = n if config.full_batch else max(1, round(rate * n))
         # Whatever their rounded rate tells: nothing of this is released.
         own = replace(config, n=n, batch=batch, canaries=0, study=False, budget=ANY_BUDGET.epsilon)
-        prepared = prepare_read(source, replace(data, train=half, val=None, test=None), own)
+        prepared = prepare_read(replace(data, train=half, val=None, test=None), own, source=source)
         run = begin(prepared, place / "run")
         proceed(run, prepared, watch=lambda seen: progress(done + seen.step, count * steps))
         found = answers(released(run.folder), records)

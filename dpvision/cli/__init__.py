@@ -15,6 +15,7 @@ from dpvision.cli import (
     reporting,
     synth,
     train,
+    tune,
     warm,
 )
 from dpvision.cli.main import main
@@ -35,5 +36,6 @@ __all__ = [
     "reporting",
     "synth",
     "train",
+    "tune",
     "warm",
 ]

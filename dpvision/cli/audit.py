@@ -93,6 +93,8 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
     config = folder.config()
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
+    if "tuning" in folder.facts():
+        raise ConfigError(f"{place}: is a tuning, and an audit is of one training. Fix: a run with the same settings.")
     carried = audit_file.read(place).get("one_run")  # one that is not ours is refused before anything is done
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=canaries, progress=progress)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.privacy import gdp, quick
-from dpvision.privacy.events import Event, Exposure, exposures
+from dpvision.privacy.events import Event, Kind, apart, exposures
 
 NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
 
@@ -61,8 +61,11 @@ def rdp_epsilon(event: Event, delta: float) -> float:
 
     worst = 0.0
     for kind in exposures(event):
+        exposed, points = apart(kind)
+        if points:  # with chance delta all is told, so no Rényi divergence is finite
+            return math.inf
         accountant = RdpAccountant(RDP_ORDERS)
-        for rate, sigma, steps in kind:
+        for rate, sigma, steps in exposed:
             step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
             accountant.compose(step, steps)
         worst = max(worst, float(accountant.get_epsilon(delta)))
@@ -70,38 +73,40 @@ def rdp_epsilon(event: Event, delta: float) -> float:
 
 
 def lower_bound(event: Event, delta: float) -> float:
-    """dp-accounting's optimistic epsilon: the truth lies between this and `epsilon`. For tests and reports."""
+    """dp-accounting's optimistic epsilon: the truth lies between this and `epsilon`. For tests and reports.
+
+    Of a tuning nothing is known from below, so it counts as nothing here.
+    """
+    kinds: list[Kind] = [steps for kind in exposures(event) if (steps := apart(kind)[0])]
     return max(
-        (
-            float(_compose(kind, grid=quick.GRID / 8, optimistic=True).get_epsilon_for_delta(delta))
-            for kind in exposures(event)
-            if kind
-        ),
+        (float(_compose(k, grid=quick.GRID / 8, optimistic=True).get_epsilon_for_delta(delta)) for k in kinds),
         default=0.0,
     )
 
 
 @lru_cache(maxsize=512)
-def _epsilon(kind: tuple[Exposure, ...], delta: float) -> float:
+def _epsilon(kind: Kind, delta: float) -> float:
     if not kind:
         return 0.0
     provable = delta - _hidden(kind)  # what rounding may hide is taken off delta before epsilon is read
     return float(_loss_distribution(kind).get_epsilon_for_delta(provable)) if provable > 0 else math.inf
 
 
-def _hidden(kind: tuple[Exposure, ...]) -> float:
-    return quick.hidden_by_rounding(sum(steps for _, _, steps in quick.join_unsampled(kind)))
+def _hidden(kind: Kind) -> float:
+    return quick.hidden_by_rounding(quick.count(kind))
 
 
 @lru_cache(maxsize=8)
-def _loss_distribution(kind: tuple[Exposure, ...]) -> Any:
+def _loss_distribution(kind: Kind) -> Any:
     return _compose(kind, grid=quick.GRID / 2, optimistic=False)
 
 
-def _compose(kind: tuple[Exposure, ...], *, grid: float, optimistic: bool) -> Any:
+def _compose(kind: Kind, *, grid: float, optimistic: bool) -> Any:
+    from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     kind = quick.join_unsampled(kind)
+    exposed, points = apart(kind)
     width = quick.grid_width(kind) * grid / quick.GRID
     parts = [
         pld.from_gaussian_mechanism(
@@ -111,7 +116,13 @@ def _compose(kind: tuple[Exposure, ...], *, grid: float, optimistic: bool) -> An
             use_connect_dots=not optimistic,
             pessimistic_estimate=not optimistic,
         ).self_compose(steps)
-        for rate, sigma, steps in kind
+        for rate, sigma, steps in exposed
+    ]
+    parts += [
+        pld.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(point.epsilon, point.delta), value_discretization_interval=width
+        )
+        for point in points
     ]
     total = parts[0]
     for part in parts[1:]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dpvision.errors import ConfigError
 from dpvision.privacy import gdp, quick
-from dpvision.privacy.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, describe, exposures
+from dpvision.privacy.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, apart, describe, exposures
 
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
 MOST_STEPS = MOST_COUNT
@@ -29,7 +29,7 @@ def sigma_of(
     budget: Budget, event: Callable[[float], Event], *, before: tuple[Event, ...] = (), confirm: bool = True
 ) -> float:
     """The least noise multiplier with which the event of that multiplier, after `before`, stays within the budget."""
-    kinds = [exposure for kind in exposures(event(1.0)) for exposure in kind]
+    kinds = [exposure for kind in exposures(event(1.0)) for exposure in apart(kind)[0]]
     if not kinds:
         raise ConfigError("there is nothing to calibrate: the number of steps and the sample rate must be above 0.")
     _check_room(budget, before)

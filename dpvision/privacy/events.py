@@ -7,11 +7,13 @@ with Gaussian noise of standard deviation `sigma` (the noise multiplier). They d
     PoissonGaussian    each record by its own coin of probability `rate`, anew in each of `steps` steps
     ClassScheduled     only the records of one class, which everybody may know: a record of class k is in `rows[k]` of
                        the releases, in each of them by its own coin of probability `rates[k]`
+    Tuned              one of `trials`, tried again and again a random number of times; the best alone is released
     Composed           all of the events listed
 
 Formal reading: two data sets are neighbours when one has one record (or person) more. `exposures(event)` lists, for
 each kind of record that there may be, the Poisson-subsampled Gaussians that it meets; the guarantee is that of the
 kind that fares worst. Nothing here is averaged over classes: a class that is drawn is visible in what is released.
+A tuning is not a sum of such steps. It is met as a `Point`: the worst there is that satisfies its epsilon at its delta.
 """
 
 from __future__ import annotations
@@ -57,7 +59,14 @@ class Exposure(NamedTuple):
     steps: int
 
 
-Kind = tuple[Exposure, ...]
+class Point(NamedTuple):
+    """What one record meets of something that satisfies (epsilon, delta), of which nothing else is used."""
+
+    epsilon: float
+    delta: float
+
+
+Kind = tuple[Exposure | Point, ...]
 
 
 @dataclass(frozen=True)
@@ -111,13 +120,36 @@ class ClassScheduled:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """The best of K trials, each one of `trials` by a fair coin, K drawn anew and in secret (privacy/tuning.py).
+
+    K is negative binomial with `eta` and `gamma`, 1 at least. `epsilon` at `delta` is what `tuning.tuned` proves.
+    """
+
+    trials: tuple[Event, ...]
+    eta: float
+    gamma: float
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not self.trials or not all(isinstance(e, Gaussian | PoissonGaussian) for e in self.trials):
+            raise ConfigError("a tuning needs trials, each of them steps or releases with Gaussian noise.")
+        for name, least, most in (("eta", -1.0, 100.0), ("gamma", 0.0, 1.0), ("epsilon", 0.0, math.inf)):
+            value = getattr(self, name)
+            if not _is_number(value) or not least < value < most:
+                raise ConfigError(f"{name} is {value!r}: that of a tuning is between {least:g} and {most:g}.")
+        Budget(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True)
 class Composed:
     """All of `events`, whatever their order; each may have been chosen after seeing the earlier ones' results."""
 
     events: tuple[Event, ...]
 
 
-Event = Gaussian | PoissonGaussian | ClassScheduled | Composed
+Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed
 
 
 def exposures(event: Event) -> list[Kind]:
@@ -130,7 +162,20 @@ def exposures(event: Event) -> list[Kind]:
 
 def chance_of(kind: Kind) -> float:
     """That such a record is in any of the releases at all."""
-    return 1.0 if any(x.rate == 1 for x in kind) else -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in kind))
+    steps, points = apart(kind)
+    if points or any(x.rate == 1 for x in steps):
+        return 1.0
+    return -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in steps))
+
+
+def apart(kind: Kind) -> tuple[tuple[Exposure, ...], tuple[Point, ...]]:
+    """The steps that such a record meets, and the points."""
+    return tuple(x for x in kind if isinstance(x, Exposure)), tuple(x for x in kind if isinstance(x, Point))
+
+
+def given_up(event: Event) -> float:
+    """The delta that no epsilon makes less: that of its points."""
+    return max((sum(point.delta for point in apart(kind)[1]) for kind in exposures(event)), default=0.0)
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -142,6 +187,9 @@ def to_json(event: Event) -> dict[str, Any]:
             return {"type": "poisson-gaussian", "rate": rate, "sigma": sigma, "steps": steps}
         case ClassScheduled(sigma, rates, rows):
             return {"type": "class-scheduled", "sigma": sigma, "rates": list(rates), "rows": list(rows)}
+        case Tuned(trials, eta, gamma, epsilon, delta):
+            numbers = {"eta": eta, "gamma": gamma, "epsilon": epsilon, "delta": delta}
+            return {"type": "tuned", "trials": [to_json(e) for e in trials], **numbers}
         case Composed(events):
             return {"type": "composed", "events": [to_json(e) for e in events]}
 
@@ -159,6 +207,8 @@ def from_json(value: Any) -> Event:
                 return PoissonGaussian(**fields)
             case "class-scheduled":
                 return ClassScheduled(**fields)
+            case "tuned":
+                return Tuned(**{**fields, "trials": tuple(from_json(e) for e in fields["trials"])})
             case "composed":
                 return Composed(tuple(from_json(e) for e in fields["events"]))
     except (TypeError, KeyError) as exc:
@@ -176,6 +226,10 @@ def describe(event: Event) -> str:
         case ClassScheduled(sigma, rates, rows):
             inside = f"each record in a row of its class with probability up to {max(rates):.4g}"
             return f"up to {max(rows):,} rows of a class, {inside}, sigma {sigma:.4g}"
+        case Tuned(trials, eta, gamma, epsilon, delta):
+            each = "; or ".join(describe(e) for e in dict.fromkeys(trials))
+            stop = f"random stopping, eta {eta:g}, gamma {gamma:.4g}"
+            return f"the best of a random number of trials ({stop}), each: {each}; epsilon {epsilon:.4g} at {delta:.2g}"
         case Composed(events):
             return "; ".join(describe(e) for e in events) or "nothing"
 
@@ -211,6 +265,8 @@ def _most(event: Event) -> Kind:
             return (Exposure(rate, sigma, steps),)
         case ClassScheduled(sigma, rates, rows):
             return (Exposure(max(rates), sigma, max(rows)),)
+        case Tuned():
+            return (Point(event.epsilon, event.delta),)
         case Composed(events):
             return tuple(exposure for part in events for exposure in _most(part))
 
@@ -223,18 +279,23 @@ def _worst(kinds: set[Kind]) -> set[Kind]:
 def _no_worse(kind: Kind, *, than: Kind) -> bool:
     """Whether each step of `kind` can be laid beside another one of `than`, with as much noise and no lower rate."""
 
-    def steps(met: Kind, rate: float, sigma: float) -> int:
+    (ours, points), (theirs, other_points) = apart(kind), apart(than)
+
+    def steps(met: tuple[Exposure, ...], rate: float, sigma: float) -> int:
         return sum(x.steps for x in met if x.sigma == sigma and x.rate >= rate)
 
-    return all(steps(kind, rate, sigma) <= steps(than, rate, sigma) for rate, sigma, _ in kind)
+    return points == other_points and all(
+        steps(ours, rate, sigma) <= steps(theirs, rate, sigma) for rate, sigma, _ in ours
+    )
 
 
 def _merge(parts: Kind) -> Kind:
     steps: dict[tuple[float, float], int] = {}
-    for rate, sigma, count in parts:
+    exposed, points = apart(parts)
+    for rate, sigma, count in exposed:
         if rate > 0 and count > 0:
             steps[rate, sigma] = steps.get((rate, sigma), 0) + count
-    return tuple(sorted(Exposure(rate, sigma, count) for (rate, sigma), count in steps.items()))
+    return (*sorted(Exposure(rate, sigma, count) for (rate, sigma), count in steps.items()), *sorted(points))
 
 
 def _check_sigma(sigma: Any) -> None:

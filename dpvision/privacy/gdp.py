@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from dpvision.privacy.events import Event, exposures
+from dpvision.privacy.events import Event, apart, exposures
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -53,7 +53,10 @@ def central_limit_mu(event: Event) -> float:
             return steps / sigma**2
         return steps * rate**2 * math.expm1(sigma**-2) if sigma > 0.04 else math.inf
 
-    return max((math.sqrt(sum(squared(*x) for x in kind)) for kind in exposures(event)), default=0.0)
+    kinds = [apart(kind) for kind in exposures(event)]
+    if any(points for _, points in kinds):  # of a tuning it says nothing
+        return math.inf
+    return max((math.sqrt(sum(squared(*x) for x in steps)) for steps, _ in kinds), default=0.0)
 
 
 def central_limit_sigma(mu: float, *, rate: float, steps: int) -> float:

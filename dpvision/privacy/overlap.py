@@ -9,6 +9,7 @@ eyes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dpvision import atomic
 from dpvision.errors import DPVisionError
@@ -23,23 +24,46 @@ def sketch(digests: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def keep(ledger: Ledger, members: Sequence[str]) -> None:
-    """Write the sketch beside a ledger."""
-    if members and not ledger.sketch_path.exists():
-        atomic.write(ledger.sketch_path, "\n".join([ledger.fingerprint, *members]) + "\n")
+    """Write the sketch beside a ledger, of all that was ever charged there: the smallest of both are the smallest."""
+    known: list[str] = []
+    if ledger.sketch_path.exists():
+        try:
+            known = _read(ledger.sketch_path)[1]
+        except (OSError, ValueError):
+            return  # damaged: left as it is
+    together = sorted({*known, *members})[:SKETCH]
+    if together and together != known:
+        atomic.write(ledger.sketch_path, "\n".join([ledger.fingerprint, *together]) + "\n")
 
 
 def others(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> list[tuple[Account, float]]:
     """Other accounts that have at least the share `least` of these images, the largest share first."""
     found = []
+    for ledger, share in ledgers(fingerprint, members, least=least):
+        try:
+            found.append((ledger.account(), share))
+        except DPVisionError:
+            continue  # a note must not stop a run: a damaged ledger stops its own
+    return found
+
+
+def ledgers(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> list[tuple[Ledger, float]]:
+    """Their ledgers, not read yet."""
+    found = []
     for path in sorted((home() / "ledgers").glob("*.sketch")):
         try:
-            owner, *theirs = atomic.read(path, most=1 << 20).decode("ascii").split()[: SKETCH + 1]
+            owner, theirs = _read(path)
             share = _share(members, theirs)
             if owner != fingerprint and share >= least:
-                found.append((Ledger(path.parent, owner).account(), share))
+                found.append((Ledger(path.parent, owner), share))
         except (DPVisionError, OSError, ValueError):
-            continue  # a note must not stop a run: a damaged ledger stops its own
+            continue
     return sorted(found, key=lambda pair: -pair[1])
+
+
+def _read(path: Path) -> tuple[str, list[str]]:
+    owner, *members = atomic.read(path, most=1 << 20).decode("ascii").split()[: SKETCH + 1]
+    return owner, members
 
 
 def _share(ours: Sequence[str], theirs: Sequence[str]) -> float:

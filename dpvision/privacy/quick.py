@@ -8,6 +8,9 @@ Q = N(0, sigma^2), with the loss l(x) = log(dP/dQ)(x) = log(1 - q + q exp((2x-1)
 Between two points of the loss grid, the mass is moved to the two ends so that both P and Q keep their mass there
 ("connect the dots", Doroshenko et al. 2022): the resulting pair dominates the true one, so every composition of it is
 an upper bound. Steps are composed by the Fourier transform; what falls outside the window is counted as a full breach.
+
+A point (epsilon, delta) is the pair that dominates all that satisfies it (Kairouz, Oh, Viswanath 2015): with chance
+delta everything is told, otherwise a coin of chance e^epsilon / (1 + e^epsilon) is right.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.privacy.events import Event, Exposure, exposures
+from dpvision.privacy.events import Event, Exposure, Kind, Point, apart, exposures
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +34,8 @@ GRID = 0.06
 # pessimistic, never less. Only rates below about 1e-4 at little noise get there.
 MOST_STEP_POINTS = 1 << 17
 MOST_POINTS = 1 << 20
+# Points are on a grid at least so many times as fine as the largest of their epsilons.
+POINT_GRID = 1024
 # A step's losses are cut where Q and P have less mass than this on the far side; P's goes to infinite loss.
 STEP_TAIL_SIGMAS = 10.5
 # Mass that the composed window may leave out on each side; both are counted as infinite loss.
@@ -81,7 +86,7 @@ def profile(event: Event, epsilons: Sequence[float]) -> Floats:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(kind: tuple[Exposure, ...], delta: float) -> float:
+def _epsilon(kind: Kind, delta: float) -> float:
     return max((_epsilon_at(t, delta) for t in _both_ways(kind)), default=0.0) if kind else 0.0
 
 
@@ -103,38 +108,51 @@ def _deltas(total: _Total, epsilons: Floats) -> Floats:
 
 
 @lru_cache(maxsize=64)
-def _both_ways(kind: tuple[Exposure, ...]) -> tuple[_Total, _Total]:
+def _both_ways(kind: Kind) -> tuple[_Total, _Total]:
     """Losses of (P against Q), a record removed, and of (Q against P), one added."""
     kind = join_unsampled(kind)
     h = grid_width(kind)
-    remove = [(_step_losses(q, sigma, h, added=False), n) for q, sigma, n in kind]
-    add = [(_step_losses(q, sigma, h, added=True), n) for q, sigma, n in kind]
-    return _compose(remove, h), _compose(add, h)
+    steps, points = apart(kind)
+    remove = [(_step_losses(q, sigma, h, added=False), n) for q, sigma, n in steps]
+    add = [(_step_losses(q, sigma, h, added=True), n) for q, sigma, n in steps]
+    both = [(_point_losses(point, h), 1) for point in points]
+    return _compose([*remove, *both], h), _compose([*add, *both], h)
 
 
-def join_unsampled(kind: tuple[Exposure, ...]) -> tuple[Exposure, ...]:
+def join_unsampled(kind: Kind) -> Kind:
     """Gaussians that every record is in add up exactly: 1/sigma^2 = sum of n/sigma^2.
 
     A rate within 1e-9 of 1 counts as 1, which is never too little.
     """
-    precision = sum(n / sigma**2 for q, sigma, n in kind if q > 1 - 1e-9)
-    sampled = tuple(x for x in kind if x.rate <= 1 - 1e-9)
-    return (*sampled, Exposure(1.0, precision**-0.5, 1)) if precision else sampled
+    steps, points = apart(kind)
+    precision = sum(n / sigma**2 for q, sigma, n in steps if q > 1 - 1e-9)
+    sampled = tuple(x for x in steps if x.rate <= 1 - 1e-9)
+    return (*sampled, *((Exposure(1.0, precision**-0.5, 1),) if precision else ()), *points)
 
 
-def grid_width(kind: tuple[Exposure, ...]) -> float:
+def count(kind: Kind) -> int:
+    """How many distributions are composed."""
+    steps, points = apart(join_unsampled(kind))
+    return sum(x.steps for x in steps) + len(points)
+
+
+def grid_width(kind: Kind) -> float:
     """The loss grid's width: a fixed share of a step's standard deviation, wider where the grid would be too long."""
     x = np.linspace(-STEP_TAIL_SIGMAS, STEP_TAIL_SIGMAS, 4001)
     w = np.exp(-(x**2) / 2)
     w /= w.sum()
     steps = variance = reach = 0.0
-    for q, sigma, n in kind:
+    exposed, points = apart(kind)
+    for q, sigma, n in exposed:
         out, into = _loss(x * sigma, q, sigma), _loss(x * sigma + 1, q, sigma)
         mean = (1 - q) * (w @ out) + q * (w @ into)
         variance += n * float((1 - q) * (w @ (out - mean) ** 2) + q * (w @ (into - mean) ** 2))
         reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
         steps += n
-    h = min(GRID * math.sqrt(variance / steps), 1.0)
+    h = min(GRID * math.sqrt(variance / steps), 1.0) if steps else 1.0
+    if points:
+        h = min(h, max(point.epsilon for point in points) / POINT_GRID)
+        variance += sum(point.epsilon**2 for point in points)
     return max(h, reach / MOST_STEP_POINTS, 20 * math.sqrt(variance) / MOST_POINTS)
 
 
@@ -171,6 +189,15 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     mass[1:] += up
     mass[0] += p_mass[0]  # a loss below the grid is rounded up
     return _Losses(mass, low, float(p_mass[-1]))
+
+
+def _point_losses(point: Point, h: float) -> _Losses:
+    """Both ways the same. A loss between two grid points is rounded up."""
+    high, low = math.ceil(point.epsilon / h), -math.floor(point.epsilon / h)
+    mass = np.zeros(high - low + 1)
+    mass[-1] += (1 - point.delta) / (1 + math.exp(-point.epsilon))
+    mass[0] += (1 - point.delta) / (1 + math.exp(point.epsilon)) if point.epsilon < MOST_LOSS else 0.0
+    return _Losses(mass, low, point.delta)
 
 
 def _normal_mass(z: Floats) -> Floats:

@@ -94,13 +94,18 @@ class Prepared:
 
 def prepare(source: str, settings: Release) -> Prepared:
     """Read the data and complete the settings from public numbers. Nothing is random, written or charged."""
-    data = load(
+    read = load(
         source,
         classes=settings.classes,
         size=settings.size,
         channels=settings.channels,
         skip_broken=settings.skip_broken,
     )
+    return prepare_read(read, settings, source=source)
+
+
+def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
+    """The same for data that is in memory."""
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
     read_off = data.inferred if known else (*data.inferred, "number of images")
     channels = data.train.images.shape[3]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.privacy import accountant, quick
-from dpvision.privacy.events import Event
+from dpvision.privacy.events import Event, given_up
 
 # Errors at which the card states the bound.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
@@ -38,4 +38,4 @@ def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> 
 
 def furthest(event: Event) -> float:
     """The epsilon at which a curve of the event may end."""
-    return min(accountant.epsilon(event, LEAST_DELTA), quick.MOST_LOSS)
+    return min(accountant.epsilon(event, given_up(event) + LEAST_DELTA), quick.MOST_LOSS)

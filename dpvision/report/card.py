@@ -13,7 +13,17 @@ from typing import Any
 from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.privacy.events import Composed, Event, PoissonGaussian, exposures, from_json, to_json
+from dpvision.privacy.events import (
+    Composed,
+    Event,
+    Exposure,
+    Kind,
+    PoissonGaussian,
+    apart,
+    exposures,
+    from_json,
+    to_json,
+)
 from dpvision.privacy.ledger import Account
 from dpvision.report import attack, audits, guarantee, wording
 from dpvision.report.metrics import last_accuracy, read
@@ -68,7 +78,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "audit": audits.read(run.folder),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
-        "tuning": wording.TUNING,
+        "tuning": wording.tuning(facts["tuning"]),
         "not_covered": wording.not_covered(
             unit=config.unit,
             read_off=facts["read_off"],
@@ -76,6 +86,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             fixed_key=not secret,
             ledger=account is not None,
             branches=len(own.events) if isinstance(own, Composed) else 1,
+            tuned=facts["tuning"] is not None,
         )
         + wording.other_fixed_keys(facts["run"], account),
         "config": to_dict(config),
@@ -100,7 +111,18 @@ def _facts(run: Run) -> dict[str, Any]:
     for key in ("read_off", "class_names"):
         if not all(isinstance(v, str) for v in facts[key]):
             raise DataError(f"{run.operator / 'run.json'}: {key} must be a list of texts.")
-    return {"public": _public_inputs(run, facts.get("public", {})), **{key: facts[key] for key in kinds}}
+    public, told = _public_inputs(run, facts.get("public", {})), _tuning(run, facts.get("tuning"))
+    return {"public": public, "tuning": told, **{key: facts[key] for key in kinds}}
+
+
+def _tuning(run: Run, found: Any) -> dict[str, Any] | None:
+    """What may be told of a tuning; how many trials there were is not among it."""
+    if found is None:
+        return None
+    kinds = {"candidates": int, "expected_trials": float, "score": str}
+    if not isinstance(found, dict) or not all(type(found.get(key)) is kind for key, kind in kinds.items()):
+        raise DataError(f"{run.operator / 'run.json'}: tuning is not what a tuning writes.")
+    return {key: found[key] for key in kinds}
 
 
 def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
@@ -143,17 +165,19 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
     """What the released weights tell must be on the account, step for step; more may be, after a resumed branch."""
     charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
 
-    def paid(met: tuple[Any, ...]) -> bool:
-        return any(
-            all(any(q == rate and s == sigma and n >= steps for q, s, n in kind) for rate, sigma, steps in met)
-            for kind in charged
-        )
+    def paid(met: Kind) -> bool:
+        steps, points = apart(met)
+        return any(set(points) <= set(kind) and all(_within(x, kind) for x in steps) for kind in charged)
 
     if not all(paid(met) for met in exposures(event)):
         raise LedgerMismatch(
             f"{run.folder}: the ledger {account.id} does not charge what this run did. Fix: name the data set that the "
             "run was trained on, or restore its ledger from a backup."
         )
+
+
+def _within(wanted: Exposure, kind: Kind) -> bool:
+    return any(x[:2] == wanted[:2] and x.steps >= wanted.steps for x in apart(kind)[0])
 
 
 def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:

@@ -16,6 +16,17 @@ ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 
+
+def tuning(told: dict[str, Any] | None) -> str:
+    """How settings were chosen, and whether epsilon covers it."""
+    if told is None:
+        return TUNING
+    return (
+        f"counted: the best of a random number of trials, {told['expected_trials']:.3g} expected, among "
+        f"{told['candidates']} candidates, by accuracy on public images ({told['score']}); epsilon covers the choice"
+    )
+
+
 # Beyond this, the best test may find so many of those inside that the sentence says so.
 _WEAK = 0.5
 
@@ -55,6 +66,7 @@ def not_covered(
     fixed_key: bool,
     ledger: bool,
     branches: int = 1,
+    tuned: bool = False,
 ) -> list[str]:
     """What epsilon says nothing about."""
     said, start = [], public.get("pretrained", {})
@@ -66,7 +78,10 @@ def not_covered(
     said += [
         "Test accuracy is computed on the test split, without noise. Epsilon covers the training data only: who is in "
         "both is not covered as far as the accuracy goes.",
-        "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
+        "How many trials there were, and the others, is secret: epsilon covers the best one alone. Settings tried "
+        "outside of this tuning are not covered."
+        if tuned
+        else "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
         "That the training was not refused tells that every class has an image in the training data"
         + (", and that none of them is, pixel for pixel, among the public images" if "synthetic" in public else "")
         + (", or among those that taught the weights to start from." if "learned_from" in start else "."),

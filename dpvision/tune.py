@@ -1,0 +1,203 @@
+"""Private tuning: a random number of trials, the best by a public score is released, and the ledger pays for all of it.
+
+    prepare    read the data and the public images, make the candidates, find the noise; nothing is charged
+    proceed    charge the whole, then draw the number of trials in secret, train them, release the best
+
+Formal guarantee: the released run folder satisfies the epsilon of one event, `Tuned` (privacy/tuning.py), which is on
+the ledger before the first trial begins. The score is accuracy on labelled public images, none of which is private: it
+is computed from a trial's noisy weights and public data, so it tells no more. A score on private validation images
+would need noise and an account of its own for these images, and is not offered.
+
+How many trials there were, which, and their scores stay in operator/: the bound rests on their being secret. A tuning
+that is stopped has paid, and can not go on: to look at what it did and begin again would be another mechanism.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpvision import atomic, checkpoint, distributed, runs, train
+from dpvision import prepare as trainings
+from dpvision.config import Config, merged
+from dpvision.data import Dataset, Split, identify, load
+from dpvision.errors import ConfigError
+from dpvision.inference import released
+from dpvision.inputs import Inputs, accuracy, units
+from dpvision.mechanism.sampling import PoissonSampler
+from dpvision.privacy import accountant, overlap, tuning
+from dpvision.privacy.events import Budget, Composed, Tuned, to_json
+from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.privacy.tuning import Stopping
+from dpvision.unaccounted import require_unaccounted
+
+# What may differ from candidate to candidate: how a network learns, and neither whom it learns from nor what it tells.
+TUNABLE = (
+    *("model", "part", "batch", "steps", "lr", "final_noise", "probe_lr", "momentum", "clip", "clip_style"),
+    *("ema", "release", "augment", "k_base", "k_self", "mix", "mix_alpha"),
+)
+MOST_CANDIDATES = 1000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything but the coins."""
+
+    candidates: tuple[trainings.Prepared, ...]
+    given: tuple[dict[str, Any], ...]  # what is particular of each
+    stopping: Stopping
+    event: Tuned
+    score: Split
+    score_on: dict[str, Any]
+
+    @property
+    def first(self) -> trainings.Prepared:
+        return self.candidates[0]
+
+    @property
+    def epsilon(self) -> float:
+        return accountant.epsilon(self.event, self.first.config.delta)
+
+
+def prepare(
+    source: str, settings: Config, grid: Mapping[str, Sequence[Any]], *, score: str, trials: float, eta: float = 1.0
+) -> Prepared:
+    """Candidates are all combinations of the grid's values; `trials` are expected."""
+    if distributed.ranks() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("a tuning runs in one process. Fix: without torchrun.")
+    if settings.sigma is not None or settings.canaries or settings.probe_steps or settings.probe_share:
+        raise ConfigError("a tuning computes sigma, and takes no canaries and no probe steps. Fix: leave them out.")
+    given = _combinations(grid)
+    stop = tuning.stopping(trials, eta)
+    data = load(
+        source,
+        classes=settings.classes,
+        size=settings.size,
+        channels=settings.channels,
+        skip_broken=settings.skip_broken,
+    )
+    configs = [merged(settings, each, source="--grid") for each in given]
+    samplers = [_sampler(config, data) for config in configs]
+    budget = Budget(settings.epsilon, settings.delta)
+    event = tuning.calibrated(budget, [(s.rate, s.steps) for s in samplers], stop)
+    candidates = tuple(
+        trainings.prepare_read(data, replace(config, sigma=trial.sigma), source=source)  # type: ignore[union-attr]
+        for config, trial in zip(configs, event.trials, strict=True)
+    )
+    for candidate, trial in zip(candidates, event.trials, strict=True):
+        if candidate.before:
+            raise ConfigError(
+                "weights to start from were trained privately: a tuning does not count them. Fix: others."
+            )
+        assert candidate.event() == trial
+    split, named = trainings.public_images(score, data, set(identify(data.train)[2]))
+    require_unaccounted(score, [split], fix="public images to score by")
+    return Prepared(candidates, tuple(given), stop, event, split, named)
+
+
+def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    for name, values in grid.items():
+        if name not in TUNABLE:
+            raise ConfigError(f"{name} can not be tuned. Fix: one of {', '.join(TUNABLE)}.")
+        if not values:
+            raise ConfigError(f"{name} has no values to try. Fix: --grid {name}=1,2.")
+    found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    if not 2 <= len(found) <= MOST_CANDIDATES:
+        raise ConfigError(f"the grid has {len(found)} candidates: 2 to {MOST_CANDIDATES} make a choice.")
+    return found
+
+
+def _sampler(config: Config, data: Dataset) -> PoissonSampler:
+    """Who is in which step, before the noise is known."""
+    whole = replace(config, sigma=1.0).complete(units(data.train, config.unit))
+    assert whole.batch and whole.n and whole.steps
+    return PoissonSampler(whole.batch, whole.n, whole.steps)
+
+
+def require_room(prepared: Prepared) -> None:
+    """Refuse before anything is made what the ledger would refuse later."""
+    config = prepared.first.config
+    budget = Budget(config.budget or config.epsilon, config.delta)
+    ledger_of(prepared.first.fingerprint).require_room(prepared.event, budget, unit=config.unit)
+
+
+def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = lambda _: None) -> runs.Run:
+    """Charge, try, release the best. `watch` is told how many trials are done, for the operator's eyes."""
+    runs.require_free(folder)
+    require_room(prepared)
+    first, name = prepared.first, secrets.token_hex(6)
+    for candidate in {(c.config.model, c.config.part): c for c in prepared.candidates}.values():
+        candidate.require_separable()
+    facts = _facts(prepared, name)
+    run = runs.create(folder, first.config, facts, b"")
+    charge = _charged(prepared, name)
+    # On the disk from here on.
+    best: tuple[float, int, runs.Run, int] | None = None
+    for number in range(1, prepared.stopping.draw() + 1):
+        which = secrets.randbelow(len(prepared.candidates))
+        candidate = prepared.candidates[which]
+        trial = train.begin(candidate, run.operator / "trials" / str(number), paid=charge)
+        train.proceed(trial, candidate, paid=charge)
+        found = accuracy(released(trial.folder).model, Inputs(prepared.score))
+        runs.append_json(run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": found})
+        place = (found, secrets.randbits(64), trial, which)  # a coin breaks ties
+        best = place if best is None else max(best, place, key=lambda x: x[:2])
+        watch(number)
+    assert best is not None
+    _release(run, prepared, best[2], best[3], score=best[0], facts=facts)
+    return run
+
+
+def _charged(prepared: Prepared, name: str) -> Charge:
+    tuning.require_proven(prepared.event)
+    config, ledger = prepared.first.config, ledger_of(prepared.first.fingerprint)
+    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
+    overlap.keep(ledger, prepared.first.sketch)
+    account = ledger.spend(prepared.event, id=secrets.token_hex(16), run=name, unit=config.unit)
+    return next(c for c in account.charges if c.run == name)
+
+
+def _facts(prepared: Prepared, name: str) -> dict[str, Any]:
+    first = prepared.first
+    return {
+        "run": name,
+        "data": first.source if first.source == "digits" else str(Path(first.source).resolve()),
+        "fingerprint": first.fingerprint,
+        "in_order": first.in_order,
+        "public": first.public,
+        "read_off": list(first.read_off),
+        "shape": list(first.shape),
+        "class_names": list(first.data.classes),
+        "complete": False,
+        "tuning": {
+            "candidates": len(prepared.candidates),
+            "expected_trials": prepared.stopping.mean,
+            "eta": prepared.stopping.eta,
+            "gamma": prepared.stopping.gamma,
+            "score": prepared.score_on["file"],
+            "score_digest": prepared.score_on["digest"],
+            "score_images": len(prepared.score),
+        },
+    }
+
+
+def _release(
+    run: runs.Run, prepared: Prepared, trial: runs.Run, which: int, *, score: float, facts: dict[str, Any]
+) -> None:
+    """The best trial's model and settings, with the event of the whole; its own is no guarantee of the choice."""
+    candidate, model = prepared.candidates[which], released(trial.folder).model
+    tensors, header = checkpoint.load(trial.weights, model.state_dict())
+    event = to_json(Composed((prepared.event,)))
+    plain = {k: v for k, v in header.items() if k not in ("digest", "signature")}
+    atomic.write(run.weights, checkpoint.dump(tensors, {**plain, "event": json.dumps(event)}), mode=0o644)
+    run.write_config(candidate.config)
+    last: dict[str, Any] = next(reversed(runs.read_lines(trial.metrics)), {})
+    atomic.write(run.metrics, json.dumps({**last, "epsilon": prepared.epsilon}) + "\n")
+    chosen = {**facts["tuning"], "chosen": prepared.given[which], "score_of_the_chosen": score}
+    run.write_facts({**facts, "complete": True, "event": event, "private": True, "tuning": chosen})

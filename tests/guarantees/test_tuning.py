@@ -1,0 +1,168 @@
+"""A tuning is one event, on the ledger before its first trial; the best leaves, and nothing else of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpvision import runs, sealed, train, tune
+from dpvision.charging import _trial_of
+from dpvision.config import Config
+from dpvision.data import load
+from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
+from dpvision.inference import released
+from dpvision.inputs import Inputs, accuracy
+from dpvision.privacy import accountant, tuning
+from dpvision.privacy.events import Composed, PoissonGaussian, Tuned, from_json
+from dpvision.privacy.ledger import ledger_of
+from dpvision.report import card, files
+from tests.guarantees import commands
+from tests.one_thread import one_thread  # noqa: F401
+
+SETTINGS = Config(model="linear", steps=4, full_batch=True, n=300, classes=10, size=(8, 8), channels=1, budget=4.0)
+GRID = {"lr": [0.01, 4.0], "clip": [0.5, 1.0]}
+TRIALS = 6
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """300 private digits, 100 public ones."""
+    folder, digits = tmp_path_factory.mktemp("data"), load("digits")
+    for name, rows in (("private", slice(0, 300)), ("public", slice(300, 400))):
+        images, labels = digits.train.images[rows], digits.train.labels[rows]
+        np.savez(folder / f"{name}.npz", train_images=images, train_labels=labels)
+    return str(folder / "private.npz"), str(folder / "public.npz")
+
+
+def prepared(parts: tuple[str, str], **changes: Any) -> tune.Prepared:
+    return tune.prepare(parts[0], replace(SETTINGS, **changes), GRID, score=parts[1], trials=5.0)
+
+
+def test_it_is_one_event_and_the_best_alone_is_released(
+    parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning.Stopping, "draw", lambda _: TRIALS)
+    found = prepared(parts)
+    run = tune.proceed(found, tmp_path / "run")
+    account = ledger_of(found.first.fingerprint).account()
+    (charge,) = account.charges
+    assert charge.event == found.event and isinstance(charge.event, Tuned) and len(charge.event.trials) == 4
+    assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == found.epsilon
+    # The best by accuracy on the public images, and its very weights.
+    trials = [runs.Run(run.operator / "trials" / str(k)) for k in range(1, TRIALS + 1)]
+    scores = [accuracy(released(t.folder).model, Inputs(found.score)) for t in trials]
+    noted = runs.read_lines(run.operator / "trials.jsonl")
+    assert [line["score"] for line in noted] == scores
+    chosen = run.facts()["tuning"]
+    assert chosen["score_of_the_chosen"] == max(scores)
+    assert accuracy(released(run.folder).model, Inputs(found.score)) == max(scores)
+    # Weights and card claim the epsilon of the whole, not that of a trial.
+    assert from_json(json.loads(sealed.read(run.weights).header["event"])) == Composed((found.event,))
+    files.write(run, account)
+    made = card(run, account)
+    assert made["guarantee"]["epsilon"] == found.epsilon > 1.5 * accountant.epsilon(found.event.trials[0], 1e-5)
+    assert made["tuning"].startswith("counted") and not any("Tuning is not counted" in x for x in made["not_covered"])
+    with pytest.raises(LedgerMismatch):
+        card(run, replace(account, charges=(replace(charge, event=found.event.trials[0]),)))
+    # How many trials there were is nowhere outside of operator/.
+    top = {path.name for path in run.folder.iterdir()}
+    assert top - {"operator"} == {
+        *("config.toml", "weights.safetensors", "metrics.jsonl", "card.json", "card.md", "report.html", "ledger.jsonl")
+    }
+    monkeypatch.setattr(tuning.Stopping, "draw", lambda _: 1)
+    for changed in ("trials.jsonl", "trials"):
+        (run.operator / changed).rename(run.operator / f"{changed}-away")
+    assert card(run, account) == made
+    with pytest.raises(ConfigError, match="can not go on"):
+        train.reopen(run)
+
+
+def test_the_charge_comes_before_the_number_of_trials_is_drawn(
+    parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prepared(parts)
+
+    def drawn(_: object) -> int:
+        assert ledger_of(found.first.fingerprint).account().charges[0].event == found.event
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning.Stopping, "draw", drawn)
+    with pytest.raises(KeyboardInterrupt):
+        tune.proceed(found, tmp_path / "run")
+    assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_a_tuning_and_a_run_share_the_budget(
+    parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning.Stopping, "draw", lambda _: 1)
+    found = prepared(parts)
+    tune.proceed(found, tmp_path / "run")
+    with pytest.raises(BudgetSpent):
+        tune.proceed(prepared(parts, budget=None), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    more = train.prepare(parts[0], replace(SETTINGS, budget=None, epsilon=0.5))
+    train.proceed(train.begin(more, tmp_path / "more"), more)
+    spent = ledger_of(found.first.fingerprint).account().spent()
+    assert found.epsilon < spent < found.epsilon + 0.6
+
+
+def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_path: Path) -> None:
+    found = prepared(parts)
+    charge = tune._charged(found, "run")
+    account = ledger_of(found.first.fingerprint).account()
+    trial = found.event.trials[0]
+    assert _trial_of(charge, account, trial, id="x").event == trial
+    assert isinstance(trial, PoissonGaussian)
+    for paid, event in ((charge, replace(trial, sigma=trial.sigma * 0.9)), (replace(charge, id="forged"), trial)):
+        with pytest.raises(LedgerMismatch):
+            _trial_of(paid, account, event, id="x")
+    cheaper = replace(found, event=replace(found.event, epsilon=1.0))
+    with pytest.raises(ConfigError, match="do not prove"):
+        tune._charged(cheaper, "other")
+
+
+def test_the_score_must_be_public(parts: tuple[str, str], tmp_path: Path) -> None:
+    private, public = parts
+    with pytest.raises(ConfigError, match="pixel for pixel"):
+        tune.prepare(private, SETTINGS, GRID, score=private, trials=5.0)
+    other = train.prepare(public, replace(SETTINGS, n=100))
+    train.proceed(train.begin(other, tmp_path / "other"), other)
+    with pytest.raises(PrivacyError, match="they are private"):
+        prepared(parts)
+
+
+@pytest.mark.parametrize(
+    "grid, message",
+    [
+        ({"sigma": [1.0, 2.0]}, "sigma can not be tuned"),
+        ({"epsilon": [1.0, 2.0]}, "epsilon can not be tuned"),
+        ({"lr": [1.0]}, "1 candidates"),
+        ({"lr": []}, "no values"),
+        ({}, "1 candidates"),
+        ({"lr": ["much", 1.0]}, "lr"),
+    ],
+)
+def test_grids_that_make_no_sense_are_refused(parts: tuple[str, str], grid: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tune.prepare(parts[0], SETTINGS, grid, score=parts[1], trials=5.0)
+
+
+def test_candidates_of_other_steps_have_other_noise(parts: tuple[str, str]) -> None:
+    found = tune.prepare(parts[0], SETTINGS, {"steps": [2, 8]}, score=parts[1], trials=5.0)
+    few, many = found.event.trials
+    assert isinstance(few, PoissonGaussian) and isinstance(many, PoissonGaussian)
+    assert (few.steps, many.steps) == (2, 8) and many.sigma == pytest.approx(2 * few.sigma, rel=1e-3)
+    assert found.candidates[1].config.sigma == many.sigma and found.epsilon <= 3
+
+
+def test_the_verb(parts: tuple[str, str], tmp_path: Path) -> None:
+    words = ["tune", parts[0], "--epsilon", 3, "--grid", "lr=1,4", "--score", parts[1], "--steps", 3, "--classes", 10]
+    code, out, err = commands.run(*words, "--trials", 2, "--out", tmp_path / "run", home=tmp_path / "home")
+    assert code == 0, err
+    assert "candidates  2" in out and "chosen: lr" in out and "epsilon 3.00 at delta 1e-05" in out
