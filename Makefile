@@ -34,7 +34,7 @@ bench: .venv/ready
 
 # The documentation as a site that needs no network: .site/index.html. A broken link or anchor is an error.
 docs: .venv/ready
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 fix: .venv/ready
 	$(BIN)/ruff check --fix .

@@ -1,11 +1,11 @@
-"""A hospital's afternoon: images of skin lesions, two or three of each person; a classifier at epsilon 3, and its proof.
+"""A hospital's afternoon: images of skin lesions, two or three of a person; a classifier at epsilon 3, and its proof.
 
 Takes an .npz with MedMNIST's keys, such as DermaMNIST; without one, the built-in digits stand in for it. Whose image is
 whose is not in such a file, so persons are made up: images of one class, two or three to a person, as HAM10000 has
 several images of most lesions. Everything else is what a hospital would type, and is printed before it is done.
 
-    python examples/skin_lesions.py                          digits: half a minute on one core
-    python examples/skin_lesions.py dermamnist.npz           about 2 minutes
+    python examples/skin_lesions.py                          digits: 12 seconds of one core
+    python examples/skin_lesions.py dermamnist.npz           2 minutes of processor time
     python examples/skin_lesions.py --out FOLDER             by default a new folder below the system's temporary one
 
 The data is public, so each run opens a ledger of its own in the folder. With real patients there is one, and it stays.

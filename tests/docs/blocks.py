@@ -1,12 +1,12 @@
 """The code of the documentation, as it stands on the pages: blocks, and the commands in them and in the text.
 
-    fence or indentation           what it is
-    ```python                      Python; the blocks of a page run in order, in one namespace
-    ```sh, ```console              commands; in the latter they follow "$ ", and the rest is what was printed
-    ```text and others             no code: what was printed, formulas, files
-    indented, from `import` on     Python
-    indented otherwise             commands among other text, which are not run, but must be commands
-    after <!-- not run: why -->    a block that can not run here
+    how it is fenced or indented     what it is
+    python                           Python; the blocks of a page run in order, in one namespace
+    sh, console                      commands; in the latter they follow "$ ", and the rest is what was printed
+    text and others                  no code: what was printed, formulas, files
+    indented, from import on         Python
+    indented otherwise               commands among other text, which are not run, but must be commands
+    after <!-- not run: why -->      a block that can not run here
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def run(line: str, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = words(line)
     if not typed:
         return
-    assert typed[0] == "dpvision", f"{block}: {line!r} is no command of ours; mark the block as not run, or leave it out"
+    assert typed[0] == "dpvision", f"{block}: {line!r} is no command of ours. Fix: mark the block as not run."
     told = re.search(r"#.*exit code (\d+)", line)
     monkeypatch.setattr(sys, "argv", typed)
     try:
