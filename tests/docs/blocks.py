@@ -7,6 +7,8 @@
     indented, from import on         Python
     indented otherwise               commands among other text, which are not run, but must be commands
     after <!-- not run: why -->      a block that can not run here
+
+A block is named by its page and line.
 """
 
 from __future__ import annotations
