@@ -15,7 +15,7 @@ from tests.one_thread import one_thread
 
 assert one_thread
 # Blocks that can not run here: each says why, and there are few of them.
-ALLOWANCE = 16
+ALLOWANCE = 12
 RUN = [page for page in PAGES if any(b.kind in ("python", "sh", "console") for b in blocks(page))]
 
 
