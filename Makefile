@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test check test-slow fuzz bench fix clean
+.PHONY: demo test check test-slow fuzz bench docs fix clean
 
 # Train on the built-in digits at epsilon 3 and write a report. Digits are public, so each demo opens a new ledger.
 demo: .venv/ready
@@ -32,6 +32,10 @@ check: .venv/ready
 bench: .venv/ready
 	for b in accountant audit noise engine views first_learner train mix dry_run hierarchical mixing priors public release release_measures; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
 
+# The documentation as a site that needs no network: .site/index.html. A broken link or anchor is an error.
+docs: .venv/ready
+	$(BIN)/mkdocs build --strict
+
 fix: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -45,4 +49,4 @@ fix: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .demo .mypy_cache .ruff_cache
+	rm -rf .venv .demo .site .mypy_cache .ruff_cache

@@ -36,7 +36,7 @@ def load(
     """Reads a data set, or raises a DataError that names the file, the reason and the fix.
 
     `source` is the word "digits" (./digits is a folder of that name), an .npz file with train_images and
-    train_labels, a CSV file with path,label[,person][,split], a folder with train/CLASS/x.png, or a packed store.
+    train_labels, a CSV file with `path,label[,person][,split]`, a folder with train/CLASS/x.png, or a packed store.
 
     `classes` is the number of classes or their names in order, `size` the height and width of the images (one number
     if they are square), `channels` 1 for gray and 3 for colour. They are public facts and should be declared; what is

@@ -1,0 +1,115 @@
+"""A hospital's afternoon: images of skin lesions, two or three of a person; a classifier at epsilon 3, and its proof.
+
+Takes an .npz with MedMNIST's keys, such as DermaMNIST; without one, the built-in digits stand in for it. Whose image is
+whose is not in such a file, so persons are made up: images of one class, two or three to a person, as HAM10000 has
+several images of most lesions. Everything else is what a hospital would type, and is printed before it is done.
+
+    python examples/skin_lesions.py                          digits: 12 seconds of one core
+    python examples/skin_lesions.py dermamnist.npz           2 minutes of processor time
+    python examples/skin_lesions.py --out FOLDER             by default a new folder below the system's temporary one
+
+The data is public, so each run opens a ledger of its own in the folder. With real patients there is one, and it stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from dpvision.cli import main as command_line
+
+EPSILON, CANARIES = 3, 2000
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # split -> images, labels
+
+
+def arrays(source: Path | None) -> Arrays:
+    """Train and test images with their labels; of digits, every fifth is for the test."""
+    if source is not None:
+        with np.load(source, allow_pickle=False) as file:
+            return {s: (file[f"{s}_images"], file[f"{s}_labels"].ravel()) for s in ("train", "test")}
+    digits = load_digits()
+    images, test = (digits.images * 15).astype(np.uint8), np.arange(len(digits.target)) % 5 == 0
+    return {s: (images[which], digits.target[which]) for s, which in (("train", ~test), ("test", test))}
+
+
+def persons_of(labels: np.ndarray, coins: np.random.Generator) -> np.ndarray:
+    """The person of each image: two or three images of one class in a row, in a random order, are one person's."""
+    persons, number = np.empty(len(labels), dtype=np.int64), 0
+    for label in np.unique(labels):
+        left = coins.permutation(np.flatnonzero(labels == label))
+        while len(left):
+            share = int(coins.integers(2, 4))
+            persons[left[:share]], left, number = number, left[share:], number + 1
+    return persons
+
+
+def write(data: Arrays, folder: Path) -> tuple[Path, int]:
+    """A PNG file for each image, and scans.csv: path, label, person, split. Also the number of persons to train on."""
+    coins, lines, count = np.random.default_rng(0), [], 0
+    for split, (images, labels) in data.items():
+        (folder / split).mkdir(parents=True)
+        persons = persons_of(labels, coins)
+        count = len(np.unique(persons)) if split == "train" else count
+        for i, (image, label, person) in enumerate(zip(images, labels, persons, strict=True)):
+            Image.fromarray(image).save(folder / split / f"{i:05}.png")
+            lines.append((f"{split}/{i:05}.png", int(label), f"{split}-{person:04}", split))
+    with (folder / "scans.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "person", "split"), *lines])
+    return folder / "scans.csv", count
+
+
+def dpvision(*words: object) -> None:
+    """What one would type, said and done."""
+    print(f"\n$ dpvision {shlex.join(map(str, words))}", flush=True)
+    sys.argv[1:] = map(str, words)
+    try:
+        command_line()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("npz", nargs="?", type=Path, help="an .npz with MedMNIST's keys; digits, if there is none")
+    parser.add_argument("--out", type=Path, help="new folder for the images, the ledger and the run")
+    parser.add_argument("--confidence", type=float, default=0.95, help="of the audit's bounds")
+    asked = parser.parse_args()
+    folder = asked.out or Path(tempfile.mkdtemp(prefix="skin_lesions_"))
+    source = None if asked.npz is None else asked.npz.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    os.environ["DPVISION_HOME"] = str(Path("home").absolute())
+
+    data = arrays(source)
+    scans, persons = write(data, Path("images"))
+    # The number of persons is the hospital's to declare. Lesions mean the same in a mirror, digits do not.
+    recipe = ("--recipe", "patches", "--model", "patches-256") if data["train"][0].ndim == 4 else ()
+    told = ("--epsilon", EPSILON, "--unit", "person", "--n", persons, *recipe)
+    dpvision("check", scans)
+    dpvision("plan", "--n", persons, "--epsilon", EPSILON)
+    dpvision("train", scans, *told, "--dry-run")
+    dpvision("train", scans, *told, "--out", "run")
+    dpvision("audit", "run", "--runs", CANARIES, "--confidence", asked.confidence)
+    dpvision("eval", "run", scans)
+    dpvision("predict", "run", "images/test", "--out", "guesses.csv")
+    dpvision("ledger", scans)
+
+    shown = json.loads(Path("run/audit.json").read_text())["mechanism"]
+    print(f"\nfor the data protection officer: {Path('run/report.html').absolute()}")
+    print(f"epsilon of a person: at most {shown['epsilon_proved']:.4f}, by proof; at least ", end="")
+    print(f"{shown['epsilon_at_least']:.4f}, by the best attack of {shown['canaries']:,} canaries")
+
+
+if __name__ == "__main__":
+    main()
