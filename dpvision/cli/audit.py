@@ -237,5 +237,6 @@ def _inversion(operator: Path, found: Any) -> None:
     console.say(
         f"inversion (for your eyes only): images of released rows correlate {found.members:.3f} with the nearest of "
         f"{found.compared:,} training images, and {found.others:.3f} with the nearest of as many test images; those of "
-        f"records alone and without noise {found.alone:.3f} with themselves. In {operator}: inversion.json and .png"
+        f"records alone and without noise {found.alone:.3f} with themselves (where that is low, the attack is weak "
+        f"and its failure shows nothing). In {operator}: inversion.json and .png"
     )
