@@ -81,7 +81,7 @@ def plot(folders: list[runs.Run], out: Any) -> dict[str, float]:
 def _sound(line: dict[str, Any]) -> bool:
     """Whether it is what `look` found, with the share of the training at which it looked."""
     counts, share, deviation = (line.get(name) for name in ("counts", "share", "deviation"))
-    histogram = isinstance(counts, list) and len(counts) == len(EDGES) - 1
-    if not histogram or not all(type(n) is int and 0 <= n < 1 << 53 for n in counts) or not any(counts):
+    if not isinstance(counts, list) or len(counts) != len(EDGES) - 1 or not any(counts):
         return False
-    return share in SHARES and type(deviation) is float and 0 <= deviation < np.inf
+    histogram = all(type(n) is int and 0 <= n < 1 << 53 for n in counts)
+    return histogram and share in SHARES and type(deviation) is float and 0 <= deviation < np.inf

@@ -23,6 +23,7 @@ from dpvision import atomic
 from dpvision.errors import PrivacyError
 
 KEY_BYTES = 32
+WIPED = b"\0" * (KEY_BYTES + 8)  # what is left of a key file
 
 
 class Key:
@@ -78,19 +79,24 @@ class Key:
             data = atomic.read(path, most=KEY_BYTES + 8)
         except ValueError:
             data = b""
+        if data == WIPED:
+            return None
         if len(data) != KEY_BYTES + 8 or data[:8] not in (b"private\n", b"fixed..\n"):
             raise PrivacyError(f"{path}: not a key file. Fix: remove it; resuming then draws and charges fresh noise.")
         return Key(data[8:], private=data[:8] == b"private\n")
 
     @staticmethod
     def destroy(path: Path) -> None:
-        """Overwrite and remove. (Journals and snapshots of the file system may keep copies: see the promise.)"""
+        """Overwrite and remove. (Journals and snapshots of the file system may keep copies: see the promise.)
+
+        A kill in between leaves zeros, which are no key any more, and are removed the next time.
+        """
         if Key.kept(path) is not None:  # never a file that is not a key
             with open(path, "r+b") as file:
-                file.write(b"\0" * (KEY_BYTES + 8))
+                file.write(WIPED)
                 file.flush()
                 os.fsync(file.fileno())
-            path.unlink()
+        path.unlink(missing_ok=True)
 
 
 class Stream:

@@ -27,7 +27,7 @@ def read(run: Run) -> list[Point]:
     points = []
     for number, line in enumerate(read_lines(run.metrics), 1):
         step, epsilon = line.get("step"), line.get("epsilon")
-        if type(step) is not int or not 0 <= step <= MOST or type(epsilon) not in (int, float) or not epsilon >= 0:
+        if not (type(step) is int and 0 <= step <= MOST and isinstance(epsilon, int | float) and epsilon >= 0):
             raise DataError(f"{run.metrics}: line {number} has no step or no epsilon.")
         ema, last = (_share(line.get(f"test_accuracy_{name}")) for name in ("ema", "last"))
         points.append(Point(step, float(epsilon) if epsilon <= MOST else math.inf, ema, last))

@@ -62,7 +62,7 @@ def _all(campaign: Campaign, what: str, inputs: int, capsys: pytest.CaptureFixtu
         except AssertionError as exc:
             faults.append(str(exc))
         count = sum(n for name, n in campaign.counts.items() if name not in (UNSEEN, ON_A_FILE))
-        if count // 1000 > before // 1000 or count >= inputs:
+        if count // 250 > before // 250 or count >= inputs:
             told = ", ".join(f"{n:,} {name}" for name, n in sorted(campaign.counts.items()))
             with capsys.disabled():
                 print(f"\n{count:,} hostile inputs to {what}: {told}; {len(faults)} faults", end="", flush=True)
