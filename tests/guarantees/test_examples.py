@@ -20,7 +20,7 @@ from tests.guarantees.examples import call, examples, words_of
 SMALLER: dict[str, dict[str, str]] = {
     "audit": {"--runs": "200"},
     "data split": {"--public": "100"},
-    "geometry": {"--most": "8", "--top": "1", "--probes": "2"},
+    "geometry": {"--most": "64", "--top": "1", "--probes": "2"},
     "images": {"--count": "2", "--size": "16"},
     "pretrain": {"--steps": "1", "--size": "8", "--finer": "1", "--count": "2", "--batch": "2", "--hidden": "16"},
     "release": {"--encoder": "pixels", "--rank": "0", "--rows": "40"},
