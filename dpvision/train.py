@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
+from dpvision import atomic, checkpoint, distributed, evaluation, metrics, runs, sealed, study
 from dpvision.assistant import Assistant
 from dpvision.audit.findings import audit_carried
 from dpvision.carried import Carried, inside, toss
@@ -36,7 +36,7 @@ from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
-from dpvision.inputs import fetcher, units
+from dpvision.inputs import Inputs, answers, fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
@@ -61,6 +61,10 @@ CHANGEABLE = (
     "physical",
     "checkpoint_every",
 )
+
+
+# A finished run's facts and settings -> what its weights say of themselves, as plain JSON values.
+Tell = Callable[[dict[str, Any], Config], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -172,8 +176,12 @@ def proceed(
     *,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    tell: Tell | None = None,
 ) -> Outcome:
-    """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits."""
+    """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
+
+    What `tell` says of the finished run goes into the header of its weights.
+    """
     team = distributed.team()
     advice = (
         "What was charged stays in the ledger, and is not charged again by going on from the last saved step with as "
@@ -181,7 +189,7 @@ def proceed(
         "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
     )
     with _advice(advice), runs.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, watch, stop, team)
+        return _proceed(run, prepared, watch, stop, team, tell)
 
 
 @contextmanager
@@ -194,7 +202,12 @@ def _advice(text: str) -> Iterator[None]:
 
 
 def _proceed(
-    run: runs.Run, prepared: Prepared, watch: Callable[[Progress], None], stop: Callable[[], bool], team: Team
+    run: runs.Run,
+    prepared: Prepared,
+    watch: Callable[[Progress], None],
+    stop: Callable[[], bool],
+    team: Team,
+    tell: Tell | None,
 ) -> Outcome:
     facts = run.facts()
     _require_same_data(facts, prepared)
@@ -281,7 +294,7 @@ def _proceed(
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model)
+            _release(run, state, prepared, model, test, tell)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, time.monotonic() - began)
 
@@ -323,7 +336,9 @@ def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> St
     return replace(state, step=state.step + 1, weights=weights, momentum=momentum, ema=ema)
 
 
-def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) -> None:
+def _release(
+    run: runs.Run, state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, tell: Tell | None
+) -> None:
     """Write what may be released, then mark the run complete, then destroy the key."""
     if torch.equal(state.weights, parameters_to_vector(trainable(prepared.model())).detach()):
         raise PrivacyError(f"{run.folder}: the weights did not move in {state.step} steps; that is a fault.")
@@ -341,12 +356,25 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
     }
     if prepared.learned_from:
         header["learned_from"] = prepared.learned_from
+    done = {"complete": True, "event": to_json(event_so_far(state)), "private": state.private}
+    if tell is not None:
+        said = tell({**run.facts(), **done}, prepared.config.without_folders())
+        header["card"] = json.dumps(said, sort_keys=True, allow_nan=False)
     atomic.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
+    if test is not None and prepared.data.test is not None:
+        evaluation.write(
+            run.folder,
+            prepared.data.test,
+            *answers(prepared.learner(model)[0], test),
+            classes=len(prepared.data.classes),
+            weights=sealed.read(run.weights).header["digest"],
+            examples=prepared.config.examples,
+        )
     run.write_config(prepared.config)
     if state.canaries is not None:
         there = inside(run.facts(), prepared.config.canaries)
         audit_carried(run, state.canaries.numpy(), there, event=event_so_far(state), delta=prepared.config.delta)
-    run.write_facts({**run.facts(), "complete": True, "event": to_json(event_so_far(state)), "private": state.private})
+    run.write_facts({**run.facts(), **done})
     Key.destroy(runs.key_path(state.key))
 
 

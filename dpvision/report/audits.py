@@ -15,6 +15,9 @@ SECTIONS = {
     "one_run": "audit by canaries in this very run",
 }
 
+# On a picture.
+SHORT = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this very run"}
+
 
 def read(run: Run) -> dict[str, dict[str, Any]] | None:
     """The figures that a card tells, and no others; None where no audit was made."""
@@ -32,10 +35,11 @@ def _figures(path: Any, found: Any) -> dict[str, Any]:
         told = {
             "epsilon_at_least": float(found["epsilon_at_least"]),
             "confidence": float(found["confidence"]),
+            "delta": float(found["delta"]),
             "canaries": int(found["canaries"]),
             "refuted": bool(found["refuted"]),
         }
-        if not (0 <= told["epsilon_at_least"] < math.inf and 0 < told["confidence"] < 1):
+        if not (0 <= told["epsilon_at_least"] < math.inf and 0 < told["confidence"] < 1 and 0 < told["delta"] < 1):
             raise ValueError("a figure is out of range")
         return told
     except (KeyError, ValueError, TypeError, OverflowError) as exc:
