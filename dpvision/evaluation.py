@@ -28,7 +28,8 @@ MOST_CLASSES = 100  # whose whole table of confusions is kept
 MOST_PAIRS = 20  # of classes that are taken for each other
 MOST_SIDE = 128  # pixels of a picture; larger images are shrunk
 
-Ints, Floats = NDArray[np.int64], NDArray[np.float64]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def write(

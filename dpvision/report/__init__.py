@@ -5,8 +5,8 @@
     on_weights(facts, config)  what of it the weights say of themselves, in their header
     write(run, account)        all four files, at the top of the run folder
 
-Only what may be released goes into them: public settings, what the model does on the test split, the account of the data set. The fingerprint
-of the data, its path and the operator's log stay in `operator/`.
+Only what may be released goes into them: public settings, what the model does on the test split, the account of the
+data set. The fingerprint of the data, its path and the operator's log stay in `operator/`.
 """
 
 from __future__ import annotations

@@ -100,11 +100,10 @@ def entry(folder: Path) -> Entry:
     try:
         config, guarantee, accuracy = card["config"], card["guarantee"], card["accuracy"]
         account = (card["data_set"] or {}).get("account", "unknown")
-        facts = card["public_facts"]
-        about = [account, facts["n"]["value"], facts["image_shape"]["value"], len(facts["classes"]["value"])]
+        known, facts = card.get("known_data_set"), card["public_facts"]
+        about = [known or account, facts["n"]["value"], facts["image_shape"]["value"], len(facts["classes"]["value"])]
         shaping = {k: v for k, v in config.items() if k not in (*UPKEEP, "seed", "sigma", "physical")}
         evaluation, audit = card.get("evaluation"), card.get("audit")
-        known = card.get("known_data_set")
         return Entry(
             folder=folder,
             settings=json.dumps([about, shaping], sort_keys=True),

@@ -14,7 +14,6 @@ GIVEN = (
     "epsilon",
     "delta",
     "unit",
-    "n",
     "classes",
     "size",
     "channels",
@@ -40,6 +39,6 @@ def chosen(config: Config) -> list[str] | None:
         return None
     usual = replace(usual, **{name: getattr(config, name) for name in GIVEN})
     with suppress(ConfigError):  # where the recipe can not be as it is, such as a batch above n
-        usual = usual.complete(config.n or 0)
+        usual = replace(usual, n=config.n).complete(config.n or 0)
     differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]
     return [name for name in differ if getattr(usual, name) is not None and name != "final_noise"]

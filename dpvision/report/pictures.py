@@ -214,8 +214,9 @@ def board(groups: list[Group]) -> str:
                 elinewidth=1.5,
             )  # fmt: skip
             axes.annotate(
-                str(group.number), (group.epsilon, group.mean), (8, 5), textcoords="offset points", color=svg.INK
-            )
+                str(group.number), (group.epsilon, group.mean), (8 if group.number % 2 else -8, 4), color=svg.INK,
+                textcoords="offset points", ha="left" if group.number % 2 else "right",
+            )  # fmt: skip
         axes.set_xlim(0, 1.12 * max(g.epsilon for g in groups))
         ends = [g.mean + s * (g.spread or 0.0) for g in groups for s in (-1, 1)]
         axes.set_ylim(*_range(max(0.0, min(ends)), min(1.0, max(ends))))
@@ -238,7 +239,7 @@ def _axes(across: str, up: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _percent(share: float, _: int) -> str:
+def _percent(share: float, _: float) -> str:
     return f"{100 * share:.0f}%"
 
 

@@ -59,7 +59,8 @@ def figures(card: dict[str, Any]) -> list[Row]:
 
 def phases(card: dict[str, Any]) -> list[Row]:
     """What each phase added; nothing where there is only one."""
-    told, before = [], 0.0
+    told: list[Row] = []
+    before = 0.0
     for phase in card["phases"]:
         so_far = phase["epsilon_so_far"]
         if so_far is None:

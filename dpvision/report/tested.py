@@ -1,4 +1,4 @@
-"""What a run's model does on its test split, from evaluation.json and examples.json; checked, as files can be edited."""
+"""What a run's model does on its test split, from evaluation.json and examples.json, which are checked."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _figures(found: dict[str, Any], classes: int) -> dict[str, Any]:
     _require(images > 0 and sum(by_class["images"]) == sum(by_class["named"]) == images, "images")
     _require(all(r <= n for r, n in zip(by_class["right"], by_class["images"], strict=True)), "right")
     _require(sum(by_class["right"]) == right, "right")
-    bins = [
+    bins: list[dict[str, Any]] = [
         {"images": _count(b["images"]), **{k: _part(b[k]) if b["images"] else None for k in ("accuracy", "confidence")}}
         for b in found["bins"]
     ]
@@ -96,7 +96,7 @@ def _figures(found: dict[str, Any], classes: int) -> dict[str, Any]:
 def _pictures(found: dict[str, Any], classes: int) -> list[dict[str, Any]]:
     shown = found["examples"]
     _require(isinstance(shown, list) and len(shown) <= MOST_PICTURES, "examples")
-    told = [
+    told: list[dict[str, Any]] = [
         {"class": _count(x["class"]), "named": _count(x["named"]), "chance": _part(x["chance"]), "png": _png(x["png"])}
         for x in shown
     ]

@@ -16,6 +16,8 @@ ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 
+PICTURES = "Pictures of test images are shown as they are. Epsilon does not cover the test split."
+
 # Beyond this, the best test may find so many of those inside that the sentence says so.
 _WEAK = 0.5
 
@@ -70,11 +72,7 @@ def not_covered(
     said += [
         "Test accuracy, confusions and calibration are computed on the test split, without noise. Epsilon covers the "
         "training data only: who is in both is not covered as far as these figures go.",
-        *(
-            ["Pictures of test images are shown as they are. Epsilon does not cover the test split."]
-            if pictures
-            else []
-        ),
+        *([PICTURES] if pictures else []),
         "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
         *_chosen(by_hand, recipe),
         "That the training was not refused tells that every class has an image in the training data"
