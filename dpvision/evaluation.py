@@ -51,7 +51,7 @@ def write(
                 "class": int(labels[row]),
                 "named": int(guesses[row]),
                 "chance": round(float(chances[row]), 4),
-                "png": _png(np.asarray(split.images[row])),
+                "png": as_png(np.asarray(split.images[row])),
             }
             for row in (*right, *wrong)
         ],
@@ -103,7 +103,8 @@ def _some(rows: NDArray[np.bool_], most: int) -> list[int]:
     return [int(p) for p in places]
 
 
-def _png(image: NDArray[Any]) -> str:
+def as_png(image: NDArray[Any]) -> str:
+    """(H, W, C) as the base64 of a PNG file, shrunk to what a page needs."""
     from PIL import Image
 
     pixels = image if image.dtype == np.uint8 else (np.clip(image, 0.0, 1.0) * 255).round().astype(np.uint8)

@@ -120,7 +120,7 @@ def entry(folder: Path) -> Entry:
             if audit
             else None,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path}: not what dpvision writes ({exc!r}). Fix: `dpvision report {folder}`.") from exc
 
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import base64
-import io
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dpvision.data.picture import decode, measure
+from dpvision.data.refusal import Refusal
 from dpvision.errors import DataError
-from dpvision.evaluation import BINS, FILE, FORMAT, FORMAT_OF_PICTURES, MOST_CLASSES, MOST_PAIRS, MOST_SIDE, PICTURES
+from dpvision.evaluation import (
+    BINS,
+    FILE,
+    FORMAT,
+    FORMAT_OF_PICTURES,
+    MOST_CLASSES,
+    MOST_PAIRS,
+    MOST_SIDE,
+    PICTURES,
+    as_png,
+)
 from dpvision.runs import Run, read_json
 
 MOST_PICTURES = 48
@@ -59,7 +71,7 @@ def _read(path: Path, form: str, weights: str, checked: Callable[[dict[str, Any]
         raise DataError(f"{path}: is about other weights than those beside it. {again}")
     try:
         return checked(found)
-    except (KeyError, ValueError, TypeError, OverflowError, OSError) as exc:
+    except (KeyError, ValueError, TypeError, OverflowError, Refusal) as exc:
         raise DataError(f"{path}: not what an evaluation writes ({exc}). {again}") from exc
 
 
@@ -105,15 +117,13 @@ def _pictures(found: dict[str, Any], classes: int) -> list[dict[str, Any]]:
 
 
 def _png(text: str) -> str:
-    """The picture, made again: whatever else was in the file is not on the page."""
-    from PIL import Image
-
-    data = base64.b64decode(text, validate=True)
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
-        _require(max(picture.size) <= MOST_SIDE and picture.mode in ("L", "RGB"), "picture")
-        again = io.BytesIO()
-        Image.frombytes(picture.mode, picture.size, picture.tobytes()).save(again, format="PNG", optimize=True)
-    return base64.b64encode(again.getvalue()).decode()
+    """The picture, made again from its pixels: whatever else was in the file is not on the page."""
+    with tempfile.TemporaryFile() as file:
+        file.write(base64.b64decode(text, validate=True))
+        file.flush()
+        height, width, channels = measure(file)
+        _require(max(height, width) <= MOST_SIDE, "picture")
+        return as_png(decode(file, size=(height, width), channels=channels)[0])
 
 
 def _count(value: Any) -> int:

@@ -42,7 +42,7 @@ def made(server: ForkServer, folder: Path) -> Path:
     prior = ("--process", "dead-leaves-mixed", "--size", 8, "--finer", 1, "--count", 4, "--batch", 2, "--steps", 1)
     (folder / "settings").mkdir()
     for words in (
-        ("train", data, "--epsilon", 1, *small, "--budget", 4, "--out", folder / "run"),
+        ("train", data, "--epsilon", 1, *small, "--budget", 4, "--examples", 2, "--out", folder / "run"),
         (*release, "--out", folder / "released"),
         ("data", "pack", folder / "data.npz", "--out", folder / "packed"),
         ("recipes", "copy", "small-cnn", "--out", folder / "settings" / "train.toml"),

@@ -136,6 +136,23 @@ def _report(place: Path, corpus: Path) -> None:
     write_report(run)
 
 
+def _tested(place: Path, corpus: Path) -> None:
+    import json
+
+    from dpvision.report import tested
+    from dpvision.runs import Run
+
+    weights = json.loads((corpus / "run" / "card.json").read_text())["weights_digest"]
+    tested.read(Run(place), classes=4, weights=weights)
+    tested.examples(Run(place), classes=4, weights=weights)
+
+
+def _board(place: Path, corpus: Path) -> None:
+    from dpvision.report.board import entry
+
+    entry(place)
+
+
 def _model(place: Path, corpus: Path) -> None:
     from dpvision.inference import evaluate
 
@@ -228,7 +245,7 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "packed": (_load, _check),
     "settings": (_settings, _release_settings),
     "home": (_account, _spend, _overlap, _keys),
-    "run": (_state, _reopen, _report, _model, _pretrained),
+    "run": (_state, _reopen, _report, _tested, _board, _model, _pretrained),
     "released": (_rows, _features),
     "mapped": (_rows, _features),
     "edm": (_diffusion, _fit),

@@ -113,13 +113,6 @@ def test_what_is_told_of_the_test_split_is_the_test_splits(tmp_path: Path) -> No
         evaluate(run.folder, str(other), split="test", keep=True)
 
 
-def test_weights_carry_their_guarantee(tmp_path: Path) -> None:
-    run, _ = _run(str(write_data(tmp_path / "data.npz")), tmp_path / "run", SETTINGS)
-    said, card = json.loads(sealed.read(run.weights).header["card"]), json.loads((run.folder / "card.json").read_text())
-    assert said["guarantee"] == card["guarantee"] and said["events"] == card["events"]
-    assert said["status"] == "private" and said["format"] == "dpvision-card-on-weights-1"
-
-
 def test_a_fixed_key_stamps_everything(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", SETTINGS, test_key="word")
@@ -194,7 +187,11 @@ def test_the_card_is_about_the_weights_beside_it(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", SETTINGS)
     card = json.loads((run.folder / "card.json").read_text())
-    assert card["weights_digest"] == sealed.read(run.weights).header["digest"]
+    header = sealed.read(run.weights).header
+    assert card["weights_digest"] == header["digest"]
+    said = json.loads(header["card"])
+    assert said["format"] == "dpvision-card-on-weights-1" and said["status"] == "private"
+    assert said["guarantee"] == card["guarantee"] and said["events"] == card["events"]
     account, facts, config = ledger_of(prepared.fingerprint).account(), run.facts(), run.config()
     fewer = {**facts, "event": {"type": "composed", "events": [{**facts["event"]["events"][0], "steps": 1}]}}
     run.write_facts(fewer)

@@ -1,6 +1,6 @@
 """Debian's chromium without a window: one for all tests, and for the pictures in docs.
 
-python tests/report/browser.py PAGE OUT.png WIDTH HEIGHT [dark]      a picture of a page
+python tests/report/browser.py PAGE OUT.png WIDTH HEIGHT TOP [dark]      a picture of a page, from TOP down
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def picture(driver: Any, size: tuple[int, int], *, top: int = 0) -> bytes:
 
 
 if __name__ == "__main__":
-    name, out, width, height, *dark = sys.argv[1:]
+    name, out, width, height, begin, *dark = sys.argv[1:]
     with opened() as browser:
         show(browser, Path(name), (int(width), int(height)), dark=bool(dark))
-        Path(out).write_bytes(picture(browser, (int(width), int(height))))
+        Path(out).write_bytes(picture(browser, (int(width), int(height)), top=int(begin)))
