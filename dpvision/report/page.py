@@ -35,10 +35,8 @@ def render(
             (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in of.items() for r in rs
         ],
         on_test=_on_test(found, examples or [], card),
-        asked_for_pictures=bool(card["config"].get("examples")),
         phases=tables.phases(card),
         audited=audits.rows(card),
-        audit_names=audits.SECTIONS,
         private=private,
         status=card["status"],
         sentence=sentence(card),
