@@ -19,14 +19,14 @@ from dpvision.privacy import calibrate, quick
 from dpvision.privacy.events import Budget, PoissonGaussian
 
 # Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
-UPKEEP = ("checkpoint_every", "budget", "study")
-# Settings that came later: they name a run only where they are not as they were before they came.
+UPKEEP = ("checkpoint_every", "budget", "study", "examples", "licence", "public_licence")
 FROM_WEIGHTS = {
     "finetune": "for dinov2-vits14 with the names of the original model",
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
-MOST_CANARIES = 100_000
+MOST_CANARIES, MOST_EXAMPLES = 100_000, 24
+# Settings that came later: they name a run only where they are not as they were before they came.
 LATER = ("canaries", "probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
 
 
@@ -86,6 +86,10 @@ class Config:
     checkpoint_every: int = 25
     study: bool = False  # look at gradients before clipping, into the operator's folder
     budget: float | None = None  # the data set's epsilon over all runs; None: the first run's epsilon
+    # What others are told beside the guarantee.
+    examples: int = 0  # pictures of the TEST split on the report: so many named right, and as many named wrong
+    licence: str | None = None  # under which the released weights may be used
+    public_licence: str | None = None  # of the public weights or images that went in
 
     def __post_init__(self) -> None:
         Budget(self.epsilon, self.delta)
@@ -144,6 +148,8 @@ class Config:
                 f"canaries is {self.canaries}: it must be 0, or from 2 to {MOST_CANARIES:,}; 1,000 is usual, or as "
                 "many as there are weights if these are fewer."
             )
+        if not 0 <= self.examples <= MOST_EXAMPLES:
+            raise ConfigError(f"examples is {self.examples}: it must be from 0 to {MOST_EXAMPLES}.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.full_batch and self.batch not in (None, self.n):

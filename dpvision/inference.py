@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpvision import checkpoint, sealed
-from dpvision.data import image_batches, load
-from dpvision.errors import DataError
-from dpvision.inputs import Inputs, guesses, to_tensor
+from dpvision import checkpoint, evaluation, sealed
+from dpvision.data import identify, image_batches, load
+from dpvision.errors import ConfigError, DataError
+from dpvision.inputs import Inputs, answers, to_tensor
 from dpvision.models import build
+from dpvision.runs import Run
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,15 @@ def released(run: Path) -> Released:
     return Released(model.eval(), (channels, height, width), classes)
 
 
-def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> dict[str, Any]:
-    """Accuracy on one split of a data set whose classes and shape are the model's."""
+def evaluate(
+    run: Path, source: str, *, split: str, size: int | None = None, keep: bool = False, examples: int = 0
+) -> dict[str, Any]:
+    """Accuracy on one split of a data set whose classes and shape are the model's.
+
+    With `keep`, what was found on the test split of the run's own data goes into its folder, for the report.
+    """
+    if keep and (split != "test" or not (run / "operator").is_dir()):
+        raise ConfigError(f"{run}: only what a run does on its test split is kept. Fix: --split test, and its folder.")
     made = released(run)
     data = load(source, classes=list(made.classes), size=size or made.shape[1:], channels=made.shape[0])
     part = {"train": data.train, "val": data.val, "test": data.test}[split]
@@ -64,7 +72,13 @@ def evaluate(run: Path, source: str, *, split: str, size: int | None = None) -> 
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     _same_shape(source, part.images.shape, made)
     labels = np.asarray(part.labels)
-    right = guesses(made.model, Inputs(part)) == labels
+    named, chances = answers(made.model, Inputs(part))
+    right = named == labels
+    if keep:
+        if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
+            raise ConfigError(f"{source}: not the data that {run} was trained on, so it is not kept. Fix: that data.")
+        digest, classes = sealed.read(Run(run).weights).header["digest"], len(made.classes)
+        evaluation.write(run, part, named, chances, classes=classes, weights=digest, examples=examples)
     counts = np.bincount(labels, minlength=len(made.classes))
     recalls = {
         name: {"images": int(counts[i]), "recall": float(right[labels == i].mean())}

@@ -77,6 +77,17 @@ def guesses(model: nn.Module, inputs: Inputs, *, most: int | None = None, physic
     return np.concatenate(found)
 
 
+def answers(model: nn.Module, inputs: Inputs, *, physical: int = 1024) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The class that the model gives each record, and the probability that it gives it."""
+    named, chances = [], []
+    for start in range(0, len(inputs), physical):
+        with torch.no_grad():
+            outputs = model(inputs(slice(start, min(start + physical, len(inputs))))).double()
+        named.append(outputs.argmax(1).numpy())
+        chances.append(outputs.softmax(1).amax(1).numpy())
+    return np.concatenate(named), np.concatenate(chances)
+
+
 def accuracy(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> float:
     """Share of the records, or of the first `most`, that the model gets right."""
     found = guesses(model, inputs, most=most)

@@ -3,6 +3,7 @@
 config.toml           every setting, complete
 weights.safetensors   the released model, with its guarantee in the header
 metrics.jsonl         step, epsilon so far, accuracy on the test split
+evaluation.json       confusions and calibration on the test split; examples.json: pictures of it, where asked for
 ledger.jsonl          the data set's account, without the fingerprint of the data
 card.md, card.json    the guarantee, for people and for programs
 report.html           one page to look at

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import atomic, checkpoint, distributed, metrics, runs, sealed, study
+from dpvision import atomic, checkpoint, distributed, evaluation, metrics, runs, sealed, study
 from dpvision.assistant import Assistant
 from dpvision.audit.findings import audit_carried
 from dpvision.carried import Carried, inside, require_few, toss
@@ -36,7 +36,7 @@ from dpvision.charging import await_charge, charge
 from dpvision.config import Config, merged
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
-from dpvision.inputs import fetcher, units
+from dpvision.inputs import Inputs, answers, fetcher, units
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
@@ -63,6 +63,10 @@ CHANGEABLE = (
     "physical",
     "checkpoint_every",
 )
+
+
+# A finished run's facts and settings -> what its weights say of themselves, as plain JSON values.
+Tell = Callable[[dict[str, Any], Config], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -190,11 +194,13 @@ def proceed(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
+    tell: Tell | None = None,
     paid: Charge | None = None,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
 
-    Trackers get what goes into metrics.jsonl, which may be released, and nothing else.
+    Trackers get what goes into metrics.jsonl, which may be released, and nothing else. What `tell` says of
+    the finished run goes into the header of its weights.
     """
     team = distributed.team()
     advice = (
@@ -203,7 +209,7 @@ def proceed(
         "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
     )
     with _advice(advice), runs.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, watch, stop, told_to(trackers), team, paid)
+        return _proceed(run, prepared, watch, stop, told_to(trackers), team, tell, paid)
 
 
 @contextmanager
@@ -222,6 +228,7 @@ def _proceed(
     stop: Callable[[], bool],
     track: Callable[[dict[str, Any]], None],
     team: Team,
+    tell: Tell | None,
     paid: Charge | None,
 ) -> Outcome:
     facts = run.facts()
@@ -313,7 +320,7 @@ def _proceed(
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model)
+            _release(run, state, prepared, model, test, tell)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, time.monotonic() - began)
 
@@ -355,7 +362,9 @@ def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> St
     return replace(state, step=state.step + 1, weights=weights, momentum=momentum, ema=ema)
 
 
-def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) -> None:
+def _release(
+    run: runs.Run, state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, tell: Tell | None
+) -> None:
     """Write what may be released, then mark the run complete, then destroy the key."""
     if torch.equal(state.weights, parameters_to_vector(trainable(prepared.model())).detach()):
         raise PrivacyError(f"{run.folder}: the weights did not move in {state.step} steps; that is a fault.")
@@ -373,12 +382,25 @@ def _release(run: runs.Run, state: State, prepared: Prepared, model: nn.Module) 
     }
     if prepared.learned_from:
         header["learned_from"] = prepared.learned_from
+    done = {"complete": True, "event": to_json(event_so_far(state)), "private": state.private}
+    if tell is not None:
+        said = tell({**run.facts(), **done}, prepared.config.without_folders())
+        header["card"] = json.dumps(said, sort_keys=True, allow_nan=False)
     atomic.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
+    if test is not None and prepared.data.test is not None:
+        evaluation.write(
+            run.folder,
+            prepared.data.test,
+            *answers(prepared.learner(model)[0], test),
+            classes=len(prepared.data.classes),
+            weights=sealed.read(run.weights).header["digest"],
+            examples=prepared.config.examples,
+        )
     run.write_config(prepared.config)
     if state.canaries is not None:
         there = inside(run.facts(), prepared.config.canaries)
         audit_carried(run, state.canaries.numpy(), there, event=event_so_far(state), delta=prepared.config.delta)
-    run.write_facts({**run.facts(), "complete": True, "event": to_json(event_so_far(state)), "private": state.private})
+    run.write_facts({**run.facts(), **done})
     Key.destroy(runs.key_path(state.key))
 
 

@@ -91,7 +91,7 @@ class Gathering:
 
     def scores(self) -> Scores:
         without, with_record = np.concatenate(self._without), np.concatenate(self._with)
-        drawn = len(with_record) * sum(rate * steps for rate, _, steps in self.met)
+        drawn = len(with_record) * sum(x.rate * x.steps for x in apart(self.met)[0])
         return Scores(without, with_record, self.claimed, claimed_mu(self.met), drawn)
 
 

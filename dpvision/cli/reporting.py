@@ -1,4 +1,4 @@
-"""report and study: what a run looks like."""
+"""report, board and study: what runs look like."""
 
 from __future__ import annotations
 
@@ -13,18 +13,48 @@ from dpvision.errors import ConfigError
 
 
 @app.command
-def report(run: Path, /) -> None:
+def report(
+    run: Path,
+    /,
+    *,
+    no_examples: Annotated[
+        bool, Parameter(negative="", help="without pictures of test images: examples.json is removed")
+    ] = False,
+) -> None:
     """Write card.md, card.json and report.html of a run anew.
 
     Example: `dpvision report runs/first`
     """
     from dpvision import console
+    from dpvision.evaluation import PICTURES
     from dpvision.runs import Run
 
     folder = Run(Path(os.path.abspath(run)))
     folder.config()
+    if no_examples:
+        (folder.folder / PICTURES).unlink(missing_ok=True)
     for path in write_report(folder):
         console.say(f"wrote {path}")
+
+
+@app.command
+def board(
+    *folders: Annotated[Path, Parameter(help="finished runs, or folders that hold some")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="the page to write")] = Path("board.html"),
+) -> None:
+    """Compare runs on one page: accuracy against epsilon, and a table that links to their reports.
+
+    Example: `dpvision board runs --out runs/board.html`
+    """
+    from dpvision import console
+    from dpvision.report.board import write
+
+    if not folders:
+        raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
+    if not out.parent.is_dir() or out.is_dir():
+        raise ConfigError(f"{out}: can not be written as a page. Fix: --out board.html, in a folder that is there.")
+    out = Path(os.path.abspath(out))
+    console.say(f"wrote {out}: {write(list(folders), out):,} runs")
 
 
 @app.command

@@ -92,6 +92,11 @@ def train(
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
     track: Track = (),
+    examples: Annotated[
+        int | None, Parameter(help="TEST images on the report: so many named right, as many wrong; by default none")
+    ] = None,
+    licence: Annotated[str | None, Parameter(help="under which others may use the weights; on the card")] = None,
+    public_licence: Annotated[str | None, Parameter(help="of the public weights or images that go in")] = None,
     dry_run: Annotated[
         bool, Parameter(negative="", help="print the plan and stop; no run is made, nothing charged")
     ] = False,
@@ -220,6 +225,7 @@ def _require_noise(prepared: Any) -> None:
 
 def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
     from dpvision import console, distributed, trackers
+    from dpvision.report import on_weights
     from dpvision.train import proceed
 
     alone, first = distributed.ranks() == 1, distributed.rank() == 0
@@ -230,7 +236,7 @@ def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
         console.stoppable() as stop,
         console.training_bar(prepared.config.epsilon, shown=first) as watch,
     ):
-        outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there)
+        outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there, tell=on_weights)
     if not outcome.complete:
         if first:
             launch = "dpvision" if alone else f"torchrun --nproc-per-node {distributed.ranks()} -m dpvision"

@@ -16,6 +16,9 @@ SECTIONS = {
 # What a card tells of each.
 FIGURES = ("epsilon_at_least", "confidence", "delta", "canaries", "refuted")
 
+# On a picture.
+SHORT = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this very run"}
+
 
 def read(folder: Path, *, sections: Iterable[str] = SECTIONS) -> dict[str, dict[str, Any]] | None:
     """The figures that a card tells, and no others; None where no audit was made."""

@@ -1,4 +1,7 @@
-"""The machine-readable card: the guarantee of a finished run, what it rests on, and what it does not cover."""
+"""The machine-readable card: the guarantee of a finished run, what it rests on, and what it does not cover.
+
+What can be said before the weights are written, `on_weights`, is in their header too; card.schema.json describes both.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -25,11 +29,11 @@ from dpvision.privacy.events import (
     to_json,
 )
 from dpvision.privacy.ledger import Account
-from dpvision.report import attack, audits, guarantee, wording
+from dpvision.report import attack, audits, by_hand, guarantee, reference, spent, tested, wording
 from dpvision.report.metrics import last_accuracy, read
 from dpvision.runs import NOT_PRIVATE, Run
 
-FORMAT = "dpvision-card-1"
+FORMAT, FORMAT_ON_WEIGHTS = "dpvision-card-1", "dpvision-card-on-weights-1"
 NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
 FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again; grid-rounded"
 
@@ -37,11 +41,54 @@ FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again
 def card(run: Run, account: Account | None) -> dict[str, Any]:
     """All that a card says, as plain JSON values. `account` is the ledger of the data set, where there is one."""
     facts, config = _facts(run), run.config()
-    event = from_json(facts["event"])
+    event, classes = from_json(facts["event"]), len(facts["class_names"])
     weights = _bound_to_weights(run, facts, config)
-    own = _own(run, event, facts["public"])
+    own = _own(run.operator / "run.json", event, facts["public"])
     if account is not None:
         _require_charged(run, facts["run"], event=own, account=account)
+    proved = _proved(facts, config, event)
+    hand = by_hand.chosen(config)
+    return {
+        "format": FORMAT,
+        "run": facts["run"],
+        **proved,
+        "licence": config.licence,
+        "known_data_set": reference.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
+        "public_facts": _public_facts(facts, config),
+        "probe": _probe(own, config, proved["guarantee"]["epsilon"]),
+        "phases": spent.phases(event, config, before=event is not own) if proved["status"] == "private" else [],
+        "audit": audits.read(run.folder),
+        "data_set": data_set(account),
+        "accuracy": last_accuracy(read(run), release=config.release),
+        "evaluation": tested.summary(tested.read(run, classes=classes, weights=weights)),
+        "chosen_by_hand": hand,
+        "not_covered": wording.not_covered(
+            unit=config.unit,
+            read_off=facts["read_off"],
+            public=facts["public"],
+            fixed_key=facts["private"] is not True,
+            ledger=account is not None,
+            branches=len(own.events) if isinstance(own, Composed) else 1,
+            tuned=facts["tuning"] is not None,
+            pictures=bool(tested.examples(run, classes=classes, weights=weights)),
+            public_licence=config.public_licence,
+            by_hand=hand,
+            recipe=config.recipe,
+        )
+        + wording.other_fixed_keys(facts["run"], account),
+        "config": to_dict(config),
+        "weights_digest": weights,
+    }
+
+
+def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
+    """What the weights say of themselves: the guarantee, without what may change later or names the run."""
+    facts = _checked(facts, Path("run.json"))
+    return {"format": FORMAT_ON_WEIGHTS, **_proved(facts, config, from_json(facts["event"]))}
+
+
+def _proved(facts: dict[str, Any], config: Config, event: Event) -> dict[str, Any]:
+    """The guarantee and the mechanism that it is about."""
     secret = facts["private"] is True  # anything else, and the card claims nothing
     figures = guarantee.figures(event, config.delta)
     bounds = [1.0] * len(attack.FALSE_POSITIVE_RATES)
@@ -54,12 +101,9 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
     else:
         figures = {**guarantee.no_figures(config.delta), "if_the_noise_were_secret": figures}
     return {
-        "format": FORMAT,
         "status": status,
-        "run": facts["run"],
         "unit": config.unit,
         "adjacency": wording.ZERO_OUT if f"number of {config.unit}s" in facts["read_off"] else wording.ADD_OR_REMOVE,
-        "public_facts": _public_facts(facts, config),
         "sampler": _sampler(config),
         "public_inputs": facts["public"],
         "mechanism": {
@@ -70,28 +114,12 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         },
         "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
         "guarantee": figures,
-        "probe": _probe(own, config, figures["epsilon"]),
         "attack_success": [
             {"false_positive_rate": f, "true_positive_rate_at_most": t}
             for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
         ],
-        "audit": audits.read(run.folder),
-        "data_set": data_set(account),
-        "accuracy": last_accuracy(read(run), release=config.release),
         "tuning": wording.tuning(facts["tuning"]),
-        "not_covered": wording.not_covered(
-            unit=config.unit,
-            read_off=facts["read_off"],
-            public=facts["public"],
-            fixed_key=not secret,
-            ledger=account is not None,
-            branches=len(own.events) if isinstance(own, Composed) else 1,
-            tuned=facts["tuning"] is not None,
-        )
-        + wording.other_fixed_keys(facts["run"], account),
-        "config": to_dict(config),
         "config_hash": config.hash(),
-        "weights_digest": weights,
         "software": software(),
     }
 
@@ -104,28 +132,40 @@ def _facts(run: Run) -> dict[str, Any]:
             f"{run.folder}: the run is not finished, so there is nothing to report. "
             f"Fix: `dpvision resume {run.folder}`."
         )
-    kinds = {"run": str, "read_off": list, "shape": list, "class_names": list, "event": dict, "private": bool}
+    return _checked(facts, run.operator / "run.json")
+
+
+def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    kinds = {
+        "run": str,
+        "data": str,
+        "read_off": list,
+        "shape": list,
+        "class_names": list,
+        "event": dict,
+        "private": bool,
+    }
     for key, kind in kinds.items():
         if not isinstance(facts.get(key), kind):
-            raise DataError(f"{run.operator / 'run.json'}: {key} is missing or is not a JSON {kind.__name__}.")
+            raise DataError(f"{path}: {key} is missing or is not a JSON {kind.__name__}.")
     for key in ("read_off", "class_names"):
         if not all(isinstance(v, str) for v in facts[key]):
-            raise DataError(f"{run.operator / 'run.json'}: {key} must be a list of texts.")
-    public, told = _public_inputs(run, facts.get("public", {})), _tuning(run, facts.get("tuning"))
+            raise DataError(f"{path}: {key} must be a list of texts.")
+    public, told = _public_inputs(path, facts.get("public", {})), _tuning(path, facts.get("tuning"))
     return {"public": public, "tuning": told, **{key: facts[key] for key in kinds}}
 
 
-def _tuning(run: Run, found: Any) -> dict[str, Any] | None:
+def _tuning(path: Path, found: Any) -> dict[str, Any] | None:
     """What may be told of a tuning; how many trials there were is not among it."""
     if found is None:
         return None
     kinds = {"candidates": int, "expected_trials": float, "score": str}
     if not isinstance(found, dict) or not all(type(found.get(key)) is kind for key, kind in kinds.items()):
-        raise DataError(f"{run.operator / 'run.json'}: tuning is not what a tuning writes.")
+        raise DataError(f"{path}: tuning is not what a tuning writes.")
     return {key: found[key] for key in kinds}
 
 
-def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
+def _public_inputs(path: Path, found: Any) -> dict[str, dict[str, Any]]:
     """Weights and images that went in beside the private data, by file name and digest."""
     kinds = {"file": str, "digest": str, "images": int, "event": dict, "learned_from": str}
     named = isinstance(found, dict) and set(found) <= {"pretrained", "prior", "synthetic"}
@@ -133,7 +173,7 @@ def _public_inputs(run: Run, found: Any) -> dict[str, dict[str, Any]]:
         isinstance(entry, dict) and all(isinstance(value, kinds.get(key, NoneType)) for key, value in entry.items())
         for entry in found.values()
     ):
-        raise DataError(f"{run.operator / 'run.json'}: public is not what a run writes.")
+        raise DataError(f"{path}: public is not what a run writes.")
     return found
 
 
@@ -151,13 +191,13 @@ def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:
     return header["digest"]
 
 
-def _own(run: Run, event: Event, public: dict[str, dict[str, Any]]) -> Event:
+def _own(path: Path, event: Event, public: dict[str, dict[str, Any]]) -> Event:
     """What the run itself did, without what its first weights told before: that was charged elsewhere."""
     told = public.get("pretrained", {}).get("event")
     if told is None:
         return event
     if not isinstance(event, Composed) or not event.events or event.events[0] != from_json(told):
-        raise DataError(f"{run.operator / 'run.json'}: its event leaves out what the first weights told.")
+        raise DataError(f"{path}: its event leaves out what the first weights told.")
     return Composed(event.events[1:])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpvision import atomic
 from dpvision.privacy.ledger import Account
-from dpvision.report import charges, markdown, metrics, page
+from dpvision.report import charges, markdown, metrics, page, tested
 from dpvision.report.card import card
 from dpvision.runs import Run
 
@@ -16,10 +16,12 @@ def write(run: Run, account: Account | None) -> list[Path]:
     """Write card.json, card.md, report.html and, where there is an account, ledger.jsonl; each whole or not at all."""
     made = card(run, account)
     told = charges.lines(account) if account else []
+    of = {"classes": len(made["public_facts"]["classes"]["value"]), "weights": made["weights_digest"]}
+    found, examples = tested.read(run, **of), tested.examples(run, **of)
     texts = {
         "card.json": json.dumps(made, indent=1, allow_nan=False) + "\n",
         "card.md": markdown.render(made, told),
-        "report.html": page.render(made, told, points=metrics.read(run)),
+        "report.html": page.render(made, told, points=metrics.read(run), found=found, examples=examples),
     }
     if account:
         texts["ledger.jsonl"] = charges.as_text(told)

@@ -8,13 +8,13 @@ from typing import Any
 
 from dpvision.privacy.events import describe, from_json
 from dpvision.privacy.rounding import upper
-from dpvision.report import tables
+from dpvision.report import front_matter, tables
 from dpvision.report.figures import names, plain
 from dpvision.report.wording import sentence
 
 
 def render(card: dict[str, Any], charges: list[dict[str, Any]]) -> str:
-    """The whole page. The sentence comes first."""
+    """The whole page. Below what the Hub reads, the sentence comes first."""
     parts = ["# Privacy card", sentence(card)]
     if card["status"] != "private":
         parts.insert(1, f"**{card['status']}**")
@@ -25,11 +25,14 @@ def render(card: dict[str, Any], charges: list[dict[str, Any]]) -> str:
     parts.append(
         "Classes: " + ", ".join(map(_code, shown)) + (f" and {more:,} more, all in card.json." if more else ".")
     )
+    told = tables.phases(card)
+    if told:
+        parts += ["## Epsilon by phase", table(("phase", "steps", "epsilon added", "epsilon of all so far"), told)]
     parts += ["## What is not covered", "\n".join(f"- {line}" for line in map(escaped, card["not_covered"]))]
     parts += ["## Accountant", table(("figure", "value", "what it is"), tables.accountant(card))]
     parts += ["## Settings", table(("setting", "value"), tables.settings(card))]
     parts += ["## Ledger of the data set", *_ledger(card, charges)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([front_matter.of_model(card), *parts]) + "\n"
 
 
 def _ledger(card: dict[str, Any], charges: list[dict[str, Any]]) -> list[str]:

@@ -8,27 +8,36 @@ from typing import Any
 
 from dpvision.privacy.events import Composed, describe, from_json
 from dpvision.privacy.rounding import upper
-from dpvision.report import pictures, tables
-from dpvision.report.figures import names, percent, plain
+from dpvision.report import audits, on_test, pictures, reference, tables
+from dpvision.report.figures import names, percent, plain, upper_percent
 from dpvision.report.metrics import Point
+from dpvision.report.reference import Result
 from dpvision.report.wording import sentence
 
 
-def render(card: dict[str, Any], charges: list[dict[str, Any]], *, points: list[Point]) -> str:
-    """The whole page. Everything is escaped but our own style sheet and our own pictures."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    here = files("dpvision.report")
+def render(
+    card: dict[str, Any],
+    charges: list[dict[str, Any]],
+    *,
+    points: list[Point],
+    found: dict[str, Any] | None = None,
+    examples: list[dict[str, Any]] | None = None,
+) -> str:
+    """The whole page. `found` and `examples` are what the model does on the test split, where that is known."""
     private = card["status"] == "private"
     shown, earlier = tables.latest(charges)
     class_names, more_classes = names(card["public_facts"]["classes"]["value"])
-    template = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string((here / "page.html").read_text("utf-8"))
-    return template.render(
-        css=Markup((here / "page.css").read_text("utf-8")),
-        pictures={name: Markup(text) for name, text in _pictures(card, points).items() if text},
+    of = reference.results(card["known_data_set"])
+    return filled(
+        "page.html",
+        pictures=drawn(_pictures(card, points, of)),
+        known=reference.KNOWN[card["known_data_set"]].name if of else None,
+        references=[
+            (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in of.items() for r in rs
+        ],
+        on_test=_on_test(found, examples or [], card),
+        phases=tables.phases(card),
+        audited=audits.rows(card),
         private=private,
         status=card["status"],
         sentence=sentence(card),
@@ -51,16 +60,47 @@ def render(card: dict[str, Any], charges: list[dict[str, Any]], *, points: list[
     )
 
 
+def filled(template: str, **values: Any) -> str:
+    """A template of ours with these values. Everything is escaped but our own style sheet and what `drawn` marks."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    here = files("dpvision.report")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    whole = environment.from_string((here / template).read_text("utf-8"))
+    return whole.render(css=Markup((here / "page.css").read_text("utf-8")), **values)
+
+
+def drawn(pictures: dict[str, str | None]) -> dict[str, str]:
+    """Pictures of ours, to be put on the page as they are; those that are None are left out."""
+    from markupsafe import Markup
+
+    return {name: Markup(text) for name, text in pictures.items() if text}
+
+
+def _on_test(
+    found: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
+) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    told = on_test.section(found, examples, card["public_facts"]["classes"]["value"])
+    return {**told, **drawn({"calibration": told["calibration"]})}
+
+
 def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The four figures at the top: name, value, what it means."""
     accuracy, data_set = card["accuracy"], card["data_set"]
     epsilon = card["guarantee"]["epsilon"]
-    delta, n = card["guarantee"]["delta"], card["public_facts"]["n"]["value"]
-    slack = "below" if delta * n < 1 else "should be below"
-    hint = "no guarantee" if epsilon is None else f"for any one {card['unit']}; smaller is more private"
+    hint = f"at delta {card['guarantee']['delta']:g}, for any one {card['unit']}; smaller is more private"
+    one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
+    many = "people" if card["unit"] == "person" else "images"
     return [
-        ("epsilon", upper(epsilon), hint),
-        ("delta", f"{delta:g}", f"slack of the bound; {slack} one in {n:,}, the number of {card['unit']}s"),
+        ("epsilon", upper(epsilon), "no guarantee" if epsilon is None else hint),
+        (
+            "best attack",
+            upper_percent(one["true_positive_rate_at_most"]),
+            f"of the {many} inside found at most, if 1% of those outside are wrongly reported",
+        ),
         (
             "test accuracy",
             percent(accuracy["released_test_accuracy"]) if accuracy else "unknown",
@@ -76,17 +116,20 @@ def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _pictures(card: dict[str, Any], points: list[Point]) -> dict[str, str | None]:
+def _pictures(card: dict[str, Any], points: list[Point], of: dict[str, list[Result]]) -> dict[str, str | None]:
     """Curves of epsilon are drawn only where epsilon means something."""
     private = card["status"] == "private"
     release = card["config"]["release"]
     points = [p for p in points if not private or math.isfinite(p.epsilon)]
-    drawn = {"accuracy": pictures.accuracy(points, released=release, over_epsilon=private)}
+    made = {"accuracy": pictures.accuracy(points, released=release)}
     if private:
         event = Composed(tuple(from_json(e) for e in card["events"]))
-        drawn["epsilon"] = pictures.epsilon_over_steps(points, budget=card["config"]["epsilon"])
-        drawn["attack"] = pictures.attack_success(event)
-    return drawn
+        made["epsilon"] = pictures.epsilon_over_steps(points, budget=card["config"]["epsilon"], phases=card["phases"])
+        made["attack"] = pictures.attack_success(event)
+        made["trade_off"] = pictures.trade_off(points, released=release, of=of)
+        if card["audit"]:
+            made["audit"] = pictures.audit(card["audit"], audits.SHORT, epsilon=card["guarantee"]["epsilon"])
+    return made
 
 
 def _charge(charge: dict[str, Any], *, this: bool) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The curves of the page: epsilon over steps, test accuracy, and the best attack there is.
+"""The curves of the page: the best attack there is, what privacy cost, epsilon and test accuracy over steps.
 
 No name that others chose is drawn: every word in a picture is ours.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,24 +14,28 @@ from dpvision.privacy.rounding import upper
 from dpvision.report import attack, svg
 from dpvision.report.figures import percent, upper_percent
 from dpvision.report.metrics import Point
+from dpvision.report.reference import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
 
+    from dpvision.report.board import Group
+
 # Inches of 72 points: about as wide as a phone shows it, so that text keeps its size there.
 _SIZE = (4.6, 3.2)
 _NAMES = {"ema": "moving average", "last": "last weights"}
 
 
-def epsilon_over_steps(points: list[Point], *, budget: float) -> str | None:
-    """What the training had told by each step, under what it may tell in all."""
+def epsilon_over_steps(points: list[Point], *, budget: float, phases: list[dict[str, Any]]) -> str | None:
+    """What the training had told by each step, under what it may tell in all, cut where its phases end."""
     if not points:
         return None
     with svg.style("epsilon"):
         figure, axes = _axes("step", "epsilon so far")
-        steps, spent = [0, *(p.step for p in points)], [0.0, *(p.epsilon for p in points)]
+        before = next((p["epsilon_so_far"] or 0.0 for p in phases if p["steps"] is None), 0.0)
+        steps, spent = [0, *(p.step for p in points)], [before, *(p.epsilon for p in points)]
         axes.axhline(budget, color=svg.SOFT, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
             f"asked for: {budget:g}", (0, budget), (4, -5), textcoords="offset points", va="top", color=svg.SOFT
@@ -40,18 +44,122 @@ def epsilon_over_steps(points: list[Point], *, budget: float) -> str | None:
         axes.plot(steps[-1:], spent[-1:], "o", color=svg.FIRST, clip_on=False)
         axes.set_xlim(0, steps[-1])
         axes.set_ylim(0, 1.08 * max(budget, *spent))
+        done = 0
+        for phase in [p for p in phases if p["steps"]][:-1]:
+            done += phase["steps"]
+            axes.axvline(done, color=svg.SOFT, linewidth=1, linestyle=(0, (1, 2)))
         end = f"epsilon {upper(spent[-1])} at step {steps[-1]}"
         return svg.inline(figure, label=f"Curve of epsilon over steps, from 0 to {end}; {budget:g} was asked for.")
 
 
-def accuracy(points: list[Point], *, released: str, over_epsilon: bool) -> str | None:
-    """Test accuracy of both sets of weights, over epsilon or, where there is none to speak of, over steps."""
+def trade_off(points: list[Point], *, released: str, of: dict[str, list[Result]]) -> str | None:
+    """The way of this run, accuracy against epsilon, and what dpvision reached on the same data, by recipe."""
+    points = [p for p in points if getattr(p, released) is not None]
+    if not points:
+        return None
+    with svg.style("trade-off"):
+        figure, axes = _axes("epsilon", "test accuracy")
+        way = [(p.epsilon, float(getattr(p, released))) for p in points]
+        for (recipe, found), colour, mark in zip(
+            of.items(), (svg.SECOND, svg.THIRD, svg.SOFT), ("s", "^", "D"), strict=False
+        ):
+            there = [r.epsilon for r in found], [r.accuracy for r in found]
+            axes.plot(*there, color=colour, marker=mark, markersize=6, linewidth=1, label=recipe, zorder=3)
+        axes.plot(*zip(*way, strict=True), color=svg.FIRST, linewidth=1.5, alpha=0.55, zorder=2)
+        axes.plot(
+            *way[-1], "o", color=svg.FIRST, markersize=13, markerfacecolor="none", markeredgewidth=2.5, linewidth=0,
+            label="this run", zorder=4,
+        )  # fmt: skip
+        axes.set_xlim(0, 1.06 * max(way[-1][0], *(r.epsilon for found in of.values() for r in found), 0.0))
+        least = min([way[-1][1], *(r.accuracy for found in of.values() for r in found)])
+        least = least if len(way) == 1 or of else min(a for _, a in way)
+        axes.set_ylim(*_range(least, max(way[-1][1], *(r.accuracy for found in of.values() for r in found), 0.0)))
+        axes.yaxis.set_major_formatter(_percent)
+        axes.legend(loc="lower right")
+        said = [f"this run reached {percent(way[-1][1])} at epsilon {upper(way[-1][0])}"]
+        said += [
+            f"{recipe} {', '.join(f'{percent(r.accuracy)} at {r.epsilon:g}' for r in found)}"
+            for recipe, found in of.items()
+        ]
+        return svg.inline(figure, label=f"Test accuracy against epsilon: {'; '.join(said)}.")
+
+
+def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
+    """How often the model was right, by how sure it was; below, how many images were in each bin."""
+    from matplotlib.figure import Figure
+
+    with svg.style("calibration"):
+        figure = Figure(figsize=(_SIZE[0], 4.0), layout="constrained")
+        upper_part, lower_part = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
+        width = 1 / len(bins)
+        middle = [(i + 0.5) * width for i in range(len(bins))]
+        there = [(m, b) for m, b in zip(middle, bins, strict=True) if b["images"]]
+        upper_part.plot([0, 1], [0, 1], color=svg.SOFT, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right")
+        upper_part.bar(
+            [m for m, _ in there], [b["accuracy"] for _, b in there], width=0.86 * width, color=svg.FIRST, alpha=0.35,
+            linewidth=0,
+        )  # fmt: skip
+        upper_part.plot(
+            [b["confidence"] for _, b in there], [b["accuracy"] for _, b in there], color=svg.FIRST, marker="o",
+            markersize=4, linewidth=1.5, label="right", clip_on=False,
+        )  # fmt: skip
+        upper_part.set_ylim(0, 1)
+        upper_part.set_ylabel("how often right")
+        upper_part.yaxis.set_major_formatter(_percent)
+        upper_part.legend(loc="upper left")
+        lower_part.bar(middle, [b["images"] for b in bins], width=0.86 * width, color=svg.SECOND, linewidth=0)
+        lower_part.set_ylabel("images")
+        lower_part.set_xlabel("how sure the model was")
+        lower_part.set_xlim(0, 1)
+        lower_part.xaxis.set_major_formatter(_percent)
+        lower_part.yaxis.set_major_locator(_few())
+        said = "; ".join(
+            f"{100 * b['confidence']:.0f}% sure, {100 * b['accuracy']:.0f}% right, {b['images']} images"
+            for _, b in there
+        )
+        label = f"Reliability diagram. Expected calibration error {percent(error)}. {said}."
+        return svg.inline(figure, label=label)
+
+
+def audit(found: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: float) -> str:
+    """What audits showed from below, and what is proved from above, on one line for each audit."""
+    from matplotlib.figure import Figure
+
+    with svg.style("audit"):
+        figure = Figure(figsize=(_SIZE[0], 1.0 + 0.75 * len(found)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_xlabel("epsilon")
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        most = 1.12 * max(epsilon, *(one["epsilon_at_least"] for one in found.values()))
+        axes.axvline(epsilon, color=svg.FIRST, linewidth=2)
+        for row, (name, one) in enumerate(reversed(found.items())):
+            shown = one["epsilon_at_least"]
+            axes.plot([min(shown, epsilon), epsilon], [row, row], color=svg.FIRST, linewidth=7, alpha=0.18)
+            axes.plot([0, shown], [row, row], color=svg.SECOND, linewidth=7, solid_capstyle="butt")
+            axes.plot([shown], [row], "o", color=svg.SECOND, markersize=8)
+            axes.annotate(
+                f"{names[name]}: at least {shown:.2f}", (0, row), (0, 11), textcoords="offset points", color=svg.INK
+            )
+        axes.annotate(
+            f"proved: at most {upper(epsilon)}", (epsilon, len(found) - 0.38), (-5, 0), textcoords="offset points",
+            ha="right", va="center", color=svg.FIRST,
+        )  # fmt: skip
+        axes.set_xlim(0, most)
+        axes.set_ylim(-0.5, len(found) - 0.15)
+        axes.set_yticks([])
+        said = "; ".join(f"{names[n]}: epsilon at least {one['epsilon_at_least']:.3f}" for n, one in found.items())
+        return svg.inline(figure, label=f"Lower bounds of audits beside the proved epsilon {upper(epsilon)}. {said}.")
+
+
+def accuracy(points: list[Point], *, released: str) -> str | None:
+    """Test accuracy of both sets of weights, over steps."""
     points = [p for p in points if p.ema is not None and p.last is not None]
     if not points:
         return None
     with svg.style("accuracy"):
-        figure, axes = _axes("epsilon so far" if over_epsilon else "step", "test accuracy")
-        at = [p.epsilon if over_epsilon else p.step for p in points]
+        figure, axes = _axes("step", "test accuracy")
+        at = [p.step for p in points]
         for name, colour, dashes in (("ema", svg.FIRST, "-"), ("last", svg.SECOND, (0, (4, 2)))):
             share = [float(getattr(p, name)) for p in points]
             mark = name == released
@@ -63,12 +171,11 @@ def accuracy(points: list[Point], *, released: str, over_epsilon: bool) -> str |
         axes.set_xlim(0, at[-1])
         low = min(min(p.ema or 0.0, p.last or 0.0) for p in points)
         axes.set_ylim(max(0.0, np.floor(10 * low - 0.5) / 10), 1.0)
-        axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f}%")
+        axes.yaxis.set_major_formatter(_percent)
         axes.legend(loc="lower right")
         ends = f"moving average {percent(points[-1].ema or 0.0)}, last weights {percent(points[-1].last or 0.0)}"
-        over = "epsilon" if over_epsilon else "steps"
         return svg.inline(
-            figure, label=f"Curves of test accuracy over {over}. At the end: {ends}. Released: {_NAMES[released]}."
+            figure, label=f"Curves of test accuracy over steps. At the end: {ends}. Released: {_NAMES[released]}."
         )
 
 
@@ -97,6 +204,31 @@ def attack_success(event: Event) -> str:
         return svg.inline(figure, label=f"Curve of the best membership test, above the diagonal of a guess: {said}.")
 
 
+def board(groups: list[Group]) -> str:
+    """Groups of runs by their numbers, each with the spread of its accuracies."""
+    with svg.style("board"):
+        figure, axes = _axes("epsilon", "test accuracy")
+        for group in groups:
+            axes.errorbar(
+                group.epsilon, group.mean, yerr=group.spread, fmt="o", color=svg.FIRST, markersize=7, capsize=4,
+                elinewidth=1.5,
+            )  # fmt: skip
+            axes.annotate(
+                str(group.number), (group.epsilon, group.mean), (8 if group.number % 2 else -8, 4), color=svg.INK,
+                textcoords="offset points", ha="left" if group.number % 2 else "right",
+            )  # fmt: skip
+        axes.set_xlim(0, 1.12 * max(g.epsilon for g in groups))
+        ends = [g.mean + s * (g.spread or 0.0) for g in groups for s in (-1, 1)]
+        axes.set_ylim(*_range(max(0.0, min(ends)), min(1.0, max(ends))))
+        axes.yaxis.set_major_formatter(_percent)
+        said = "; ".join(
+            f"group {g.number}, {percent(g.mean)} at {upper(g.epsilon)}"
+            + ("" if g.spread is None else f", deviation {100 * g.spread:.1f} points of {len(g.accuracies)} runs")
+            for g in groups
+        )
+        return svg.inline(figure, label=f"Test accuracy against epsilon: {said}.")
+
+
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
@@ -105,6 +237,22 @@ def _axes(across: str, up: str) -> tuple[Figure, Axes]:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     return figure, axes
+
+
+def _percent(share: float, _: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def _range(low: float, high: float) -> tuple[float, float]:
+    """Where an axis of shares begins and ends: at whole tenths, with some air."""
+    low = max(0.0, np.floor(10 * (low - 0.04)) / 10)
+    return low, min(1.0, max(low + 0.2, np.ceil(10 * (high + 0.02)) / 10))
+
+
+def _few() -> Locator:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(3, integer=True)
 
 
 def _fixed(places: list[float]) -> Locator:

@@ -11,7 +11,7 @@ from dpvision.privacy.events import ClassScheduled, Event, Gaussian, PoissonGaus
 from dpvision.privacy.ledger import Account
 from dpvision.privacy.rounding import upper
 from dpvision.release.finished import CARD, Finished
-from dpvision.report import attack, audits, guarantee, wording
+from dpvision.report import attack, audits, front_matter, guarantee, wording
 from dpvision.report.card import FIXED_NOISE, NOISE, data_set, software
 from dpvision.report.markdown import escaped, table
 from dpvision.report.wording import sentence
@@ -203,7 +203,7 @@ def as_text(made: dict[str, Any]) -> str:
         parts.insert(1, f"**{made['status']}**")
     parts += ["## Figures", table(("figure", "value"), rows)]
     parts += ["## What is not covered", "\n".join(f"- {escaped(line)}" for line in made["not_covered"])]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([front_matter.of_data(made), *parts]) + "\n"
 
 
 def _plain(value: Any) -> str:

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, SOFT, LINE, FIRST, SECOND = "#111111", "#222222", "#333333", "#444444", "#555555"
-_VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", FIRST: "--first", SECOND: "--second"}
+INK, SOFT, LINE, FIRST, SECOND, THIRD, SHEET = (f"#{str(i) * 6}" for i in range(1, 8))
+_VARIABLES = {
+    INK: "--ink",
+    SOFT: "--soft",
+    LINE: "--line",
+    FIRST: "--first",
+    SECOND: "--second",
+    THIRD: "--third",
+    SHEET: "--sheet",
+}
 
 
 @contextmanager

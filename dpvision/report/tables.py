@@ -18,6 +18,7 @@ ATTACK_HEAD = ("wrongly reported outside", "found inside, at most")
 def figures(card: dict[str, Any]) -> list[Row]:
     """What one looks for first."""
     accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
+    evaluation = card["evaluation"]
     rows: list[Row] = [
         ("epsilon", upper(card["guarantee"]["epsilon"])),
         ("delta", f"{card['guarantee']['delta']:g}"),
@@ -29,6 +30,11 @@ def figures(card: dict[str, Any]) -> list[Row]:
         ),
         ("test accuracy of the average and of the last weights", _both(accuracy)),
     ]
+    if evaluation:
+        rows += [
+            ("test accuracy, mean over the classes", percent(evaluation["balanced_accuracy"])),
+            ("expected calibration error on the test split", percent(evaluation["calibration_error"])),
+        ]
     if data_set:
         rows.append(
             ("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
@@ -44,9 +50,25 @@ def figures(card: dict[str, Any]) -> list[Row]:
         ("noise", card["mechanism"]["noise"]),
         *audits.rows(card),
         ("tuning", card["tuning"]),
+        ("settings chosen by hand", _by_hand(card["chosen_by_hand"])),
+        ("licence of the weights", plain(card["licence"] or "not stated")),
         ("run", plain(card["run"])),
     ]
     return rows
+
+
+def phases(card: dict[str, Any]) -> list[Row]:
+    """What each phase added; nothing where there is only one."""
+    told: list[Row] = []
+    before = 0.0
+    for phase in card["phases"]:
+        so_far = phase["epsilon_so_far"]
+        if so_far is None:
+            return []
+        steps = "before" if phase["steps"] is None else f"{phase['steps']:,}"
+        told.append((phase["name"], steps, f"{max(0.0, so_far - before):.3f}", upper(so_far, 3)))
+        before = so_far
+    return told if len(told) > 1 else []
 
 
 def _probe(probe: dict[str, Any] | None) -> list[Row]:
@@ -56,6 +78,10 @@ def _probe(probe: dict[str, Any] | None) -> list[Row]:
     share = probe["share_of_epsilon"]
     told = f"epsilon {upper(probe['epsilon'])} by themselves" + (f", {percent(share)} of the whole" if share else "")
     return [("of these, for the head first", f"{probe['steps']:,}; {told}")]
+
+
+def _by_hand(names: list[str] | None) -> str:
+    return "all" if names is None else ", ".join(name.replace("_", " ") for name in names) or "none"
 
 
 def _both(accuracy: dict[str, Any] | None) -> str:

@@ -16,6 +16,8 @@ ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 
+PICTURES = "Pictures of test images are shown as they are. Epsilon does not cover the test split."
+
 
 def tuning(told: dict[str, Any] | None) -> str:
     """How settings were chosen, and whether epsilon covers it."""
@@ -67,6 +69,10 @@ def not_covered(
     ledger: bool,
     branches: int = 1,
     tuned: bool = False,
+    pictures: bool = False,
+    public_licence: str | None = None,
+    by_hand: list[str] | None = None,
+    recipe: str = "default",
 ) -> list[str]:
     """What epsilon says nothing about."""
     said, start = [], public.get("pretrained", {})
@@ -76,12 +82,14 @@ def not_covered(
             "counts the run as if its noise were secret, so that total does not hold either once this model is out."
         )
     said += [
-        "Test accuracy is computed on the test split, without noise. Epsilon covers the training data only: who is in "
-        "both is not covered as far as the accuracy goes.",
+        "Test accuracy, confusions and calibration are computed on the test split, without noise. Epsilon covers the "
+        "training data only: who is in both is not covered as far as these figures go.",
+        *([PICTURES] if pictures else []),
         "How many trials there were, and the others, is secret: epsilon covers the best one alone. Settings tried "
         "outside of this tuning are not covered."
         if tuned
         else "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
+        *_chosen(by_hand, recipe),
         "That the training was not refused tells that every class has an image in the training data"
         + (", and that none of them is, pixel for pixel, among the public images" if "synthetic" in public else "")
         + (", or among those that taught the weights to start from." if "learned_from" in start else "."),
@@ -112,8 +120,8 @@ def not_covered(
             else "nobody checked whether they were made from images of the training data."
         )
         said.append(
-            f"{what} came from {entry.get('file')!r} and are taken as public. Epsilon does not cover what they tell: "
-            + checked
+            f"{what} came from {entry.get('file')!r} and are taken as public (licence: "
+            f"{public_licence or 'not stated'}). Epsilon does not cover what they tell: " + checked
         )
     if branches > 1:
         said.append(
@@ -123,6 +131,18 @@ def not_covered(
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")
     return said
+
+
+def _chosen(by_hand: list[str] | None, recipe: str) -> list[str]:
+    """Settings that somebody chose."""
+    if by_hand is None:
+        which = f"All settings were chosen by hand: {recipe!r} is no recipe of dpvision."
+    elif by_hand:
+        names = [name.replace("_", " ") for name in by_hand]
+        which = f"Settings chosen by hand, not those of recipe {recipe}: {', '.join(names)}."
+    else:
+        return []
+    return [f"{which} If results on the same data outside the ledger led to the choice, that is not covered."]
 
 
 def other_fixed_keys(run: str, account: Account | None) -> list[str]:

@@ -49,7 +49,7 @@ def made(server: ForkServer, folder: Path) -> Path:
     for name in ("settings", "drawing", "drawn"):
         (folder / name).mkdir()
     for words in (
-        (*train, "--steps", 2, "--budget", 4, "--out", folder / "run"),
+        (*train, "--steps", 2, "--budget", 4, "--examples", 2, "--out", folder / "run"),
         ("audit", folder / "run", data, "--runs", 100),
         ("release", data, *release, "--out", folder / "released"),
         ("data", "pack", data, "--out", folder / "packed"),

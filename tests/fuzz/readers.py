@@ -180,6 +180,23 @@ def _report(place: Path, corpus: Path) -> None:
     write_report(run)
 
 
+def _tested(place: Path, corpus: Path) -> None:
+    import json
+
+    from dpvision.report import tested
+    from dpvision.runs import Run
+
+    weights = json.loads((corpus / "run" / "card.json").read_text())["weights_digest"]
+    tested.read(Run(place), classes=4, weights=weights)
+    tested.examples(Run(place), classes=4, weights=weights)
+
+
+def _board(place: Path, corpus: Path) -> None:
+    from dpvision.report.board import entry
+
+    entry(place)
+
+
 def _model(place: Path, corpus: Path) -> None:
     from dpvision.inference import evaluate
 
@@ -293,7 +310,7 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "packed": (_load, _check),
     "settings": (_settings, _release_settings),
     "home": (_account, _spend, _overlap, _keys, _kept_features),
-    "run": (_state, _reopen, _report, _model, _pretrained, _study, _audit, _losses, _looked_at),
+    "run": (_state, _reopen, _report, _tested, _board, _model, _pretrained, _study, _audit, _losses, _looked_at),
     "stopped": (_state, _reopen, _resume),
     "released": (_rows, _features),
     "mapped": (_rows, _features),

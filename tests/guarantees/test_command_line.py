@@ -151,6 +151,8 @@ def test_the_other_verbs_work_on_a_run(trained: tuple[Path, Path, str], tmp_path
     assert code == 0, err
     code, out, err = run("report", folder / "run", home=home)
     assert code == 0 and "report.html" in out, err
+    code, out, err = run("board", folder, "--out", tmp_path / "board.html", home=home)
+    assert code == 0 and "1 runs" in out and (tmp_path / "board.html").stat().st_size, err
     images = tmp_path / "images"
     images.mkdir()
     for i in range(3):

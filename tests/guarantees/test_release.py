@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import resource
 from dataclasses import replace
@@ -10,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dpvision import checkpoint, report, runs, sealed, train
 from dpvision.config import Config
 from dpvision.console import account_notes
-from dpvision.errors import DataError, PrivacyError
-from dpvision.inference import predict, released
+from dpvision.errors import ConfigError, DataError, PrivacyError
+from dpvision.inference import evaluate, predict, released
 from dpvision.inputs import Inputs, fetcher
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import overlap
@@ -30,7 +33,7 @@ def _run(
 ) -> tuple[runs.Run, train.Prepared]:
     prepared = train.prepare(source, settings)
     run = train.begin(prepared, folder, test_key=test_key)
-    train.proceed(run, prepared)
+    train.proceed(run, prepared, tell=report.on_weights)
     report.write(run, ledger_of(prepared.fingerprint).account())
     return run, prepared
 
@@ -65,6 +68,7 @@ def test_what_may_be_released_holds_nothing_of_the_operators(tmp_path: Path) -> 
         "config.toml",
         "weights.safetensors",
         "metrics.jsonl",
+        "evaluation.json",
         "ledger.jsonl",
         "card.md",
         "card.json",
@@ -80,12 +84,41 @@ def test_what_may_be_released_holds_nothing_of_the_operators(tmp_path: Path) -> 
     assert {x["units"] for x in log} - {20}, "the true batch size varies, so it must stay with the operator"
 
 
+def test_what_is_told_of_the_test_split_is_the_test_splits(tmp_path: Path) -> None:
+    """Counts are those of the released weights on the test images; of training images none is shown."""
+    data = write_data(tmp_path / "data.npz")
+    run, prepared = _run(str(data), tmp_path / "run", replace(SETTINGS, examples=3))
+    found, made = evaluate(run.folder, str(data), split="test"), prepared.data
+    told = json.loads((run.folder / "evaluation.json").read_text())
+    assert made.test is not None and told["images"] == len(made.test) == 60
+    assert (
+        told["right"] / 60
+        == found["accuracy"]
+        == json.loads(run.metrics.read_text().splitlines()[-1])["test_accuracy_ema"]
+    )
+    assert told["weights_digest"] == sealed.read(run.weights).header["digest"]
+    shown = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(x["png"])))).tobytes()
+        for x in json.loads((run.folder / "examples.json").read_text())["examples"]
+    ]
+    tests, trains = ({image.tobytes() for image in np.asarray(s.images)} for s in (made.test, made.train))
+    assert shown and set(shown) <= tests and not set(shown) & trains
+    before = (run.folder / "evaluation.json").read_bytes()
+    evaluate(run.folder, str(data), split="test", keep=True)
+    assert (run.folder / "evaluation.json").read_bytes() == before and not (run.folder / "examples.json").exists()
+    with pytest.raises(ConfigError, match="only what a run does on its test split"):
+        evaluate(run.folder, str(data), split="train", keep=True)
+    other = write_data(tmp_path / "other.npz", seed=5)
+    with pytest.raises(ConfigError, match="not the data"):
+        evaluate(run.folder, str(other), split="test", keep=True)
+
+
 def test_a_fixed_key_stamps_everything(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", SETTINGS, test_key="word")
     for name in ("card.json", "card.md", "report.html"):
         assert "NOT PRIVATE" in (run.folder / name).read_text()
-    assert "NO: made with a fixed key" in run.weights.read_bytes()[:4000].decode("latin-1")
+    assert "NO: made with a fixed key" in run.weights.read_bytes()[:20000].decode("latin-1")
     assert [c.private for c in ledger_of(prepared.fingerprint).account().charges] == [False]
     assert '"private": false' in (run.folder / "ledger.jsonl").read_text()
 
@@ -155,7 +188,11 @@ def test_the_card_is_about_the_weights_beside_it(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", SETTINGS)
     card = json.loads((run.folder / "card.json").read_text())
-    assert card["weights_digest"] == sealed.read(run.weights).header["digest"]
+    header = sealed.read(run.weights).header
+    assert card["weights_digest"] == header["digest"]
+    said = json.loads(header["card"])
+    assert said["format"] == "dpvision-card-on-weights-1" and said["status"] == "private"
+    assert said["guarantee"] == card["guarantee"] and said["events"] == card["events"]
     account, facts, config = ledger_of(prepared.fingerprint).account(), run.facts(), run.config()
     fewer = {**facts, "event": {"type": "composed", "events": [{**facts["event"]["events"][0], "steps": 1}]}}
     run.write_facts(fewer)

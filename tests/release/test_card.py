@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
@@ -56,7 +58,8 @@ def test_nothing_is_told_that_must_not_be(recipe: str, tmp_path: Path, small_hom
     monkeypatch.setattr(Key, "destroy", lambda place: kept.append(place.read_bytes()[8:]))
     prepared = prepare(str(source), small(recipe, budget=100.0))
     out = tmp_path / "where it was made"
-    make(prepared, out, write_card=released.write)
+    made_card = make(prepared, out, write_card=released.write)
+    jsonschema.validate(made_card, json.loads((resources("dpvision.report") / "card.schema.json").read_text("utf-8")))
     (charge,) = ledger_of(prepared.fingerprint).account().charges
     (key,) = kept
     words = [str(tmp_path), "where it was made", "somebodys-secret-name", str(small_home), str(Path.home())]

@@ -111,7 +111,7 @@ def test_pictures_have_text_alternatives_and_follow_the_theme(private_run: Run) 
     text = released(private_run)["report.html"]
     page = Page(text)
     drawn = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(drawn) == 3
+    assert len(drawn) == 4
     assert all(a["role"] == "img" and len(a["aria-label"] or "") > 40 for a in drawn)
     inside = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b(?!\))", re.sub(r'(?:id|href|clip-path)="[^"]*"', "", inside))
