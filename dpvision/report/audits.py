@@ -35,11 +35,10 @@ def _figures(path: Any, found: Any) -> dict[str, Any]:
         told = {
             "epsilon_at_least": float(found["epsilon_at_least"]),
             "confidence": float(found["confidence"]),
-            "delta": float(found["delta"]),
             "canaries": int(found["canaries"]),
             "refuted": bool(found["refuted"]),
         }
-        if not (0 <= told["epsilon_at_least"] < math.inf and 0 < told["confidence"] < 1 and 0 < told["delta"] < 1):
+        if not (0 <= told["epsilon_at_least"] < math.inf and 0 < told["confidence"] < 1):
             raise ValueError("a figure is out of range")
         return told
     except (KeyError, ValueError, TypeError, OverflowError) as exc:
