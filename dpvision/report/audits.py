@@ -14,7 +14,7 @@ SECTIONS = {
     "one_run": "audit by canaries in this very run",
 }
 # What a card tells of each.
-FIGURES = ("epsilon_at_least", "confidence", "delta", "canaries", "refuted")
+FIGURES = ("epsilon_at_least", "confidence", "canaries", "refuted")
 
 # On a picture.
 SHORT = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this very run"}

@@ -44,7 +44,7 @@ def test_every_card_fits_the_schema(tmp_path: Path, private_run: Run, fixed_key_
     run = make(tmp_path / "run", config=config, public=public, read_off=["number of persons"])
     run.write_facts(run.facts() | {"event": both})
     weigh(run)
-    section = {"epsilon_at_least": 0.5, "confidence": 0.95, "delta": 1e-5, "canaries": 100, "refuted": False}
+    section = {"epsilon_at_least": 0.5, "confidence": 0.95, "canaries": 100, "refuted": False}
     (run.folder / "audit.json").write_text(json.dumps({"format": "dpvision-audit-1", "one_run": section}))
     cards.append(card(run, account()))
     assert cards[-1]["phases"] and cards[-1]["probe"] and cards[-1]["audit"]
