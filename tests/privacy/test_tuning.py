@@ -107,6 +107,23 @@ def test_randomized_response(stop: Stopping) -> None:
     zeros = [float(generating(stop, np.array(p))) for p in (right, 1 - right)]
     truth = max(abs(math.log(zeros[0] / zeros[1])), abs(math.log((1 - zeros[0]) / (1 - zeros[1]))))
     assert truth <= told <= (2 + stop.eta) * alone + 1e-12
+    if stop.gamma <= 0.1:  # where a small place for `a` would not pay
+        assert told == pytest.approx((2 + stop.eta) * alone)
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=str)
+def test_a_rare_breach_is_as_many_times_as_likely_as_there_are_trials(stop: Stopping) -> None:
+    """A trial that tells all with chance `rare`, and then is the best: no epsilon holds below 1 - E[(1 - rare)^K]."""
+    rare = 1e-4
+    truth = 1 - float(generating(stop, np.array(1 - rare)))
+    assert rare < truth < 1.01 * stop.mean * rare
+
+    def told(delta: float) -> float:
+        return tuning.bound(
+            stop, delta, epsilon_of=lambda d: 0.0 if d >= rare else math.inf, deltas_of=lambda at: [rare] * len(at)
+        )
+
+    assert told(0.99 * truth) == math.inf and told(1.03 * truth) < 0.01
 
 
 @pytest.mark.parametrize("mean, eta", [(4.0, 1.0), (30.0, 1.0), (10.0, 0.0)])
