@@ -43,9 +43,8 @@ def features_of(
 
 def split_of(folder: Path, source: str, *, split: str, classes: int | Sequence[str] | None = None) -> Split:
     """Images of one split, of the shape and the classes of the release."""
-    height, width, channels = _card(folder)["shape"]
-    known = classes or read_schema(folder)["classes"]
-    data = load(source, classes=known, size=(height, width), channels=channels)
+    schema, (height, width, channels) = read_schema(folder), _card(folder)["shape"]
+    data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
     found: Split | None = getattr(data, split)
     if found is None:
         there = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
