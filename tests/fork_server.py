@@ -308,10 +308,11 @@ def _watch(request: dict[str, Any]) -> tuple[list[int], set[str]]:
             _escaped(event, arguments)
         if event != "open" and event not in CHANGES:
             return
-        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
-            if not isinstance(arguments[0], int):
+        if event == "open" and isinstance(arguments[2], int):
+            if not isinstance(arguments[0], int) and arguments[2] & os.O_ACCMODE != os.O_WRONLY:
                 opened.add(os.path.abspath(os.fsdecode(arguments[0])))
-            return
+            if not arguments[2] & WRITING:
+                return
         paths = _changed(event, arguments)
         inside = [isinstance(path, int) or path.startswith(allowed) for path in paths]
         if guard and not all(ok or path in (arena, os.devnull) for ok, path in zip(inside, paths, strict=True)):
