@@ -59,6 +59,8 @@ def link_at(place: str) -> None:
 
 
 def replace_a_link(arena: str) -> None:
+    with pytest.raises(OSError):
+        os.open(Path(arena) / "link", os.O_RDWR | os.O_NOFOLLOW)
     (Path(arena) / "new").write_text("x")
     (Path(arena) / "new").replace(Path(arena) / "link")
 
