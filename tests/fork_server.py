@@ -308,10 +308,11 @@ def _watch(request: dict[str, Any]) -> tuple[list[int], set[str]]:
             _escaped(event, arguments)
         if event != "open" and event not in CHANGES:
             return
-        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
-            if not isinstance(arguments[0], int):
+        if event == "open" and isinstance(arguments[2], int):
+            if not isinstance(arguments[0], int) and arguments[2] & os.O_ACCMODE != os.O_WRONLY:
                 opened.add(os.path.abspath(os.fsdecode(arguments[0])))
-            return
+            if not arguments[2] & WRITING:
+                return
         paths = _changed(event, arguments)
         inside = [isinstance(path, int) or path.startswith(allowed) for path in paths]
         if guard and not all(ok or path in (arena, os.devnull) for ok, path in zip(inside, paths, strict=True)):
@@ -327,13 +328,14 @@ def _watch(request: dict[str, Any]) -> tuple[list[int], set[str]]:
 
 def _changed(event: str, arguments: tuple[Any, ...]) -> list[Any]:
     """The files that an event changes, by their true names; open files by their numbers."""
+    own = event in IN_THEIR_PLACE or (event == "open" and bool(arguments[2] & os.O_NOFOLLOW))  # a link is refused
     both = {"os.rename": arguments[:2], "os.link": arguments[:2], "os.symlink": arguments[1:2]}
     found = []
     for path in both.get(event, arguments[:1]):
         if not isinstance(path, int):
             folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
             whole = os.path.join(os.path.realpath(folder), name)
-            path = whole if event in IN_THEIR_PLACE else os.path.realpath(whole)
+            path = whole if own else os.path.realpath(whole)
         found.append(path)
     return found
 

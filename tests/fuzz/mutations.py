@@ -27,8 +27,11 @@ TOML = (
     "{a = 1}", "1979-05-27", "25:61:00", '"\\u0000"', '"../../outside/secret"', "'''", '"""', "0x_", "[" * 2000, "",
     '["a", "b"]', "2", "0.5", "1e-320", '"timm:x"', '"\\ud800"', "= =", "# x", "\x00",
 )  # fmt: skip
-# What is written for people, or locked: its bytes are nobody's input, but something else may be in its place.
-NEVER_READ = re.compile(r"\.(md|html|svg|lock)$|^(lock|grid-\d+\.png|canaries\.json|membership\.json)$")
+# What is written for people and for other programs: its bytes are nobody's input, but something may be in its place.
+NEVER_READ = re.compile(
+    r"\.(md|html|svg)$|^(run|edm|guide|prior|warmed)/card\.json$|/grid-\d+\.png$|/moments\.safetensors$|/(canaries|membership|samples)\.json$"
+    r"|^run/ledger\.jsonl$|^run/operator/log\.jsonl$|[./]lock$"
+)
 
 
 def changed(rng: Random, data: bytes, other: bytes, payload: bytes, name: str) -> bytes:
@@ -211,7 +214,7 @@ def put_in_its_place(way: int, path: Path, outside: Path) -> None:
 def hostile_copy(rng: Random, source: Path, target: Path, *, other: bytes, payload: bytes, outside: Path) -> Path:
     """A copy of a file or of a folder, with one file of it made hostile; which one."""
     files = sound_copy(source, target)
-    read = [path for path in files if not NEVER_READ.search(path.name)]
+    read = [path for path in files if is_read(path, target)]
     path = rng.choice(read if rng.random() < 0.95 else files)
     if rng.random() < 0.08:
         put_in_its_place(rng.randrange(WAYS), path, outside)
@@ -220,6 +223,11 @@ def hostile_copy(rng: Random, source: Path, target: Path, *, other: bytes, paylo
         if path.suffix == ".jsonl" and re.fullmatch("[0-9a-f]{32}", path.stem) and rng.random() < 0.9:
             sealed_again(path)
     return path
+
+
+def is_read(path: Path, target: Path) -> bool:
+    """Whether the bytes of a file are an input to anything."""
+    return not NEVER_READ.search(f"{target.name}/{path.relative_to(target)}" if path != target else path.name)
 
 
 def sound_copy(source: Path, target: Path) -> list[Path]:

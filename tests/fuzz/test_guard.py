@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.data.hostile_case import python_payload
-from tests.fork_server import ESCAPED
+from tests.fork_server import ESCAPED, opened
 from tests.fuzz import readers
 from tests.fuzz.campaign import Campaign
+from tests.fuzz.corpus import KINDS
+from tests.fuzz.mutations import is_read, sound_copy
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,8 @@ def link_at(place: str) -> None:
 
 
 def replace_a_link(arena: str) -> None:
+    with pytest.raises(OSError):
+        os.open(Path(arena) / "link", os.O_RDWR | os.O_NOFOLLOW)
     (Path(arena) / "new").write_text("x")
     (Path(arena) / "new").replace(Path(arena) / "link")
 
@@ -78,25 +83,27 @@ def test_an_error_that_is_not_ours_is_a_fault(campaign: Campaign, tmp_path: Path
     assert code == 1 and "KeyError" in err
 
 
-def test_every_kind_has_readers_and_takes_what_is_sound(campaign: Campaign, tmp_path: Path) -> None:
+def test_every_kind_has_readers_that_take_what_is_sound_and_look_at_every_file(
+    campaign: Campaign, tmp_path: Path
+) -> None:
     """A reader that refuses everything would never be reached beyond its first line."""
-    import shutil
-
-    from tests.fuzz.corpus import KINDS
-
     assert set(KINDS) == set(readers.READERS)
-    places: list[str | Path] = []
+    arena, places, files = tmp_path.resolve(), list[Path](), dict[str, bool]()
     for kind in KINDS:
-        place = tmp_path / kind.replace(".", "-") / kind
+        place = arena / kind.replace(".", "-") / kind
         place.parent.mkdir()
-        (shutil.copytree if (campaign.corpus / kind).is_dir() else shutil.copy)(campaign.corpus / kind, place)
+        files |= {str(path): is_read(path, place) for path in sound_copy(campaign.corpus / kind, place)}
         if kind in ("run", "stopped"):
             shutil.copytree(campaign.corpus / "home", place.parent / "home")
-        places += [place, "heavy"]
-    code, out, err = campaign.server.run(campaign.corpus, *places, home=tmp_path, call="tests.fuzz.readers:read_all")
+        places.append(place)
+    words = [word for place in places for word in (place, "heavy")]
+    job = campaign.server.start(campaign.corpus, *words, home=arena, arena=arena, call="tests.fuzz.readers:read_all")
+    code, out, err = campaign.server.wait(job)
     assert code == 0, err
-    refused = {kind: line for kind, line in zip(KINDS, out.splitlines(), strict=True) if not line.startswith("0 ")}
-    assert not refused
+    assert not {kind: line for kind, line in zip(KINDS, out.splitlines(), strict=True) if not line.startswith("0 ")}
+    seen = opened(job)
+    locks = {path for path in files if path.endswith("lock")}  # opened, and never read
+    assert {path for path, read in files.items() if read} == files.keys() & seen - locks
 
 
 def test_the_same_seed_makes_the_same_input(campaign: Campaign, tmp_path: Path) -> None:
