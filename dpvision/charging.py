@@ -40,7 +40,7 @@ def charge(
         account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
         charged = next(c for c in account.charges if c.id == state.branch)
     else:
-        charged = _trial_of(paid, ledger.account(), event, id=state.branch)
+        charged = _trial_of(run, paid, ledger.account(), event, id=state.branch)
     if charged.private != state.private:
         raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
     # On the disk from here on.
@@ -52,10 +52,17 @@ def charge(
     return state, key, charged
 
 
-def _trial_of(paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
-    """One of the trials that a tuning on the account was charged for, as a charge of its own noise."""
+def _trial_of(run: runs.Run, paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
+    """One of the trials that a tuning on the account was charged for, as a charge of its own noise.
+
+    It lies in the folder of that tuning, which is not finished: a charge pays for the trials that it was drawn for.
+    """
     if paid not in account.charges or not isinstance(paid.event, Tuned) or event not in paid.event.trials:
         raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
+    tuning = runs.Run(run.folder.parents[2])
+    inside = run.folder.parent == tuning.operator / "trials" and (tuning.operator / "run.json").exists()
+    if not inside or (tuning.facts().get("run"), tuning.facts().get("complete")) != (paid.run, False):
+        raise LedgerMismatch(f"{run.folder}: is no trial of a tuning that is under way, and nothing else paid for it.")
     return replace(paid, id=id, event=event)
 
 

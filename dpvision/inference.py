@@ -46,7 +46,7 @@ def released(run: Path) -> Released:
         if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= 4096 and 2 <= len(classes) <= 100_000):
             raise ValueError("an impossible shape or number of classes")
         name = header["model"]
-    except (KeyError, ValueError, TypeError, RecursionError) as exc:
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
     with torch.device("meta"):  # shapes only: a small file must not make a large model
         sketch = build(name, (channels, height, width), classes=len(classes), seed=0)
@@ -142,8 +142,9 @@ def _line(*cells: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """A cell that a spreadsheet will not take for a formula."""
-    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    """A cell that a spreadsheet will not take for a formula, nor a terminal for an order."""
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
 
 
 def _same_shape(source: str, shape: tuple[int, ...], made: Released) -> None:

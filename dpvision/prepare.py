@@ -225,7 +225,7 @@ def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progre
         start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), data, unit=config.unit)
-    sketch = overlap.sketch(digests)
+    sketch = overlap.sketch(digests, taught_by.pixel_digests(data.train.images))
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
@@ -257,8 +257,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
         _require_none_of(said["learned_from"], data, f"{path}: was trained without privacy on")
     if said.get("private", "yes") != "yes":
         raise DataError(
-            f"{path}: was trained with a fixed key, for tests, so it is not private, and what starts from it would not "
-            "be. Fix: other weights."
+            f"{path}: is not private ({said['private']}), and what starts from it would not be. Fix: other weights."
         )
     if "event" in said:
         if said.get("unit") != unit:

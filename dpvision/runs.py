@@ -33,6 +33,7 @@ from dpvision.privacy.ledger import home
 # What the header of weights says that were made with a fixed key.
 MOST_LINES = 1 << 30  # bytes of a log: some millions of steps
 NOT_PRIVATE = "NO: made with a fixed key, for tests only"
+A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
 
 
 @dataclass(frozen=True)

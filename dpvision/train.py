@@ -320,7 +320,7 @@ def _proceed(
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model, test, tell)
+            _release(run, state, prepared, model, test, tell, trial=paid is not None)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, time.monotonic() - began)
 
@@ -363,9 +363,16 @@ def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> St
 
 
 def _release(
-    run: runs.Run, state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, tell: Tell | None
+    run: runs.Run,
+    state: State,
+    prepared: Prepared,
+    model: nn.Module,
+    test: Inputs | None,
+    tell: Tell | None,
+    *,
+    trial: bool,
 ) -> None:
-    """Write what may be released, then mark the run complete, then destroy the key."""
+    """Write what may be released, then mark the run complete, then destroy the key. A trial's weights say so."""
     if torch.equal(state.weights, parameters_to_vector(trainable(prepared.model())).detach()):
         raise PrivacyError(f"{run.folder}: the weights did not move in {state.step} steps; that is a fault.")
     vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights, trainable(model))
@@ -378,7 +385,7 @@ def _release(
         "unit": prepared.config.unit,
         "event": json.dumps(to_json(event_so_far(state))),
         "delta": repr(prepared.config.delta),
-        "private": "yes" if state.private else runs.NOT_PRIVATE,
+        "private": runs.NOT_PRIVATE if not state.private else runs.A_TRIAL if trial else "yes",
     }
     if prepared.learned_from:
         header["learned_from"] = prepared.learned_from

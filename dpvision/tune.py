@@ -8,8 +8,10 @@ the ledger before the first trial begins. The score is accuracy on labelled publ
 is computed from a trial's noisy weights and public data, so it tells no more. A score on private validation images
 would need noise and an account of its own for these images, and is not offered.
 
-How many trials there were, which, and their scores stay in operator/: the bound rests on their being secret. A tuning
-that is stopped has paid, and can not go on: to look at what it did and begin again would be another mechanism.
+How many trials there were, which, and their scores stay in operator/: the bound rests on their being secret. The
+weights of a trial say that they are not private, and all of them are removed at the end, since epsilon covers the best
+alone. A tuning that is stopped has paid, and can not go on: to look at what it did and begin again would be another
+mechanism.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,9 +198,16 @@ def _release(
     tensors, header = checkpoint.load(trial.weights, model.state_dict())
     event = to_json(Composed((prepared.event,)))
     plain = {k: v for k, v in header.items() if k not in ("digest", "signature")}
-    atomic.write(run.weights, checkpoint.dump(tensors, {**plain, "event": json.dumps(event)}), mode=0o644)
+    told = {**plain, "event": json.dumps(event), "private": "yes"}
+    atomic.write(run.weights, checkpoint.dump(tensors, told), mode=0o644)
     run.write_config(candidate.config)
     last: dict[str, Any] = next(reversed(runs.read_lines(trial.metrics)), {})
     atomic.write(run.metrics, json.dumps({**last, "epsilon": prepared.epsilon}) + "\n")
     chosen = {**facts["tuning"], "chosen": prepared.given[which], "score_of_the_chosen": score}
     run.write_facts({**facts, "complete": True, "event": event, "private": True, "tuning": chosen})
+    _remove(run.operator / "trials")
+
+
+def _remove(trials: Path) -> None:
+    """The others were not paid for: none of them may ever be taken for private."""
+    shutil.rmtree(trials)

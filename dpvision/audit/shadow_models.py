@@ -16,7 +16,6 @@ no noise protects what is found here, as there is none on what decides who is in
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,7 +37,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.inference import released
 from dpvision.inputs import units
 from dpvision.prepare import prepare, prepare_read
-from dpvision.privacy.ledger import home
+from dpvision.privacy.ledger import home, home_is
 from dpvision.state import State
 from dpvision.train import begin, proceed
 
@@ -179,16 +178,13 @@ def _training(
 @contextmanager
 def throw_away_home(place: Path) -> Iterator[Path]:
     """Ledgers, keys and features in a folder of their own, which is removed; priors, which are public, are shared."""
-    before, priors = os.environ.get("DPVISION_HOME"), home().absolute() / "priors"
+    priors = home().absolute() / "priors"
     shutil.rmtree(place, ignore_errors=True)  # of one that was killed
     atomic.make_folder(place)
     if priors.is_dir():
         (place / "priors").symlink_to(priors)
-    os.environ["DPVISION_HOME"] = str(place)
     try:
-        yield place
+        with home_is(place):
+            yield place
     finally:
-        del os.environ["DPVISION_HOME"]
-        if before is not None:
-            os.environ["DPVISION_HOME"] = before
         shutil.rmtree(place)

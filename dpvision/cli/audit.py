@@ -128,6 +128,8 @@ def _release(
     audit_file.read(place)  # one that is not ours is refused before anything is done
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is in the release, which leaves. Fix: a folder elsewhere.")
+    if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
+        raise ConfigError(f"--operator {operator}: is a release or a run, which leaves. Fix: a folder of its own.")
     with console.counting_bar("canaries") as progress:
         scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, release.event, delta=release.settings.delta, confidence=confidence)

@@ -10,8 +10,9 @@ bounds it. So
     account_of(X)    gives the name of the account that X itself has, also in `dpvision train`
 
 Formal reading: an account that is charged for every fit that a person's images are in bounds what was told of that
-person. Sketches find a share of 2% of a fit's images or more; with less, or with fits that run at the same time
-(n_jobs), name the account.
+person. Sketches find a share of 2% of a fit's images or more, also in another type, shape or by other bounds; where
+there are too few images to tell, the fit is refused until an account is named. With a smaller share, images that were
+computed anew, or fits that run at the same time (n_jobs), name the account.
 """
 
 from __future__ import annotations
@@ -80,6 +81,11 @@ def charged_to(account: str | None, fingerprint: str, sketch: Sequence[str]) -> 
             )
         near = []
     others = [other for other, _ in near]
+    if account is None and not others and not own.exists() and overlap.untold(own.fingerprint, sketch):
+        raise ConfigError(
+            "there is an account of so many images that nobody can tell whether these few are among them. Fix: "
+            "account=, the name of that account, or a new one if they are not."
+        )
     ledgers = [own, *others] if own.exists() else others or [own]
     for each in ledgers:
         if each.exists():

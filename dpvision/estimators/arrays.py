@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d, vali
 
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, PrivacyWarning
+from dpvision.public.taught_by import pixel_digests
 
 Bounds = tuple[float, float] | None
 
@@ -44,6 +45,17 @@ def images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) 
             "reshape it."
         )
     return _scaled(x, bounds)
+
+
+def raw_digests(X: Any) -> list[bytes]:
+    """Of rows as they came, in 8 bits where they are pixels: the same for another type, shape or other bounds."""
+    rows = np.asarray(X)
+    rows = rows.reshape(len(rows), -1)
+    if rows.dtype != np.uint8 and rows.size and rows.min() >= 0 and rows.max() <= 255:
+        rows = np.round(rows * (255.0 if rows.max() <= 1 else 1.0)).astype(np.uint8)
+    elif rows.dtype != np.uint8:
+        rows = np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)
+    return pixel_digests(rows)
 
 
 def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:

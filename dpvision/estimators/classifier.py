@@ -20,10 +20,10 @@ from dpvision.config import Config, merged
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
 from dpvision.estimators.account import charged_to
-from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain
+from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.inputs import to_tensor
 from dpvision.prepare import prepare_read
-from dpvision.privacy import accountant
+from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import Budget
 from dpvision.privacy.ledger import home
 from dpvision.recipes import recipe as named
@@ -95,8 +95,8 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         told = accountant.epsilon(prepared.event(), prepared.config.delta)
         if told > prepared.config.epsilon:
             raise PrivacyError(f"the settings tell epsilon {told:.4f}, more than the {self.epsilon:g} asked for.")
-        to = charged_to(self.account, prepared.fingerprint, prepared.sketch)
-        prepared = replace(prepared, fingerprint=to.ledger.fingerprint)
+        to = charged_to(self.account, prepared.fingerprint, overlap.both(prepared.sketch, raw_digests(X)))
+        prepared = replace(prepared, fingerprint=to.ledger.fingerprint, sketch=to.sketch)
         to.require_room(prepared.event(), Budget(prepared.config.budget or self.epsilon, self.delta))
         folder = Path(self.out or home() / "runs") / secrets.token_hex(6)
         run = train.begin(prepared, folder)

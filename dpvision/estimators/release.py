@@ -20,9 +20,9 @@ from dpvision.config import checked
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
 from dpvision.estimators.account import charged_to
-from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain
+from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.inputs import to_tensor
-from dpvision.privacy import accountant
+from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import Budget, from_json
 from dpvision.privacy.ledger import Account, home
 from dpvision.recipes import release_recipe
@@ -81,8 +81,8 @@ class PrivateRelease(TransformerMixin, BaseEstimator):
         self.classes_, labels = labels_of(y, images, self.classes)
         data = data_set("arrays", images, labels, self.classes_, declared=self.classes is not None)
         prepared = prepare_read(data, self._config(), source="arrays")
-        to = charged_to(self.account, prepared.fingerprint, prepared.sketch)
-        prepared = replace(prepared, fingerprint=to.ledger.fingerprint)
+        to = charged_to(self.account, prepared.fingerprint, overlap.both(prepared.sketch, raw_digests(X)))
+        prepared = replace(prepared, fingerprint=to.ledger.fingerprint, sketch=to.sketch)
         folder = Path(self.out or home() / "releases") / secrets.token_hex(6)
         to.require_room(prepared.event(), Budget(prepared.config.budget or self.epsilon, self.delta))
         require_possible(prepared, folder)

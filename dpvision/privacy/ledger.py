@@ -26,6 +26,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -289,9 +290,23 @@ RESTORE = (
 )
 
 
+# Another home, for what this thread does now and no other: of shadow models, whose ledgers are thrown away.
+_elsewhere: ContextVar[Path | None] = ContextVar("home", default=None)
+
+
 def home() -> Path:
     """Where ledgers and run keys live: $DPVISION_HOME, or ~/.dpvision."""
-    return Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+    return _elsewhere.get() or Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+
+
+@contextmanager
+def home_is(place: Path) -> Iterator[None]:
+    """Within this block, in this thread."""
+    token = _elsewhere.set(place)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 def ledger_of(fingerprint: str) -> Ledger:

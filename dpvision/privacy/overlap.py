@@ -2,25 +2,32 @@
 
 Beside each ledger lies a sketch: the smallest digests of its images (a bottom-k sample, Broder 1997). Among the
 smallest of both, the share of the new sketch that the other one has estimates how many of the new images are on that
-account. It finds parts, copies and extensions of a data set, not images that were encoded anew. For the operator's
-eyes.
+account. An image has two digests: of what it came as, and of its pixels in 8 bits, whatever their type and shape. It
+finds parts, copies and extensions of a data set, not images that were encoded anew. For the operator's eyes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dpvision import atomic
 from dpvision.errors import DPVisionError
 from dpvision.privacy.ledger import Account, Ledger, home
 
-SKETCH = 2048
+SKETCH = 1 << 14
+# With fewer digests to compare, that none is the same says little.
+ENOUGH = 30
 
 
-def sketch(digests: Sequence[bytes]) -> tuple[str, ...]:
+def sketch(*digests: Iterable[bytes]) -> tuple[str, ...]:
     """The smallest distinct digests, short, as hexadecimal text."""
-    return tuple(d.hex()[:24] for d in sorted(set(digests))[:SKETCH])
+    return tuple(sorted({d.hex()[:24] for some in digests for d in some})[:SKETCH])
+
+
+def both(known: Sequence[str], digests: Iterable[bytes]) -> tuple[str, ...]:
+    """A sketch, and other digests of the same images."""
+    return tuple(sorted({*known, *sketch(digests)})[:SKETCH])
 
 
 def keep(ledger: Ledger, members: Sequence[str]) -> None:
@@ -49,16 +56,27 @@ def others(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> 
 
 def ledgers(fingerprint: str, members: Sequence[str], *, least: float = 0.02) -> list[tuple[Ledger, float]]:
     """Their ledgers, not read yet."""
-    found = []
+    found = [(ledger, _share(members, theirs)) for ledger, theirs in _all_but(fingerprint)]
+    return sorted(((ledger, share) for ledger, share in found if share >= least), key=lambda pair: -pair[1])
+
+
+def untold(fingerprint: str, members: Sequence[str]) -> list[Ledger]:
+    """Accounts of so many images that a sketch can not tell whether these few are among them."""
+    return [
+        ledger
+        for ledger, theirs in _all_but(fingerprint)
+        if len(theirs) >= SKETCH and len(_comparable(members, theirs)) < ENOUGH
+    ]
+
+
+def _all_but(fingerprint: str) -> Iterator[tuple[Ledger, list[str]]]:
     for path in sorted((home() / "ledgers").glob("*.sketch")):
         try:
             owner, theirs = _read(path)
-            share = _share(members, theirs)
-            if owner != fingerprint and share >= least:
-                found.append((Ledger(path.parent, owner), share))
+            if owner != fingerprint:
+                yield Ledger(path.parent, owner), theirs
         except (DPVisionError, OSError, ValueError):
             continue
-    return sorted(found, key=lambda pair: -pair[1])
 
 
 def _read(path: Path) -> tuple[str, list[str]]:
@@ -67,11 +85,13 @@ def _read(path: Path) -> tuple[str, list[str]]:
 
 
 def _share(ours: Sequence[str], theirs: Sequence[str]) -> float:
-    """How much of ours is theirs too: both sketches are complete up to the smaller of their largest members."""
-    if not ours or not theirs:
-        return 0.0
-    limit, known = min(max(ours), max(theirs)), set(theirs)
-    if len(theirs) < SKETCH:
-        limit = max(ours)  # theirs is the whole set
-    below = [member for member in ours if member <= limit]
+    """How much of ours is theirs too."""
+    below, known = _comparable(ours, theirs), set(theirs)
     return sum(member in known for member in below) / len(below) if below else 0.0
+
+
+def _comparable(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """Of ours those that theirs would have: a sketch is complete up to its largest member, or it is the whole set."""
+    if not theirs:
+        return []
+    return [member for member in ours if len(theirs) < SKETCH or member <= theirs[-1]]

@@ -59,8 +59,10 @@ class Stopping:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not (-1 < self.eta <= 10 and 0 < self.gamma < 1):
-            raise ConfigError(f"eta is {self.eta} and gamma {self.gamma}: -1 < eta <= 10 and 0 < gamma < 1 are needed.")
+        if not (-0.9 <= self.eta <= 10 and 0 < self.gamma < 1):
+            raise ConfigError(f"eta is {self.eta} and gamma {self.gamma}: -0.9 <= eta <= 10, 0 < gamma < 1 are needed.")
+        if 0 < abs(self.eta) < 1e-6:
+            raise ConfigError(f"eta is {self.eta}: too near to 0 for its arithmetic. Fix: 0.")
 
     @property
     def mean(self) -> float:
@@ -101,7 +103,10 @@ def stopping(mean: float, eta: float = 0.0) -> Stopping:
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (low, middle) if Stopping(eta, math.exp(middle)).mean < mean else (middle, high)
-    return Stopping(eta, math.exp(high))
+    found = Stopping(eta, math.exp(high))
+    if not 0.99 * mean <= found.mean <= 1.01 * mean:
+        raise ConfigError(f"with eta {eta:g} no number of trials has the mean {mean:g}. Fix: an eta of 0 or 1.")
+    return found
 
 
 def bound(

@@ -40,6 +40,7 @@ from dpvision.privacy.events import Budget, Event, to_json
 from dpvision.privacy.ledger import Account, ledger_of
 from dpvision.privacy.room import require_room
 from dpvision.privacy.rounding import upper
+from dpvision.public.taught_by import pixel_digests
 from dpvision.release import folder as folders
 from dpvision.release.gaussians import RIDGE, ClassMoments
 from dpvision.release.mixtures import Mixtures
@@ -111,7 +112,8 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
     channels = data.train.images.shape[3]
     complete = settings.complete(len(data.train), len(data.classes), channels)
     fingerprint, in_order, digests = identify(data.train)
-    return Prepared(data, complete, read_off, fingerprint, in_order, overlap.sketch(digests))
+    sketch = overlap.sketch(digests, pixel_digests(data.train.images))
+    return Prepared(data, complete, read_off, fingerprint, in_order, sketch)
 
 
 class Encoded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dpvision.privacy.events import Composed, to_json
+from dpvision.privacy.events import Composed, Tuned, to_json
 from dpvision.privacy.ledger import Account
 from dpvision.report import guarantee
 
@@ -13,14 +13,15 @@ from dpvision.report import guarantee
 def lines(account: Account) -> list[dict[str, Any]]:
     """One line per charge. `epsilon` is that of all charges up to this one, composed, at the budget's delta.
 
-    The fingerprint of the data and the name of the charge, which is made from it, are left out.
+    The fingerprint of the data and the name of the charge, which is made from it, are left out. Where a tuning was
+    charged, days are told instead of times: how long it took tells how many trials there were.
     """
-    told = []
+    told, tuned = [], any(isinstance(charge.event, Tuned) for charge in account.charges)
     for count, charge in enumerate(account.charges, 1):
         so_far = Composed(tuple(c.event for c in account.charges[:count]))
         told.append(
             {
-                "time": charge.time,
+                "time": charge.time[:10] if tuned else charge.time,
                 "run": charge.run,
                 "event": to_json(charge.event),
                 "private": charge.private,

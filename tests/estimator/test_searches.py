@@ -10,6 +10,7 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyWarning
 from dpvision.estimators import account_of, ledger
+from dpvision.privacy import overlap
 from dpvision.privacy.ledger import Ledger
 from tests.estimator.cases import classifier, digits
 from tests.one_thread import one_thread  # noqa: F401
@@ -75,6 +76,39 @@ def test_halves_have_accounts_of_their_own_and_the_whole_is_charged_to_both(own_
     with pytest.warns(PrivacyWarning), pytest.raises(BudgetSpent):  # of one of them alone, no more than of both
         classifier(epsilon=2.5, steps=2).fit(x[60:180], y[60:180])
     assert [len(each.account().charges) for each in ledgers(own_home)] == [2, 2]
+
+
+RECODED = {
+    "shares": lambda x: {"X": (x / 255).astype(np.float32)},
+    "shares and a little": lambda x: {"X": x / 255 + 1e-7},
+    "rows": lambda x: {"X": x.reshape(len(x), -1)},
+    "other bounds": lambda x: {"X": x.astype(np.float64), "bounds": (0, 256)},
+}
+
+
+@pytest.mark.parametrize("how", RECODED)
+def test_the_same_images_in_another_type_shape_or_by_other_bounds_have_no_budget_of_their_own(
+    how: str, own_home: Path
+) -> None:
+    x, y = few()
+    classifier(epsilon=1.0, budget=1.0, steps=2).fit(x, y)
+    given = RECODED[how](x)
+    with pytest.warns(PrivacyWarning), pytest.raises(BudgetSpent):
+        classifier(epsilon=1.0, steps=2, bounds=given.get("bounds")).fit(given["X"], y)
+    assert len(ledgers(own_home)) == 1
+
+
+def test_few_images_beside_an_account_of_very_many_need_a_name(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "SKETCH", 100)  # as if there were very many
+    x, y = few()
+    classifier(epsilon=0.5, budget=1.0, steps=2).fit(x, y)
+    digests = [bytes([i]) * 16 for i in range(240, 250)]
+    assert overlap.untold("cd" * 16, overlap.sketch(digests)), "all are above what the sketch goes up to"
+    assert not overlap.untold("cd" * 16, overlap.sketch([bytes([0, i]) * 8 for i in range(50)]))
+    monkeypatch.setattr("dpvision.estimators.account.overlap.untold", lambda *_: [ledgers(own_home)[0]])
+    monkeypatch.setattr("dpvision.estimators.account.overlap.ledgers", lambda *_: [])
+    with pytest.raises(ConfigError, match="Fix: account="):
+        classifier(epsilon=0.5, steps=2).fit(x[:20], y[:20])
 
 
 def test_a_named_account_beside_another_is_said_aloud() -> None:

@@ -14,13 +14,13 @@ from dpvision import runs, sealed, train, tune
 from dpvision.charging import _trial_of
 from dpvision.config import Config
 from dpvision.data import load
-from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
+from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.inference import released
 from dpvision.inputs import Inputs, accuracy
 from dpvision.privacy import accountant, tuning
 from dpvision.privacy.events import Composed, PoissonGaussian, Tuned, from_json
 from dpvision.privacy.ledger import ledger_of
-from dpvision.report import card, files
+from dpvision.report import card, charges, files
 from tests.guarantees import commands
 from tests.one_thread import one_thread  # noqa: F401
 
@@ -47,6 +47,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning.Stopping, "draw", lambda _: TRIALS)
+    monkeypatch.setattr(tune, "_remove", lambda trials: trials.rename(tmp_path / "trials"))
     found = prepared(parts)
     run = tune.proceed(found, tmp_path / "run")
     account = ledger_of(found.first.fingerprint).account()
@@ -54,7 +55,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     assert charge.event == found.event and isinstance(charge.event, Tuned) and len(charge.event.trials) == 4
     assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == found.epsilon
     # The best by accuracy on the public images, and its very weights.
-    trials = [runs.Run(run.operator / "trials" / str(k)) for k in range(1, TRIALS + 1)]
+    trials = [runs.Run(tmp_path / "trials" / str(k)) for k in range(1, TRIALS + 1)]
     scores = [accuracy(released(t.folder).model, Inputs(found.score)) for t in trials]
     noted = runs.read_lines(run.operator / "trials.jsonl")
     assert [line["score"] for line in noted] == scores
@@ -69,14 +70,22 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     assert made["tuning"].startswith("counted") and not any("Tuning is not counted" in x for x in made["not_covered"])
     with pytest.raises(LedgerMismatch):
         card(run, replace(account, charges=(replace(charge, event=found.event.trials[0]),)))
+    # No trial by itself can be taken for a private model, nor does the charge pay for anything more.
+    for trial in trials:
+        assert sealed.read(trial.weights).header["private"] == runs.A_TRIAL
+        with pytest.raises(DataError, match="a trial of a tuning"):
+            train.prepare(parts[0], replace(SETTINGS, pretrained=str(trial.weights)))
+    once_more = train.begin(found.first, run.operator / "trials" / "7", paid=charge)
+    with pytest.raises(LedgerMismatch, match="no trial of a tuning"):
+        train.proceed(once_more, found.first, paid=charge)
     # How many trials there were is nowhere outside of operator/.
     top = {path.name for path in run.folder.iterdir()}
     assert top - {"operator"} == {
         *("config.toml", "weights.safetensors", "metrics.jsonl", "card.json", "card.md", "report.html", "ledger.jsonl")
     }
     monkeypatch.setattr(tuning.Stopping, "draw", lambda _: 1)
-    for changed in ("trials.jsonl", "trials"):
-        (run.operator / changed).rename(run.operator / f"{changed}-away")
+    (run.operator / "trials.jsonl").unlink()
+    assert all(len(line["time"]) == 10 for line in charges.lines(account)), "how long it took would tell"
     assert card(run, account) == made
     with pytest.raises(ConfigError, match="can not go on"):
         train.reopen(run)
@@ -102,7 +111,7 @@ def test_a_tuning_and_a_run_share_the_budget(
 ) -> None:
     monkeypatch.setattr(tuning.Stopping, "draw", lambda _: 1)
     found = prepared(parts)
-    tune.proceed(found, tmp_path / "run")
+    assert not (tune.proceed(found, tmp_path / "run").operator / "trials").exists(), "what was not paid for goes"
     with pytest.raises(BudgetSpent):
         tune.proceed(prepared(parts, budget=None), tmp_path / "again")
     assert not (tmp_path / "again").exists()
@@ -116,12 +125,24 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
     found = prepared(parts)
     charge = tune._charged(found, "run")
     account = ledger_of(found.first.fingerprint).account()
-    trial = found.event.trials[0]
-    assert _trial_of(charge, account, trial, id="x").event == trial
+    trial, tuned = (
+        found.event.trials[0],
+        runs.create(tmp_path / "run", found.first.config, tune._facts(found, "run"), b""),
+    )
+    here, elsewhere = runs.Run(tuned.operator / "trials" / "1"), runs.Run(tmp_path / "a" / "trials" / "1")
+    assert _trial_of(here, charge, account, trial, id="x").event == trial
     assert isinstance(trial, PoissonGaussian)
-    for paid, event in ((charge, replace(trial, sigma=trial.sigma * 0.9)), (replace(charge, id="forged"), trial)):
+    for place, paid, event in (
+        (here, charge, replace(trial, sigma=trial.sigma * 0.9)),
+        (here, replace(charge, id="forged"), trial),
+        (elsewhere, charge, trial),
+        (runs.Run(tuned.folder / "trials" / "1"), charge, trial),
+    ):
         with pytest.raises(LedgerMismatch):
-            _trial_of(paid, account, event, id="x")
+            _trial_of(place, paid, account, event, id="x")
+    tuned.write_facts({**tuned.facts(), "complete": True})
+    with pytest.raises(LedgerMismatch, match="no trial of a tuning that is under way"):
+        _trial_of(here, charge, account, trial, id="x")
     cheaper = replace(found, event=replace(found.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):
         tune._charged(cheaper, "other")
@@ -135,6 +156,11 @@ def test_the_score_must_be_public(parts: tuple[str, str], tmp_path: Path) -> Non
     train.proceed(train.begin(other, tmp_path / "other"), other)
     with pytest.raises(PrivacyError, match="they are private"):
         prepared(parts)
+    with np.load(public) as arrays:  # the same in another type
+        images, labels = arrays["train_images"].astype(np.float32) / 255, arrays["train_labels"]
+    np.savez(tmp_path / "floats.npz", train_images=images, train_labels=labels)
+    with pytest.raises(PrivacyError, match="they are private"):
+        prepared((private, str(tmp_path / "floats.npz")))
 
 
 @pytest.mark.parametrize(
