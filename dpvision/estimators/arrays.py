@@ -50,7 +50,7 @@ def images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) 
 def raw_digests(X: Any) -> list[bytes]:
     """Of rows as they came, in 8 bits where they are pixels: the same for another type, shape or other bounds."""
     rows = np.asarray(X)
-    rows = rows.reshape(len(rows), -1)
+    rows = rows.reshape(len(rows), -1).astype(np.float64 if rows.dtype == object else rows.dtype)
     if rows.dtype != np.uint8 and rows.size and rows.min() >= 0 and rows.max() <= 255:
         rows = np.round(rows * (255.0 if rows.max() <= 1 else 1.0)).astype(np.uint8)
     elif rows.dtype != np.uint8:

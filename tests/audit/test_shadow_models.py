@@ -16,6 +16,7 @@ from dpvision.audit.membership import shadows
 from dpvision.cli.app import app
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
+from dpvision.privacy import ledger as ledgers
 from tests.guarantees.commands import write_data
 
 RECORDS = 60  # of each split; with random labels, so that only who remembers them knows them
@@ -77,7 +78,7 @@ def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeyp
     before = _everything(home)
 
     def broken(*_: object, **__: object) -> None:
-        assert Path(os.environ["DPVISION_HOME"]) == run.operator / "shadows" and not list(left.glob("of one*"))
+        assert ledgers.home() == run.operator / "shadows" and not list(left.glob("of one*"))
         assert len(list(left.iterdir())) == 1, "a fresh key"
         raise OSError("the disk is full")
 

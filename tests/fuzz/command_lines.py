@@ -153,7 +153,7 @@ def _value(rng: Random, option: Option, corpus: Path, arena: Path) -> str:
     if ("Path" in option.kind or "str" in option.kind) and rng.random() < 0.85:
         kinds = _suiting(option.name) if rng.random() < 0.9 else KINDS
         name = rng.choice(kinds)
-        if name in ("run", "stopped") and not (arena / name).exists():  # some verbs write into it
+        if name in ("run", "stopped", "released", "mapped") and not (arena / name).exists():  # some verbs write into it
             shutil.copytree(corpus / name, arena / name)
         place = next((path for path in (arena / name, corpus / name) if path.exists()), corpus / name)
         return str(place / "table.csv" if name == "listed" else place)
@@ -165,7 +165,7 @@ def _suiting(name: str) -> tuple[str, ...]:
         case "run" | "folders":
             return ("run", "run", "stopped")
         case "folder":
-            return ("released", "mapped")
+            return ("released", "mapped", "run")
         case "model":
             return ("edm",)
         case "guide":

@@ -29,7 +29,7 @@ TOML = (
 )  # fmt: skip
 # What is written for people and for other programs: its bytes are nobody's input, but something may be in its place.
 NEVER_READ = re.compile(
-    r"\.(md|html|svg)$|^(run|edm|guide|prior|warmed)/card\.json$|/grid-\d+\.png$|/moments\.safetensors$|/(canaries|membership|samples)\.json$"
+    r"\.(md|html|svg)$|^(edm|guide|prior|warmed)/card\.json$|/grid-\d+\.png$|/moments\.safetensors$|/(canaries|membership|samples)\.json$"
     r"|^run/ledger\.jsonl$|^run/operator/log\.jsonl$|[./]lock$"
 )
 

@@ -29,6 +29,7 @@ SMALLER: dict[str, dict[str, str]] = {
     "synth quality": {"--most": "100", "--no-cas": ""},
     "synth sample": {"--count": "100", "--steps": "2"},
     "train": {"--steps": "5"},
+    "tune": {"--steps": "2", "--trials": "1.5"},
     "warm": {"--steps": "1", "--batch": "4"},
 }
 # These make what the others take; the rest follow by name. Files that no example makes are made by `world`.
@@ -45,6 +46,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with stand-ins for the files that examples name, and a ledger that all of them share."""
     folder, before = tmp_path_factory.mktemp("examples"), Path.cwd()
     write_data(folder / "cifar10.npz", images=200)
+    write_data(folder / "private.npz", images=200, seed=1)
+    write_data(folder / "public.npz", images=100, seed=2)
     rng = np.random.default_rng(0)
     for place in (*(f"photos/{s}/{c}" for s in ("train", "test") for c in ("cat", "dog")), "new_photos"):
         (folder / place).mkdir(parents=True)

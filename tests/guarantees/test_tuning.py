@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from dpvision import runs, sealed, train, tune
 from dpvision.charging import _trial_of
@@ -67,6 +69,8 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     files.write(run, account)
     made = card(run, account)
     assert made["guarantee"]["epsilon"] == found.epsilon > 1.5 * accountant.epsilon(found.event.trials[0], 1e-5)
+    schema = json.loads((resources("dpvision.report") / "card.schema.json").read_text("utf-8"))
+    assert list(Draft202012Validator(schema).iter_errors(made)) == []
     assert made["tuning"].startswith("counted") and not any("Tuning is not counted" in x for x in made["not_covered"])
     with pytest.raises(LedgerMismatch):
         card(run, replace(account, charges=(replace(charge, event=found.event.trials[0]),)))

@@ -13,11 +13,13 @@ import yaml
 from jsonschema import Draft202012Validator
 from run_folder import DATA, EVENT, NAME, account, card_of, make, released, weigh
 
+from dpvision import audit_file
 from dpvision.config import Config
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Composed, Gaussian, PoissonGaussian, to_json
 from dpvision.report import by_hand, card, front_matter, on_weights, reference, spent
 from dpvision.runs import Run
+from tests.test_audit_file import ONE_RUN
 
 SCHEMA = json.loads((files("dpvision.report") / "card.schema.json").read_text("utf-8"))
 ROOT = Path(__file__).parents[2]
@@ -44,8 +46,7 @@ def test_every_card_fits_the_schema(tmp_path: Path, private_run: Run, fixed_key_
     run = make(tmp_path / "run", config=config, public=public, read_off=["number of persons"])
     run.write_facts(run.facts() | {"event": both})
     weigh(run)
-    section = {"epsilon_at_least": 0.5, "confidence": 0.95, "canaries": 100, "refuted": False}
-    (run.folder / "audit.json").write_text(json.dumps({"format": "dpvision-audit-1", "one_run": section}))
+    audit_file.record(run.folder, "one_run", ONE_RUN)
     cards.append(card(run, account()))
     assert cards[-1]["phases"] and cards[-1]["probe"] and cards[-1]["audit"]
     assert any("licence: CC0" in line for line in cards[-1]["not_covered"])
