@@ -19,7 +19,6 @@ _HOMES = {
     "PrivateImageClassifier": "dpvision.estimators",
     "PrivateRelease": "dpvision.estimators",
     "account_of": "dpvision.estimators",
-    "plan": "dpvision.plan",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]
