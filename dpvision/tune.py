@@ -23,6 +23,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,15 @@ def _release(
     chosen = {**facts["tuning"], "chosen": prepared.given[which], "score_of_the_chosen": score}
     run.write_facts({**facts, "complete": True, "event": event, "private": True, "tuning": chosen})
     _remove(run.operator / "trials")
+    without_times(run)
+
+
+def without_times(run: runs.Run) -> None:
+    """Give what may leave the time of midnight: when it was written tells how long the trials took."""
+    midnight = datetime.combine(datetime.now(UTC).date(), datetime.min.time(), UTC).timestamp()
+    for path in run.folder.iterdir():
+        if path.is_file():
+            os.utime(path, (midnight, midnight))
 
 
 def _remove(trials: Path) -> None:

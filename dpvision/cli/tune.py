@@ -68,7 +68,7 @@ def tune(
     from dpvision import console
     from dpvision.cli.reporting import write_report
     from dpvision.report import card, sentence
-    from dpvision.tune import prepare, proceed, require_room
+    from dpvision.tune import prepare, proceed, require_room, without_times
 
     prepared = prepare(source, settings, values, score=score, trials=trials, eta=eta)
     console.show_tuning(prepared)
@@ -78,6 +78,7 @@ def tune(
         return
     run = proceed(prepared, out)
     paths = write_report(run)
+    without_times(run)
     told = run.facts()["tuning"]
     chosen = ", ".join(f"{name} {value}" for name, value in told["chosen"].items())
     console.say(f"chosen: {chosen}; right on {told['score_of_the_chosen']:.2%} of the public images")

@@ -195,4 +195,6 @@ def test_the_verb(parts: tuple[str, str], tmp_path: Path) -> None:
     words = ["tune", parts[0], "--epsilon", 3, "--grid", "lr=1,4", "--score", parts[1], "--steps", 3, "--classes", 10]
     code, out, err = commands.run(*words, "--trials", 2, "--out", tmp_path / "run", home=tmp_path / "home")
     assert code == 0, err
+    times = {path.stat().st_mtime for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert len(times) == 1 and times.pop() % 86_400 == 0, "how long it took would tell"
     assert "candidates  2" in out and "chosen: lr" in out and "epsilon 3.00 at delta 1e-05" in out
