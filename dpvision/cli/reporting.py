@@ -82,9 +82,14 @@ def study(
 
 
 def write_report(run: Any) -> list[Path]:
+    from dpvision import console
+    from dpvision.privacy.ledger import home
     from dpvision.report import write
 
-    return write(run, account_of(run))
+    account = account_of(run)
+    if account is None and (run.folder / "ledger.jsonl").exists():
+        console.say(f"note: there is no ledger of this data in {home()}: card and report lose it. Fix: DPVISION_HOME.")
+    return write(run, account)
 
 
 def account_of(run: Any) -> Any:

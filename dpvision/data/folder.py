@@ -14,6 +14,8 @@ from dpvision.data.regular_file import resolve_inside
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _LITTER = ("thumbs.db", "desktop.ini")
 """Files that operating systems leave behind; names that start with a dot are left out too."""
+# Folders in folders, of images to predict.
+DEEPEST = 8
 
 
 def list_folder(path: Path) -> Listing:
@@ -44,9 +46,15 @@ def list_folder(path: Path) -> Listing:
     return Listing(root, items, frozenset(classes), str(path), tuple(broken))
 
 
-def image_names(root: str) -> list[str]:
-    """The names of the files in one folder, for images without a class."""
-    return _names(root, "")
+def image_names(root: str, relative: str = "", *, depth: int = DEEPEST) -> list[str]:
+    """The files of a folder and of those in it, for images without a class. A link to a folder is not followed."""
+    found = []
+    for name in _names(root, relative):
+        path = f"{relative}/{name}" if relative else name
+        place = os.path.join(root, path)
+        inside = depth > 0 and os.path.isdir(place) and not os.path.islink(place)
+        found += image_names(root, path, depth=depth - 1) if inside else [path]
+    return found
 
 
 def unsuitable(root: str, relative: str) -> str | None:

@@ -67,7 +67,7 @@ def _of_files(
     if folder:
         paths = image_names(root)
         if all(unsuitable(root, name) for name in paths):
-            raise Refusal("has no .png, .jpg or .jpeg file in it.")
+            raise Refusal("has no .png, .jpg or .jpeg file in it, nor in a folder of it.")
     else:  # links are followed here, because the user named this very file
         root, paths[0] = os.path.split(root)
     for start in range(0, len(paths), at_a_time):

@@ -240,7 +240,7 @@ def _axes(across: str, up: str) -> tuple[Figure, Axes]:
 
 
 def _percent(share: float, _: float) -> str:
-    return f"{100 * share:.0f}%"
+    return f"{round(100 * share, 1):g}%"
 
 
 def _range(low: float, high: float) -> tuple[float, float]:

@@ -121,3 +121,14 @@ def test_an_array_is_read_a_few_images_at_a_time(tmp_path: Path) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert names == 1000 and most < 3 << 20
+
+
+def test_images_in_folders_of_the_folder_and_never_through_a_link(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "in", tmp_path / "outside"
+    for place in (folder / "cat", folder / "dog" / "young", outside):
+        place.mkdir(parents=True)
+        Image.new("L", (6, 6)).save(place / "1.png")
+    (folder / "link").symlink_to(outside)
+    (some,) = image_batches(folder, size=(6, 6), channels=1)
+    assert some.names == ["cat/1.png", "dog/young/1.png", "link"] and len(some.images) == 2
+    assert some.problems[:2] == [None, None] and "is a folder" in str(some.problems[2])

@@ -32,7 +32,7 @@ def test_settings_can_not_change_when_all_steps_are_done(tmp_path: Path, monkeyp
     prepared = train.prepare(str(write_data(tmp_path / "data.npz")), SETTINGS)
     folder = train.begin(prepared, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(train, "_release", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train.proceed(folder, prepared)
     with pytest.raises(ConfigError, match="all 6 steps are done"):
