@@ -76,7 +76,8 @@ def tune(
         require_room(prepared)
         console.say("dry run: no run was made, nothing was charged.")
         return
-    run = proceed(prepared, out)
+    with console.counting_bar("trials so far") as progress:  # how many there will be is not told
+        run = proceed(prepared, out, watch=lambda done: progress(done, done + 1))
     paths = write_report(run)
     without_times(run)
     told = run.facts()["tuning"]

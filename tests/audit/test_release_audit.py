@@ -188,11 +188,12 @@ def test_an_audit_file_by_other_means_is_refused_and_left(text: str, copied: Pat
 
 
 def test_what_does_not_go_together_is_told(copied: Path, released: Path) -> None:
-    source = released / "data.npz"
+    source, finished_elsewhere = released / "data.npz", next(released.glob("*/schema.json")).parent
     for words, match in (
         ((source,), "--operator FOLDER"),
         (("--operator", copied.parent / "x"), "or neither"),
         ((source, "--operator", copied / "mine"), "is in the release"),
+        ((source, "--operator", finished_elsewhere), "is a release or a run"),
         ((source, "--operator", copied.parent / "x", "--shadows", "8"), "no model to compare with"),
     ):
         with pytest.raises(ConfigError, match=match):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,13 @@ def test_a_home_of_its_own_shares_what_is_public(tmp_path: Path, own_home: Path)
     with shadow_models.throw_away_home(tmp_path / "place") as place:
         assert (place / "priors" / "map").read_text() == "public" and os.stat(place).st_mode & 0o077 == 0
     assert not place.exists() and (own_home / "priors" / "map").exists()
+
+
+def test_another_thread_keeps_the_true_home(tmp_path: Path, own_home: Path) -> None:
+    """Or what it trained meanwhile would be charged to a ledger that is thrown away."""
+    with shadow_models.throw_away_home(tmp_path / "place") as place, ThreadPoolExecutor(1) as other:
+        assert ledgers.home() == place and other.submit(ledgers.home).result() == own_home
+    assert ledgers.home() == own_home
 
 
 def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpvision import atomic, checkpoint, runs, sealed, study
+from dpvision import atomic, checkpoint, inference, runs, sealed, study
 from dpvision.cli.app import class_list
 from dpvision.config import Config, merged, read_toml
 from dpvision.device import device_named
@@ -252,3 +252,15 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
             metrics.read(run)
     run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
     assert metrics.read(run) == [metrics.Point(1, float("inf"), None, None)]
+
+
+def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:
+    said = {"format": "dpvision-weights-1", "model": "linear", "shape": "[1e400, 8, 8]", "classes": '["a", "b"]'}
+    (tmp_path / "w.safetensors").write_bytes(checkpoint.dump({}, said))
+    with pytest.raises(DataError, match="does not describe a model"):
+        inference.released(tmp_path / "w.safetensors")
+
+
+def test_names_that_would_order_a_terminal_about() -> None:
+    told = inference._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
+    assert "\x1b" not in told and "\x07" not in told and told.endswith("'=1+1,'-2,caf\u00e9\n")
