@@ -23,6 +23,9 @@ def warm(
     also: Annotated[
         list[str] | None, Parameter(negative="", help="more images to train on, such as synthetic ones; may repeat")
     ] = None,
+    balance: Annotated[
+        bool | None, Parameter(negative="", help="repeat PUBLIC until its images are as many as those of --also")
+    ] = None,
     settings: Annotated[
         Literal["cifar-10", "cifar-100"], Parameter(help="of Park et al. 2024; what is given beside them wins")
     ] = "cifar-10",

@@ -73,13 +73,14 @@ def sample(
     """Write `out`, or go on with it; False if stopped before. `guided_by` names the guide and its weight."""
     if out.suffix != ".npz":
         raise ConfigError(f"{out}: samples are written as an .npz file. Fix: --out {out}.npz")
-    for path in (out, out.with_suffix(".json"), out.with_suffix(".png")):
+    parts = out.with_name(out.name + ".parts")
+    beside = [out.with_suffix(".json"), out.with_suffix(".png")]
+    for path in [out] if parts.exists() else [out, *beside]:  # with parts there, those beside are of this drawing
         if path.exists():
             raise ConfigError(f"{path}: is there. Fix: another --out.")
     kind, network, digest = load(folder, device=device)
     keep_freed_memory()
     header = {"draw": json.dumps({**asdict(draw), "model": digest, "guided_by": guided_by})}
-    parts = out.with_name(out.name + ".parts")
     parts.mkdir(parents=True, exist_ok=True)
     try:
         with atomic.alone(parts / "lock", wait=False):

@@ -71,6 +71,15 @@ def per_pass(images: int, batch: int) -> int:
     return max(1, images // batch)
 
 
+def balanced(first: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Both, with the first ones repeated until they are about as many as the others.
+
+    A diffusion model that saw few images draws many, but poorer ones: left alone, they would be most of every batch.
+    """
+    times = max(1, round(len(others) / max(1, len(first))))
+    return np.concatenate([np.tile(first, times), others])
+
+
 def chosen(rows: NDArray[np.int64], step: int, *, batch: int, seed: int) -> NDArray[np.int64]:
     """Which of `rows` a step sees: pass by pass, each in a random order of its own."""
     number, place = divmod(step, per_pass(len(rows), batch))

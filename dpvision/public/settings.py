@@ -27,6 +27,7 @@ class Settings:
     radius: float = 8 / 255  # of pgd, as a share of the range from black to white
     ascents: int = 10  # of pgd
     augment: tuple[str, ...] = ("crop", "flip", "cutout")
+    balance: bool = False  # public images are repeated until they are as many as the synthetic ones
     hold_out: float = 0.0  # share of the public images that is only looked at, at the end
     seed: int = 0
 

@@ -33,7 +33,7 @@ from dpvision.memory import keep_freed_memory
 from dpvision.models import build, train_only
 from dpvision.public import sharpness, taught_by
 from dpvision.public.adversarial import worst_near
-from dpvision.public.batches import Images, Source, chosen, per_pass, views
+from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, views
 from dpvision.public.settings import Settings
 from dpvision.public.split import aside
 from dpvision.views import Coins
@@ -114,8 +114,10 @@ class State:
         first = sources[0]
         held = aside(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
         self._held = np.flatnonzero(held)
-        self._rows = np.setdiff1d(np.arange(len(self._images)), self._held)
-        self.steps = settings.total(len(self._rows))
+        self._rows = np.setdiff1d(np.arange(len(self._images)), self._held)  # each image once
+        public = self._rows < len(first.labels)
+        self._seen = balanced(self._rows[public], self._rows[~public]) if settings.balance else self._rows
+        self.steps = settings.total(len(self._seen))
         model = build(settings.model, self._images.shape, classes=len(classes), seed=settings.seed)
         train_only(model, "all", name=settings.model)
         widest = max((m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)), default=0)
@@ -130,8 +132,9 @@ class State:
     def descend(self) -> float:
         """One step; the loss before it."""
         settings, size = self.settings, len(self.classes)
-        rows = chosen(self._rows, self.step, batch=settings.batch, seed=settings.seed)
-        coins = Coins((settings.seed << 40) + self.step, rows)
+        places = chosen(np.arange(len(self._seen)), self.step, batch=settings.batch, seed=settings.seed)
+        coins = Coins((settings.seed << 40) + self.step, places)  # an image that is there twice gets two views
+        rows = self._seen[places]
         labels = self._images.labels[torch.from_numpy(rows)]
         made, targets = views(self._images(rows), labels, coins, augment=settings.augment, classes=size)
         x = self._laid_out(made)
@@ -168,7 +171,7 @@ class State:
     def _count(self, loss: float) -> None:
         self.step += 1
         self._sum += loss
-        length = per_pass(len(self._rows), self.settings.batch)
+        length = per_pass(len(self._seen), self.settings.batch)
         if self.step % length == 0:
             self.curve.append((self.step, self._sum / length))
             self._sum = 0.0
@@ -233,7 +236,7 @@ class State:
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
         labels = self._images.labels[torch.from_numpy(self._rows)]
         card["of_each_class"] = torch.bincount(labels, minlength=len(self.classes)).tolist()
-        card["images_seen"] = self.step * min(self.settings.batch, len(self._rows))
+        card["images_seen"] = self.step * min(self.settings.batch, len(self._seen))
         card["sources"] = self._by_source()
         card["held_out"] = self.measured(self._held) if len(self._held) else None
         card["curve"] = self.curve

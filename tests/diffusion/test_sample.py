@@ -56,6 +56,25 @@ def test_stopped_and_gone_on_is_the_same(model: Path, tmp_path: Path) -> None:
     assert not np.array_equal(one, np.load(tmp_path / "other.npz")["train_images"])
 
 
+def test_killed_between_the_card_and_the_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, write = tmp_path / "s.npz", atomic.write
+
+    def dies(path: Path, data: bytes | str, **how: int) -> None:
+        if path == out:
+            raise KeyboardInterrupt
+        write(path, data, **how)
+
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(atomic, "write", dies)
+        sample(model, DRAW, out)
+    assert out.with_suffix(".json").exists() and not out.exists()
+    assert sample(model, DRAW, out) and not out.with_name("s.npz.parts").exists()
+    other = tmp_path / "other.npz"
+    other.with_suffix(".json").write_text("of somebody else")
+    with pytest.raises(ConfigError, match="is there"):
+        sample(model, DRAW, other)
+
+
 def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "k.npz"
     command = [sys.executable, "-m", "dpvision", "synth", "sample", str(model), "--out", str(out)]

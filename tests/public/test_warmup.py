@@ -19,9 +19,9 @@ from dpvision.data import identify, load
 from dpvision.errors import ConfigError, DPVisionError
 from dpvision.inputs import Inputs, accuracy
 from dpvision.models import build, load_public
-from dpvision.public.batches import Source
+from dpvision.public.batches import Source, balanced
 from dpvision.public.settings import CIFAR_10, CIFAR_100, Settings
-from dpvision.public.warmup import warm_up
+from dpvision.public.warmup import State, warm_up
 from tests.guarantees.commands import start, write_data
 from tests.guarantees.stopping import until
 from tests.public.words import Say, say
@@ -117,6 +117,26 @@ def test_several_sources_are_trained_on_together(tmp_path: Path) -> None:
     assert said["held_out"]["images"] == 4, "of the public part only"
     assert said["steps"] == 3 * (60 // 8) and said["images_seen"] == 8 * said["steps"]
     assert said["of_each_class"] == [15] * 4
+
+
+def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -> None:
+    """16 public images and 48 others: each public one three times in a pass, and none of those that are held out."""
+    sources = [images(20), images(48, seed=1, name="synthetic")]
+    settings = replace(TINY, hold_out=0.2, balance=True, epochs=1)
+    state = State(settings, sources, classes=CLASSES)
+    assert state.steps == 96 // 8
+    seen: list[int] = []
+    look = state._images
+    state._images = lambda rows: seen.extend(rows.tolist()) or look(rows)  # type: ignore[assignment,func-returns-value]
+    state._images.labels, state._images.shape = look.labels, look.shape  # type: ignore[attr-defined]
+    for _ in range(state.steps):
+        state.descend()
+    times = np.bincount(seen, minlength=68)
+    assert sorted(times[:20]) == [0] * 4 + [3] * 16 and (times[20:] == 1).all()
+    same = balanced(np.arange(3), np.arange(0))
+    assert same.tolist() == [0, 1, 2], "nothing to balance against"
+    assert warm_up(settings, sources, tmp_path, classes=CLASSES)
+    assert card(tmp_path)["sources"][0]["images"] == 16 and card(tmp_path)["balance"] is True
 
 
 @pytest.mark.parametrize(
