@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpvision import data, sealed
+from dpvision import atomic, data, sealed
 from dpvision.diffusion.fit import Settings, fit
 from dpvision.diffusion.model import Kind
 from dpvision.diffusion.sample import Draw, sample
