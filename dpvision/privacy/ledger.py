@@ -36,7 +36,7 @@ from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, to_json
-from dpvision.privacy.rounding import upper
+from dpvision.privacy.rounding import lower, upper
 
 FORMAT = 1
 # A line is short; a longer one was not written by this file, and is not read into memory.
@@ -329,8 +329,9 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
             f"{upper(so_far, 4)} of it is spent, and this would make it {upper(after, 4)} "
-            f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon, or, if the owner "
-            "of the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
+            f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon (about "
+            f"{lower(max(0.0, budget.epsilon - so_far))} is left), or, if the owner of the data "
+            "agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
 
 
