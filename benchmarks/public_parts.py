@@ -97,8 +97,8 @@ class Parts:
 
 
 # By name: whether synthetic images are trained on beside the public ones, and what is not as in `Parts.warmed`. All
-# take as many steps: 50 passes over the public images (Table 12: 100). 600 are too few for augmented images. Batches are
-# balanced: an EDM of an hour draws CIFAR-10 poorly, and 10,000 such images would be five of six in each batch.
+# take as many steps: 50 passes over the public images (Table 12: 100); 600 are too few for augmented images. Batches
+# are balanced: an EDM of an hour draws CIFAR-10 poorly, and 10,000 such images would be five of six in each batch.
 STEPS = 1000
 WARM_UPS: dict[str, tuple[bool, dict[str, Any]]] = {
     "warm": (False, {"steps": STEPS}),

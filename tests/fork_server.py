@@ -162,8 +162,9 @@ class ForkServer:
 
 
 def said(job: Job) -> tuple[str, str]:
-    """(output, errors) so far."""
-    out, err = ((job.place / name).read_text("utf-8", errors="replace") for name in ("out", "err"))
+    """(output, errors) so far: nothing of a child that was killed before it could open its files."""
+    paths = (job.place / name for name in ("out", "err"))
+    out, err = (path.read_text("utf-8", errors="replace") if path.exists() else "" for path in paths)
     return out, err
 
 
