@@ -6,7 +6,7 @@ The way there, for a data set of which 2,000 images are public by their owners' 
     dpvision data split cifar10.npz --public 2000 --out parts
     dpvision synth fit parts/public.npz --out edm              warmsyn and extended
     dpvision synth sample edm --count 50000 --out synthetic.npz
-    dpvision warm synthetic.npz --model wrn-16-4 --out warmed   (warm: parts/public.npz instead)
+    dpvision warm parts/public.npz --also synthetic.npz --model wrn-16-4 --out warmed     (warm: without --also)
     dpvision train parts/private.npz --epsilon 2 --recipe warmsyn --pretrained warmed/weights.safetensors
 
 The tables give settings for some epsilons; for another one, those of the nearest are taken.
