@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
 @contextmanager
 def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """The same for what is written piece by piece: the file gets its name at the end, or never."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.new")  # of a process: its number
     try:
         # Readable by the owner only: what is shared is shared on purpose.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)

@@ -129,13 +129,16 @@ def _before_head(model: nn.Module) -> Featured:
 
 def _origin(name: str, weights: Path | None) -> str:
     """For a card. What a file says of itself comes first; private weights are refused."""
-    said = {} if weights is None else sealed.said_by(weights)
+    said = {} if weights is None else sealed.said_unchanged(weights)
     if "event" in said or said.get("private", "yes") != "yes":
         raise DataError(
             f"{weights}: was trained on private data, and a public encoder must not tell about any. Fix: other weights."
         )
     if "process" in said:
         return f"{name} taught by random images ({said['process']}, seed {said.get('seed', '?')}): no photograph"
+    if "learned_from" in said:
+        assert weights is not None
+        return f"{name} with the weights of {weights.name}, taught by images that the file notes; none is released here"
     known = next((text for start, text in ORIGINS.items() if name.startswith(start)), None)
     if weights is None:
         return known or f"{name}; {NOTHING_LEARNED}"

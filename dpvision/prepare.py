@@ -34,6 +34,7 @@ from dpvision.privacy import overlap
 from dpvision.privacy.events import Event, from_json, to_json
 from dpvision.privacy.ledger import home
 from dpvision.public import taught_by
+from dpvision.unaccounted import require_not_taught_by
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -249,12 +250,10 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     warm-up say which images taught them: none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
-    said = sealed.said_by(path)
-    if "digest" in said:
-        said = sealed.read(path).header  # one of ours, unchanged
+    said = sealed.said_unchanged(path)
     if "learned_from" in said:
         entry["learned_from"] = "noted"
-        _require_none_of(said["learned_from"], data, f"{path}: was trained without privacy on")
+        require_not_taught_by(data, said["learned_from"], f"{path}: was trained without privacy on")
     if said.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({said['private']}), and what starts from it would not be. Fix: other weights."
@@ -270,17 +269,6 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
         except (ConfigError, ValueError, RecursionError) as exc:
             raise DataError(f"{path}: does not say what it tells about its training data ({exc}).") from exc
     return entry
-
-
-def _require_none_of(note: str, data: Dataset, what: str) -> None:
-    """No private image, nor one to test with, is among those that taught a network without privacy."""
-    splits = [split for split in (data.train, data.val, data.test) if split is not None]
-    same = sum(taught_by.among(note, split.images, identify(split)[2]) for split in splits)
-    if same:
-        raise ConfigError(
-            f"{what} {same:,} of the images that are private here, or to test with, so it tells about them already. "
-            "Fix: learn from the public part alone (`dpvision data split`)."
-        )
 
 
 def _require_every_class(split: Split, classes: Sequence[str], name: str, fix: str) -> None:
@@ -305,5 +293,5 @@ def public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Spli
         )
     note = taught_by.noted_beside(source)
     if note:
-        _require_none_of(note, data, f"{source}: its images were synthesised by a model that learned from")
+        require_not_taught_by(data, note, f"{source}: its images were synthesised by a model that learned from")
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}

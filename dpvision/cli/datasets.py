@@ -43,6 +43,7 @@ def pack(
     """
     from dpvision import console
     from dpvision.data import pack as pack_into
+    from dpvision.public import taught_by
 
     with console.counting_bar("packing") as progress:
         made = pack_into(
@@ -54,6 +55,7 @@ def pack(
             skip_broken=bool(skip_broken),
             progress=progress,
         )
+    taught_by.carry(source, made)
     console.say(f"wrote {made}; use it wherever a data set is asked for")
 
 
@@ -81,10 +83,13 @@ def split(
 
     from dpvision import console
     from dpvision.data import fingerprint, identify, load
+    from dpvision.public import taught_by
     from dpvision.public.split import split as cut
 
     data = load(source, classes=class_list(classes), size=size, channels=channels, skip_broken=bool(skip_broken))
     console.show_parts(cut(data, out, public=public, seed=seed, digest=lambda part: identify(part)[1]), out)
+    for part in ("public", "private"):
+        taught_by.carry(source, out / f"{part}.npz")
     if fingerprint(replace(data.train, originals=None)) != fingerprint(data.train):
         console.say(
             "note: images were resized or recoloured, so an account of the originals does not know those of the parts."

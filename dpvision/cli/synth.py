@@ -91,8 +91,7 @@ def fit(
     from dpvision.diffusion.fit import Progress, Settings
     from dpvision.diffusion.fit import fit as learn
     from dpvision.diffusion.model import Kind
-    from dpvision.public import taught_by
-    from dpvision.unaccounted import require_unaccounted
+    from dpvision.unaccounted import note_of, require_unaccounted
 
     device_named(device)
     found = data.load(public, size=resize)
@@ -117,7 +116,7 @@ def fit(
             out,
             steps=steps,
             minutes=minutes,
-            originals=taught_by.note(found.train.images[:0], data.identify(found.train)[2]),
+            originals=note_of(public, found.train),
             device=device,
             watch=watch,
             stop=stop,
@@ -156,7 +155,7 @@ def guide(
     from dpvision import console, data
     from dpvision.device import device_named
     from dpvision.diffusion.guide import Settings, fit_guide
-    from dpvision.unaccounted import require_unaccounted
+    from dpvision.unaccounted import note_of, require_unaccounted
 
     device_named(device)
     found = data.load(public, size=resize)
@@ -173,7 +172,8 @@ def guide(
     )
     arrays = found.train.images, found.train.labels
     with console.named_bars() as bar, console.stoppable() as stop:
-        done = fit_guide(model, settings, *arrays, out, device=device, watch=bar, stop=stop)
+        originals = note_of(public, found.train)
+        done = fit_guide(model, settings, *arrays, out, originals=originals, device=device, watch=bar, stop=stop)
     if not done:
         console.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
@@ -204,7 +204,7 @@ def sample(
 
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
-    from dpvision import console
+    from dpvision import console, sealed
     from dpvision.device import device_named
     from dpvision.diffusion.guide import load_guide
     from dpvision.diffusion.sample import Draw
@@ -220,6 +220,7 @@ def sample(
             out,
             guide=led,
             guided_by=name,
+            guide_learned_from=sealed.said_by(guide / "weights.safetensors").get("learned_from", "") if guide else "",
             device=device,
             watch=lambda at, of: bar("drawing", at, of),
             stop=stop,

@@ -93,17 +93,15 @@ def warm(
 def _read(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """The images to train on, and the classes; test and validation images of a source are not looked at."""
     from dpvision.data import identify, load
-    from dpvision.public import taught_by
     from dpvision.public.batches import Source
-    from dpvision.unaccounted import require_unaccounted
+    from dpvision.unaccounted import note_of, require_unaccounted
 
     data = load(source, **options)
     train = data.train
     if not consented:
         require_unaccounted(source, [train], fix=PUBLISHED)
-    _, in_order, originals = identify(train)
-    note = taught_by.both((taught_by.note(train.images[:0], originals), taught_by.noted_beside(source)))
-    return Source(data.name, train.images, train.labels, in_order, train.persons, note), data.classes
+    note = note_of(source, train)
+    return Source(data.name, train.images, train.labels, identify(train)[1], train.persons, note), data.classes
 
 
 def _tell(out: Path, model: str) -> None:

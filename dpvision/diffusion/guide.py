@@ -29,6 +29,7 @@ from dpvision.diffusion.sample import Draw, sample
 from dpvision.diffusion.sampler import Guide
 from dpvision.errors import ConfigError, DataError
 from dpvision.memory import keep_freed_memory
+from dpvision.public import taught_by
 
 FORMAT = "dpvision-guide-1"
 SAVE_EVERY = 200  # steps
@@ -64,11 +65,15 @@ def fit_guide(
     labels: np.ndarray,
     folder: Path,
     *,
+    originals: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Draw samples, fit extractor and discriminator; or go on where the folder is. False if stopped before the end."""
+    """Draw samples, fit extractor and discriminator; or go on where the folder is. False if stopped before the end.
+
+    `originals` is a note (taught_by.py) of what the images were made of.
+    """
     kind, _, model_digest = load(model)
     require_public(kind, images, labels)
     drawn_path = folder / "samples.npz"
@@ -84,6 +89,7 @@ def fit_guide(
             return False
     drawn, drawn_labels = _read(drawn_path, kind, settings.samples)
     state = State(kind, settings, {"model_digest": model_digest, "public": digest(images, labels)}, device)
+    state.learned_from = taught_by.both((originals, taught_by.note(images)))
     state.resume(folder)
     real = to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
     fake = to_model(drawn).to(device), torch.from_numpy(drawn_labels).to(device)
@@ -150,6 +156,7 @@ class State:
     def __init__(self, kind: Kind, settings: Settings, sources: dict[str, str], device: str | torch.device) -> None:
         self.kind, self.settings, self.sources, self.device = kind, settings, sources, torch.device(device)
         self.at = {"extractor": 0, "discriminator": 0}
+        self.learned_from = ""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             extractor, discriminator = _networks(kind, settings.width)
@@ -178,7 +185,9 @@ class State:
         return told
 
     def header(self) -> dict[str, str]:
-        return {**self.kind.header(), **self.sources, "guide": FORMAT, "settings": json.dumps(asdict(self.settings))}
+        settings = json.dumps(asdict(self.settings))
+        said = {"guide": FORMAT, "settings": settings, "learned_from": self.learned_from}
+        return {**self.kind.header(), **self.sources, **said}
 
     def save(self, folder: Path) -> None:
         header = {**self.header(), "at": json.dumps(self.at)}

@@ -25,6 +25,7 @@ from dpvision.diffusion.sheet import save_sheet
 from dpvision.diffusion.unet import UNet
 from dpvision.errors import ConfigError, DataError
 from dpvision.memory import keep_freed_memory
+from dpvision.public import taught_by
 
 SHEET_COLUMNS, SHEET_ROWS = 10, 20
 MOST = 10_000_000
@@ -66,11 +67,13 @@ def sample(
     *,
     guide: Guide | None = None,
     guided_by: str = "",
+    guide_learned_from: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[int, int], None] = lambda _done, _of: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Write `out`, or go on with it; False if stopped before. `guided_by` names the guide and its weight."""
+    """Write `out`, or go on with it; False if stopped before. `guided_by` names the guide and its weight,
+    `guide_learned_from` the images that taught it (taught_by.py)."""
     if out.suffix != ".npz":
         raise ConfigError(f"{out}: samples are written as an .npz file. Fix: --out {out}.npz")
     parts = out.with_name(out.name + ".parts")
@@ -93,7 +96,8 @@ def sample(
                     atomic.write(part, checkpoint.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
                 watch(min((number + 1) * draw.batch, draw.count), draw.count)
             learned_from = sealed.said_by(folder / "weights.safetensors").get("learned_from", "")
-            _join(kind, draw, parts, header, out, learned_from=learned_from)
+            taught = taught_by.both((learned_from, guide_learned_from))
+            _join(kind, draw, parts, header, out, learned_from=taught)
             shutil.rmtree(parts)
     except BlockingIOError as exc:
         raise ConfigError(f"{out}: another process draws it now. Fix: wait, or another --out.") from exc

@@ -10,7 +10,7 @@ refused with ValueError, as scikit-learn has it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,19 @@ def images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) 
     return _scaled(x, bounds)
 
 
-def raw_digests(X: Any) -> list[bytes]:
-    """Of rows as they came, in 8 bits where they are pixels: the same for another type, shape or other bounds."""
-    rows = np.asarray(X)
-    rows = rows.reshape(len(rows), -1).astype(np.float64 if rows.dtype == object else rows.dtype)
-    if rows.dtype != np.uint8 and rows.size and rows.min() >= 0 and rows.max() <= 255:
-        rows = np.round(rows * (255.0 if rows.max() <= 1 else 1.0)).astype(np.uint8)
-    elif rows.dtype != np.uint8:
-        rows = np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)
-    return pixel_digests(rows)
+def raw_digests(X: Any) -> Iterator[bytes]:
+    """Of rows as they came, in each way that another type, shape or other bounds may show them.
+
+    Each row by itself: what one image is like must not rename the others.
+    """
+    x = np.asarray(X)
+    for start in range(0, len(x), 1024):
+        rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
+        yield from pixel_digests(rows.astype(np.float32).view(np.uint8))
+        least, most = rows.min(axis=1), rows.max(axis=1)
+        for top in (255, 1):
+            within = rows[(least >= 0) & (most <= top)]
+            yield from pixel_digests(np.round(within * (255 / top)).astype(np.uint8))
 
 
 def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:

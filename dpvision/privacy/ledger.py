@@ -98,7 +98,7 @@ class Ledger:
 
     def open(self, budget: Budget, *, unit: str = "image") -> Account:
         """Start the account with this budget and unit, unless it exists: then its own stay."""
-        with self._locked():
+        with self.locked():
             lines = self._read()
             if not lines:
                 opening = {
@@ -114,7 +114,7 @@ class Ledger:
 
     def account(self) -> Account:
         """Read and check the whole ledger."""
-        with self._locked():
+        with self.locked():
             lines = self._read()
         if not lines:
             raise LedgerMismatch(
@@ -124,7 +124,7 @@ class Ledger:
 
     def set_budget(self, budget: Budget) -> Account:
         """Change what the data set may spend in all. The change is a line of the ledger like any other."""
-        with self._locked():
+        with self.locked():
             lines = self._read()
             account = self._account(lines)
             spent = accountant.epsilon(account.total, budget.delta)
@@ -145,7 +145,7 @@ class Ledger:
 
     def spend(self, event: Event, *, id: str, run: str, unit: str = "image", private: bool = True) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
-        with self._locked():
+        with self.locked():
             lines = self._read()
             if not lines:
                 raise LedgerMismatch(f"{self.path}: nothing can be charged before the ledger is opened with a budget.")
@@ -166,7 +166,7 @@ class Ledger:
 
     def lines(self) -> list[dict[str, Any]]:
         """The checked lines as they stand, for display."""
-        with self._locked():
+        with self.locked():
             return self._read()
 
     def _account(self, lines: list[dict[str, Any]]) -> Account:
@@ -182,7 +182,8 @@ class Ledger:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """One process, or thread, at a time."""
         with ExitStack() as stack:
             try:
                 atomic.make_folder(self.path.parent)

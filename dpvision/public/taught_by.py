@@ -1,9 +1,9 @@
 """Which images taught a network: a note in its weights, so that a training can see that none of them is private.
 
 The note has short digests of the images as they came and as they are trained on, in 8 bits: of all of them, or of the
-smallest digests where there are very many. It goes from a diffusion model to its samples, from these to a warm-up, and
-from there to weights that were trained privately. It finds the same pixels or files, not images that were encoded anew;
-a mistake, not somebody who takes it out.
+smallest digests where there are very many. It goes from a diffusion model and its guide to samples, from these to parts
+and stores made of them, to a model or warm-up that learns from them, and to weights that were trained privately. It
+finds the same pixels or files, not images that were encoded anew; a mistake, not somebody who takes it out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpvision import atomic
 
 MOST, SHORT = 1 << 16, 16  # digests in a note, and hexadecimal digits of each
 MOST_CARD = 16 << 20
@@ -48,12 +50,24 @@ def among(note: str, images: NDArray[np.generic], originals: Sequence[bytes]) ->
 
 
 def noted_beside(source: str) -> str:
-    """What the card beside synthetic images says of the images that taught their model; nothing, if there is none."""
-    card = Path(source).with_suffix(".json")
+    """What the cards beside synthetic images say of those that taught their model; nothing, if there is none."""
+    path = Path(source)
+    return both(map(_said_by, [_carried(path), *([path.with_suffix(".json")] if path.suffix == ".npz" else [])]))
+
+
+def carry(source: str, to: Path) -> None:
+    """The note beside `source` goes beside what was made of it, too."""
+    if noted := noted_beside(source):
+        atomic.write(_carried(to), json.dumps({"learned_from": noted}) + "\n", mode=0o644)
+
+
+def _carried(path: Path) -> Path:
+    return Path(f"{path}.taught_by.json")
+
+
+def _said_by(card: Path) -> str:
     try:
-        if Path(source).suffix != ".npz" or not card.is_file() or card.stat().st_size > MOST_CARD:
-            return ""
-        said = json.loads(card.read_text())
+        said = json.loads(atomic.read(card, most=MOST_CARD))
         return str(said.get("learned_from", "")) if isinstance(said, dict) else ""
     except (OSError, ValueError, RecursionError):
         return ""

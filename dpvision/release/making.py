@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision import atomic, runs
+from dpvision import atomic, runs, sealed
 from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.encoders import encoder, extract
@@ -48,6 +48,7 @@ from dpvision.release.moments import Moments
 from dpvision.release.public_map import PROCESS, whitening
 from dpvision.release.settings import Release
 from dpvision.release.weights import RandomWeights
+from dpvision.unaccounted import require_not_taught_by
 
 Progress = Callable[[str, int, int], None]
 WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
@@ -111,6 +112,9 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
     read_off = data.inferred if known else (*data.inferred, "number of images")
     channels = data.train.images.shape[3]
     complete = settings.complete(len(data.train), len(data.classes), channels)
+    if settings.weights is not None:
+        note = sealed.said_unchanged(Path(settings.weights)).get("learned_from", "")
+        require_not_taught_by(data, note, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch(digests, pixel_digests(data.train.images))
     return Prepared(data, complete, read_off, fingerprint, in_order, sketch)

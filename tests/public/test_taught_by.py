@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from dpvision import sealed
+from dpvision.encoders import encoder
 from dpvision.public import taught_by
 from tests.public.words import Say, say
 
@@ -91,6 +92,42 @@ def test_the_note_goes_from_a_diffusion_model_to_its_samples_and_to_what_they_te
     code, err = train(say, place, "warmed", start=place / "warm" / "weights.safetensors")
     assert code == 2 and "2 of the images that are private here" in err
     assert say("synth", "sample", place / "edm", "--count", 8, "--steps", 2, "--out", place / "drawn.npz")[0] == 2
+
+
+def test_the_note_goes_through_a_guide_a_second_model_a_store_and_a_part(place: Path, say: Say) -> None:
+    """All but private.npz is clean of it; what was drawn with a guide, from a second model, packed or split is not."""
+    some(place / "mixed.npz", slice(28, 40))
+    tiny, steps = ("--size", "tiny", "--steps", 1, "--batch", 2), ("--count", 8, "--steps", 2)
+    guide = ("--samples", 4, "--extractor-steps", 1, "--steps", 1, "--batch", 2, "--width", 8)
+
+    def done(*words: object) -> None:
+        code, _, err = say(*words)
+        assert code == 0, err
+
+    done("synth", "fit", place / "public.npz", *tiny, "--out", place / "clean")
+    done("synth", "guide", place / "clean", place / "mixed.npz", *guide, "--out", place / "guide")
+    done("synth", "sample", place / "clean", "--guide", place / "guide", *steps, "--out", place / "guided.npz")
+    done("synth", "fit", place / "guided.npz", *tiny, "--out", place / "second")
+    done("synth", "sample", place / "second", *steps, "--out", place / "second.npz")
+    done("data", "pack", place / "guided.npz", "--out", place / "far.pack")
+    done("data", "split", place / "guided.npz", "--public", 4, "--out", place / "parts")
+    done("synth", "sample", place / "clean", *steps, "--out", place / "clean.npz")
+    assert train(say, place, "clean", public=place / "clean.npz", assist="dope")[0] == 0
+    for name in ("guided.npz", "second.npz", "far.pack", "parts/public.npz"):
+        code, err = train(say, place, "assisted", public=place / name, assist="dope")
+        assert code == 2 and "synthesised by a model that learned from 2 of the images" in err, name
+
+
+def test_a_release_takes_no_encoder_that_its_images_taught(place: Path, say: Say) -> None:
+    some(place / "mixed.npz", slice(29, 40))
+    for name, expected in (("public", 0), ("mixed", 2)):
+        assert say("warm", place / f"{name}.npz", *WARM, "--out", place / name)[0] == 0
+        weights = place / name / "weights.safetensors"
+        words = ("release", place / "private.npz", "--epsilon", 3, "--encoder", "small-cnn", "--weights", weights)
+        code, _, err = say(*words, "--out", place / "release", "--dry-run")
+        assert code == expected, err
+        assert not expected or "without privacy on 1 of the images that are private here" in err
+        assert "taught by images that the file notes" in encoder("small-cnn", (1, 8, 8), weights).origin
 
 
 def test_a_smaller_copy_of_the_same_files_is_found(place: Path, say: Say) -> None:
