@@ -57,6 +57,10 @@ class Settings:
         if not 0 < self.lr < math.inf or not 0 <= self.seed < 1 << 62:
             raise ConfigError("a guide needs lr above 0 and a seed from 0 to 2^62.")
 
+    def of(self, what: str) -> int:
+        """Steps of the extractor, or of the discriminator."""
+        return self.extractor_steps if what == "extractor" else self.steps
+
 
 def fit_guide(
     model: Path,
@@ -93,8 +97,8 @@ def fit_guide(
     state.resume(folder)
     real = to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
     fake = to_model(drawn).to(device), torch.from_numpy(drawn_labels).to(device)
-    for steps, what in ((settings.extractor_steps, "extractor"), (settings.steps, "discriminator")):
-        while (at := state.at[what]) < steps:
+    for what in state.at:
+        while (at := state.at[what]) < (steps := settings.of(what)):
             if stop():
                 state.save(folder)
                 return False
@@ -202,9 +206,13 @@ class State:
             raise ConfigError(f"{folder}: was begun with another model, images or settings. Fix: another --out.")
         try:
             at = {name: int(json.loads(header["at"])[name]) for name in self.at}
+            if not all(0 <= done <= self.settings.of(name) for name, done in at.items()):
+                raise ValueError(f"it would be at {at}")
         except sealed.UNSOUND as exc:
             raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: another --out.") from exc
         tensors, _ = checkpoint.load(path, self._tensors())
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise DataError(f"{path}: holds weights that are no numbers. Fix: another --out.")
         with torch.no_grad():
             for name, tensor in self._tensors().items():
                 tensor.copy_(tensors[name])

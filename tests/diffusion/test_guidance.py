@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from dpvision import checkpoint, sealed
 from dpvision.diffusion import guidance
 from dpvision.diffusion.fit import Settings as FitSettings
 from dpvision.diffusion.fit import fit
@@ -108,6 +110,18 @@ def test_samples_follow_the_guide_and_the_guide_its_model(model: Path, tmp_path:
         load_guide(tmp_path, model, weight=1.0)
     with pytest.raises(ConfigError, match="another model, images or settings"):
         fit_guide(model, SETTINGS, 255 - pictures(), LABELS, tmp_path / "guide")
+
+
+@pytest.mark.parametrize("at", ["-1", "-" + "9" * 400, "3", "9" * 400, '"x"'])
+def test_a_state_at_a_step_that_can_not_be(at: str, model: Path, tmp_path: Path) -> None:
+    asked = iter([False] * 5 + [True])
+    assert not fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path, stop=lambda: next(asked))
+    path = tmp_path / "state.safetensors"
+    said = {key: value for key, value in sealed.read(path).header.items() if key != "digest"}
+    forged = {**said, "at": f'{{"extractor": {at}, "discriminator": 0}}'}
+    path.write_bytes(checkpoint.dump(load_file(path), forged))
+    with pytest.raises(DataError, match=r"not that of a guide.*Fix"):
+        fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path)
 
 
 def test_settings_that_can_not_be() -> None:
