@@ -25,6 +25,8 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
 @contextmanager
 def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """The same for what is written piece by piece: the file gets its name at the end, or never."""
+    if path.is_dir():
+        raise DataError(f"{path}: can not be written, for a folder has this name. Fix: move it away.")
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.new")  # of a process: its number
     try:
         # Readable by the owner only: what is shared is shared on purpose.
@@ -34,10 +36,8 @@ def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as exc:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(exc, IsADirectoryError):
-            raise DataError(f"{path}: can not be written, for a folder has this name. Fix: move it away.") from exc
         raise
     sync_folder(path.parent)
 

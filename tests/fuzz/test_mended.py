@@ -190,8 +190,10 @@ def test_a_sound_file_is_read_as_before(tmp_path: Path) -> None:
     assert sealed.read(path).header["format"] == sealed.said_by(path)["format"] == "x"
 
 
-def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path) -> None:
+def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is written, beside it too."""
     (tmp_path / "report.html").mkdir()
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
     with pytest.raises(DataError, match=r"report\.html: can not be written, for a folder has this name"):
         atomic.write(tmp_path / "report.html", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
