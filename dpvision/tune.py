@@ -39,6 +39,7 @@ from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.privacy import accountant, overlap, tuning
 from dpvision.privacy.events import Budget, Composed, Tuned, to_json
 from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.privacy.room import require_room_for
 from dpvision.privacy.tuning import Stopping
 from dpvision.unaccounted import require_unaccounted
 
@@ -127,9 +128,7 @@ def _sampler(config: Config, data: Dataset) -> PoissonSampler:
 
 def require_room(prepared: Prepared) -> None:
     """Refuse before anything is made what the ledger would refuse later."""
-    config = prepared.first.config
-    budget = Budget(config.budget or config.epsilon, config.delta)
-    ledger_of(prepared.first.fingerprint).require_room(prepared.event, budget, unit=config.unit)
+    require_room_for(prepared.event, prepared.first.fingerprint, prepared.first.config)
 
 
 def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = lambda _: None) -> runs.Run:

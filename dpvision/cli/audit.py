@@ -96,6 +96,11 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
     if "tuning" in folder.facts():
         raise ConfigError(f"{place}: is a tuning, and an audit is of one training. Fix: a run with the same settings.")
     carried = audit_file.read(place).get("one_run")  # one that is not ours is refused before anything is done
+    planned = None
+    if source is not None and shadows is not None:
+        from dpvision.audit.shadow_models import plan
+
+        planned = plan(folder, source, count=shadows)
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
     event = from_json(fact(folder.facts(), "event", dict))
@@ -109,8 +114,8 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
         from dpvision.inference import released
 
         _losses(folder.operator, auditing.losses_of(place, source), released(place).classes, allowed)
-    if source is not None and shadows is not None:
-        _shadows(folder, source, shadows, allowed)
+    if planned is not None:
+        _shadows(folder, planned, allowed)
     for path in write_report(folder):
         console.say(f"wrote {path}")
     return found.refuted or bool((carried or {}).get("refuted"))
@@ -193,13 +198,13 @@ def _losses(operator: Path, attacked: Any, classes: tuple[str, ...], allowed: An
     )
 
 
-def _shadows(folder: Any, source: str, count: int, allowed: Any) -> None:
+def _shadows(folder: Any, planned: Any, allowed: Any) -> None:
     """LiRA: into operator/."""
     from dpvision import console
     from dpvision.audit.shadow_models import WARNING, attack_by_shadows
 
     with console.counting_bar("shadow models") as progress:
-        found = attack_by_shadows(folder, source, count=count, progress=progress)
+        found = attack_by_shadows(planned, progress=progress)
     _for_the_operator(folder.operator, "lira", found.told(), found.curves, allowed)
     for name, one in (("this model", found.this_model), ("shadow models in turn", found.shadows_in_turn)):
         console.say(

@@ -180,7 +180,10 @@ def test_a_tuning_and_a_run_share_the_budget(
     assert not (tune.proceed(found, tmp_path / "run").operator / "trials").exists(), "what was not paid for goes"
     with pytest.raises(BudgetSpent):
         tune.proceed(prepared(parts, budget=None), tmp_path / "again")
+    with pytest.raises(ConfigError, match=r"--budget 9 .* since its first run"):
+        tune.proceed(prepared(parts, budget=9.0), tmp_path / "again")
     assert not (tmp_path / "again").exists()
+    assert (tmp_path / "run").stat().st_mtime % 86_400 == 0, "how long it took would tell"
     more = train.prepare(parts[0], replace(SETTINGS, budget=None, epsilon=0.5))
     train.proceed(train.begin(more, tmp_path / "more"), more)
     spent = ledger_of(found.first.fingerprint).account().spent()
