@@ -83,10 +83,11 @@ def _require_what_fits(
 
 
 def _run(place: Path, source: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
-    from dpvision import audit_file, console
+    from dpvision import console
     from dpvision.audit import auditing
     from dpvision.cli.reporting import write_report
     from dpvision.privacy.events import from_json
+    from dpvision.report import audits
     from dpvision.runs import Run, fact
 
     folder = Run(place)
@@ -95,7 +96,8 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     if "tuning" in folder.facts():
         raise ConfigError(f"{place}: is a tuning, and an audit is of one training. Fix: a run with the same settings.")
-    carried = audit_file.read(place).get("one_run")  # one that is not ours is refused before anything is done
+    event = from_json(fact(folder.facts(), "event", dict))
+    carried = audits.of_run(place, event, config).get("one_run")  # a file that is not ours is refused first
     planned = None
     if source is not None and shadows is not None:
         from dpvision.audit.shadow_models import plan
@@ -103,7 +105,6 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
         planned = plan(folder, source, count=shadows)
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
-    event = from_json(fact(folder.facts(), "event", dict))
     found, allowed = _told(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
         console.say(
@@ -124,13 +125,13 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
 def _release(
     place: Path, source: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
 ) -> bool:
-    from dpvision import audit_file, console
+    from dpvision import console
     from dpvision.audit import auditing_release
     from dpvision.release.finished import finished
-    from dpvision.report import released
+    from dpvision.report import audits, released
 
     release = finished(place)
-    audit_file.read(place)  # one that is not ours is refused before anything is done
+    audits.of_release(place, release.event, release.settings.delta)  # a file that is not ours is refused first
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is in the release, which leaves. Fix: a folder elsewhere.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):

@@ -57,7 +57,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "public_facts": _public_facts(facts, config),
         "probe": _probe(own, config, proved["guarantee"]["epsilon"]),
         "phases": spent.phases(event, config, before=event is not own) if proved["status"] == "private" else [],
-        "audit": audits.read(run.folder),
+        "audit": audits.figures(audits.of_run(run.folder, event, config)),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
         "evaluation": tested.summary(tested.read(run, classes=classes, weights=weights)),
