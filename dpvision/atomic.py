@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -90,6 +91,15 @@ def make_folder(folder: Path) -> None:
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
         sync_folder(path.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it, where there is one. A link is a DataError: it leads to other things."""
+    if folder.is_symlink():
+        raise DataError(f"{folder}: is a link, and what it leads to is not removed. Fix: remove the link.")
+    if folder.exists():
+        shutil.rmtree(folder)
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -37,6 +37,7 @@ from dpvision.config import Config, merged
 from dpvision.distributed import Team
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.inputs import Inputs, answers, fetcher, units
+from dpvision.leftovers import clear
 from dpvision.mechanism.clip import STYLES, ClippedSum, Seen
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.streams import Key
@@ -129,6 +130,8 @@ def _begin(prepared: Prepared, folder: Path, test_key: str | None, paid: Charge 
         "ranks": distributed.ranks(),
         "complete": False,
     }
+    if paid is not None:
+        facts["trial_of"] = paid.run
     if prepared.config.canaries:
         facts["canaries"] = toss(key, prepared.config.canaries)
     weights = parameters_to_vector(trainable(model)).detach()
@@ -155,7 +158,9 @@ def require_room_for_canaries(prepared: Prepared) -> None:
 def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     """The training of an existing run, with changed settings if asked for."""
     facts = run.facts()
+    _require_no_trial(run, facts)
     if "tuning" in facts:
+        clear(run)
         raise ConfigError(
             f"{run.folder}: is a tuning, which can not go on where it stopped. Fix: a new one, with its own charge."
         )
@@ -167,6 +172,15 @@ def reopen(run: runs.Run, changes: dict[str, Any] | None = None) -> Prepared:
     prepared = prepare(runs.fact(facts, "data", str), config)
     _require_same_data(facts, prepared)
     return prepared
+
+
+def _require_no_trial(run: runs.Run, facts: dict[str, Any]) -> None:
+    """A charge for a tuning pays for the best of its trials, so none of them goes on by itself."""
+    if "trial_of" in facts:
+        raise ConfigError(
+            f"{run.folder}: is a trial of the tuning {facts['trial_of']}, which paid for the best of its trials alone, "
+            "so it can not go on by itself. Fix: a new run, with its own charge."
+        )
 
 
 def _require_same(prepared: Prepared, team: Team) -> None:
@@ -232,6 +246,8 @@ def _proceed(
     paid: Charge | None,
 ) -> Outcome:
     facts = run.facts()
+    if paid is None:
+        _require_no_trial(run, facts)
     _require_same_data(facts, prepared)
     torch.set_num_threads(runs.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
     _require_same(prepared, team)

@@ -9,9 +9,10 @@ is computed from a trial's noisy weights and public data, so it tells no more. A
 would need noise and an account of its own for these images, and is not offered.
 
 How many trials there were, which, and their scores stay in operator/: the bound rests on their being secret. The
-weights of a trial say that they are not private, and all of them are removed at the end, since epsilon covers the best
-alone. A tuning that is stopped has paid, and can not go on: to look at what it did and begin again would be another
-mechanism.
+weights of a trial say that they are not private, and its folder that it is a trial, which can not go on by itself. All
+of them are removed, since epsilon covers the best alone: before the run is complete, and also where it is interrupted
+or fails; after a kill, by whatever opens the folder next (leftovers.py). A tuning that is stopped has paid, and can not
+go on: to look at what it did and begin again would be another mechanism.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import itertools
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,10 +34,12 @@ from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
 from dpvision.inference import released
 from dpvision.inputs import Inputs, accuracy, units
+from dpvision.leftovers import remove_trials, trials_of
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.privacy import accountant, overlap, tuning
 from dpvision.privacy.events import Budget, Composed, Tuned, to_json
 from dpvision.privacy.ledger import Charge, ledger_of
+from dpvision.privacy.room import require_room_for
 from dpvision.privacy.tuning import Stopping
 from dpvision.unaccounted import require_unaccounted
 
@@ -126,9 +128,7 @@ def _sampler(config: Config, data: Dataset) -> PoissonSampler:
 
 def require_room(prepared: Prepared) -> None:
     """Refuse before anything is made what the ledger would refuse later."""
-    config = prepared.first.config
-    budget = Budget(config.budget or config.epsilon, config.delta)
-    ledger_of(prepared.first.fingerprint).require_room(prepared.event, budget, unit=config.unit)
+    require_room_for(prepared.event, prepared.first.fingerprint, prepared.first.config)
 
 
 def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = lambda _: None) -> runs.Run:
@@ -140,13 +140,26 @@ def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = 
         candidate.require_separable()
     facts = _facts(prepared, name)
     run = runs.create(folder, first.config, facts, b"")
-    charge = _charged(prepared, name)
-    # On the disk from here on.
+    with runs.only_one(run):
+        charge = _charged(prepared, name)
+        # On the disk from here on.
+        try:
+            best, which, score = _best(run, prepared, charge, watch)
+            _release(run, prepared, best, which, score=score, facts=facts)
+        finally:
+            remove_trials(run)
+    return run
+
+
+def _best(
+    run: runs.Run, prepared: Prepared, charge: Charge, watch: Callable[[int], None]
+) -> tuple[runs.Run, int, float]:
+    """The best trial of a number drawn in secret, which candidate it is, and its score."""
     best: tuple[float, int, runs.Run, int] | None = None
     for number in range(1, prepared.stopping.draw() + 1):
         which = secrets.randbelow(len(prepared.candidates))
         candidate = prepared.candidates[which]
-        trial = train.begin(candidate, run.operator / "trials" / str(number), paid=charge)
+        trial = train.begin(candidate, trials_of(run) / str(number), paid=charge)
         train.proceed(trial, candidate, paid=charge)
         found = accuracy(released(trial.folder).model, Inputs(prepared.score))
         runs.append_json(run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": found})
@@ -154,8 +167,7 @@ def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = 
         best = place if best is None else max(best, place, key=lambda x: x[:2])
         watch(number)
     assert best is not None
-    _release(run, prepared, best[2], best[3], score=best[0], facts=facts)
-    return run
+    return best[2], best[3], best[0]
 
 
 def _charged(prepared: Prepared, name: str) -> Charge:
@@ -205,8 +217,8 @@ def _release(
     last: dict[str, Any] = next(reversed(runs.read_lines(trial.metrics)), {})
     atomic.write(run.metrics, json.dumps({**last, "epsilon": prepared.epsilon}) + "\n")
     chosen = {**facts["tuning"], "chosen": prepared.given[which], "score_of_the_chosen": score}
+    remove_trials(run)  # none of them may ever be taken for private
     run.write_facts({**facts, "complete": True, "event": event, "private": True, "tuning": chosen})
-    _remove(run.operator / "trials")
     without_times(run)
 
 
@@ -216,8 +228,4 @@ def without_times(run: runs.Run) -> None:
     for path in run.folder.iterdir():
         if path.is_file():
             os.utime(path, (midnight, midnight))
-
-
-def _remove(trials: Path) -> None:
-    """The others were not paid for: none of them may ever be taken for private."""
-    shutil.rmtree(trials)
+    os.utime(run.folder, (midnight, midnight))

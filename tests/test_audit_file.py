@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,47 @@ def test_a_bound_above_what_is_proved_or_tested_is_refuted_whatever_the_file_say
 ) -> None:
     _write(tmp_path, {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"epsilon_at_least": bound}})
     assert audit_file.read(tmp_path)["mechanism"]["refuted"] is refuted
+
+
+@pytest.mark.parametrize(
+    "bound, proved, tested, refuted",
+    [
+        ((2.4, 2.9), 3.0, 2.5, (False, False)),
+        ((2.6, 3.1), 3.0, 2.5, (True, True)),
+        ((3.2, 2.9), 3.0, 9.0, (False, False)),  # there was more noise before the last settings, which were tested
+        ((9.1, 2.9), 3.0, 9.0, (True, False)),
+        ((50.0, 50.0), math.inf, math.inf, (False, False)),  # nothing is claimed
+    ],
+)
+def test_a_bound_is_judged_by_what_the_run_claims(
+    bound: tuple[float, float], proved: float, tested: float, refuted: tuple[bool, bool], tmp_path: Path
+) -> None:
+    told = {"epsilon_proved": audit_file.provable(proved)}
+    lenient = MECHANISM | told | {"epsilon_at_least": bound[0], "epsilon_tested": 1e5}
+    _write(
+        tmp_path,
+        {"format": audit_file.FORMAT, "mechanism": lenient, "one_run": ONE_RUN | told | {"epsilon_at_least": bound[1]}},
+    )
+    found = audit_file.judged(tmp_path, proved=proved, tested=tested, delta=1e-5)
+    assert (found["mechanism"]["refuted"], found["one_run"]["refuted"]) == refuted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epsilon_proved": None}, {"epsilon_proved": 60.0}, {"epsilon_proved": 2.9}, {"delta": 1e-9}, {"delta": 0.5}],
+)
+@pytest.mark.parametrize("name", ["mechanism", "one_run"])
+def test_a_file_that_claims_something_else_is_of_another_run(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    both: dict[str, Any] = {"mechanism": MECHANISM, "one_run": ONE_RUN}
+    of = {"proved": 3.0, "tested": 2.5, "delta": 1e-5}
+    _write(tmp_path, {"format": audit_file.FORMAT, **both})
+    assert audit_file.judged(tmp_path, **of) == both
+    assert audit_file.judged(tmp_path, **of | {"proved": 3.002}) == both, "another version of the accountant"
+    _write(tmp_path, {"format": audit_file.FORMAT, **both, name: both[name] | change})
+    with pytest.raises(DataError, match=r"audit\.json: is of another run"):
+        audit_file.judged(tmp_path, **of)
+    with pytest.raises(DataError, match="is of another run"):
+        audit_file.judged(tmp_path, **of | {"proved": math.inf})
 
 
 HOSTILE: list[Any] = [

@@ -24,7 +24,7 @@ from dpvision.privacy.events import Event, exposures
 def of_mechanism(verdict: Verdict, *, proved: float) -> dict[str, Any]:
     """A verdict as plain values, beside the epsilon of all that was done: settings may have changed on the way."""
     return {
-        "epsilon_proved": _finite(proved),
+        "epsilon_proved": audit_file.provable(proved),
         "epsilon_tested": verdict.epsilon,
         "epsilon_at_least": verdict.bound.epsilon,
         "delta": verdict.delta,
@@ -51,7 +51,7 @@ def audit_carried(
     kept = {"inside": [int(x) for x in inside], "scores": scores.tolist()}
     atomic.write(run.operator / "canaries.json", json.dumps(kept) + "\n")
     section = {
-        "epsilon_proved": _finite(proved),
+        "epsilon_proved": audit_file.provable(proved),
         "epsilon_at_least": found.epsilon,
         "delta": delta,
         "confidence": found.confidence,
@@ -62,7 +62,3 @@ def audit_carried(
     }
     audit_file.record(run.folder, "one_run", section)
     return found
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if np.isfinite(epsilon) else None

@@ -85,21 +85,38 @@ class Pool:
         return np.asarray(self.records.labels)[self.first]
 
 
-def attack_by_shadows(run: runs.Run, source: str, *, count: int, progress: Progress = lambda *_: None) -> Lira:
-    """Train `count` shadow models, remove them, and tell what they find."""
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """An attack that can be made: of which run, with how many shadow models, on whose records."""
+
+    run: runs.Run
+    source: str
+    count: int
+    config: Config
+    data: Dataset
+    pool: Pool
+
+
+def plan(run: runs.Run, source: str, *, count: int) -> Planned:
+    """Refuse what can not be attacked; nothing is done yet."""
     if count < FEWEST or count % 2:
         raise ConfigError(f"--shadows {count}: it must be an even number, {FEWEST} at least, such as 8.")
     config = State.config_of(sealed.read(run.state).header, run.state)  # with the folders of public inputs
     prepared = prepare(source, config)
     if prepared.fingerprint != run.facts().get("fingerprint"):
         raise DataError(f"{source}: these are not the images that the run was trained on, so who was in is not known.")
-    pool = _pool(prepared.data, config.unit, source)
+    return Planned(run, source, count, config, prepared.data, _pool(prepared.data, config.unit, source))
+
+
+def attack_by_shadows(planned: Planned, *, progress: Progress = lambda *_: None) -> Lira:
+    """Train the shadow models, remove them, and tell what they find."""
+    run, config, data, pool, count = planned.run, planned.config, planned.data, planned.pool, planned.count
     with runs.only_one(run), throw_away_home(run.operator / "shadows") as place:
-        fit = _training(prepared.data, pool.records, config, source, place, count, progress)
+        fit = _training(data, pool.records, config, planned.source, place, count, progress)
         seed = secrets.randbits(63)
         phi, inside = shadows(fit, pool.records.labels, count=count, units=pool.of, seed=seed)
     target = confidences(answers(released(run.folder), pool.records), pool.records.labels)
-    return _found(pool, target, phi, inside, unit=config.unit, classes=tuple(prepared.data.classes))
+    return _found(pool, target, phi, inside, unit=config.unit, classes=tuple(data.classes))
 
 
 def _found(
@@ -138,7 +155,11 @@ def _pool(data: Dataset, unit: str, source: str) -> Pool:
         raise DataError(f"{source}: it has no test split, so there are no images to compare with.")
     train, test, persons = data.train, data.test, None
     if unit == "person":
-        assert train.persons is not None and test.persons is not None
+        if train.persons is None or test.persons is None:
+            raise DataError(
+                f"{source}: it does not say whose the test images are, and the run counts persons, so who was in is "
+                "not known. Fix: data with persons in both splits, or leave --shadows out."
+            )
         persons = np.concatenate([train.persons, test.persons])
     images, labels = (np.concatenate([getattr(s, name) for s in (train, test)]) for name in ("images", "labels"))
     who = np.arange(len(labels)) if persons is None else persons
@@ -177,9 +198,12 @@ def _training(
 
 @contextmanager
 def throw_away_home(place: Path) -> Iterator[Path]:
-    """Ledgers, keys and features in a folder of their own, which is removed; priors, which are public, are shared."""
+    """Ledgers, keys and features in a folder of their own, which is removed; priors, which are public, are shared.
+
+    A link in its place is refused: keys would be kept, and things removed, wherever it leads.
+    """
     priors = home().absolute() / "priors"
-    shutil.rmtree(place, ignore_errors=True)  # of one that was killed
+    atomic.remove_folder(place)  # of one that was killed
     atomic.make_folder(place)
     if priors.is_dir():
         (place / "priors").symlink_to(priors)

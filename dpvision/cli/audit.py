@@ -83,10 +83,11 @@ def _require_what_fits(
 
 
 def _run(place: Path, source: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
-    from dpvision import audit_file, console
+    from dpvision import console
     from dpvision.audit import auditing
     from dpvision.cli.reporting import write_report
     from dpvision.privacy.events import from_json
+    from dpvision.report import audits
     from dpvision.runs import Run, fact
 
     folder = Run(place)
@@ -95,10 +96,15 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     if "tuning" in folder.facts():
         raise ConfigError(f"{place}: is a tuning, and an audit is of one training. Fix: a run with the same settings.")
-    carried = audit_file.read(place).get("one_run")  # one that is not ours is refused before anything is done
+    event = from_json(fact(folder.facts(), "event", dict))
+    carried = audits.of_run(place, event, config).get("one_run")  # a file that is not ours is refused first
+    planned = None
+    if source is not None and shadows is not None:
+        from dpvision.audit.shadow_models import plan
+
+        planned = plan(folder, source, count=shadows)
     with console.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
-    event = from_json(fact(folder.facts(), "event", dict))
     found, allowed = _told(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
         console.say(
@@ -109,8 +115,8 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
         from dpvision.inference import released
 
         _losses(folder.operator, auditing.losses_of(place, source), released(place).classes, allowed)
-    if source is not None and shadows is not None:
-        _shadows(folder, source, shadows, allowed)
+    if planned is not None:
+        _shadows(folder, planned, allowed)
     for path in write_report(folder):
         console.say(f"wrote {path}")
     return found.refuted or bool((carried or {}).get("refuted"))
@@ -119,13 +125,13 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
 def _release(
     place: Path, source: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
 ) -> bool:
-    from dpvision import audit_file, console
+    from dpvision import console
     from dpvision.audit import auditing_release
     from dpvision.release.finished import finished
-    from dpvision.report import released
+    from dpvision.report import audits, released
 
     release = finished(place)
-    audit_file.read(place)  # one that is not ours is refused before anything is done
+    audits.of_release(place, release.event, release.settings.delta)  # a file that is not ours is refused first
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is in the release, which leaves. Fix: a folder elsewhere.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
@@ -193,13 +199,13 @@ def _losses(operator: Path, attacked: Any, classes: tuple[str, ...], allowed: An
     )
 
 
-def _shadows(folder: Any, source: str, count: int, allowed: Any) -> None:
+def _shadows(folder: Any, planned: Any, allowed: Any) -> None:
     """LiRA: into operator/."""
     from dpvision import console
     from dpvision.audit.shadow_models import WARNING, attack_by_shadows
 
     with console.counting_bar("shadow models") as progress:
-        found = attack_by_shadows(folder, source, count=count, progress=progress)
+        found = attack_by_shadows(planned, progress=progress)
     _for_the_operator(folder.operator, "lira", found.told(), found.curves, allowed)
     for name, one in (("this model", found.this_model), ("shadow models in turn", found.shadows_in_turn)):
         console.say(

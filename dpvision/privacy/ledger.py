@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from typing import Any
 from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
-from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, to_json
+from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, given_up, to_json
 from dpvision.privacy.rounding import lower, upper
 
 FORMAT = 1
@@ -128,6 +129,12 @@ class Ledger:
             lines = self._read()
             account = self._account(lines)
             spent = accountant.epsilon(account.total, budget.delta)
+            if _uses_up(account.total, budget.delta):
+                raise BudgetSpent(
+                    f"the budget can not be set to delta {budget.delta:g}: what was charged gives up a "
+                    f"delta of {given_up(account.total):g} for good, so no epsilon is proved at this one. Fix: a "
+                    "larger --delta."
+                )
             if spent > budget.epsilon:
                 raise BudgetSpent(
                     f"the budget can not be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
@@ -326,6 +333,14 @@ def _require_unit(account: Account, unit: str) -> None:
 def _require_room(budget: Budget, before: Composed, event: Event) -> None:
     so_far = accountant.epsilon(before, budget.delta)
     after = accountant.epsilon(Composed((*before.events, event)), budget.delta)
+    if _uses_up(Composed((*before.events, event)), budget.delta):
+        raise BudgetSpent(
+            f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}. What was charged gives up "
+            f"{given_up(before):g} of delta for good and this {given_up(event):g} ({describe(event)}): together they "
+            "use it up, and no epsilon would be proved at all. Nothing was charged. Fix: for this a smaller --delta, "
+            "of which a tuning gives up half; or a training, which gives up none; or, if the owner of the data agrees, "
+            "`dpvision ledger DATA --set-budget EPSILON --delta DELTA` with a larger delta."
+        )
     if after > budget.epsilon:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
@@ -334,6 +349,11 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
             f"{lower(max(0.0, budget.epsilon - so_far))} is left), or, if the owner of the data "
             "agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
+
+
+def _uses_up(total: Event, delta: float) -> bool:
+    """Whether epsilon is infinite for want of delta, not of noise. (Deltas compose to a hair below their sum.)"""
+    return math.isinf(accountant.epsilon(total, delta)) and given_up(total) > 0.999 * delta
 
 
 def _hash(previous: str, line: dict[str, Any]) -> str:

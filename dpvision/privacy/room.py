@@ -24,7 +24,12 @@ class Planned(Protocol):
 
 def require_room(planned: Planned) -> None:
     """The budget is as it was, and the event fits into it."""
-    config, ledger = planned.config, ledger_of(planned.fingerprint)
+    require_room_for(planned.event(), planned.fingerprint, planned.config)
+
+
+def require_room_for(event: Event, fingerprint: str, config: Any) -> None:
+    """The same for an event on the account of a data set, with the settings that it is asked for."""
+    ledger = ledger_of(fingerprint)
     if config.budget and ledger.exists() and ledger.account().budget != Budget(config.budget, config.delta):
         now = ledger.account().budget
         raise ConfigError(
@@ -33,4 +38,4 @@ def require_room(planned: Planned) -> None:
             f"`dpvision ledger DATA --set-budget {config.budget:g}`."
         )
     budget = Budget(config.budget or config.epsilon, config.delta)
-    ledger.require_room(planned.event(), budget, unit=getattr(config, "unit", "image"))
+    ledger.require_room(event, budget, unit=getattr(config, "unit", "image"))

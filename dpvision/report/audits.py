@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dpvision import audit_file
+from dpvision.config import Config
+from dpvision.errors import ConfigError
+from dpvision.mechanism.sampling import PoissonSampler
+from dpvision.privacy import accountant
+from dpvision.privacy.events import Event
 from dpvision.report.figures import percent
 
 SECTIONS = {
@@ -20,10 +24,30 @@ FIGURES = ("epsilon_at_least", "confidence", "canaries", "refuted")
 SHORT = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this very run"}
 
 
-def read(folder: Path, *, sections: Iterable[str] = SECTIONS) -> dict[str, dict[str, Any]] | None:
-    """The figures that a card tells, and no others; None where no audit was made."""
-    found = audit_file.read(folder)
-    told = {name: {figure: found[name][figure] for figure in FIGURES} for name in sections if name in found}
+def of_run(folder: Path, event: Event, config: Config) -> dict[str, dict[str, Any]]:
+    """All of a run's audit.json, held against its own event and settings; nothing where no audit was made."""
+    if not (folder / audit_file.FILE).exists():
+        return {}
+    if not (config.batch and config.n and config.steps and config.sigma):
+        raise ConfigError("config.toml: batch, n, steps and sigma must be there; those of a finished run are.")
+    # Where settings changed on the way, an audit's runs have the last ones in all steps: that claims less, or more.
+    last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
+    proved, tested = (accountant.epsilon(x, config.delta) for x in (event, last))
+    return audit_file.judged(folder, proved=proved, tested=tested, delta=config.delta)
+
+
+def of_release(folder: Path, event: Event, delta: float) -> dict[str, dict[str, Any]]:
+    """The same of a release, which has one mechanism; no canaries are carried in it."""
+    if not (folder / audit_file.FILE).exists():
+        return {}
+    proved = accountant.epsilon(event, delta)
+    found = audit_file.judged(folder, proved=proved, tested=proved, delta=delta)
+    return {name: told for name, told in found.items() if name == "mechanism"}
+
+
+def figures(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """Those that a card tells, and no others; None where no audit was made."""
+    told = {name: {figure: found[name][figure] for figure in FIGURES} for name in SECTIONS if name in found}
     return told or None
 
 

@@ -57,7 +57,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "public_facts": _public_facts(facts, config),
         "probe": _probe(own, config, proved["guarantee"]["epsilon"]),
         "phases": spent.phases(event, config, before=event is not own) if proved["status"] == "private" else [],
-        "audit": audits.read(run.folder),
+        "audit": audits.figures(audits.of_run(run.folder, event, config)),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
         "evaluation": tested.summary(tested.read(run, classes=classes, weights=weights)),
@@ -128,10 +128,8 @@ def _facts(run: Run) -> dict[str, Any]:
     """The facts that a card may use, and no others; checked, for the file can be edited."""
     facts = run.facts()
     if facts.get("complete") is not True:
-        raise ConfigError(
-            f"{run.folder}: the run is not finished, so there is nothing to report. "
-            f"Fix: `dpvision resume {run.folder}`."
-        )
+        fix = "a new tuning: this one can not go on" if "tuning" in facts else f"`dpvision resume {run.folder}`"
+        raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
     return _checked(facts, run.operator / "run.json")
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from dpvision import atomic
+from dpvision.leftovers import clear
 from dpvision.privacy.ledger import Account
 from dpvision.report import charges, markdown, metrics, page, tested
 from dpvision.report.card import card
@@ -13,7 +14,11 @@ from dpvision.runs import Run
 
 
 def write(run: Run, account: Account | None) -> list[Path]:
-    """Write card.json, card.md, report.html and, where there is an account, ledger.jsonl; each whole or not at all."""
+    """Write card.json, card.md, report.html and, where there is an account, ledger.jsonl; each whole or not at all.
+
+    What a kill left of a tuning's trials is removed.
+    """
+    clear(run)
     made = card(run, account)
     told = charges.lines(account) if account else []
     of = {"classes": len(made["public_facts"]["classes"]["value"]), "weights": made["weights_digest"]}

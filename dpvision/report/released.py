@@ -79,7 +79,7 @@ def write_audited(release: Finished) -> list[Path]:
         "unit": "image",
         "rows": settings.rows,
         "mechanism": {**release.card["mechanism"], **_noise(release.sigma, secret=secret)},
-        "audit": audits.read(release.folder, sections=("mechanism",)),
+        "audit": audits.figures(audits.of_release(release.folder, release.event, settings.delta)),
         "software": software(),
     }
     return _write_card(release.folder, made)

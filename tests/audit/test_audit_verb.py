@@ -135,11 +135,12 @@ def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
 def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Path) -> None:
     run = runs.Run(tmp_path)
     (tmp_path / "operator").mkdir()
-    assert audits.read(tmp_path) is None
+    config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
+    assert audits.figures(audits.of_run(tmp_path, event, config)) is None
     rng = np.random.default_rng(0)
     coins = rng.random(100) < 0.5
-    findings.audit_carried(run, rng.normal(size=100), coins, event=Gaussian(5.0), delta=1e-5)
-    found = audits.read(tmp_path)
+    findings.audit_carried(run, rng.normal(size=100), coins, event=event, delta=1e-5)
+    found = audits.figures(audits.of_run(tmp_path, event, config))
     assert found is not None and found["one_run"]["canaries"] == 100 and list(found) == ["one_run"]
 
 

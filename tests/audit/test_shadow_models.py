@@ -85,7 +85,7 @@ def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeyp
 
     monkeypatch.setattr(shadow_models, "proceed", broken)
     with pytest.raises(OSError, match="full"):
-        shadow_models.attack_by_shadows(run, str(finished / "data.npz"), count=4)
+        shadow_models.attack_by_shadows(shadow_models.plan(run, str(finished / "data.npz"), count=4))
     assert not (run.operator / "shadows").exists() and _everything(home) == before
     assert os.environ["DPVISION_HOME"] == str(home)
 
@@ -96,6 +96,14 @@ def test_a_home_of_its_own_shares_what_is_public(tmp_path: Path, own_home: Path)
     with shadow_models.throw_away_home(tmp_path / "place") as place:
         assert (place / "priors" / "map").read_text() == "public" and os.stat(place).st_mode & 0o077 == 0
     assert not place.exists() and (own_home / "priors" / "map").exists()
+
+
+def test_a_link_in_the_place_of_a_home_is_refused(tmp_path: Path, own_home: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "place").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="is a link"), shadow_models.throw_away_home(tmp_path / "place"):
+        pass
+    assert list((tmp_path / "elsewhere").iterdir()) == [] and (tmp_path / "place").is_symlink()
 
 
 def test_another_thread_keeps_the_true_home(tmp_path: Path, own_home: Path) -> None:
@@ -110,9 +118,13 @@ def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkey
     run, source = runs.Run(finished / "run"), str(finished / "data.npz")
     for count in (2, 5):
         with pytest.raises(ConfigError, match="even number, 4 at least"):
-            shadow_models.attack_by_shadows(run, source, count=count)
+            shadow_models.plan(run, source, count=count)
     with pytest.raises(DataError, match="not the images that the run was trained on"):
-        shadow_models.attack_by_shadows(run, str(write_data(tmp_path / "other.npz")), count=4)
+        shadow_models.plan(run, str(write_data(tmp_path / "other.npz")), count=4)
+    before = _everything(run.folder)
+    with pytest.raises(ConfigError, match="even number"):
+        _say("audit", run.folder, source, "--shadows", "5")
+    assert _everything(run.folder) == before, "refused before anything is done"
     with pytest.raises(ConfigError, match="needs the run's data"):
         _say("audit", run.folder, "--shadows", "8")
     with pytest.raises(ConfigError, match="for releases"):
@@ -120,7 +132,7 @@ def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkey
     arrays = {k: v for k, v in np.load(source).items() if k.startswith("train")}
     np.savez(tmp_path / "alone.npz", **arrays)
     with pytest.raises(DataError, match="no test split"):
-        shadow_models.attack_by_shadows(run, str(tmp_path / "alone.npz"), count=4)
+        shadow_models.plan(run, str(tmp_path / "alone.npz"), count=4)
     shutil.rmtree(tmp_path)
 
 
@@ -142,3 +154,6 @@ def test_somebody_of_both_splits_was_seen() -> None:
     assert shadow_models._pool(data, "image", "x").seen.tolist() == [True] * 3 + [False] * 3
     with pytest.raises(DataError, match="nobody is left"):
         shadow_models._pool(Dataset("x", ("a", "b"), train, None, train, ()), "person", "x")
+    nobodys = Dataset("x", ("a", "b"), train, None, Split(image, test.labels, None), ())
+    with pytest.raises(DataError, match="whose the test images are"):
+        shadow_models._pool(nobodys, "person", "x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from importlib.resources import files as resources
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from dpvision import runs, sealed, train, tune
+from dpvision import atomic, checkpoint, runs, sealed, train, tune
 from dpvision.charging import _trial_of
 from dpvision.config import Config
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.inference import released
 from dpvision.inputs import Inputs, accuracy
+from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant, tuning
 from dpvision.privacy.events import Composed, PoissonGaussian, Tuned, from_json
 from dpvision.privacy.ledger import ledger_of
@@ -49,9 +51,10 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning.Stopping, "draw", lambda _: TRIALS)
-    monkeypatch.setattr(tune, "_remove", lambda trials: trials.rename(tmp_path / "trials"))
     found = prepared(parts)
-    run = tune.proceed(found, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "remove_folder", lambda trials: trials.exists() and trials.rename(tmp_path / "trials"))
+        run = tune.proceed(found, tmp_path / "run")
     account = ledger_of(found.first.fingerprint).account()
     (charge,) = account.charges
     assert charge.event == found.event and isinstance(charge.event, Tuned) and len(charge.event.trials) == 4
@@ -110,6 +113,65 @@ def test_the_charge_comes_before_the_number_of_trials_is_drawn(
     assert not (tmp_path / "run" / "weights.safetensors").exists()
 
 
+def test_an_interrupted_tuning_leaves_no_trial_and_no_key(
+    parts: tuple[str, str], tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, kept, keys = prepared(parts), runs.Run(tmp_path / "kept"), own_home / "keys"
+
+    def interrupt(*_: object) -> None:
+        assert len(list(keys.iterdir())) == 1
+        shutil.copytree(tmp_path / "run" / "operator" / "trials" / "1", kept.folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train.metrics, "line", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tune.proceed(found, tmp_path / "run")
+    run = runs.Run(tmp_path / "run")
+    assert not (run.operator / "trials").exists() and not run.weights.exists() and not list(keys.iterdir())
+    # A trial that somebody kept is not gone on with.
+    for go_on in (lambda: train.reopen(kept), lambda: train.proceed(kept, found.first)):
+        with pytest.raises(ConfigError, match=f"trial of the tuning {run.facts()['run']}"):
+            go_on()
+    with pytest.raises(ConfigError, match="a new tuning"):
+        card(run, None)
+
+
+def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
+    parts: tuple[str, str], tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning.Stopping, "draw", lambda _: 1)
+    found, run, other = prepared(parts), runs.Run(tmp_path / "run"), Key.fresh()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tune, "remove_trials", kill)
+        tune.proceed(found, run.folder)
+    trials = run.operator / "trials"
+    assert trials.exists() and run.facts()["complete"] is False, "complete, there are no trials any more"
+    # Of a trial that was under way, its key; and a state by other means names the key of another run.
+    charge = ledger_of(found.first.fingerprint).account().charges[0]
+    train.begin(found.first, trials / "2", paid=charge)
+    other.keep(runs.key_path("0123456789abcdef"))
+    (trials / "3" / "operator").mkdir(parents=True)
+    (trials / "3" / "operator" / "state.safetensors").write_bytes(checkpoint.dump({}, {"key": "0123456789abcdef"}))
+    assert len(list((own_home / "keys").iterdir())) == 2
+    with runs.only_one(run), pytest.raises(ConfigError, match="another process"):
+        train.reopen(run)
+    assert trials.exists()
+    with pytest.raises(ConfigError, match="can not go on"):
+        train.reopen(run)
+    assert not trials.exists() and [p.stem for p in (own_home / "keys").iterdir()] == ["0123456789abcdef"]
+    trials.mkdir()
+    with pytest.raises(ConfigError, match="not finished"):
+        files.write(run, None)
+    assert not trials.exists()
+    trials.symlink_to(tmp_path)
+    with pytest.raises(DataError, match="is a link"):
+        files.write(run, None)
+    assert run.folder.exists()
+
+
 def test_a_tuning_and_a_run_share_the_budget(
     parts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +180,10 @@ def test_a_tuning_and_a_run_share_the_budget(
     assert not (tune.proceed(found, tmp_path / "run").operator / "trials").exists(), "what was not paid for goes"
     with pytest.raises(BudgetSpent):
         tune.proceed(prepared(parts, budget=None), tmp_path / "again")
+    with pytest.raises(ConfigError, match=r"--budget 9 .* since its first run"):
+        tune.proceed(prepared(parts, budget=9.0), tmp_path / "again")
     assert not (tmp_path / "again").exists()
+    assert (tmp_path / "run").stat().st_mtime % 86_400 == 0, "how long it took would tell"
     more = train.prepare(parts[0], replace(SETTINGS, budget=None, epsilon=0.5))
     train.proceed(train.begin(more, tmp_path / "more"), more)
     spent = ledger_of(found.first.fingerprint).account().spent()
@@ -195,6 +260,8 @@ def test_the_verb(parts: tuple[str, str], tmp_path: Path) -> None:
     words = ["tune", parts[0], "--epsilon", 3, "--grid", "lr=1,4", "--score", parts[1], "--steps", 3, "--classes", 10]
     code, out, err = commands.run(*words, "--trials", 2, "--out", tmp_path / "run", home=tmp_path / "home")
     assert code == 0, err
-    times = {path.stat().st_mtime for path in (tmp_path / "run").iterdir() if path.is_file()}
+    times = {
+        path.stat().st_mtime for path in (tmp_path / "run", *(tmp_path / "run").iterdir()) if path.name != "operator"
+    }
     assert len(times) == 1 and times.pop() % 86_400 == 0, "how long it took would tell"
     assert "candidates  2" in out and "chosen: lr" in out and "epsilon 3.00 at delta 1e-05" in out

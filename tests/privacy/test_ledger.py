@@ -13,7 +13,7 @@ import pytest
 from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant
-from dpvision.privacy.events import Budget, Composed, Gaussian, PoissonGaussian
+from dpvision.privacy.events import Budget, Composed, Gaussian, PoissonGaussian, Tuned
 from dpvision.privacy.ledger import Ledger
 
 DATA = "ab" * 32
@@ -94,6 +94,21 @@ def test_budget_can_be_raised_but_not_below_what_is_spent(ledger: Ledger) -> Non
     with pytest.raises(BudgetSpent):
         ledger.set_budget(Budget(spent / 2, 1e-5))
     assert [b.epsilon for _, b in ledger.account().budgets] == [3.0, 8.0], "every change is kept and told"
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of dp-accounting, without noise
+def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
+    ledger.set_budget(Budget(20.0, 1e-5))
+    tuned = Tuned((Gaussian(5.0),), 1.0, 0.3, 2.9, 5e-6)
+    for id in "ab":
+        ledger.spend(tuned, id=id, run="r")
+    with pytest.raises(BudgetSpent, match=r"1e-05 of delta for good and this 5e-06 .* smaller --delta"):
+        ledger.spend(tuned, id="c", run="r")
+    with pytest.raises(BudgetSpent, match=r"delta of 1e-05 for good.*Fix: a larger --delta"):
+        ledger.set_budget(Budget(20.0, 4e-6))
+    with pytest.raises(BudgetSpent, match="smaller --epsilon"):  # for want of noise, not of delta
+        Ledger(ledger.path.parent, "cd" * 32).require_room(PoissonGaussian(0.5, 0.05, 3), Budget(20.0, 1e-5))
+    assert len(ledger.account().charges) == 2 and ledger.account().budget.delta == 1e-5
 
 
 def test_early_refusal_agrees_with_spend(ledger: Ledger, tmp_path: Path) -> None:

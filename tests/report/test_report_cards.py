@@ -15,6 +15,7 @@ from run_folder import DATA, EVENT, NAME, account, card_of, make, released, weig
 
 from dpvision import audit_file
 from dpvision.config import Config
+from dpvision.errors import DataError
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Composed, Gaussian, PoissonGaussian, to_json
 from dpvision.report import by_hand, card, front_matter, on_weights, reference, spent
@@ -46,7 +47,8 @@ def test_every_card_fits_the_schema(tmp_path: Path, private_run: Run, fixed_key_
     run = make(tmp_path / "run", config=config, public=public, read_off=["number of persons"])
     run.write_facts(run.facts() | {"event": both})
     weigh(run)
-    audit_file.record(run.folder, "one_run", ONE_RUN)
+    proved = accountant.epsilon(Composed((before, EVENT)), 1e-5)
+    audit_file.record(run.folder, "one_run", ONE_RUN | {"epsilon_proved": proved})
     cards.append(card(run, account()))
     assert cards[-1]["phases"] and cards[-1]["probe"] and cards[-1]["audit"]
     assert any("licence: CC0" in line for line in cards[-1]["not_covered"])
@@ -55,6 +57,16 @@ def test_every_card_fits_the_schema(tmp_path: Path, private_run: Run, fixed_key_
         assert _errors(made) == []
         assert _errors(made | {"surprise": 1}) and _errors({k: v for k, v in made.items() if k != "guarantee"})
     assert _errors(cards[0] | {"status": "fairly private"})
+
+
+def test_an_audit_is_held_against_the_run_and_not_against_itself(tmp_path: Path) -> None:
+    run, proved = make(tmp_path / "run"), accountant.epsilon(EVENT, 1e-5)
+    both = ONE_RUN | {"epsilon_proved": proved * 1.005, "epsilon_at_least": proved * 1.002}
+    audit_file.record(run.folder, "one_run", both)
+    assert not audit_file.read(run.folder)["one_run"]["refuted"] and card(run, None)["audit"]["one_run"]["refuted"]
+    audit_file.record(run.folder, "one_run", both | {"epsilon_proved": None})
+    with pytest.raises(DataError, match="is of another run"):
+        card(run, None)
 
 
 def test_weights_say_the_guarantee_and_nothing_that_changes_later(private_run: Run) -> None:

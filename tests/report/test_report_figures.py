@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dpvision.privacy.rounding import lower, upper
@@ -9,7 +11,8 @@ from dpvision.report.figures import plain, setting, upper_percent
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(2.9992, "3.00"), (3.0, "3.00"), (3.0 + 1e-13, "3.00"), (3.0001, "3.01"), (None, "none")]
+    ("value", "shown"),
+    [(2.9992, "3.00"), (3.0, "3.00"), (3.0 + 1e-13, "3.00"), (3.0001, "3.01"), (None, "none"), (math.inf, "infinite")],
 )
 def test_a_bound_is_rounded_up(value: float | None, shown: str) -> None:
     assert upper(value) == shown
@@ -26,6 +29,7 @@ def test_a_share_is_rounded_up(share: float, shown: str) -> None:
 def test_what_is_left_is_rounded_down() -> None:
     assert lower(0.4799) == "0.47"
     assert lower(6.0 - 5.53) == "0.47"
+    assert (lower(math.inf), lower(-math.inf)) == ("infinite", "-infinite")
 
 
 def test_names_stay_on_their_line() -> None:
