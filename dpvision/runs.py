@@ -107,7 +107,8 @@ def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) ->
 def require_free(folder: Path) -> None:
     """A run never writes into a folder that holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        begun = f", or `dpvision resume {folder}`" if Run(folder).state.exists() else ""
+        state = Run(folder).state
+        begun = f", or `dpvision resume {folder}`" if state.is_file() and state.stat().st_size else ""  # no tuning
         raise ConfigError(f"{folder}: exists already. Fix: another --out{begun}.")
 
 
