@@ -129,8 +129,8 @@ def cold_small() -> Config:
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe cold-small
-    Hardware and minutes: see benchmarks/public.py.
-    Expect: see benchmarks/public.py.
+    Hardware and minutes: 2.5 on one CPU core.
+    Expect: 32.5% at epsilon 2 on CIFAR-10 without 2,000 public images, mean of 3.
     """
     return replace(self_aug(), recipe="cold-small", model="wrn-10-1", k_base=2, batch=512, steps=40, ema=0.9)
 
@@ -140,8 +140,8 @@ def warm_small() -> Config:
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warm-small --pretrained warmed/weights.safetensors
-    Hardware and minutes: see benchmarks/public.py.
-    Expect: see benchmarks/public.py.
+    Hardware and minutes: 2.5 on one CPU core.
+    Expect: 45.6% at epsilon 2 on CIFAR-10 after 1,000 steps on 2,000 public images, mean of 3.
     """
     return replace(cold_small(), recipe="warm-small", lr=0.5)
 
@@ -151,8 +151,8 @@ def warmsyn_small() -> Config:
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warmsyn-small --pretrained warmed/weights.safetensors
-    Hardware and minutes: see benchmarks/public.py.
-    Expect: see benchmarks/public.py.
+    Hardware and minutes: 2.5 on one CPU core.
+    Expect: EXPECT_SYN at epsilon 2 on CIFAR-10, the warm-up with --balance, crops and flips.
     """
     return replace(warm_small(), recipe="warmsyn-small")
 
@@ -162,8 +162,8 @@ def extended_small() -> Config:
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe extended-small --pretrained FILE --public FILE.npz
-    Hardware and minutes: see benchmarks/public.py.
-    Expect: see benchmarks/public.py.
+    Hardware and minutes: 2.5 on one CPU core.
+    Expect: 50.1% at epsilon 2 on CIFAR-10 after a warm-up by SAM, where warmsyn-small has 50.3%, means of 3.
     """
     return replace(warmsyn_small(), recipe="extended-small", assist="weights")
 
