@@ -205,6 +205,11 @@ def show_training(prepared: Prepared) -> None:
     assert config.n
     if not 0.67 < here / config.n < 1.5:
         say(f"  note, for your eyes: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
+    if config.assist in ("dope", "mirror") and config.lr > 1:
+        say(
+            f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
+            "large. Fix: --lr 0.5."
+        )
     if prepared.synthetic is not None and prepared.synthetic.originals is not None:
         channels, height, width = prepared.shape
         say(f"  note: the public images became {height}x{width} pixels of {channels} channels.")

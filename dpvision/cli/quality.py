@@ -26,7 +26,9 @@ def quality(
     most: Annotated[int | None, Parameter(help="at most so many images of each kind, at random")] = None,
     neighbours: Annotated[int, Parameter(help="of precision and recall")] = 3,
     cas: Annotated[bool, Parameter(help="train a classifier on the synthetic images, test it on real ones")] = True,
-    model: Annotated[str, Parameter(help="the classifier's network")] = "resnet-9-small",
+    model: Annotated[
+        str | None, Parameter(help="the classifier's network: resnet-9-small; below 16 pixels small-cnn")
+    ] = None,
     steps: Annotated[int, Parameter(help="of the classifier's training, however many images there are")] = 400,
     size: Size = None,
     seed: int = 0,
@@ -62,6 +64,8 @@ def quality(
     if reference is None:
         raise DataError(f"{real}: has no {split} split. Fix: --split train.")
     drawn = load(synthetic, classes=list(data.classes), size=size).train
+
+    model = model or ("resnet-9-small" if min(reference.images.shape[1:3]) >= 16 else "small-cnn")
 
     def pictures(name: str, of: Split) -> Pictures:
         return Pictures(name, of.images, of.labels)

@@ -36,7 +36,8 @@ def warm(
     rho: Annotated[float | None, Parameter(help="radius of sam, and of asam, for which 0.5 is usual; 0.1")] = None,
     radius: Annotated[float | None, Parameter(help="of pgd, of the range from black to white; 8/255")] = None,
     augment: Annotated[
-        str | None, Parameter(help="such as crop,flip,cutout or autoaugment or crop,flip,cutmix; none for none")
+        str | None,
+        Parameter(help="such as crop or crop,flip,cutmix; none for digits, letters; crop,flip,cutout"),
     ] = None,
     batch: Annotated[int | None, Parameter(help="100, and 64 for cifar-100")] = None,
     epochs: Annotated[int | None, Parameter(help="passes: 100, and 200 for cifar-100")] = None,
@@ -60,7 +61,7 @@ def warm(
     It can be stopped with Ctrl-C and goes on by the same command. Accuracy on held-out images is told too high where
     --also was synthesised from all of PUBLIC.
 
-    Example: `dpvision warm parts/public.npz --also synthetic.npz --model wrn-10-1 --out warmed`
+    Example: `dpvision warm parts/public.npz --also synthetic.npz --balance --model wrn-10-1 --out warmed`
     """
     given = {k: v for k, v in locals().items() if v is not None}
     from dpvision import console
@@ -104,6 +105,13 @@ def _read(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str,
     return Source(data.name, train.images, train.labels, identify(train)[1], train.persons, note), data.classes
 
 
+def _repeated(card: dict[str, Any]) -> str:
+    from dpvision.public.batches import times
+
+    first, *others = (source["images"] for source in card["sources"])
+    return f"; public images count {times(first, sum(others))} times" if card["balance"] else ""
+
+
 def _tell(out: Path, model: str) -> None:
     import json
 
@@ -120,6 +128,7 @@ def _tell(out: Path, model: str) -> None:
     if missing:
         console.say(f"note: no image of class {', '.join(missing)} was there to learn from.")
     speed = card["images_seen"] / max(card["seconds"], 0.1)
+    console.say(f"by {card['optimiser']}, views by {', '.join(card['augment']) or 'nothing'}{_repeated(card)}")
     console.say(f"{card['steps']:,} steps in {card['seconds']:.0f} s, {speed:,.0f} images/s")
     weights = out / "weights.safetensors"
     console.say(

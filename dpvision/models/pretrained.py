@@ -56,6 +56,8 @@ def digest_of(path: Path) -> str:
 
 
 def _require_file(path: Path) -> None:
+    if (path / "weights.safetensors").is_file():
+        raise DataError(f"{path}: is a folder. Fix: {path / 'weights.safetensors'}.")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. Fix: download the weights first; nothing is fetched here.")
 

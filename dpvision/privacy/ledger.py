@@ -345,10 +345,13 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
             f"{upper(so_far, 4)} of it is spent, and this would make it {upper(after, 4)} "
-            f"({describe(event)}). Nothing was charged. Fix: a smaller --epsilon (about "
-            f"{lower(max(0.0, budget.epsilon - so_far))} is left), or, if the owner of the data "
-            "agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
+            f"({describe(event)}). Nothing was charged. Fix: {_smaller(budget.epsilon - so_far)}if the owner of "
+            "the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
+
+
+def _smaller(left: float) -> str:
+    return f"a smaller --epsilon (about {lower(left)} is left), or, " if left >= 0.01 else ""
 
 
 def _uses_up(total: Event, delta: float) -> bool:

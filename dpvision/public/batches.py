@@ -76,8 +76,12 @@ def balanced(first: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.
 
     A diffusion model that saw few images draws many, but poorer ones: left alone, they would be most of every batch.
     """
-    times = max(1, round(len(others) / max(1, len(first))))
-    return np.concatenate([np.tile(first, times), others])
+    return np.concatenate([np.tile(first, times(len(first), len(others))), others])
+
+
+def times(first: int, others: int) -> int:
+    """How often each of the first images counts."""
+    return max(1, round(others / max(1, first)))
 
 
 def chosen(rows: NDArray[np.int64], step: int, *, batch: int, seed: int) -> NDArray[np.int64]:

@@ -135,7 +135,10 @@ def choose(
         raise ConfigError(f"seed is {seed}: it must be 0 or more.")
     each, labels = count // len(classes), np.asarray(labels, dtype=np.int64)
     if each < 1:
-        raise ConfigError(f"{count} public images are less than one of each of {len(classes)} classes. Fix: --public.")
+        raise ConfigError(
+            f"{count} public images are less than one of each of {len(classes)} classes. Fix: --public {len(classes)} "
+            "or more."
+        )
     able = np.ones(len(labels), dtype=np.bool_)
     if persons is not None and staying is not None:
         able = ~np.isin(persons, staying)

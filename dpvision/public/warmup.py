@@ -109,6 +109,8 @@ class State:
         self, settings: Settings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
+        if settings.balance and len(sources) < 2:
+            raise ConfigError("there is nothing to balance public images against. Fix: --also, or leave --balance out.")
         self._device = device_named(device)
         self._images = Images(sources, classes=len(classes))
         first = sources[0]

@@ -19,7 +19,7 @@ from dpvision.data import identify, load
 from dpvision.errors import ConfigError, DPVisionError
 from dpvision.inputs import Inputs, accuracy
 from dpvision.models import build, load_public
-from dpvision.public.batches import Source, balanced
+from dpvision.public.batches import Source
 from dpvision.public.settings import CIFAR_10, CIFAR_100, Settings
 from dpvision.public.warmup import State, warm_up
 from tests.guarantees.commands import start, write_data
@@ -133,8 +133,8 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
         state.descend()
     times = np.bincount(seen, minlength=68)
     assert sorted(times[:20]) == [0] * 4 + [3] * 16 and (times[20:] == 1).all()
-    same = balanced(np.arange(3), np.arange(0))
-    assert same.tolist() == [0, 1, 2], "nothing to balance against"
+    with pytest.raises(ConfigError, match=r"nothing to balance.*--also"):
+        State(settings, sources[:1], classes=CLASSES)
     assert warm_up(settings, sources, tmp_path, classes=CLASSES)
     assert card(tmp_path)["sources"][0]["images"] == 16 and card(tmp_path)["balance"] is True
 
