@@ -77,7 +77,7 @@ def keep(name: str, figures: list[Figure], *, about: str, below: str = "") -> No
         "",
         about,
         "",
-        f"{date.today()}, {machine()}, `python -m benchmarks.{name}`",
+        f"{date.today()}, {machine()}, `{' '.join([f'python -m benchmarks.{name}', *sys.argv[1:]])}`",
         "",
         "| figure | measured | limit | reached |",
         "|---|---|---|---|",
