@@ -189,9 +189,7 @@ class State:
         return told
 
     def header(self) -> dict[str, str]:
-        settings = json.dumps(asdict(self.settings))
-        said = {"guide": FORMAT, "settings": settings, "learned_from": self.learned_from}
-        return {**self.kind.header(), **self.sources, **said}
+        return {**self.kind.header(), **self.sources, "guide": FORMAT, "settings": json.dumps(asdict(self.settings))}
 
     def save(self, folder: Path) -> None:
         header = {**self.header(), "at": json.dumps(self.at)}
@@ -221,7 +219,8 @@ class State:
     def publish(self, folder: Path) -> None:
         """Weights and a card; the state stays, so that the same command says that it is done."""
         self.save(folder)
-        data = checkpoint.dump(self.discriminator.state_dict(), self.header())
+        said = {**self.header(), "learned_from": self.learned_from}
+        data = checkpoint.dump(self.discriminator.state_dict(), said)
         atomic.write(folder / "weights.safetensors", data, mode=0o644)
         card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), **self.sources}
         atomic.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)

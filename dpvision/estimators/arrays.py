@@ -55,7 +55,7 @@ def raw_digests(X: Any) -> Iterator[bytes]:
     x = np.asarray(X)
     for start in range(0, len(x), 1024):
         rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
-        yield from pixel_digests(rows.astype(np.float32).view(np.uint8))
+        yield from pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8))
         least, most = rows.min(axis=1), rows.max(axis=1)
         for top in (255, 1):
             within = rows[(least >= 0) & (most <= top)]
