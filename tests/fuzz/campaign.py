@@ -103,6 +103,9 @@ class Campaign:
         if code == -signal.SIGXCPU:
             assert cut_short(verb, words) or any(LONG.search(word) for word in words), told
             self.counts["still at work"] += 1
+        elif code == -signal.SIGABRT and changed is None and "memory allocation of" in err:
+            # A sound command within the campaign's memory: safetensors ends the process where it gets none (KNOWN_LIMITS).
+            self.counts["out of memory"] += 1
         else:
             assert code in OUR_CODES, told
             assert code == 0 or verb == "check" or err.count("dpvision: ") == 1, told
