@@ -52,6 +52,7 @@ WORDS = (
     "crop,,x", "0,1", "a,b,c,d", "²", "4", "0", "dead-leaves", "../../outside/secret", "/dev/zero", "/dev/null", "/proc/self/mem",
     ".", "..", "~", "\udcff", "🙂", "a\nb", "%s", "{class}", "x" * 300, "x" * 5000, "__class__", "neuromix", "moments", "default",
 )  # fmt: skip
+CORPUS = "CORPUS"  # stands for its folder
 # Enough work to see, and no more: the rest of a command line is drawn.
 SMALL: dict[str, tuple[str, ...]] = {
     "train": ("--epsilon", "3", "--steps", "1", "--batch", "4"),
@@ -61,10 +62,13 @@ SMALL: dict[str, tuple[str, ...]] = {
                  "--batch", "2", "--steps", "1", "--hidden", "16"),
     "synth fit": ("--size", "tiny", "--steps", "1", "--batch", "2"),
     "synth guide": ("--samples", "4", "--extractor-steps", "1", "--steps", "1", "--batch", "2", "--width", "8"),
-    "synth sample": ("--count", "4", "--batch", "4", "--steps", "1"),
+    "synth sample": ("--count", "4", "--batch", "4", "--steps", "2"),
     "synth quality": ("--most", "8", "--no-cas"),
     "audit": ("--runs", "100"),
-    "geometry": ("--most", "4", "--top", "1", "--probes", "1"),
+    "geometry": ("--most", "4", "--top", "1", "--probes", "1", "--private"),
+    "export": ("--to", "safetensors"),
+    "tune": ("--epsilon", "3", "--steps", "1", "--batch", "4", "--grid", "lr=1,2",
+             "--trials", "2", "--score", f"{CORPUS}/drawn/images.npz"),
     "images": ("dead-leaves", "--count", "1", "--size", "8"),
     "data split": ("--public", "4"),
     "plan": ("--n", "1000", "--epsilon", "3"),
@@ -116,13 +120,18 @@ def _option(argument: Any) -> Option:
 def command_line(rng: Random, verb: str, options: list[Option], *, corpus: Path, arena: Path) -> list[str]:
     """One command line: what is asked for comes from the corpus or is hostile, and a few options are drawn."""
     words = [*verb.split(" ")]
-    words += [_value(rng, option, corpus, arena) for option in options if option.positional and option.required]
-    words += SMALL.get(verb, ())
+    words += [_value(rng, option, corpus, arena) for option in options if option.positional]
+    words += [word.replace(CORPUS, str(corpus)) for word in SMALL.get(verb, ())]
     if rng.random() < 0.05:
         words = words[: rng.randrange(1, len(words) + 1)]
     named = [option for option in options if not option.positional and option.name not in LEFT_OUT_OPTIONS]
     if any(option.name == "--out" for option in named) and rng.random() < 0.9:
-        suffix = {"synth sample": ".npz", "features": ".safetensors", "synth quality": ".json"}.get(verb, "")
+        suffix = {
+            "synth sample": ".npz",
+            "features": ".safetensors",
+            "synth quality": ".json",
+            "export": ".safetensors",
+        }.get(verb, "")
         words += ["--out", str(arena / f"made{suffix}")]
     for option in rng.choices(named, k=rng.choice([0, 1, 1, 1, 2, 3])) if named else ():
         words.append(option.name)
