@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.data import Split
+from dpvision.errors import ConfigError
 from dpvision.mechanism.private_sum import Fetch
 from dpvision.mechanism.sampling import by_person
 from dpvision.models.pieces import in_pieces
@@ -98,7 +99,8 @@ def units(split: Split, unit: str) -> int:
     """How many there are: for the sampler's coins, and for `n` where it was not declared."""
     if unit == "image":
         return len(split.labels)
-    assert split.persons is not None
+    if split.persons is None:
+        raise ConfigError("--unit person needs to know who is on each image, such as a CSV column 'person'.")
     return len(np.unique(split.persons))
 
 

@@ -9,14 +9,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dpvision import atomic, checkpoint, inference, runs, sealed, study
 from dpvision.cli.app import class_list
 from dpvision.config import Config, merged, read_toml
+from dpvision.data import Split
 from dpvision.device import device_named
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError
+from dpvision.inputs import units
 from dpvision.mechanism.streams import Key
 from dpvision.models import digest_of
 from dpvision.pretrain.run import Settings
@@ -266,3 +269,9 @@ def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:
 def test_names_that_would_order_a_terminal_about() -> None:
     told = inference._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
     assert "\x1b" not in told and "\x07" not in told and told.endswith("'=1+1,'-2,caf\u00e9\n")
+
+
+def test_persons_of_whom_nobody_knows() -> None:
+    images = Split(np.zeros((2, 4, 4, 1), np.uint8), np.zeros(2, np.int64), None)
+    with pytest.raises(ConfigError, match="who is on each image"):
+        units(images, "person")
