@@ -44,12 +44,18 @@ WINDOW_TAIL = 1e-14
 MOST_LOSS = 600.0
 
 
+# What the noise sampler's distance from the ideal law may add to delta. Its numbers are within 2^-100 each, jointly
+# (mechanism/noise.py), so N of them add N (1 + e^epsilon) 2^-100: this is enough for N (1 + e^epsilon) up to 2^60.
+SAMPLER = 2.0**-40
+
+
 def hidden_by_rounding(steps: int) -> float:
-    """What rounding in the transforms may hide of delta: a power of a spectrum loses about 2^-52 per factor.
+    """What arithmetic may hide of delta: the noise sampler's distance from the ideal law, and rounding in the
+    transforms, where a power of a spectrum loses about 2^-52 per factor.
 
     Measured against exact Gaussians composed 10^6 times: 5e-11, where this allows 9e-10.
     """
-    return 1e-12 + 2.0**-50 * steps
+    return 1e-12 + SAMPLER + 2.0**-50 * steps
 
 
 class _Losses(NamedTuple):

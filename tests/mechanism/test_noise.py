@@ -13,20 +13,25 @@ from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
 
 KEY = Key.for_tests("noise")
+DEVIATION = 2.0**33  # of the noise, in grid steps: so fine that draws hardly repeat
 
 
 def _release(total: np.ndarray, step: int = 0, *, sensitivity: float = 1.0, sigma: float = 2.0) -> np.ndarray:
     return noise.release(total, KEY.stream("noise", step=step), sensitivity=sensitivity, sigma=sigma)
 
 
+def _draws(step: int, count: int) -> np.ndarray:
+    """Standard normal numbers, on a grid of 2^-33."""
+    return noise.rounded_normal(KEY.stream("noise", step=step), count, DEVIATION) / DEVIATION
+
+
 def test_a_million_draws_are_standard_normal() -> None:
-    assert not noise_checks.of_draws(noise.standard_normal(KEY.stream("noise", step=1), 1_000_000))
+    assert not noise_checks.of_draws(_draws(1, 1_000_000))
 
 
 @pytest.mark.parametrize("factor", [0.995, 1.005])
 def test_the_variance_check_has_teeth(factor: float) -> None:
-    draws = noise.standard_normal(KEY.stream("noise", step=1), 1_000_000) * factor
-    assert "the variance" in noise_checks.of_draws(draws)
+    assert "the variance" in noise_checks.of_draws(_draws(1, 1_000_000) * factor)
 
 
 def test_every_check_of_draws_has_teeth() -> None:
@@ -76,7 +81,7 @@ def test_fresh_keys_do_not_repeat_and_small_seeds_are_found() -> None:
 def test_cosine_and_sine_halves_are_independent() -> None:
     """Box-Muller makes pairs; the two halves of a block must not be tied, not even in their squares."""
     half = noise.BLOCK // 2
-    draws = noise.standard_normal(KEY.stream("noise", step=9), noise.BLOCK)
+    draws = _draws(9, noise.BLOCK)
     for f in (lambda x: x, np.square, np.abs):
         assert abs(np.corrcoef(f(draws[:half]), f(draws[half:]))[0, 1]) < 5 / np.sqrt(half)
 

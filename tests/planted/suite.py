@@ -50,6 +50,7 @@ Check = Callable[[int], list[str]]  # of a seed
 # Neighbours that show most, and how many records they are beside.
 TELLING = ("huge", "nan", "last of its class", "opposite", "one number")
 SIZES = (7, 0, 3)
+DEVIATION = 2.0**33  # of the noise, in grid steps: so fine that draws hardly repeat
 
 
 def _replay(names: tuple[str, ...], seed: int) -> list[str]:
@@ -142,7 +143,9 @@ def _noise(seed: int) -> list[str]:
     large = released(np.zeros(3 * noise.BLOCK), 9_999)  # made in blocks, none of which may be like another
     if len(np.unique(large)) < 0.9 * large.size:
         found.append("a large release has the same noise in several blocks")
-    found += noise_checks.of_draws(noise.standard_normal(key.stream("noise", step=10_000), 300_000))
+    found += noise_checks.of_draws(
+        noise.rounded_normal(key.stream("noise", step=10_000), 300_000, DEVIATION), scale=DEVIATION
+    )
     found += noise_checks.of_grid(released(np.random.default_rng(seed).normal(size=64), 3), grid=grid)
     if not 1.0 <= scale / (0.5 * 2.0) <= 1.01:
         found.append("the scale is not sigma times the sensitivity, and a little more")
