@@ -79,6 +79,22 @@ def account_notes(prepared: Prepared | PreparedRelease) -> list[str]:
     return notes
 
 
+def show_plan(account: Account) -> None:
+    """What is planned on an account, and what all of it would use of the budget."""
+    from dpvision.privacy import accountant
+    from dpvision.privacy.events import describe
+    from dpvision.privacy.rounding import upper
+
+    after = accountant.epsilon(account.total_planned, account.budget.delta)
+    for _, event in account.plan:
+        say(f"planned: {describe(event)}")
+    say(
+        f"account {account.id}: all that is charged and planned uses epsilon {upper(after, 4)} of "
+        f"{account.budget.epsilon:g}. Nothing is charged yet: the first of the planned runs charges all of them. Give "
+        "each command again without --plan, in any order; `dpvision ledger DATA --drop-plan` forgets the plan."
+    )
+
+
 def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
     """The ledger of a data set: each charge with what is spent up to and including it."""
     from dpvision.privacy.events import describe, from_json
@@ -88,6 +104,8 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
     if json:
         limits = {"epsilon": budget.epsilon, "delta": budget.delta}
         found = {"account": account.id, "budget": limits, "budget_changes": account.budget_changes, "spent": spent}
+        found["composition"] = account.composition
+        found["planned"] = [describe(event) for _, event in account.plan]
         as_json({**found, "charges": charges, "file": str(file)})
         return
     rows = [
@@ -103,6 +121,12 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
     for change in account.budget_changes:
         say(f"{change['time']}: the budget was changed to epsilon {change['epsilon']:g} at delta {change['delta']:g}")
     say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
+    say(f"composition: {account.composition}")
+    for _, event in account.plan:
+        say(f"planned, charged with the next run: {describe(event)}")
+    for group in account.groups:
+        for _, event in group.planned:
+            say(f"planned and charged, not run yet: {describe(event)}")
     say(f"file: {file}")
 
 
@@ -289,13 +313,14 @@ def show_release(prepared: PreparedRelease) -> None:
 
 def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     """What the model tells in all, where it starts from weights of another private training."""
-    from dpvision.privacy import accountant
-    from dpvision.privacy.events import Composed
+    from dpvision.privacy import accountant, adaptive
     from dpvision.privacy.rounding import upper
 
     if not prepared.before:
         return {}
-    both = accountant.epsilon(Composed((*prepared.before, prepared.event())), prepared.config.delta)
+    both = accountant.epsilon(
+        adaptive.compose((*prepared.before, prepared.event()), prepared.config.delta), prepared.config.delta
+    )
     return {"in all": f"epsilon {upper(both, 4)}, with what the first weights tell of their own training data"}
 
 
@@ -359,7 +384,7 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def training_bar(target: float, *, shown: bool = True) -> Iterator[Callable[[Progress], None]]:
-    """Step, images per second, time left and epsilon spent of the target; on stderr, so that output can be piped.
+    """Step, images per second, time left and the epsilon that was charged; on stderr, so that output can be piped.
 
     Where stderr is no terminal, a line every half minute.
     """
@@ -373,10 +398,10 @@ def training_bar(target: float, *, shown: bool = True) -> Iterator[Callable[[Pro
         MofNCompleteColumn(),
         TextColumn("{task.fields[speed]:>7,.0f} images/s"),
         TimeRemainingColumn(),
-        TextColumn("epsilon {task.fields[epsilon]:.2f} of {task.fields[target]:.2f}"),
+        TextColumn("epsilon {task.fields[epsilon]:.2f} charged"),
     )
     with Bar(*columns, console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
-        task = bar.add_task("training", total=None, speed=0.0, epsilon=0.0, target=target)
+        task = bar.add_task("training", total=None, speed=0.0, epsilon=target)
         began = told = time.monotonic()
         first: int | None = None
 
@@ -390,7 +415,7 @@ def training_bar(target: float, *, shown: bool = True) -> Iterator[Callable[[Pro
                 left = (now - began) / (progress.step - first) * (progress.steps - progress.step)
                 print(
                     f"training {progress.step}/{progress.steps}, {speed:,.0f} images/s, about {_duration(left)} left, "
-                    f"epsilon {progress.epsilon:.2f} of {target:.2f}",
+                    f"epsilon {progress.epsilon:.2f} charged",
                     file=sys.stderr,
                     flush=True,
                 )

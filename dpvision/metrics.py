@@ -1,8 +1,12 @@
-"""Epsilon and test accuracy at a few steps of a training: the lines of metrics.jsonl, all of which may be released."""
+"""Test accuracy at a few steps of a training, and the epsilon that it was charged for: the lines of metrics.jsonl, all
+of which may be released.
+
+Every line has the epsilon of the whole training: it is charged before the first step, and who stops early because of
+an accuracy on one of these lines has revealed no less.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,16 +15,15 @@ from torch.nn.utils import vector_to_parameters
 from dpvision.inputs import Inputs, accuracy
 from dpvision.prepare import Prepared
 from dpvision.privacy import quick
-from dpvision.state import State, event_so_far, trainable
+from dpvision.state import State, event_charged, trainable
 
 POINTS = 20
 RECORDS = 2000  # of the test split, at every point but the last
 
 
-def epsilon_at_mark(state: State, prepared: Prepared, marks: set[int]) -> float:
-    """For display: the bound at the next mark, so that a bar costs twenty evaluations and never shows too little."""
-    ahead = min((m for m in marks if m >= state.step), default=state.step)
-    return quick.epsilon(event_so_far(replace(state, step=ahead)), prepared.config.delta)
+def epsilon_charged(state: State) -> float:
+    """The epsilon of all that the run was charged for."""
+    return quick.epsilon(event_charged(state), state.config.delta)
 
 
 def marks(prepared: Prepared) -> set[int]:
@@ -37,7 +40,7 @@ def marks(prepared: Prepared) -> set[int]:
 
 def line(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None) -> dict[str, Any]:
     """Accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
-    found: dict[str, Any] = {"step": state.step, "epsilon": quick.epsilon(event_so_far(state), prepared.config.delta)}
+    found: dict[str, Any] = {"step": state.step, "epsilon": epsilon_charged(state)}
     if test is not None:
         most = None if state.step == prepared.sampler.steps else RECORDS
         found["test_images"] = min(len(test), most or len(test))

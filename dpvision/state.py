@@ -29,7 +29,8 @@ from dpvision.config import Config, merged, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
-from dpvision.privacy.events import Composed, Event, from_json, to_json
+from dpvision.privacy import adaptive
+from dpvision.privacy.events import Event, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class State:
     branch: str = ""  # names the noise and the charge; it has no name before it is charged
     data: str = ""  # names all that it computes with: records, public files, the bytes of features
     first: int = 0  # the step at which this branch began
-    path: tuple[Event, ...] = ()  # what the first weights told, and earlier branches up to where they were left
+    path: tuple[Event, ...] = ()  # what the first weights revealed, and earlier branches as they were charged
     software: str = ""
     digest: str = ""  # of the file it was read from
     second: Tensor | None = None  # AdaDPS: the second moment of public gradients
@@ -146,8 +147,6 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
     if key is None:  # without the old key the old noise can not be drawn again
         name, key = secrets.token_hex(8), Key.fresh()
         key.keep(runs.key_path(name))
-    assert before.batch and before.n and before.sigma
-    done = PoissonSampler(before.batch, before.n, state.step).event(before.sigma, first=state.first)
     return replace(
         state,
         config=config,
@@ -156,17 +155,25 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
         branch=branch_name(state, config, data=data, key=key.label(name)),
         data=data,
         first=state.step,
-        path=(*state.path, done) if state.branch else state.path,
+        path=(*state.path, charged_here(state)) if state.branch else state.path,
         software=software(),
     ), key
 
 
-def event_so_far(state: State) -> Composed:
-    """What the weights at this step tell: the first weights, earlier branches as far as they went, and this one."""
+def charged_here(state: State) -> Event:
+    """What the state's branch was charged for: all of its steps, also those that were never done.
+
+    Whoever stops a training where it looks good, and states the epsilon of the steps so far, states too little: which
+    steps were done then depends on what was seen.
+    """
     config = state.config
-    assert config.sigma and config.batch and config.n
-    here = PoissonSampler(config.batch, config.n, state.step).event(config.sigma, first=state.first)
-    return Composed((*state.path, here))
+    assert config.sigma and config.batch and config.n and config.steps
+    return PoissonSampler(config.batch, config.n, config.steps).event(config.sigma, first=state.first)
+
+
+def event_charged(state: State) -> Event:
+    """What the run was charged for, with what its first weights revealed: branches were chosen one after the other."""
+    return adaptive.compose((*state.path, charged_here(state)), state.config.delta)
 
 
 def software() -> str:

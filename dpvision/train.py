@@ -48,7 +48,7 @@ from dpvision.privacy.events import Event, to_json
 from dpvision.privacy.ledger import Charge
 from dpvision.privacy.room import require_room
 from dpvision.public.assist import ALONE
-from dpvision.state import State, event_so_far, software, trainable
+from dpvision.state import State, event_charged, software, trainable
 from dpvision.trackers import Tracker, told_to
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
@@ -294,6 +294,7 @@ def _proceed(
         _drop_after(study.file(run), state.step)
         _drop_after(run.operator / "log.jsonl", state.step)
     assistant = None if config.assist == "none" else Assistant(prepared, phase, model, team)
+    epsilon = metrics.epsilon_charged(state)
     began, images, fetch = time.monotonic(), 0, None
     for number in range(state.step, sampler.steps):
         if team.any(stop()):
@@ -332,7 +333,7 @@ def _proceed(
             track(line)
         if state.step % config.checkpoint_every == 0:
             state.save(run)
-        watch(Progress(state.step, sampler.steps, metrics.epsilon_at_mark(state, prepared, marks), images))
+        watch(Progress(state.step, sampler.steps, epsilon, images))
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
@@ -399,13 +400,13 @@ def _release(
         "classes": json.dumps(list(prepared.data.classes)),
         "config": prepared.config.hash(),
         "unit": prepared.config.unit,
-        "event": json.dumps(to_json(event_so_far(state))),
+        "event": json.dumps(to_json(event_charged(state))),
         "delta": repr(prepared.config.delta),
         "private": runs.NOT_PRIVATE if not state.private else runs.A_TRIAL if trial else "yes",
     }
     if prepared.learned_from:
         header["learned_from"] = prepared.learned_from
-    done = {"complete": True, "event": to_json(event_so_far(state)), "private": state.private}
+    done = {"complete": True, "event": to_json(event_charged(state)), "private": state.private}
     if tell is not None:
         said = tell({**run.facts(), **done}, prepared.config.without_folders())
         header["card"] = json.dumps(said, sort_keys=True, allow_nan=False)
@@ -422,7 +423,7 @@ def _release(
     run.write_config(prepared.config)
     if state.canaries is not None:
         there = inside(run.facts(), prepared.config.canaries)
-        audit_carried(run, state.canaries.numpy(), there, event=event_so_far(state), delta=prepared.config.delta)
+        audit_carried(run, state.canaries.numpy(), there, event=event_charged(state), delta=prepared.config.delta)
     run.write_facts({**run.facts(), **done})
     Key.destroy(runs.key_path(state.key))
 
@@ -431,7 +432,7 @@ def _outcome(run: runs.Run, state: State, prepared: Prepared, seconds: float) ->
     complete = run.facts().get("complete") is True
     last: dict[str, Any] = next(reversed(runs.read_lines(run.metrics)), {})
     hit = last.get(f"test_accuracy_{prepared.config.release}") if complete else None
-    return Outcome(run, complete, event_so_far(state), hit, seconds, state.private)
+    return Outcome(run, complete, event_charged(state), hit, seconds, state.private)
 
 
 def _drop_after(path: Path, step: int) -> None:

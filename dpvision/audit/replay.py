@@ -36,7 +36,7 @@ import torch
 
 from dpvision.audit.recording import Asked, Recording, Use, record
 from dpvision.mechanism.noise import ARITHMETIC_SLACK
-from dpvision.privacy.events import ClassScheduled, Composed, Event, Gaussian, PoissonGaussian, Tuned
+from dpvision.privacy.events import Adaptive, ClassScheduled, Composed, Event, Gaussian, PoissonGaussian, Tuned, parts
 
 Data = TypeVar("Data")
 # What float64 arithmetic of this comparison may add, as a share of the sensitivity.
@@ -186,8 +186,10 @@ def _same_use(before: Recording, after: Recording) -> list[tuple[Asked, Asked]]:
 def _parts(events: list[Event]) -> list[Gaussian | PoissonGaussian | ClassScheduled]:
     found: list[Gaussian | PoissonGaussian | ClassScheduled] = []
     for event in events:
-        if isinstance(event, Composed | Tuned):
-            found += _parts(list(event.events if isinstance(event, Composed) else event.trials))
+        if isinstance(event, Composed | Adaptive):
+            found += _parts(list(parts(event)))
+        elif isinstance(event, Tuned):
+            found += _parts(list(event.trials))
         else:
             found.append(event)
     return found

@@ -103,6 +103,7 @@ def ledger(
     *,
     set_budget: Annotated[float | None, Parameter(help="the data set's epsilon over all runs")] = None,
     delta: Annotated[float | None, Parameter(help="with --set-budget: the delta it is counted at")] = None,
+    drop_plan: Annotated[bool, Parameter(negative="", help="forget planned runs that nothing was charged for")] = False,
     classes: Classes = None,
     size: Size = None,
     skip_broken: SkipBroken = None,
@@ -120,6 +121,8 @@ def ledger(
 
     options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
     book = ledger_of(fingerprint(load(source, **options).train))
+    if drop_plan and book.exists():
+        book.drop_plan()
     if set_budget is not None:
         new = Budget(set_budget, delta or (book.account().budget.delta if book.exists() else 1e-5))
         account = book.set_budget(new) if book.exists() else book.open(new)

@@ -58,6 +58,14 @@ def release(
     dry_run: Annotated[
         bool, Parameter(negative="", help="check all but the features, print the plan and stop")
     ] = False,
+    plan: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="enter this run in the account's plan and stop: runs that are all planned before the first of them "
+            "starts are composed more tightly than runs chosen one after the other",
+        ),
+    ] = False,
 ) -> None:
     """Release a data set of noisy features, once, on which everyone may train for ever.
 
@@ -106,6 +114,12 @@ def release(
         console.show_release(prepared)
     out, test_key = out or next_free(), os.environ.get("DPVISION_TEST_KEY") or None
     require_possible(prepared, out, test_key)
+    if plan:
+        from dpvision.privacy import room
+
+        if first:
+            console.show_plan(room.plan(prepared))
+        return
     if dry_run:
         require_encoder(prepared)
         console.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
@@ -170,6 +184,7 @@ _FLAGS: frozenset[str] = frozenset(release.__annotations__) - {
     "config",
     "accounting",
     "dry_run",
+    "plan",
 }
 
 

@@ -100,6 +100,14 @@ def train(
     dry_run: Annotated[
         bool, Parameter(negative="", help="print the plan and stop; no run is made, nothing charged")
     ] = False,
+    plan: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="enter this run in the account's plan and stop: runs that are all planned before the first of them "
+            "starts are composed more tightly than runs chosen one after the other",
+        ),
+    ] = False,
 ) -> None:
     """Train a classifier privately.
 
@@ -127,12 +135,12 @@ def train(
             "default. Usual: 1 for a strong guarantee, 3 for a sound one, 8 for a weak one."
         )
     settings = merged(settings, flags, source="command line")
-    if not dry_run:
+    if not (dry_run or plan):
         require_free(out := out or next_free())
 
     from dpvision import console, distributed
     from dpvision.prepare import prepare
-    from dpvision.privacy.room import require_room
+    from dpvision.privacy import room
     from dpvision.train import begin, require_room_for_canaries
 
     distributed.start()
@@ -147,8 +155,13 @@ def train(
                 f"note: recipe {settings.recipe} is meant to start from a prior, and none is given: weights are "
                 "random. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
             )
+    if plan:
+        require_room_for_canaries(prepared)
+        if distributed.rank() == 0:
+            console.show_plan(room.plan(prepared))
+        return
     if dry_run or out is None:
-        require_room(prepared)
+        room.require_room(prepared)
         require_room_for_canaries(prepared)
         if distributed.rank() == 0:
             console.say("dry run: no run was made, nothing was charged.")

@@ -28,6 +28,7 @@ def card(event: Event, delta: float, account: Account, *, read_off: Sequence[str
             "epsilon_budget": account.budget.epsilon,
             "delta": account.budget.delta,
             "charges": len(account.charges),
+            "composition": account.composition,
         },
         "read_off": list(read_off),
         "tuning": TUNING,

@@ -8,12 +8,14 @@ with Gaussian noise of standard deviation `sigma` (the noise multiplier). They d
     ClassScheduled     only the records of one class, which everybody may know: a record of class k is in `rows[k]` of
                        the releases, in each of them by its own coin of probability `rates[k]`
     Tuned              one of `trials`, tried again and again a random number of times; the best alone is released
-    Composed           all of the events listed
+    Composed           all of the events listed, every one fixed before the first result was seen
+    Adaptive           a first event, then others, each chosen after seeing the results of those before it
 
 Formal reading: two data sets are neighbours when one has one record (or person) more. `exposures(event)` lists, for
 each kind of record that there may be, the Poisson-subsampled Gaussians that it meets; the guarantee is that of the
 kind that fares worst. Nothing here is averaged over classes: a class that is drawn is visible in what is released.
 A tuning is not a sum of such steps. It is met as a `Point`: the worst there is that satisfies its epsilon at its delta.
+What is chosen later is met as what dominates it, whatever was chosen (privacy/adaptive.py).
 """
 
 from __future__ import annotations
@@ -144,12 +146,55 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Composed:
-    """All of `events`, whatever their order; each may have been chosen after seeing the earlier ones' results."""
+    """All of `events`, whatever their order. Rates, noise and numbers of steps were fixed before the first result.
+
+    What an event computes (its gradients, its queries) may depend on earlier results; which event it is may not.
+    """
 
     events: tuple[Event, ...]
 
 
-Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed
+@dataclass(frozen=True)
+class Later:
+    """An event that was chosen after seeing results. It reveals no more than a Gaussian release of noise `sigma`, but
+    for a probability of `leak` with which everything is revealed."""
+
+    event: Event
+    sigma: float
+    leak: float
+
+    def __post_init__(self) -> None:
+        _check_sigma(self.sigma)
+        if not _is_number(self.leak) or not 0 <= self.leak < 1:
+            raise ConfigError(f"the leak of a later event is {self.leak!r}: it must be a probability.")
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """`first`, then each of `later`, chosen after seeing what came before. Their leaks add up to `reserve` at most."""
+
+    first: Event
+    later: tuple[Later, ...]
+    reserve: float
+
+    def __post_init__(self) -> None:
+        leaks = math.fsum(x.leak for x in self.later)
+        if not _is_number(self.reserve) or not leaks * (1 - 1e-9) <= self.reserve < 1:
+            raise ConfigError(f"later events leak {leaks:g}, and {self.reserve!r} of delta is reserved for it.")
+
+
+Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed | Adaptive
+
+
+def parts(event: Event) -> tuple[Event, ...]:
+    """The events that it lists, in their order; the event itself where it lists none."""
+    match event:
+        case Composed(events):
+            return events
+        case Adaptive(first, later, _):
+            return (*parts(first), *(x.event for x in later))
+        case _:
+            return (event,)
 
 
 def exposures(event: Event) -> list[Kind]:
@@ -192,6 +237,9 @@ def to_json(event: Event) -> dict[str, Any]:
             return {"type": "tuned", "trials": [to_json(e) for e in trials], **numbers}
         case Composed(events):
             return {"type": "composed", "events": [to_json(e) for e in events]}
+        case Adaptive(first, later, reserve):
+            chosen = [{"event": to_json(x.event), "sigma": x.sigma, "leak": x.leak} for x in later]
+            return {"type": "adaptive", "first": to_json(first), "later": chosen, "reserve": reserve}
 
 
 def from_json(value: Any) -> Event:
@@ -211,6 +259,9 @@ def from_json(value: Any) -> Event:
                 return Tuned(**{**fields, "trials": tuple(from_json(e) for e in fields["trials"])})
             case "composed":
                 return Composed(tuple(from_json(e) for e in fields["events"]))
+            case "adaptive":
+                later = tuple(Later(**{**x, "event": from_json(x["event"])}) for x in fields["later"])
+                return Adaptive(**{**fields, "first": from_json(fields["first"]), "later": later})
     except (TypeError, KeyError) as exc:
         raise ConfigError(f"the event of type {value['type']!r} does not have the fields it needs: {exc}.") from exc
     raise ConfigError(f"there is no event of type {value.get('type')!r}.")
@@ -232,6 +283,8 @@ def describe(event: Event) -> str:
             return f"the best of a random number of trials ({stop}), each: {each}; epsilon {epsilon:.4g} at {delta:.2g}"
         case Composed(events):
             return "; ".join(describe(e) for e in events) or "nothing"
+        case Adaptive(first, later, _):
+            return "; ".join([describe(first), *(f"then, chosen later: {describe(x.event)}" for x in later)])
 
 
 def _kinds(event: Event) -> set[Kind]:
@@ -252,8 +305,16 @@ def _kinds(event: Event) -> set[Kind]:
                 if len(kinds) > MOST_KINDS:
                     return {_merge(_most(event))}
             return kinds
+        case Adaptive(first, later, reserve):
+            return {_merge((*met, *_dominating(later, reserve))) for met in _kinds(first)}
         case _:
             return {_merge(_most(event))}
+
+
+def _dominating(later: tuple[Later, ...], reserve: float) -> Kind:
+    """What a record meets at most of all that was chosen later."""
+    leak = (Point(0.0, reserve),) if reserve > 0 else ()
+    return (*(Exposure(1.0, x.sigma, 1) for x in later), *leak)
 
 
 def _most(event: Event) -> Kind:
@@ -269,6 +330,8 @@ def _most(event: Event) -> Kind:
             return (Point(event.epsilon, event.delta),)
         case Composed(events):
             return tuple(exposure for part in events for exposure in _most(part))
+        case Adaptive(first, later, reserve):
+            return (*_most(first), *_dominating(later, reserve))
 
 
 def _worst(kinds: set[Kind]) -> set[Kind]:

@@ -24,12 +24,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """epsilon(delta) of mu-GDP, from above."""
     if mu <= 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    return _least(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, start=1.0)
+    return least(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, start=1.0)
 
 
 def mu_of_point(epsilon: float, delta: float) -> float:
     """The least mu whose curve reaches the point, from above: mu-GDP implies no better than (epsilon, delta)."""
-    return _least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
+    return least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
 
 
 def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: float) -> float:
@@ -42,7 +42,7 @@ def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: floa
         return 0.0 if top <= 0 else math.inf
     grid = [top * i / 1024 for i in range(1025)]
     points = list(zip(grid[1:], (float(d) for d in profile(grid)), strict=False))
-    return _least(lambda mu: all(gaussian_delta(mu, e) >= d for e, d in reversed(points)), start=1.0, rounds=16)
+    return least(lambda mu: all(gaussian_delta(mu, e) >= d for e, d in reversed(points)), start=1.0, rounds=16)
 
 
 def central_limit_mu(event: Event) -> float:
@@ -70,7 +70,7 @@ def _phi(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
 
 
-def _least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
+def least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
     """The least x > 0 at which a monotone condition holds, by doubling and halving; the end returned satisfies it."""
     high = start
     while not holds(high):

@@ -3,8 +3,10 @@
 Formal guarantees:
   1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
      charge for what was never released; it can not release what was never charged.
-  2. What is charged composes over all runs on the data set, at the budget's delta, by the upper-bound accountant;
-     an event that would take the total over the budget is refused and nothing is written.
+  2. All that is charged on the data set is within the budget (epsilon, delta), also where each run was chosen after
+     seeing the results of those before it (privacy/adaptive.py); an event that would take the total over the budget is
+     refused and nothing is written. Events that were all in the ledger before the first result, by `plan`, compose by
+     their privacy loss distributions.
   3. Reading, deciding and writing happen under one exclusive lock: of two runs that want the last of the budget, one
      gets it.
   4. An account counts one kind of unit, images or persons, from its first run on: epsilons for different units do not
@@ -15,7 +17,12 @@ Formal guarantees:
 The chain finds mistakes and careless edits. Someone who can write both files can forge both: the operator is trusted
 (docs/PRIVACY_PROMISE.md).
 
-A line: {"n": 3, "time": "...", "kind": "open" | "budget" | "charge", ..., "previous": "...", "hash": "..."}.
+A line: {"n": 3, "time": "...", "kind": KIND, ..., "previous": "...", "hash": "..."}, where KIND is
+
+    open, budget    what may be spent in all
+    plan, unplan    an event that is going to be run, written before anything is released on it; or that none is
+    charge          an event that is about to happen. The first charge after some plans charges all of them; later runs
+                    of the same plan name its line and cost nothing more
 """
 
 from __future__ import annotations
@@ -25,18 +32,29 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Budget, Composed, Event, describe, from_json, given_up, to_json
+from dpvision.privacy import accountant, adaptive
+from dpvision.privacy.events import (
+    Adaptive,
+    Budget,
+    Composed,
+    Event,
+    Later,
+    describe,
+    exposures,
+    from_json,
+    given_up,
+    to_json,
+)
 from dpvision.privacy.rounding import lower, upper
 
 FORMAT = 1
@@ -58,6 +76,19 @@ class Charge:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Events that were all in the ledger before the first of them had a result: planned ones, and the one charged."""
+
+    events: tuple[Event, ...]
+    later: Later | None  # what dominates them, where they were chosen after seeing results; None for the first group
+    planned: tuple[tuple[int, Event], ...] = ()  # those of a plan that no run has taken yet, by the line they are in
+
+    @property
+    def event(self) -> Event:
+        return self.events[0] if len(self.events) == 1 else Composed(self.events)
+
+
+@dataclass(frozen=True)
 class Account:
     """All that the ledger says, after its chain was checked."""
 
@@ -66,10 +97,69 @@ class Account:
     unit: str  # "image" or "person": whom every epsilon on this account is about
     charges: tuple[Charge, ...]
     budgets: tuple[tuple[str, Budget], ...] = ()  # the first one and every change, with their times
+    groups: tuple[Group, ...] = ()  # in the order in which they were charged
+    plan: tuple[tuple[int, Event], ...] = ()  # events that are planned, of which none was run yet, by their lines
+    grouped: tuple[int, ...] = field(default=(), repr=False)  # for each charge, how many groups there were after it
 
     @property
-    def total(self) -> Composed:
-        return Composed(tuple(c.event for c in self.charges))
+    def total(self) -> Event:
+        """Everything that was charged."""
+        return self._of(self.groups)
+
+    def total_after(self, charges: int) -> Event:
+        """Everything that had been charged with the first so many charges."""
+        return self._of(self.groups[: self.grouped[charges - 1]] if charges else ())
+
+    def total_with(self, event: Event) -> Event:
+        """Everything, if this event were charged next."""
+        group, _ = self.next_group(event)
+        return self.total if group is None else self._of((*self.groups, group))
+
+    @property
+    def total_planned(self) -> Event:
+        """Everything, with what is planned."""
+        return self._of((*self.groups, self._group([e for _, e in self.plan], ()))) if self.plan else self.total
+
+    def next_group(self, event: Event) -> tuple[Group | None, int | None]:
+        """The group that this event would be charged with, and its line in a plan; no group if it is paid already."""
+        for group in self.groups:
+            for line, planned in group.planned:
+                if planned == event:
+                    return None, line
+        events, left, at = [e for _, e in self.plan], list(self.plan), None
+        for line, planned in self.plan:
+            if planned == event:
+                at = line
+                left.remove((line, planned))
+                break
+        else:
+            events.append(event)
+        return self._group(events, left), at
+
+    def _group(self, events: Sequence[Event], planned: Sequence[tuple[int, Event]]) -> Group:
+        """The next group, of these events."""
+        group = Group(tuple(events), None, tuple(planned))
+        if self._chosen_later:
+            chosen = adaptive.later(group.event, delta=self.budget.delta, number=self._chosen_later)
+            group = replace(group, later=chosen)
+        return group
+
+    @property
+    def _chosen_later(self) -> int:
+        """The next group's number among those that are chosen after seeing results; 0 for the first of all."""
+        return sum(any(exposures(group.event)) for group in self.groups)
+
+    def _of(self, groups: tuple[Group, ...]) -> Event:
+        real = [group for group in groups if any(exposures(group.event))]
+        if not real:
+            return Composed(())
+        chosen = [group.later for group in real[1:] if group.later is not None]
+        return adaptive.together(real[0].event, chosen, delta=self.budget.delta)
+
+    @property
+    def composition(self) -> str:
+        """Which composition the account's epsilon rests on."""
+        return adaptive.CHOSEN_LATER if self._chosen_later > 1 else adaptive.PLANNED
 
     @property
     def budget_changes(self) -> list[dict[str, Any]]:
@@ -77,7 +167,7 @@ class Account:
         return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in self.budgets[1:]]
 
     def spent(self) -> float:
-        """Epsilon of everything charged so far, at the budget's delta."""
+        """Epsilon of everything charged so far, at the budget's delta: a meter of what is used of the budget."""
         return accountant.epsilon(self.total, self.budget.delta)
 
 
@@ -144,11 +234,31 @@ class Ledger:
 
     def require_room(self, event: Event, budget: Budget, *, unit: str = "image") -> None:
         """Refuse early what `spend` would refuse, where `budget` is that of a ledger still to be opened."""
-        if not self.exists():
-            return _require_room(budget, Composed(()), event)
-        account = self.account()
+        account = self.account() if self.exists() else Account("", budget, unit, ())
         _require_unit(account, unit)
-        _require_room(account.budget, account.total, event)
+        _require_room(account, event)
+
+    def plan(self, event: Event, *, run: str, unit: str = "image") -> Account:
+        """Write that this event is going to be run.
+
+        All that is planned when the next run is charged is charged with it, together and tightly, and may then be run
+        in any order at no further cost.
+        """
+        with self.locked():
+            lines = self._read()
+            if not lines:
+                raise LedgerMismatch(f"{self.path}: nothing can be planned before the ledger is opened with a budget.")
+            account = self._account(lines)
+            _require_unit(account, unit)
+            planned = replace(account, plan=(*account.plan, (len(lines), event)))
+            _require_within(planned, planned.total_planned, event)
+            return self._account(self._append(lines, "plan", {"run": run, "event": to_json(event)}))
+
+    def drop_plan(self) -> Account:
+        """Forget what is planned and was not charged yet. What was charged stays."""
+        with self.locked():
+            lines = self._read()
+            return self._account(self._append(lines, "unplan", {}) if self._account(lines).plan else lines)
 
     def spend(self, event: Event, *, id: str, run: str, unit: str = "image", private: bool = True) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
@@ -166,10 +276,14 @@ class Ledger:
                             f"({describe(charge.event)}; now: {describe(event)})."
                         )
                     return account
-            _require_room(account.budget, account.total, event)
-            return self._account(
-                self._append(lines, "charge", {"id": id, "run": run, "event": to_json(event), "private": private})
-            )
+            _require_room(account, event)
+            group, planned = account.next_group(event)
+            content = {"id": id, "run": run, "event": to_json(event), "private": private}
+            if planned is not None:
+                content["plan"] = planned
+            if group is not None and group.later is not None:
+                content |= {"sigma": group.later.sigma, "leak": group.later.leak}
+            return self._account(self._append(lines, "charge", content))
 
     def lines(self) -> list[dict[str, Any]]:
         """The checked lines as they stand, for display."""
@@ -178,13 +292,11 @@ class Ledger:
 
     def _account(self, lines: list[dict[str, Any]]) -> Account:
         try:
-            budgets = [(x["time"], Budget(x["epsilon"], x["delta"])) for x in lines if x["kind"] in ("open", "budget")]
-            charges = tuple(
-                Charge(x["id"], x["run"], from_json(x["event"]), x["time"], x["private"])
-                for x in lines
-                if x["kind"] == "charge"
-            )
-            return Account(lines[0]["account"], budgets[-1][1], lines[0]["unit"], charges, tuple(budgets))
+            first = lines[0]
+            account = Account(first["account"], Budget(first["epsilon"], first["delta"]), first["unit"], ())
+            for line in lines:
+                account = read_line(account, line)
+            return account
         except (*UNSOUND, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
@@ -321,6 +433,51 @@ def ledger_of(fingerprint: str) -> Ledger:
     return Ledger(home() / "ledgers", fingerprint)
 
 
+def read_line(account: Account, line: dict[str, Any]) -> Account:
+    """The account after one more line."""
+    match line["kind"]:
+        case "open" | "budget":
+            budget = Budget(line["epsilon"], line["delta"])
+            return replace(account, budget=budget, budgets=(*account.budgets, (line["time"], budget)))
+        case "plan":
+            return replace(account, plan=(*account.plan, (line["n"], from_json(line["event"]))))
+        case "unplan":
+            return replace(account, plan=())
+        case "charge":
+            charge = Charge(line["id"], line["run"], from_json(line["event"]), line["time"], line["private"])
+            groups, plan = _with_charge(account, charge.event, line)
+            return replace(
+                account,
+                charges=(*account.charges, charge),
+                groups=groups,
+                grouped=(*account.grouped, len(groups)),
+                plan=plan,
+            )
+        case _:
+            return account
+
+
+def _with_charge(
+    account: Account, event: Event, line: dict[str, Any]
+) -> tuple[tuple[Group, ...], tuple[tuple[int, Event], ...]]:
+    """The groups and the open plan after a charge."""
+    at = line.get("plan")
+    if at is not None and (at, event) not in account.plan:  # a run of a plan that is charged already
+        paid = [i for i, group in enumerate(account.groups) if (at, event) in group.planned]
+        if len(paid) != 1:
+            raise ValueError(f"it is charged as line {at} of a plan, which has no such event left")
+        left = tuple(x for x in account.groups[paid[0]].planned if x != (at, event))
+        changed = replace(account.groups[paid[0]], planned=left)
+        return (*account.groups[: paid[0]], changed, *account.groups[paid[0] + 1 :]), account.plan
+    events = tuple(e for _, e in account.plan) + (() if at is not None else (event,))
+    group = Group(events, None, tuple(x for x in account.plan if x != (at, event)))
+    if "sigma" in line:
+        group = replace(group, later=Later(group.event, line["sigma"], line["leak"]))
+    elif account.groups:  # written before later runs were told from the first
+        group = replace(group, later=account.next_group(event)[0].later)  # type: ignore[union-attr]
+    return (*account.groups, group), ()
+
+
 def _require_unit(account: Account, unit: str) -> None:
     if account.unit != unit:
         raise PrivacyError(
@@ -330,10 +487,26 @@ def _require_unit(account: Account, unit: str) -> None:
         )
 
 
-def _require_room(budget: Budget, before: Composed, event: Event) -> None:
-    so_far = accountant.epsilon(before, budget.delta)
-    after = accountant.epsilon(Composed((*before.events, event)), budget.delta)
-    if _uses_up(Composed((*before.events, event)), budget.delta):
+def _require_room(account: Account, event: Event) -> None:
+    """The event, with all that is planned, fits into the budget beside all that was charged."""
+    _require_within(account, account.total_with(event), event)
+
+
+def _require_within(account: Account, after: Event, event: Event) -> None:
+    """With this event the total, `after`, is within the budget."""
+    budget, before = account.budget, account.total
+    if after == before:
+        return
+    so_far, epsilon = accountant.epsilon(before, budget.delta), accountant.epsilon(after, budget.delta)
+    reserve = adaptive.reserve(budget.delta)
+    if isinstance(after, Adaptive) and after.reserve > reserve:
+        raise BudgetSpent(
+            f"of the data set's delta, {budget.delta:g}, runs that are chosen after a first result may give up "
+            f"{reserve / 2:g} for good in all, and with this it would be more ({describe(event)}). Nothing was "
+            "charged. Fix: for this a smaller --delta, of which a tuning gives up half; or a training, which gives up "
+            "none; or plan it before the first run."
+        )
+    if _uses_up(after, budget.delta):
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}. What was charged gives up "
             f"{given_up(before):g} of delta for good and this {given_up(event):g} ({describe(event)}): together they "
@@ -341,10 +514,10 @@ def _require_room(budget: Budget, before: Composed, event: Event) -> None:
             "of which a tuning gives up half; or a training, which gives up none; or, if the owner of the data agrees, "
             "`dpvision ledger DATA --set-budget EPSILON --delta DELTA` with a larger delta."
         )
-    if after > budget.epsilon:
+    if epsilon > budget.epsilon:
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
-            f"{upper(so_far, 4)} of it is spent, and this would make it {upper(after, 4)} "
+            f"{upper(so_far, 4)} of it is spent, and this would make it {upper(epsilon, 4)} "
             f"({describe(event)}). Nothing was charged. Fix: {_smaller(budget.epsilon - so_far)}if the owner of "
             "the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )

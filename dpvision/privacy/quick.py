@@ -156,7 +156,7 @@ def grid_width(kind: Kind) -> float:
         reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
         steps += n
     h = min(GRID * math.sqrt(variance / steps), 1.0) if steps else 1.0
-    if points:
+    if any(point.epsilon > 0 for point in points):
         h = min(h, max(point.epsilon for point in points) / POINT_GRID)
         variance += sum(point.epsilon**2 for point in points)
     return max(h, reach / MOST_STEP_POINTS, 20 * math.sqrt(variance) / MOST_POINTS)

@@ -18,6 +18,7 @@ from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.privacy.events import (
+    Adaptive,
     Composed,
     Event,
     Exposure,
@@ -26,6 +27,7 @@ from dpvision.privacy.events import (
     apart,
     exposures,
     from_json,
+    parts,
     to_json,
 )
 from dpvision.privacy.ledger import Account
@@ -45,7 +47,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
     weights = _bound_to_weights(run, facts, config)
     own = _own(run.operator / "run.json", event, facts["public"])
     if account is not None:
-        _require_charged(run, facts["run"], event=own, account=account)
+        _require_charged(run, facts["run"], event=Composed(own), account=account)
     proved = _proved(facts, config, event)
     hand = by_hand.chosen(config)
     return {
@@ -56,7 +58,9 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "known_data_set": reference.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
         "public_facts": _public_facts(facts, config),
         "probe": _probe(own, config, proved["guarantee"]["epsilon"]),
-        "phases": spent.phases(event, config, before=event is not own) if proved["status"] == "private" else [],
+        "phases": spent.phases(event, config, before=len(own) < len(parts(event)))
+        if proved["status"] == "private"
+        else [],
         "audit": audits.figures(audits.of_run(run.folder, event, config)),
         "data_set": data_set(account),
         "accuracy": last_accuracy(read(run), release=config.release),
@@ -68,7 +72,8 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             public=facts["public"],
             fixed_key=facts["private"] is not True,
             ledger=account is not None,
-            branches=len(own.events) if isinstance(own, Composed) else 1,
+            branches=len(own),
+            whole=len(own) < 2 or isinstance(event, Adaptive),
             tuned=facts["tuning"] is not None,
             pictures=bool(tested.examples(run, classes=classes, weights=weights)),
             public_licence=config.public_licence,
@@ -189,14 +194,15 @@ def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:
     return header["digest"]
 
 
-def _own(path: Path, event: Event, public: dict[str, dict[str, Any]]) -> Event:
-    """What the run itself did, without what its first weights told before: that was charged elsewhere."""
+def _own(path: Path, event: Event, public: dict[str, dict[str, Any]]) -> tuple[Event, ...]:
+    """What the run itself was charged for, without what its first weights told before: that was charged elsewhere."""
     told = public.get("pretrained", {}).get("event")
     if told is None:
-        return event
-    if not isinstance(event, Composed) or not event.events or event.events[0] != from_json(told):
+        return parts(event)
+    before = parts(from_json(told))
+    if parts(event)[: len(before)] != before:
         raise DataError(f"{path}: its event leaves out what the first weights told.")
-    return Composed(event.events[1:])
+    return parts(event)[len(before) :]
 
 
 def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> None:
@@ -229,7 +235,7 @@ def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
     }
 
 
-def _probe(own: Event, config: Config, whole: float | None) -> dict[str, Any] | None:
+def _probe(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
     """What the steps that learned the head alone told, as they were done, and its share of the whole run's epsilon."""
     if not config.probe_steps:
         return None
@@ -238,9 +244,9 @@ def _probe(own: Event, config: Config, whole: float | None) -> dict[str, Any] | 
     return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
 
 
-def _first_steps(event: Event, steps: int) -> Iterator[Event]:
+def _first_steps(own: tuple[Event, ...], steps: int) -> Iterator[Event]:
     """The events of a run up to and including this many of its steps: branches follow each other."""
-    for part in event.events if isinstance(event, Composed) else (event,):
+    for part in own:
         if not isinstance(part, PoissonGaussian):
             raise DataError("the run's event is not one of steps, so what the first of them told is not known.")
         if steps > 0:
@@ -269,6 +275,7 @@ def data_set(account: Account | None) -> dict[str, Any] | None:
         "epsilon_budget": account.budget.epsilon,
         "delta": account.budget.delta,
         "charges": len(account.charges),
+        "composition": account.composition,
         "budget_changes": account.budget_changes,
     }
 

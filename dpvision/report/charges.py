@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dpvision.privacy.events import Composed, Tuned, to_json
+from dpvision.privacy.events import Tuned, to_json
 from dpvision.privacy.ledger import Account
 from dpvision.report import guarantee
 
 
 def lines(account: Account) -> list[dict[str, Any]]:
-    """One line per charge. `epsilon` is that of all charges up to this one, composed, at the budget's delta.
+    """One line per charge. `epsilon` is that of all charges up to this one, at the budget's delta: a meter of what is
+    used of the budget, which is what holds for all of them together.
 
     The fingerprint of the data and the name of the charge, which is made from it, are left out. Where a tuning was
     charged, days are told instead of times: how long it took tells how many trials there were.
     """
     told, tuned = [], any(isinstance(charge.event, Tuned) for charge in account.charges)
     for count, charge in enumerate(account.charges, 1):
-        so_far = Composed(tuple(c.event for c in account.charges[:count]))
         told.append(
             {
                 "time": charge.time[:10] if tuned else charge.time,
                 "run": charge.run,
                 "event": to_json(charge.event),
                 "private": charge.private,
-                "epsilon": guarantee.proven(so_far, account.budget.delta),
+                "epsilon": guarantee.proven(account.total_after(count), account.budget.delta),
             }
         )
     return told

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dpvision.privacy import accountant, gdp, quick
-from dpvision.privacy.events import Event
+from dpvision.privacy import accountant, adaptive, gdp, quick
+from dpvision.privacy.events import Adaptive, Event
 from dpvision.report import attack
 
 APPROXIMATE = "approximate: central limit, not a bound"
@@ -31,8 +31,14 @@ def figures(event: Event, delta: float) -> dict[str, Any]:
             "gdp_central_limit_epsilon": _finite(gdp.gaussian_epsilon(limit, delta)) if math.isfinite(limit) else None,
             "label": APPROXIMATE,
         },
+        "composition": composition(event),
         **accounting(),
     }
+
+
+def composition(event: Event) -> str:
+    """Which composition the figures rest on."""
+    return adaptive.CHOSEN_LATER if isinstance(event, Adaptive) else adaptive.PLANNED
 
 
 def no_figures(delta: float) -> dict[str, Any]:
@@ -44,6 +50,7 @@ def no_figures(delta: float) -> dict[str, Any]:
         "profile": [],
         "rdp_epsilon": None,
         "approximate": {"gdp_central_limit_mu": None, "gdp_central_limit_epsilon": None, "label": APPROXIMATE},
+        "composition": None,
         **accounting(),
     }
 

@@ -124,9 +124,13 @@ def _pictures(card: dict[str, Any], points: list[Point], of: dict[str, list[Resu
     made = {"accuracy": pictures.accuracy(points, released=release)}
     if private:
         event = Composed(tuple(from_json(e) for e in card["events"]))
-        made["epsilon"] = pictures.epsilon_over_steps(points, budget=card["config"]["epsilon"], phases=card["phases"])
+        made["epsilon"] = pictures.epsilon_by_length(
+            event, card["guarantee"]["delta"], budget=card["config"]["epsilon"], phases=card["phases"]
+        )
         made["attack"] = pictures.attack_success(event)
-        made["trade_off"] = pictures.trade_off(points, released=release, of=of)
+        made["trade_off"] = pictures.trade_off(
+            card["guarantee"]["epsilon"], (card["accuracy"] or {}).get("released_test_accuracy"), of=of
+        )
         if card["audit"]:
             made["audit"] = pictures.audit(card["audit"], audits.SHORT, epsilon=card["guarantee"]["epsilon"])
     return made

@@ -5,11 +5,14 @@ No name that others chose is drawn: every word in a picture is ours.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpvision.privacy.events import Event
+from dpvision.privacy import quick
+from dpvision.privacy.events import Event, PoissonGaussian, parts
 from dpvision.privacy.rounding import upper
 from dpvision.report import attack, svg
 from dpvision.report.figures import percent, upper_percent
@@ -28,14 +31,18 @@ _SIZE = (4.6, 3.2)
 _NAMES = {"ema": "moving average", "last": "last weights"}
 
 
-def epsilon_over_steps(points: list[Point], *, budget: float, phases: list[dict[str, Any]]) -> str | None:
-    """What the training had told by each step, under what it may tell in all, cut where its phases end."""
-    if not points:
+def epsilon_by_length(event: Event, delta: float, *, budget: float, phases: list[dict[str, Any]]) -> str | None:
+    """What a training planned to have so many steps of this kind is charged for; none for one of several branches."""
+    whole = parts(event)
+    if len(whole) != 1 or not isinstance(whole[0], PoissonGaussian):
         return None
+    lengths = sorted({max(1, round(whole[0].steps * i / 10)) for i in range(1, 11)})
     with svg.style("epsilon"):
-        figure, axes = _axes("step", "epsilon so far")
-        before = next((p["epsilon_so_far"] or 0.0 for p in phases if p["steps"] is None), 0.0)
-        steps, spent = [0, *(p.step for p in points)], [before, *(p.epsilon for p in points)]
+        figure, axes = _axes("planned steps", "epsilon")
+        steps = [0, *lengths]
+        spent = [0.0, *(quick.epsilon(replace(whole[0], steps=n), delta) for n in lengths)]
+        if not all(map(math.isfinite, spent)):
+            return None
         axes.axhline(budget, color=svg.SOFT, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
             f"asked for: {budget:g}", (0, budget), (4, -5), textcoords="offset points", va="top", color=svg.SOFT
@@ -48,35 +55,34 @@ def epsilon_over_steps(points: list[Point], *, budget: float, phases: list[dict[
         for phase in [p for p in phases if p["steps"]][:-1]:
             done += phase["steps"]
             axes.axvline(done, color=svg.SOFT, linewidth=1, linestyle=(0, (1, 2)))
-        end = f"epsilon {upper(spent[-1])} at step {steps[-1]}"
-        return svg.inline(figure, label=f"Curve of epsilon over steps, from 0 to {end}; {budget:g} was asked for.")
+        end = f"epsilon {upper(spent[-1])} with {steps[-1]} steps"
+        return svg.inline(
+            figure, label=f"Curve of epsilon by planned steps, from 0 to {end}; {budget:g} was asked for."
+        )
 
 
-def trade_off(points: list[Point], *, released: str, of: dict[str, list[Result]]) -> str | None:
-    """The way of this run, accuracy against epsilon, and what dpvision reached on the same data, by recipe."""
-    points = [p for p in points if getattr(p, released) is not None]
-    if not points:
+def trade_off(epsilon: float, accuracy: float | None, *, of: dict[str, list[Result]]) -> str | None:
+    """Accuracy of this run against its epsilon, and what dpvision reached on the same data, by recipe."""
+    if accuracy is None or not of:
         return None
     with svg.style("trade-off"):
         figure, axes = _axes("epsilon", "test accuracy")
-        way = [(p.epsilon, float(getattr(p, released))) for p in points]
         for (recipe, found), colour, mark in zip(
             of.items(), (svg.SECOND, svg.THIRD, svg.SOFT), ("s", "^", "D"), strict=False
         ):
             there = [r.epsilon for r in found], [r.accuracy for r in found]
             axes.plot(*there, color=colour, marker=mark, markersize=6, linewidth=1, label=recipe, zorder=3)
-        axes.plot(*zip(*way, strict=True), color=svg.FIRST, linewidth=1.5, alpha=0.55, zorder=2)
         axes.plot(
-            *way[-1], "o", color=svg.FIRST, markersize=13, markerfacecolor="none", markeredgewidth=2.5, linewidth=0,
-            label="this run", zorder=4,
+            epsilon, accuracy, "o", color=svg.FIRST, markersize=13, markerfacecolor="none", markeredgewidth=2.5,
+            linewidth=0, label="this run", zorder=4,
         )  # fmt: skip
-        axes.set_xlim(0, 1.06 * max(way[-1][0], *(r.epsilon for found in of.values() for r in found), 0.0))
-        least = min([way[-1][1], *(r.accuracy for found in of.values() for r in found)])
-        least = least if len(way) == 1 or of else min(a for _, a in way)
-        axes.set_ylim(*_range(least, max(way[-1][1], *(r.accuracy for found in of.values() for r in found), 0.0)))
+        there_too = [r for found in of.values() for r in found]
+        axes.set_xlim(0, 1.06 * max(epsilon, *(r.epsilon for r in there_too)))
+        reached = [accuracy, *(r.accuracy for r in there_too)]
+        axes.set_ylim(*_range(min(reached), max(reached)))
         axes.yaxis.set_major_formatter(_percent)
         axes.legend(loc="lower right")
-        said = [f"this run reached {percent(way[-1][1])} at epsilon {upper(way[-1][0])}"]
+        said = [f"this run reached {percent(accuracy)} at epsilon {upper(epsilon)}"]
         said += [
             f"{recipe} {', '.join(f'{percent(r.accuracy)} at {r.epsilon:g}' for r in found)}"
             for recipe, found in of.items()

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from dpvision.config import Config
-from dpvision.privacy.events import Composed, Event, PoissonGaussian
+from dpvision.privacy import adaptive
+from dpvision.privacy.events import Event, PoissonGaussian, parts
 from dpvision.report import guarantee
 
 MOST_PHASES = 12
@@ -19,14 +20,14 @@ MOST_PHASES = 12
 
 def phases(event: Event, config: Config, *, before: bool) -> list[dict[str, Any]]:
     """In their order: name, steps, and epsilon of all up to the end of each. `before`: the first event is earlier."""
-    parts = list(event.events) if isinstance(event, Composed) else [event]
+    own = list(parts(event))
     told: list[dict[str, Any]] = []
     done: list[Event] = []
     if before:
-        done.append(parts.pop(0))
+        done.append(own.pop(0))
         told.append(_phase("weights to start from, trained privately", None, done, config.delta))
     step = 0
-    for part in parts:
+    for part in own:
         if not isinstance(part, PoissonGaussian):
             return []
         cuts = sorted({step, step + part.steps, *(c for c in _cuts(config) if step < c < step + part.steps)})
@@ -38,7 +39,11 @@ def phases(event: Event, config: Config, *, before: bool) -> list[dict[str, Any]
 
 
 def _phase(name: str, steps: int | None, done: list[Event], delta: float) -> dict[str, Any]:
-    return {"name": name, "steps": steps, "epsilon_so_far": guarantee.proven(Composed(_joined(done)), delta)}
+    return {
+        "name": name,
+        "steps": steps,
+        "epsilon_so_far": guarantee.proven(adaptive.compose(_joined(done), delta), delta),
+    }
 
 
 def _joined(done: list[Event]) -> tuple[Event, ...]:

@@ -68,6 +68,7 @@ def not_covered(
     fixed_key: bool,
     ledger: bool,
     branches: int = 1,
+    whole: bool = True,
     tuned: bool = False,
     pictures: bool = False,
     public_licence: str | None = None,
@@ -126,7 +127,14 @@ def not_covered(
     if branches > 1:
         said.append(
             f"Settings or software changed during the training (changes: {branches - 1}). All of it is counted in "
-            "epsilon; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
+            "epsilon"
+            + (
+                ", each part with all the steps it was charged for"
+                if whole
+                else " as far as it went. The run was made by a version that did not count the steps that each part "
+                "was charged for and never did: if results decided where a part ended, only the ledger's total holds"
+            )
+            + "; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
         )
     if not ledger:
         said.append("No ledger was read, so other runs on the same data are not counted here.")

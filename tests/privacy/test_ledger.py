@@ -12,7 +12,7 @@ import pytest
 
 from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
-from dpvision.privacy import accountant
+from dpvision.privacy import accountant, adaptive
 from dpvision.privacy.events import Budget, Composed, Gaussian, PoissonGaussian, Tuned
 from dpvision.privacy.ledger import Ledger
 
@@ -37,8 +37,10 @@ def _filled(ledger: Ledger, count: int = 4) -> Ledger:
 def test_runs_on_the_same_data_compose(ledger: Ledger) -> None:
     ledger.spend(STEP, id="a", run="first")
     account = ledger.spend(STEP, id="b", run="second")
-    assert account.spent() == accountant.epsilon(Composed((STEP, STEP)), BUDGET.delta)
-    assert account.spent() > accountant.epsilon(STEP, BUDGET.delta)
+    planned = accountant.epsilon(Composed((STEP, STEP)), BUDGET.delta)
+    assert accountant.epsilon(STEP, BUDGET.delta) < planned < account.spent() < 1.02 * planned
+    assert account.spent() == accountant.epsilon(adaptive.compose((STEP, STEP), BUDGET.delta), BUDGET.delta)
+    assert account.composition == adaptive.CHOSEN_LATER
     assert Ledger(ledger.path.parent, DATA).account() == account
 
 
@@ -99,12 +101,16 @@ def test_budget_can_be_raised_but_not_below_what_is_spent(ledger: Ledger) -> Non
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of dp-accounting, without noise
 def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
     ledger.set_budget(Budget(20.0, 1e-5))
-    tuned = Tuned((Gaussian(5.0),), 1.0, 0.3, 2.9, 5e-6)
-    for id in "ab":
-        ledger.spend(tuned, id=id, run="r")
-    with pytest.raises(BudgetSpent, match=r"1e-05 of delta for good and this 5e-06 .* smaller --delta"):
+    tuned = Tuned((Gaussian(5.0),), 1.0, 0.3, 2.9, 4.9e-6)
+    ledger.plan(tuned, run="r")
+    ledger.plan(tuned, run="r")
+    with pytest.raises(BudgetSpent, match=r"0 of delta for good and this 4.9e-06 .* smaller --delta"):
+        ledger.plan(tuned, run="r")
+    ledger.spend(tuned, id="a", run="r")
+    ledger.spend(tuned, id="b", run="r")
+    with pytest.raises(BudgetSpent, match=r"may give up 2.5e-07 for good in all.*smaller --delta"):
         ledger.spend(tuned, id="c", run="r")
-    with pytest.raises(BudgetSpent, match=r"delta of 1e-05 for good.*Fix: a larger --delta"):
+    with pytest.raises(BudgetSpent, match=r"delta of 9.8e-06 for good.*Fix: a larger --delta"):
         ledger.set_budget(Budget(20.0, 4e-6))
     with pytest.raises(BudgetSpent, match="smaller --epsilon"):  # for want of noise, not of delta
         Ledger(ledger.path.parent, "cd" * 32).require_room(PoissonGaussian(0.5, 0.05, 3), Budget(20.0, 1e-5))

@@ -13,7 +13,7 @@ import safetensors.numpy
 from dpvision import sealed
 from dpvision.config import Config
 from dpvision.privacy.events import Budget, Composed, Event, Gaussian, PoissonGaussian, to_json
-from dpvision.privacy.ledger import Account, Charge
+from dpvision.privacy.ledger import Account, read_line
 from dpvision.runs import NOT_PRIVATE, Run, append_json
 
 NAME = "b82f234dd638"
@@ -69,11 +69,11 @@ def weigh(run: Run) -> None:
 
 def account(*events: Event, run: str = NAME, budget: float = 50.0) -> Account:
     """An account with one charge per event; the first is this run's."""
-    charges = tuple(
-        Charge(f"{CHARGE_ID}{i}", run if i == 0 else f"other{i}", event, f"2026-11-15T22:0{i}:00+00:00")
-        for i, event in enumerate(events or (EVENT,))
-    )
-    return Account("a0736a507830ef2b", Budget(budget, 1e-5), "image", charges)
+    book = Account("a0736a507830ef2b", Budget(budget, 1e-5), "image", ())
+    for i, event in enumerate(events or (EVENT,)):
+        line = {"kind": "charge", "id": f"{CHARGE_ID}{i}", "run": run if i == 0 else f"other{i}", "private": True}
+        book = read_line(book, {**line, "event": to_json(event), "time": f"2026-11-15T22:0{i}:00+00:00"})
+    return book
 
 
 def released(run: Run) -> dict[str, str]:

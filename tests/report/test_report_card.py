@@ -12,8 +12,8 @@ from run_folder import DATA, EVENT, FINGERPRINT, NAME, account, make
 from scipy.stats import norm
 
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Composed, Gaussian, PoissonGaussian
+from dpvision.privacy import accountant, adaptive
+from dpvision.privacy.events import Gaussian, PoissonGaussian
 from dpvision.report import attack, card, sentence
 from dpvision.runs import append_json
 
@@ -44,10 +44,11 @@ def test_data_set_composes_all_runs(tmp_path: Path) -> None:
     made = card(make(tmp_path / "run"), account(EVENT, other))
     assert made["data_set"] == {
         "account": "a0736a507830ef2b",
-        "epsilon_spent": accountant.epsilon(Composed((EVENT, other)), 1e-5),
+        "epsilon_spent": accountant.epsilon(adaptive.compose((EVENT, other), 1e-5), 1e-5),
         "epsilon_budget": 50.0,
         "delta": 1e-5,
         "charges": 2,
+        "composition": adaptive.CHOSEN_LATER,
         "budget_changes": [],
     }
     assert made["guarantee"]["epsilon"] < made["data_set"]["epsilon_spent"]

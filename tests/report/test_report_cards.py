@@ -16,7 +16,7 @@ from run_folder import DATA, EVENT, NAME, account, card_of, make, released, weig
 from dpvision import audit_file
 from dpvision.config import Config
 from dpvision.errors import DataError
-from dpvision.privacy import accountant
+from dpvision.privacy import accountant, adaptive
 from dpvision.privacy.events import Composed, Gaussian, PoissonGaussian, to_json
 from dpvision.report import by_hand, card, front_matter, on_weights, reference, spent
 from dpvision.runs import Run
@@ -115,7 +115,9 @@ def test_phases_add_up_to_the_whole() -> None:
     ]
     wholes = [(earlier,), (earlier, replace(EVENT, steps=40)), (earlier, EVENT), (earlier, EVENT, changed)]
     for phase, events in zip(told, wholes, strict=True):
-        assert phase["epsilon_so_far"] == pytest.approx(accountant.epsilon(Composed(events), config.delta))
+        assert phase["epsilon_so_far"] == pytest.approx(
+            accountant.epsilon(adaptive.compose(events, config.delta), config.delta)
+        )
     centred = spent.phases(EVENT, Config(part="centred-head"), before=False)
     assert [(p["name"], p["steps"]) for p in centred] == [("mean of the features", 1), ("the head", 199)]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from run_folder import CHARGE_ID, DATA, EVENTS, FINGERPRINT, NAME, TRUE_BATCH, account, card_of, make, released
 
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Composed, PoissonGaussian, from_json
+from dpvision.privacy import accountant, adaptive
+from dpvision.privacy.events import PoissonGaussian, from_json
 from dpvision.report import sentence, tables, write
 from dpvision.runs import Run
 
@@ -111,7 +111,7 @@ def test_pictures_have_text_alternatives_and_follow_the_theme(private_run: Run) 
     text = released(private_run)["report.html"]
     page = Page(text)
     drawn = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(drawn) == 4
+    assert len(drawn) == 3
     assert all(a["role"] == "img" and len(a["aria-label"] or "") > 40 for a in drawn)
     inside = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b(?!\))", re.sub(r'(?:id|href|clip-path)="[^"]*"', "", inside))
@@ -126,7 +126,7 @@ def test_ledger_lines_compose(private_run: Run) -> None:
     assert tuple(from_json(line["event"]) for line in lines) == EVENTS
     assert [line["run"] for line in lines] == [NAME, "other1", "other2"]
     for count, line in enumerate(lines, 1):
-        assert line["epsilon"] == accountant.epsilon(Composed(EVENTS[:count]), 1e-5)
+        assert line["epsilon"] == accountant.epsilon(adaptive.compose(EVENTS[:count], 1e-5), 1e-5)
     for page in ("card.md", "report.html"):
         assert all(line["run"] in released(private_run)[page] for line in lines)
     assert lines[-1]["epsilon"] == card_of(private_run)["data_set"]["epsilon_spent"]
