@@ -7,13 +7,14 @@ from dataclasses import replace
 from torch import nn
 
 from dpvision import runs
+from dpvision.accounts import read_accounts
 from dpvision.distributed import Team
 from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import Prepared
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, Tuned
-from dpvision.privacy.ledger import Account, Charge, ledger_of
+from dpvision.privacy.ledger import Account, Charge
 from dpvision.state import State, same_or_new_branch
 
 
@@ -30,14 +31,17 @@ def charge(
     state, key = same_or_new_branch(State.load(run.state, model), config, data=data)
     team.text(state.key)
     team.wait()  # for all to find the key: without it, nothing need be charged
-    ledger = ledger_of(prepared.fingerprint)
+    accounts = read_accounts(facts)
+    ledger = accounts.first
     ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
     overlap.keep(ledger, prepared.sketch)
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
     if paid is None:
-        account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+        told = {"id": state.branch, "run": name, "unit": config.unit, "private": state.private}
+        accounts.charge_others(event, sketch=prepared.sketch, **told)
+        account = ledger.spend(event, new_account=accounts.new_account, **told)
         charged = next(c for c in account.charges if c.id == state.branch)
     else:
         charged = _trial_of(run, paid, ledger.account(), event, id=state.branch)
@@ -80,7 +84,7 @@ def await_charge(
     team.wait()
     branch = team.text()
     state = State.load(run.state, model)
-    charge = next((c for c in ledger_of(prepared.fingerprint).account().charges if c.id == branch), None)
+    charge = next((c for c in read_accounts(run.facts()).first.account().charges if c.id == branch), None)
     if charge is None or (state.branch, state.data) != (branch, data):
         raise LedgerMismatch(
             f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "

@@ -60,7 +60,7 @@ class Prepared:
     read_off: tuple[str, ...]
     fingerprint: str  # of the records in any order: finds the ledger
     in_order: str  # of the records in their order: coins are drawn by place, so it belongs to the branch
-    sketch: tuple[str, ...]  # some digests of images: finds other accounts about the same ones
+    sketch: overlap.Sketch  # digests of images: finds other accounts about the same ones
     public: dict[str, dict[str, Any]] = field(default_factory=dict)  # what else goes in: name -> file and digest
     synthetic: Split | None = None
     start: str | None = None  # the file of weights to start from, given or made
@@ -226,7 +226,7 @@ def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progre
         start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), data, unit=config.unit)
-    sketch = overlap.sketch(digests, taught_by.pixel_digests(data.train.images))
+    sketch = overlap.sketch(digests, taught_by.pixel_digests(data.train.images), images=data.train.images)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()

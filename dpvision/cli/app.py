@@ -31,6 +31,13 @@ Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gra
 ClipStyle = Literal["flat", "automatic", "per-layer"]
 SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
 
+NewAccount = Annotated[
+    str | None,
+    Parameter(
+        help="count these images apart from other accounts that have some of them, for a reason in words, such as "
+        "'another hospital, nobody is in both'; without it those accounts are charged too. The card shows the reason"
+    ),
+]
 Consented = Annotated[
     bool, Parameter(negative="", help="images on an account of the ledger are public too: their owners consented since")
 ]

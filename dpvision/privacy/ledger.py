@@ -55,6 +55,7 @@ class Charge:
     event: Event
     time: str
     private: bool = True  # False: its noise came from a fixed key, so it hides nothing
+    new_account: str | None = None  # why it is not on the accounts that have some of the same images
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Ledger:
             raise ConfigError(f"a fingerprint is a lower-case hexadecimal string, not {fingerprint!r}.")
         self.path = folder / f"{fingerprint[:32]}.jsonl"
         self._seal = folder / f"{fingerprint[:32]}.seal"
-        self.sketch_path = folder / f"{fingerprint[:32]}.sketch"
+        self.sketch_path = folder / f"{fingerprint[:32]}.sketch"  # of an earlier version
+        self.images_path = folder / f"{fingerprint[:32]}.images"
         self.fingerprint = fingerprint
 
     def exists(self) -> bool:
@@ -150,7 +152,16 @@ class Ledger:
         _require_unit(account, unit)
         _require_room(account.budget, account.total, event)
 
-    def spend(self, event: Event, *, id: str, run: str, unit: str = "image", private: bool = True) -> Account:
+    def spend(
+        self,
+        event: Event,
+        *,
+        id: str,
+        run: str,
+        unit: str = "image",
+        private: bool = True,
+        new_account: str | None = None,
+    ) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
         with self.locked():
             lines = self._read()
@@ -167,9 +178,10 @@ class Ledger:
                         )
                     return account
             _require_room(account.budget, account.total, event)
-            return self._account(
-                self._append(lines, "charge", {"id": id, "run": run, "event": to_json(event), "private": private})
-            )
+            line = {"id": id, "run": run, "event": to_json(event), "private": private}
+            if new_account is not None:
+                line["new_account"] = new_account
+            return self._account(self._append(lines, "charge", line))
 
     def lines(self) -> list[dict[str, Any]]:
         """The checked lines as they stand, for display."""
@@ -180,7 +192,7 @@ class Ledger:
         try:
             budgets = [(x["time"], Budget(x["epsilon"], x["delta"])) for x in lines if x["kind"] in ("open", "budget")]
             charges = tuple(
-                Charge(x["id"], x["run"], from_json(x["event"]), x["time"], x["private"])
+                Charge(x["id"], x["run"], from_json(x["event"]), x["time"], x["private"], x.get("new_account"))
                 for x in lines
                 if x["kind"] == "charge"
             )
