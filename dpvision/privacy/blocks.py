@@ -32,7 +32,7 @@ AGREEING = 2  # scattered parts, or quadrants, of two images that are the same
 FEWEST_PIXELS = 16  # of an image that is cut into parts at all
 _IN_A_PART = 32  # pixels at least: smaller images have fewer scattered parts
 _LEVELS = 8
-_RARE = 8  # pixels that are not of the most frequent level, or a quarter of a small part
+_RARE = 8  # pixels that are not of the most frequent level, or a quarter of a small part or image
 # Off the fractions of small whole numbers, so that the rounding of a type does not decide on a level.
 _SCALE, _SHIFT = np.float32(0.9917 * _LEVELS), np.float32(0.00417)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
@@ -41,10 +41,14 @@ _BLOCK = 32 << 20  # bytes of brightness at a time
 
 
 def digest_blocks(images: NDArray[np.generic]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """(n, PARTS) digests of (n, H, W, C) images, 0 where there is none; and which images have more than one value."""
+    """(n, PARTS) digests of (n, H, W, C) images, 0 where there is none; and which images are not blank.
+
+    An image is blank where fewer than 8 pixels, or a quarter of a small image, differ from most of it: then even
+    images that are the same in every byte may be of different people.
+    """
     count, height, width, channels = images.shape
     digests = np.zeros((count, PARTS), np.uint64)
-    varied = np.zeros(count, np.bool_)
+    drawn = np.ones(count, np.bool_)
     parts = _parts(height, width)
     used, places = np.unique(np.concatenate([*parts.values(), np.zeros(0, np.int64)]), return_inverse=True)
     ends = np.cumsum([len(pixels) for pixels in parts.values()])
@@ -52,13 +56,16 @@ def digest_blocks(images: NDArray[np.generic]) -> tuple[NDArray[np.uint64], NDAr
     step = max(1, _BLOCK // (4 * channels * height * width))
     for start in range(0, count, step):
         piece = np.asarray(images[start : start + step]).reshape(-1, height * width, channels)
-        varied[start : start + step] = piece.min(axis=(1, 2)) < piece.max(axis=(1, 2))
         rows = _brightness(piece if len(used) == height * width else piece[:, used])
         for number, pixels in columns.items():
             name = f"{number} of {height * width}" if number < SCATTERED else f"{number} of {height}x{width}"
             digests[start : start + step, number] = _digest_part(rows[:, pixels], name.encode())
+        empty = np.flatnonzero(~digests[start : start + step].any(axis=1))  # what has a digest is not blank
+        values = piece[empty].astype(np.float32)
+        off = (values != np.median(values, axis=1, keepdims=True)).any(axis=2).sum(axis=1)
+        drawn[start + empty] = off >= _fewest(height * width)
     _repeat_few(digests, sum(number < SCATTERED for number in parts))
-    return digests, varied
+    return digests, drawn
 
 
 def _brightness(pixels: NDArray[np.generic]) -> NDArray[np.float32]:
@@ -104,7 +111,7 @@ def _digest_part(values: NDArray[np.float32], name: bytes) -> NDArray[np.uint64]
     scale = _SCALE / np.where(spread > 0, spread, np.float32(1))
     levels = np.floor((values - least) * scale + _SHIFT).astype(np.uint8)
     usual = np.max([(levels == level).sum(axis=1) for level in range(_LEVELS)], axis=0)
-    enough = levels.shape[1] - usual >= min(_RARE, math.ceil(levels.shape[1] / 4))
+    enough = levels.shape[1] - usual >= _fewest(levels.shape[1])
     start = blake2b(name, digest_size=8, person=b"part of image")
     text, length = levels.tobytes(), levels.shape[1]
     found = bytearray()
@@ -113,6 +120,11 @@ def _digest_part(values: NDArray[np.float32], name: bytes) -> NDArray[np.uint64]
         state.update(text[first : first + length])
         found += state.digest()
     return np.where(enough, np.frombuffer(bytes(found), ">u8").astype(np.uint64), np.uint64(0))
+
+
+def _fewest(pixels: int) -> int:
+    """How many pixels must differ from the others."""
+    return min(_RARE, math.ceil(pixels / 4))
 
 
 def _repeat_few(digests: NDArray[np.uint64], count: int) -> None:

@@ -51,7 +51,7 @@ Table = NDArray[np.uint64]
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """(n, COLUMNS) digests of n images, 0 where there is none. Images of one single value have none at all."""
+    """(n, COLUMNS) digests of n images, 0 where there is none. Blank images have none at all."""
 
     digests: Table
 
@@ -93,8 +93,8 @@ def sketch(*kinds: Sequence[bytes], images: NDArray[np.generic] | None = None) -
     for column, kind in enumerate(kinds):
         digests[:, column] = _numbers(kind)
     if images is not None:
-        digests[:, EXACT:], varied = digest_blocks(images)
-        digests[~varied] = 0
+        digests[:, EXACT:], drawn = digest_blocks(images)
+        digests[~drawn] = 0
     return Sketch(digests)
 
 
