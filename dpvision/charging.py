@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from torch import nn
 
@@ -38,7 +39,9 @@ def charge(
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
-    if paid is None:
+    if not event.steps:
+        charged = _no_charge(state, name, event)
+    elif paid is None:
         told = {"id": state.branch, "run": name, "unit": config.unit, "private": state.private}
         accounts.charge_others(event, sketch=prepared.sketch, **told)
         account = ledger.spend(event, new_account=accounts.new_account, **told)
@@ -54,6 +57,11 @@ def charge(
         run.write_facts({**facts, "ranks": team.ranks})
     team.text(state.branch)
     return state, key, charged
+
+
+def _no_charge(state: State, name: str, event: Event) -> Charge:
+    """For a branch that has no steps left: it does nothing to the data, and the ledger gets no line."""
+    return Charge(state.branch, name, event, datetime.now(UTC).isoformat(timespec="seconds"), state.private)
 
 
 def _trial_of(run: runs.Run, paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
@@ -85,6 +93,9 @@ def await_charge(
     branch = team.text()
     state = State.load(run.state, model)
     charge = next((c for c in read_accounts(run.facts()).first.account().charges if c.id == branch), None)
+    event = prepared.sampler.event(prepared.config.sigma or 0.0, first=state.first)
+    if charge is None and not event.steps:
+        charge = _no_charge(state, runs.fact(run.facts(), "run", str), event)
     if charge is None or (state.branch, state.data) != (branch, data):
         raise LedgerMismatch(
             f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "

@@ -227,10 +227,26 @@ def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progre
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), data, unit=config.unit)
     sketch = overlap.sketch(digests, taught_by.pixel_digests(data.train.images), images=data.train.images)
+    if config.unit == "person":
+        _require_one_person_each(data.train, sketch, source)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
     return prepared
+
+
+def _require_one_person_each(split: Split, sketch: overlap.Sketch, source: str) -> None:
+    """The same image under two persons would count each of them apart. Blank images, which have no digest, may be."""
+    assert split.persons is not None
+    there = sketch.digests[:, 0] > 0
+    pairs = np.unique(np.column_stack([sketch.digests[there, 0], split.persons[there].astype(np.uint64)]), axis=0)
+    _, counts = np.unique(pairs[:, 0], return_counts=True)
+    if (counts > 1).any():
+        raise DataError(
+            f"{source}: {int((counts > 1).sum()):,} images are there more than once, for different persons, so what is "
+            "revealed about these persons would be counted apart. Fix: keep each of these images once, under one "
+            "person, or give all persons on an image one name."
+        )
 
 
 def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict[str, Any]]:

@@ -97,11 +97,12 @@ def begin(
     test_key: str | None = None,
     paid: Charge | None = None,
     accounts: Accounts | None = None,
+    key_name: str | None = None,
 ) -> runs.Run:
     """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`.
 
     A trial of a tuning was `paid` for already: with the charge of the whole. `accounts` are those that will be charged;
-    by default those that the images are found on.
+    by default those that the images are found on. `key_name` is the name of the run's key; by default a random one.
     """
     team = distributed.team()
     with _advice("Nothing was charged. Fix: see to that rank, then start all of them again."):
@@ -109,7 +110,7 @@ def begin(
         run = runs.Run(Path(os.path.abspath(folder)))
         if team.first:
             accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
-            run = _begin(prepared, folder, test_key, paid, accounts)
+            run = _begin(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
@@ -119,14 +120,16 @@ def begin(
     return run
 
 
-def _begin(prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None, accounts: Accounts) -> runs.Run:
+def _begin(
+    prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None, accounts: Accounts, key_name: str
+) -> runs.Run:
     runs.require_free(folder)
     if paid is None:
         accounts.require_room(prepared.event(), prepared.config)
     model = prepared.model()
     prepared.require_separable()
     require_room_for_canaries(prepared)
-    key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
+    key = Key.for_tests(test_key) if test_key else Key.fresh()
     key.keep(runs.key_path(key_name))
     facts = {
         "run": secrets.token_hex(6),

@@ -22,6 +22,7 @@ from dpvision.estimators import said
 from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.inputs import to_tensor
+from dpvision.leftovers import key_of_fit
 from dpvision.prepare import prepare_read
 from dpvision.privacy import accountant, overlap
 from dpvision.privacy.ledger import home
@@ -97,8 +98,9 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         prepared = replace(prepared, sketch=overlap.both(prepared.sketch, *raw_digests(X)))
         accounts = find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = Path(self.out or home() / "runs") / secrets.token_hex(6)
-        run = train.begin(prepared, folder, accounts=accounts)
-        outcome = train.proceed(run, prepared)
+        with key_of_fit() as key_name:
+            run = train.begin(prepared, folder, accounts=accounts, key_name=key_name)
+            outcome = train.proceed(run, prepared)
         self.run_folder_, self.event_, self.delta_ = run.folder, outcome.event, prepared.config.delta
         self.epsilon_ = accountant.epsilon(outcome.event, self.delta_)
         self.card_ = said.card(

@@ -22,12 +22,13 @@ from dpvision.estimators import said
 from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.inputs import to_tensor
+from dpvision.leftovers import key_of_fit
 from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import from_json
 from dpvision.privacy.ledger import Account, home
 from dpvision.recipes import release_recipe
 from dpvision.release import folder as folders
-from dpvision.release.making import Encoded, make, prepare_read, require_possible
+from dpvision.release.making import Encoded, make, name_of_key, prepare_read, require_possible
 from dpvision.release.settings import Release, changed
 
 AT_A_TIME = 1024
@@ -100,7 +101,8 @@ class PrivateRelease(TransformerMixin, BaseEstimator):
             atomic.write(place / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
             return card
 
-        self.card_ = make(prepared, folder, write_card=write_card, encoded=encoded, accounts=accounts)
+        with key_of_fit(name_of_key(prepared, folder)):
+            self.card_ = make(prepared, folder, write_card=write_card, encoded=encoded, accounts=accounts)
         self.run_folder_, self.event_, self.delta_ = folder, prepared.event(), prepared.config.delta
         self.epsilon_ = accountant.epsilon(self.event_, self.delta_)
         self.encoder_, self.preparation_ = encoded.encoder, encoded.preparation

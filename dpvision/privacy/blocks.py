@@ -32,7 +32,7 @@ AGREEING = 2  # scattered parts, or quadrants, of two images that are the same
 FEWEST_PIXELS = 16  # of an image that is cut into parts at all
 _IN_A_PART = 32  # pixels at least: smaller images have fewer scattered parts
 _LEVELS = 8
-_RARE = 8  # pixels that are not of the most frequent level, or a quarter of a small part or image
+_RARE = 8  # pixels that are not of the most frequent level, or a quarter of a small part
 # Off the fractions of small whole numbers, so that the rounding of a type does not decide on a level.
 _SCALE, _SHIFT = np.float32(0.9917 * _LEVELS), np.float32(0.00417)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
@@ -43,7 +43,7 @@ _BLOCK = 32 << 20  # bytes of brightness at a time
 def digest_blocks(images: NDArray[np.generic]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """(n, PARTS) digests of (n, H, W, C) images, 0 where there is none; and which images are not blank.
 
-    An image is blank where fewer than 8 pixels, or a quarter of a small image, differ from most of it: then even
+    An image is blank where fewer than 16 pixels, or a quarter of a small image, differ from most of it: then even
     images that are the same in every byte may be of different people.
     """
     count, height, width, channels = images.shape
@@ -60,10 +60,11 @@ def digest_blocks(images: NDArray[np.generic]) -> tuple[NDArray[np.uint64], NDAr
         for number, pixels in columns.items():
             name = f"{number} of {height * width}" if number < SCATTERED else f"{number} of {height}x{width}"
             digests[start : start + step, number] = _digest_part(rows[:, pixels], name.encode())
-        empty = np.flatnonzero(~digests[start : start + step].any(axis=1))  # what has a digest is not blank
-        values = piece[empty].astype(np.float32)
+        there = digests[start : start + step] > 0
+        full = (there[:, :SCATTERED].sum(axis=1) >= AGREEING) | (there[:, SCATTERED:].sum(axis=1) >= AGREEING)
+        values = piece[~full].astype(np.float32)  # the others have as many such pixels in two parts
         off = (values != np.median(values, axis=1, keepdims=True)).any(axis=2).sum(axis=1)
-        drawn[start + empty] = off >= _fewest(height * width)
+        drawn[start : start + step][~full] = off >= _fewest(height * width, AGREEING * _RARE)
     _repeat_few(digests, sum(number < SCATTERED for number in parts))
     return digests, drawn
 
@@ -111,7 +112,7 @@ def _digest_part(values: NDArray[np.float32], name: bytes) -> NDArray[np.uint64]
     scale = _SCALE / np.where(spread > 0, spread, np.float32(1))
     levels = np.floor((values - least) * scale + _SHIFT).astype(np.uint8)
     usual = np.max([(levels == level).sum(axis=1) for level in range(_LEVELS)], axis=0)
-    enough = levels.shape[1] - usual >= _fewest(levels.shape[1])
+    enough = levels.shape[1] - usual >= _fewest(levels.shape[1], _RARE)
     start = blake2b(name, digest_size=8, person=b"part of image")
     text, length = levels.tobytes(), levels.shape[1]
     found = bytearray()
@@ -122,9 +123,9 @@ def _digest_part(values: NDArray[np.float32], name: bytes) -> NDArray[np.uint64]
     return np.where(enough, np.frombuffer(bytes(found), ">u8").astype(np.uint64), np.uint64(0))
 
 
-def _fewest(pixels: int) -> int:
-    """How many pixels must differ from the others."""
-    return min(_RARE, math.ceil(pixels / 4))
+def _fewest(pixels: int, usual: int) -> int:
+    """How many pixels must differ from most: the usual number, or a quarter where there are few pixels."""
+    return min(usual, math.ceil(pixels / 4))
 
 
 def _repeat_few(digests: NDArray[np.uint64], count: int) -> None:

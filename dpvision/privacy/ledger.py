@@ -25,6 +25,7 @@ import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -315,8 +316,29 @@ _elsewhere: ContextVar[Path | None] = ContextVar("home", default=None)
 
 
 def home() -> Path:
-    """Where ledgers and run keys live: $DPVISION_HOME, or ~/.dpvision."""
-    return _elsewhere.get() or Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+    """Where ledgers and run keys live: $DPVISION_HOME, or ~/.dpvision; a folder that nobody else may write to."""
+    place = _elsewhere.get() or Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+    if not place.is_absolute():
+        raise ConfigError(
+            f"DPVISION_HOME is {str(place)!r}, a relative path: the same command would have another ledger, with a "
+            f'whole budget, in every working directory. Fix: an absolute path, such as DPVISION_HOME="$PWD/{place}".'
+        )
+    for folder in (place, place / "ledgers", place / "keys"):
+        _require_own(folder)
+    return place
+
+
+def _require_own(folder: Path) -> None:
+    """Whoever may write to the folder can replace ledgers, or keys by their own."""
+    try:
+        mode = os.stat(folder).st_mode
+    except OSError:
+        return  # made later, for the owner only; or a clear error where it is used
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PrivacyError(
+            f"{folder}: its group or all others may write to it, so anybody could replace ledgers or keys. Fix: "
+            f"`chmod go-w {folder}`, after a look at who wrote there."
+        )
 
 
 @contextmanager

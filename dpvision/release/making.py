@@ -216,7 +216,7 @@ def require_possible(
 
     A release that was killed after its charge finds its key there, and has paid already; so may one with a fixed key.
     """
-    place = runs.key_path(_name_of_key(prepared, Path(os.path.abspath(out))))
+    place = runs.key_path(name_of_key(prepared, out))
     _require_free(out, place)
     mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
     told = accountant.epsilon(prepared.event(), prepared.config.delta)
@@ -334,9 +334,9 @@ def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]
     }
 
 
-def _name_of_key(prepared: Prepared, out: Path) -> str:
+def name_of_key(prepared: Prepared, out: Path) -> str:
     """The same for the same command: a release that was killed finds its key again."""
-    all_of_it = json.dumps([prepared.in_order, str(out), to_dict(prepared.config)], sort_keys=True)
+    all_of_it = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
     return hashlib.blake2b(all_of_it.encode(), digest_size=8).hexdigest()
 
 
