@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpvision.errors import BudgetSpent, ConfigError, DataError, PrivacyError
@@ -42,6 +42,7 @@ class Accounts:
     others: tuple[Ledger, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     new_account: str | None = None
+    named: bool = False  # the one account that a fit was told to use
 
     def require_room(self, event: Event, config: Any) -> None:
         """Refuse what any of the accounts would refuse, before any of them is charged."""
@@ -85,6 +86,7 @@ class Accounts:
                 for each in self.overlaps
             ],
             "new_account": self.new_account,
+            "named": self.named,
         }
 
 
@@ -95,7 +97,7 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
     own = ledger_of(named or fingerprint)
     overlaps = tuple(overlap.find(own.fingerprint, sketch, least=overlap.NOTED))
     if named is not None or new_account is not None:
-        return Accounts(own, (), overlaps, new_account)
+        return Accounts(own, (), overlaps, new_account, named is not None)
     near = [each.ledger for each in overlaps if each.counts]
     if not near and not own.exists() and overlap.undecided(own.fingerprint, sketch):
         raise ConfigError(
@@ -118,7 +120,25 @@ def read_accounts(facts: Mapping[str, Any]) -> Accounts:
     if reason is not None and not isinstance(reason, str):
         raise DataError("operator/run.json: new_account is not what a run writes.")
     ledgers = [ledger_of(each) for each in charged]
-    return Accounts(ledgers[0], tuple(ledgers[1:]), (), reason)
+    return Accounts(ledgers[0], tuple(ledgers[1:]), (), reason, entry.get("named") is True)
+
+
+def find_again(facts: dict[str, Any], fingerprint: str, sketch: Sketch, *, id: str) -> Accounts:
+    """The accounts of a run that has begun, and those that share its images by now; these go into the facts too.
+
+    What was charged already, under this id, is not charged to others afterwards.
+    """
+    accounts = read_accounts(facts)
+    begun = accounts.first.exists() and any(charge.id == id for charge in accounts.first.account().charges)
+    if begun or accounts.named or accounts.new_account is not None:
+        return accounts
+    now = choose(fingerprint, sketch)
+    known = {ledger.fingerprint for ledger in (accounts.first, *accounts.others)}
+    new = [each for each in (now.first, *now.others) if each.fingerprint not in known and each.exists()]
+    if new:
+        accounts = replace(accounts, others=(*accounts.others, *new), overlaps=now.overlaps)
+        facts["accounts"] = accounts.to_facts()
+    return accounts
 
 
 def describe_shares(each: Overlap) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from torch import nn
 
 from dpvision import runs
-from dpvision.accounts import read_accounts
+from dpvision.accounts import find_again, read_accounts
 from dpvision.distributed import Team
 from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.mechanism.streams import Key
@@ -32,7 +32,11 @@ def charge(
     state, key = same_or_new_branch(State.load(run.state, model), config, data=data)
     team.text(state.key)
     team.wait()  # for all to find the key: without it, nothing need be charged
-    accounts = read_accounts(facts)
+    accounts = (
+        read_accounts(facts) if paid else find_again(facts, prepared.fingerprint, prepared.sketch, id=state.branch)
+    )
+    if facts.get("accounts") != run.facts().get("accounts"):
+        run.write_facts(facts)
     ledger = accounts.first
     ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
     overlap.keep(ledger, prepared.sketch)

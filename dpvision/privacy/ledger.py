@@ -178,11 +178,10 @@ class Ledger:
                             f"({describe(charge.event)}; now: {describe(event)})."
                         )
                     return account
+            charged = {"id": id, "run": run, "event": to_json(event), "private": private}
+            reason = {} if new_account is None else {"new_account": new_account}
             _require_room(account.budget, account.total, event)
-            line = {"id": id, "run": run, "event": to_json(event), "private": private}
-            if new_account is not None:
-                line["new_account"] = new_account
-            return self._account(self._append(lines, "charge", line))
+            return self._account(self._append(lines, "charge", {**charged, **reason}))
 
     def lines(self) -> list[dict[str, Any]]:
         """The checked lines as they stand, for display."""

@@ -192,6 +192,28 @@ def test_a_crash_between_two_charges_counts_too_much_and_never_too_little(
     assert [len(each.account().charges) for each in ledgers(own_home)] == [2, 2]
 
 
+def test_accounts_that_appear_after_a_run_began_are_charged_for_its_next_branch(tmp_path: Path, own_home: Path) -> None:
+    """And those that somebody took out of run.json; but nobody pays afterwards for what was charged before."""
+    left, _, whole = halves_and_whole(tmp_path)
+    prepared = train.prepare(whole, replace(SETTINGS, epsilon=0.5))
+    run = train.begin(prepared, tmp_path / "whole")
+    train.proceed(run, prepared, stop=lambda: True)
+    spend(left, tmp_path / "left", replace(SETTINGS, epsilon=0.5), new_account="a trial")
+    train.proceed(run, train.reopen(run), stop=lambda: True)
+    other = ledger_of(train.prepare(left, COPY).fingerprint)
+    assert len(other.account().charges) == 1, "the branch was charged before the other account was there"
+    train.proceed(run, train.reopen(run, {"lr": 0.5}))
+    assert len(other.account().charges) == len(ledger_of(prepared.fingerprint).account().charges) == 2
+    card = report.card(run, ledger_of(prepared.fingerprint).account())
+    assert [each["charged"] for each in card["overlapping_accounts"]] == [True]
+
+    copy = train.prepare(one_pixel(tmp_path), replace(COPY, epsilon=0.1))
+    run = train.begin(copy, tmp_path / "copy")
+    run.write_facts({key: value for key, value in run.facts().items() if key != "accounts"})
+    train.proceed(run, copy)
+    assert len(ledger_of(prepared.fingerprint).account().charges) == 3
+
+
 def test_a_reason_counts_images_apart_and_is_seen_everywhere(tmp_path: Path, own_home: Path) -> None:
     data, reason = write(tmp_path / "data.npz", **digits(slice(0, 300))), "consent for a second study, ethics 12/3"
     spend(data, tmp_path / "first")
