@@ -35,10 +35,10 @@ def clear(run: runs.Run) -> None:
 
 
 def remove_trials(tuning: runs.Run) -> None:
-    """Keys first: a kill in between leaves folders that can not go on with their noise."""
+    """Keys first: a kill in between leaves folders that cannot go on with their noise."""
     trials = trials_of(tuning)
     for state in trials.glob("*/operator/state.safetensors"):
-        with suppress(DataError, PrivacyError):  # one that can not be read can not be gone on with either
+        with suppress(DataError, PrivacyError):  # one that cannot be read cannot be gone on with either
             _destroy_key_of(state)
     atomic.remove_folder(trials)
 

@@ -34,8 +34,8 @@ SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out image
 NewAccount = Annotated[
     str | None,
     Parameter(
-        help="count these images apart from other accounts that have some of them, for a reason in words, such as "
-        "'another hospital, nobody is in both'; without it those accounts are charged too. The card shows the reason"
+        help="If some of these images were used before, the budget of that earlier data set is charged too. Give a "
+        "reason, such as 'another hospital, nobody is in both', to count them separately; it is printed on the card."
     ),
 ]
 Consented = Annotated[
