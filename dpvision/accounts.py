@@ -49,7 +49,10 @@ class Accounts:
         near = {each.ledger.fingerprint: each for each in self.overlaps}
         for ledger in (self.first, *self.others):
             try:
-                require_room_for(event, ledger.fingerprint, config)
+                if ledger is self.first:
+                    require_room_for(event, ledger.fingerprint, config)
+                else:
+                    ledger.require_room(event, ledger.account().budget, unit=getattr(config, "unit", "image"))
             except (BudgetSpent, PrivacyError) as exc:
                 if ledger.fingerprint not in near:
                     raise

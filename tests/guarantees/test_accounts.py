@@ -148,6 +148,14 @@ def test_all_accounts_are_charged_or_none(tmp_path: Path, own_home: Path) -> Non
     assert (first.id, first.run, first.event) == (second.id, second.run, second.event)
 
 
+def test_a_budget_that_is_stated_is_that_of_the_first_account(tmp_path: Path, own_home: Path) -> None:
+    left, _, whole = halves_and_whole(tmp_path)
+    spend(whole, tmp_path / "1", replace(SETTINGS, epsilon=0.3, budget=4.0))
+    spend(left, tmp_path / "2", replace(SETTINGS, epsilon=0.3, budget=2.0), new_account="a trial")
+    spend(whole, tmp_path / "3", replace(SETTINGS, epsilon=0.3, budget=4.0))
+    assert sorted(len(each.account().charges) for each in ledgers(own_home)) == [2, 2]
+
+
 def test_a_resumed_branch_is_refused_before_any_account_is_charged(tmp_path: Path, own_home: Path) -> None:
     left, right, whole = halves_and_whole(tmp_path)
     spend(left, tmp_path / "1", replace(SETTINGS, epsilon=0.1))
