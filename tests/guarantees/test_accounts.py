@@ -165,8 +165,8 @@ def test_a_resumed_branch_is_refused_before_any_account_is_charged(tmp_path: Pat
     train.proceed(run, prepared, stop=lambda: True)
     full, (other,) = read_accounts(run.facts()).first, read_accounts(run.facts()).others
     assert len(full.account().charges) == len(other.account().charges) == 2
-    full.spend(Gaussian(2.0), id="x", run="y")  # the last one that would be charged
-    changed = train.reopen(run, {"sigma": 1.6})
+    full.spend(Gaussian(1.5), id="x", run="y")  # the last one that would be charged
+    changed = train.reopen(run, {"sigma": 2.67})
     with pytest.raises(BudgetSpent):
         train.proceed(run, changed)
     assert len(full.account().charges) == 3 and len(other.account().charges) == 2
