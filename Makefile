@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Train on the built-in digits at epsilon 3 and write a report. Digits are public, so each demo opens a new ledger.
 demo: .venv/ready
 	rm -rf .demo
-	DPVISION_HOME=.demo/home $(BIN)/dpvision train digits --epsilon 3 --out .demo/run
+	DPVISION_HOME="$(CURDIR)/.demo/home" $(BIN)/dpvision train digits --epsilon 3 --out .demo/run
 	@echo "Look at .demo/run/report.html"
 
 # All tests but the full-size ones, and the static checks; under 12 minutes on 2 cores.
@@ -30,7 +30,7 @@ check: .venv/ready
 	$(BIN)/lint-imports --no-cache
 
 bench: .venv/ready
-	for b in accountant audit noise engine views first_learner train mix dry_run hierarchical mixing priors public release release_measures; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
+	for b in accountant audit noise engine views first_learner train mix dry_run hierarchical mixing overlap priors public release release_measures; do $(BIN)/python -m benchmarks.$$b --quick --json || exit 1; done
 
 # The documentation as a site that needs no network: .site/index.html. A broken link or anchor is an error.
 docs: .venv/ready

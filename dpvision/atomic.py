@@ -85,11 +85,11 @@ def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder for the owner only, with its parents, each of them on the disk."""
+def make_folder(folder: Path, *, mode: int = 0o700) -> None:
+    """Make a folder for the owner only (or with another mode), with its parents, each of them on the disk."""
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=mode, exist_ok=True)
         sync_folder(path.parent)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from torch import nn
 
 from dpvision import runs
+from dpvision.accounts import find_again, read_accounts
 from dpvision.distributed import Team
 from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import Prepared
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, Tuned
-from dpvision.privacy.ledger import Account, Charge, ledger_of
+from dpvision.privacy.ledger import Account, Charge
 from dpvision.state import State, same_or_new_branch
 
 
@@ -30,14 +32,23 @@ def charge(
     state, key = same_or_new_branch(State.load(run.state, model), config, data=data)
     team.text(state.key)
     team.wait()  # for all to find the key: without it, nothing need be charged
-    ledger = ledger_of(prepared.fingerprint)
+    accounts = (
+        read_accounts(facts) if paid else find_again(facts, prepared.fingerprint, prepared.sketch, id=state.branch)
+    )
+    if facts.get("accounts") != run.facts().get("accounts"):
+        run.write_facts(facts)
+    ledger = accounts.first
     ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
     overlap.keep(ledger, prepared.sketch)
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
-    if paid is None:
-        account = ledger.spend(event, id=state.branch, run=name, unit=config.unit, private=state.private)
+    if not event.steps:
+        charged = _no_charge(state, name, event)
+    elif paid is None:
+        told = {"id": state.branch, "run": name, "unit": config.unit, "private": state.private}
+        accounts.charge_others(event, sketch=prepared.sketch, **told)
+        account = ledger.spend(event, new_account=accounts.new_account, **told)
         charged = next(c for c in account.charges if c.id == state.branch)
     else:
         charged = _trial_of(run, paid, ledger.account(), event, id=state.branch)
@@ -50,6 +61,11 @@ def charge(
         run.write_facts({**facts, "ranks": team.ranks})
     team.text(state.branch)
     return state, key, charged
+
+
+def _no_charge(state: State, name: str, event: Event) -> Charge:
+    """For a branch that has no steps left: it does nothing to the data, and the ledger gets no line."""
+    return Charge(state.branch, name, event, datetime.now(UTC).isoformat(timespec="seconds"), state.private)
 
 
 def _trial_of(run: runs.Run, paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
@@ -80,7 +96,10 @@ def await_charge(
     team.wait()
     branch = team.text()
     state = State.load(run.state, model)
-    charge = next((c for c in ledger_of(prepared.fingerprint).account().charges if c.id == branch), None)
+    charge = next((c for c in read_accounts(run.facts()).first.account().charges if c.id == branch), None)
+    event = prepared.sampler.event(prepared.config.sigma or 0.0, first=state.first)
+    if charge is None and not event.steps:
+        charge = _no_charge(state, runs.fact(run.facts(), "run", str), event)
     if charge is None or (state.branch, state.data) != (branch, data):
         raise LedgerMismatch(
             f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpvision.accounts import Accounts
     from dpvision.config import Config
     from dpvision.data import Findings, Split
     from dpvision.privacy.ledger import Account
@@ -57,25 +58,33 @@ def as_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
 
 
-def account_notes(prepared: Prepared | PreparedRelease) -> list[str]:
-    """Which account will be charged, what is on it, and whether other accounts are about the same images."""
-    from dpvision.privacy.ledger import ledger_of
-    from dpvision.privacy.overlap import others
+def account_notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> list[str]:
+    """Which accounts will be charged, what is on them, and which others share images but are not charged."""
+    from dpvision.accounts import describe_shares
     from dpvision.privacy.rounding import upper
 
-    config, ledger = prepared.config, ledger_of(prepared.fingerprint)
-    if ledger.exists():
-        account = ledger.account()
-        spent, most = upper(account.spent(), 4), account.budget.epsilon
-        notes = [f"ledger: account {account.id}, epsilon {spent} of {most:g} spent"]
-    else:
-        most = config.budget or config.epsilon
-        notes = [f"ledger: a NEW account, with a budget of epsilon {most:g} at delta {config.delta:g}"]
-    for other, share in others(prepared.fingerprint, prepared.sketch):
-        notes.append(
-            f"note: about {share:.0%} of these images are on account {other.id} too, which has spent epsilon "
-            f"{upper(other.spent(), 4)}. Accounts do not add up by themselves: what is told about those images is both."
-        )
+    config, notes = prepared.config, []
+    for ledger in (accounts.first, *accounts.others):
+        if ledger.exists():
+            account = ledger.account()
+            spent, most = upper(account.spent(), 4), account.budget.epsilon
+            notes.append(f"ledger: account {account.id}, epsilon {spent} of {most:g} spent")
+        else:
+            most = config.budget or config.epsilon
+            notes.append(f"ledger: a NEW account, with a budget of epsilon {most:g} at delta {config.delta:g}")
+    if accounts.new_account is not None:
+        notes.append(f"ledger: counted apart from other accounts, on the card too: {accounts.new_account}")
+    charged = {ledger.fingerprint for ledger in (accounts.first, *accounts.others)}
+    for each in accounts.overlaps:
+        other = each.ledger.account()
+        told = f"note: account {other.id} has {describe_shares(each)}"
+        if each.ledger.fingerprint in charged:
+            notes.append(f"{told}, so it is charged.")
+        else:
+            notes.append(
+                f"{told} and has spent epsilon {upper(other.spent(), 4)}. It is not charged: only both accounts "
+                "together bound what is revealed about those images."
+            )
     return notes
 
 
@@ -112,7 +121,9 @@ def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path,
         [
             c["time"],
             c["run"],
-            describe(from_json(c["event"])) + ("" if c["private"] else " (NOT PRIVATE: fixed key)"),
+            describe(from_json(c["event"]))
+            + ("" if c["private"] else " (NOT PRIVATE: fixed key)")
+            + (f" (counted apart: {c['new_account']})" if "new_account" in c else ""),
             upper(c["epsilon"], 4),
         ]
         for c in charges
@@ -181,7 +192,7 @@ def show_parts(said: dict[str, Any], out: Path) -> None:
         say(f"  note: an .npz numbers its classes. To name them: --classes {','.join(classes)}")
 
 
-def show_training(prepared: Prepared) -> None:
+def show_training(prepared: Prepared, accounts: Accounts) -> None:
     """The plan of a training, with what is public and how it is known."""
     from dpvision import distributed
     from dpvision.inputs import units
@@ -237,13 +248,13 @@ def show_training(prepared: Prepared) -> None:
     if prepared.synthetic is not None and prepared.synthetic.originals is not None:
         channels, height, width = prepared.shape
         say(f"  note: the public images became {height}x{width} pixels of {channels} channels.")
-    for line in account_notes(prepared):
+    for line in account_notes(prepared, accounts):
         say(f"  {line}")
     for broken in prepared.data.broken:
         say(f"  left out: {broken.path}: {broken.reason}")
 
 
-def show_tuning(prepared: PreparedTuning) -> None:
+def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
     """The plan of a tuning."""
     from dpvision.privacy import accountant
     from dpvision.privacy.events import describe
@@ -268,11 +279,11 @@ def show_tuning(prepared: PreparedTuning) -> None:
     )
     if first.read_off:
         say(f"  note: {', '.join(first.read_off)}: read off the data and treated as public; the card says so.")
-    for line in account_notes(first):
+    for line in account_notes(first, accounts):
         say(f"  {line}")
 
 
-def show_release(prepared: PreparedRelease) -> None:
+def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     """The plan of a release."""
     from dpvision.privacy import accountant, gdp
     from dpvision.privacy.events import describe
@@ -305,7 +316,7 @@ def show_release(prepared: PreparedRelease) -> None:
         say("  note: the unit is one image; this data says whose images are whose, and a person is protected less.")
     if prepared.data.test is None:
         say("  note: there is no test split, so no accuracy will be told.")
-    for line in account_notes(prepared):
+    for line in account_notes(prepared, accounts):
         say(f"  {line}")
     for broken in prepared.data.broken:
         say(f"  left out: {broken.path}: {broken.reason}")

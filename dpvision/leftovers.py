@@ -1,17 +1,26 @@
-"""What is left of a tuning's trials: their keys are destroyed, their folders removed. Epsilon covers the best alone.
+"""What killed processes leave behind: trials of a tuning, and keys of fits.
 
-A tuning does so itself, also where it is interrupted or fails. One that is killed can not: then whatever opens its
-folder next does, `report` or `resume`.
+Trials: their keys are destroyed, their folders removed, for epsilon covers the best alone. A tuning does so itself,
+also where it is interrupted or fails. One that is killed cannot: then whatever opens its folder next does, `report` or
+`resume`.
+
+Keys of fits: the fit of an estimator cannot go on after a kill, for its images were in memory, so nobody would ever use
+or destroy its key. A fit holds a lock next to its key as long as it lives; the next fit destroys every key whose lock
+nobody holds, and those of fits of earlier versions, which had no lock.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpvision import atomic, runs, sealed
-from dpvision.errors import DataError, PrivacyError
+from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.mechanism.streams import Key
+from dpvision.privacy.ledger import home
 
 
 def trials_of(tuning: runs.Run) -> Path:
@@ -26,10 +35,10 @@ def clear(run: runs.Run) -> None:
 
 
 def remove_trials(tuning: runs.Run) -> None:
-    """Keys first: a kill in between leaves folders that can not go on with their noise."""
+    """Keys first: a kill in between leaves folders that cannot go on with their noise."""
     trials = trials_of(tuning)
     for state in trials.glob("*/operator/state.safetensors"):
-        with suppress(DataError, PrivacyError):  # one that can not be read can not be gone on with either
+        with suppress(DataError, PrivacyError):  # one that cannot be read cannot be gone on with either
             _destroy_key_of(state)
     atomic.remove_folder(trials)
 
@@ -41,3 +50,39 @@ def _destroy_key_of(state: Path) -> None:
     key = Key.kept(path)
     if key is not None and header.get("signature") == key.sign(header["digest"]):
         Key.destroy(path)
+
+
+@contextmanager
+def key_of_fit(name: str | None = None) -> Iterator[str]:
+    """A name for a fit's key, which is destroyed at the end, or by the next fit if this one is killed."""
+    clear_fits()
+    name = name or secrets.token_hex(8)
+    place = runs.key_path(name)
+    lock = place.with_suffix(".fit")
+    atomic.make_folder(lock.parent)
+    with ExitStack() as stack:
+        stack.enter_context(atomic.alone(lock))
+        while not lock.exists():  # another fit took it for that of a dead one, before it was locked
+            stack.close()
+            stack.enter_context(atomic.alone(lock))
+        try:
+            yield name
+        finally:
+            Key.destroy(place)
+            lock.unlink(missing_ok=True)
+
+
+def clear_fits() -> None:
+    """Destroy the keys of fits that were killed."""
+    for lock in sorted((home() / "keys").glob("*.fit")):
+        with suppress(BlockingIOError, DataError, PrivacyError), atomic.alone(lock, wait=False):
+            Key.destroy(runs.key_path(lock.stem))
+            lock.unlink(missing_ok=True)
+    for state in sorted((home() / "runs").glob("*/operator/state.safetensors")):
+        run = runs.Run(state.parents[1])
+        with suppress(DataError, PrivacyError, ConfigError, OSError):
+            facts = run.facts()
+            source = Path(runs.fact(facts, "data", str))
+            if facts.get("complete") is False and source.name == "arrays" and not os.path.lexists(source):
+                with runs.only_one(run):
+                    _destroy_key_of(state)

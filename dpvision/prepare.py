@@ -60,7 +60,7 @@ class Prepared:
     read_off: tuple[str, ...]
     fingerprint: str  # of the records in any order: finds the ledger
     in_order: str  # of the records in their order: coins are drawn by place, so it belongs to the branch
-    sketch: tuple[str, ...]  # some digests of images: finds other accounts about the same ones
+    sketch: overlap.Sketch  # digests of images: finds other accounts about the same ones
     public: dict[str, dict[str, Any]] = field(default_factory=dict)  # what else goes in: name -> file and digest
     synthetic: Split | None = None
     start: str | None = None  # the file of weights to start from, given or made
@@ -226,11 +226,27 @@ def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progre
         start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), data, unit=config.unit)
-    sketch = overlap.sketch(digests, taught_by.pixel_digests(data.train.images))
+    sketch = overlap.sketch(digests, taught_by.pixel_digests(data.train.images), images=data.train.images)
+    if config.unit == "person":
+        _require_one_person_each(data.train, sketch, source)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)
     prepared.model()  # unknown names, wrong files and impossible parts are told now
     prepared.views()
     return prepared
+
+
+def _require_one_person_each(split: Split, sketch: overlap.Sketch, source: str) -> None:
+    """The same image under two persons would count each of them apart. Blank images, which have no digest, may be."""
+    assert split.persons is not None
+    there = sketch.digests[:, 0] > 0
+    pairs = np.unique(np.column_stack([sketch.digests[there, 0], split.persons[there].astype(np.uint64)]), axis=0)
+    _, counts = np.unique(pairs[:, 0], return_counts=True)
+    if (counts > 1).any():
+        raise DataError(
+            f"{source}: {int((counts > 1).sum()):,} images are there more than once, for different persons, so what is "
+            "revealed about these persons would be counted apart. Fix: keep each of these images once, under one "
+            "person, or give all persons on an image one name."
+        )
 
 
 def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict[str, Any]]:

@@ -30,6 +30,7 @@ from dpvision.config import Config, merged, read_toml, write_toml
 from dpvision.errors import ConfigError, DataError
 from dpvision.privacy.ledger import home
 
+READABLE = 0o755  # the most that a umask leaves of the mode of a run folder: others never write there
 # What the header of weights says that were made with a fixed key.
 MOST_LINES = 1 << 30  # bytes of a log: some millions of steps
 NOT_PRIVATE = "NO: made with a fixed key, for tests only"
@@ -90,10 +91,11 @@ def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) ->
     """Make the whole folder at once, by a rename: a run that exists can be resumed."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(folder.parent, mode=READABLE)
     partial = Run(folder.with_name(f".{folder.name}.{os.getpid()}.partial"))
     shutil.rmtree(partial.folder, ignore_errors=True)
-    partial.operator.mkdir(parents=True, mode=0o700)
+    partial.folder.mkdir(mode=READABLE)
+    partial.operator.mkdir(mode=0o700)
     partial.write_config(config)
     partial.write_facts(facts)
     atomic.write(partial.state, state)
@@ -127,7 +129,7 @@ def key_path(name: str) -> Path:
 
 
 def append_json(path: Path, line: dict[str, Any]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
+    with open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
         file.write(json.dumps(line) + "\n")
 
 

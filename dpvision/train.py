@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, distributed, evaluation, metrics, runs, sealed, study
+from dpvision.accounts import Accounts, choose
 from dpvision.assistant import Assistant
 from dpvision.audit.findings import audit_carried
 from dpvision.carried import Carried, inside, require_few, toss
@@ -46,7 +47,6 @@ from dpvision.phases import Phase, fewest_weights, phases
 from dpvision.prepare import Prepared, prepare
 from dpvision.privacy.events import Event, to_json
 from dpvision.privacy.ledger import Charge
-from dpvision.privacy.room import require_room
 from dpvision.public.assist import ALONE
 from dpvision.state import State, event_charged, software, trainable
 from dpvision.trackers import Tracker, told_to
@@ -90,15 +90,27 @@ class Outcome:
     private: bool
 
 
-def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None, paid: Charge | None = None) -> runs.Run:
+def begin(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    test_key: str | None = None,
+    paid: Charge | None = None,
+    accounts: Accounts | None = None,
+    key_name: str | None = None,
+) -> runs.Run:
     """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`.
 
-    A trial of a tuning was `paid` for already: with the charge of the whole.
+    A trial of a tuning was `paid` for already: with the charge of the whole. `accounts` are those that will be charged;
+    by default those that the images are found on. `key_name` is the name of the run's key; by default a random one.
     """
     team = distributed.team()
     with _advice("Nothing was charged. Fix: see to that rank, then start all of them again."):
         _require_same(prepared, team)
-        run = _begin(prepared, folder, test_key, paid) if team.first else runs.Run(Path(os.path.abspath(folder)))
+        run = runs.Run(Path(os.path.abspath(folder)))
+        if team.first:
+            accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
+            run = _begin(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
@@ -108,19 +120,22 @@ def begin(prepared: Prepared, folder: Path, *, test_key: str | None = None, paid
     return run
 
 
-def _begin(prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None) -> runs.Run:
+def _begin(
+    prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None, accounts: Accounts, key_name: str
+) -> runs.Run:
     runs.require_free(folder)
     if paid is None:
-        require_room(prepared)
+        accounts.require_room(prepared.event(), prepared.config)
     model = prepared.model()
     prepared.require_separable()
     require_room_for_canaries(prepared)
-    key_name, key = secrets.token_hex(8), Key.for_tests(test_key) if test_key else Key.fresh()
+    key = Key.for_tests(test_key) if test_key else Key.fresh()
     key.keep(runs.key_path(key_name))
     facts = {
         "run": secrets.token_hex(6),
         "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
         "fingerprint": prepared.fingerprint,
+        "accounts": accounts.to_facts(),
         "in_order": prepared.in_order,
         "public": prepared.public,
         "read_off": list(prepared.read_off),

@@ -29,6 +29,7 @@ from typing import Any
 
 from dpvision import atomic, checkpoint, distributed, runs, train
 from dpvision import prepare as trainings
+from dpvision.accounts import Accounts, choose
 from dpvision.config import Config, merged
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
@@ -38,8 +39,7 @@ from dpvision.leftovers import remove_trials, trials_of
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.privacy import accountant, overlap, tuning
 from dpvision.privacy.events import Budget, Composed, Tuned, to_json
-from dpvision.privacy.ledger import Charge, ledger_of
-from dpvision.privacy.room import require_room_for
+from dpvision.privacy.ledger import Charge
 from dpvision.privacy.tuning import Stopping
 from dpvision.unaccounted import require_unaccounted
 
@@ -126,25 +126,27 @@ def _sampler(config: Config, data: Dataset) -> PoissonSampler:
     return PoissonSampler(whole.batch, whole.n, whole.steps)
 
 
-def require_room(prepared: Prepared) -> None:
-    """Refuse before anything is made what the ledger would refuse later."""
-    require_room_for(prepared.event, prepared.first.fingerprint, prepared.first.config)
-
-
-def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = lambda _: None) -> runs.Run:
+def proceed(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    accounts: Accounts | None = None,
+    watch: Callable[[int], None] = lambda _: None,
+) -> runs.Run:
     """Charge, try, release the best. `watch` is told how many trials are done, for the operator's eyes."""
     runs.require_free(folder)
-    require_room(prepared)
+    accounts = accounts or choose(prepared.first.fingerprint, prepared.first.sketch)
+    accounts.require_room(prepared.event, prepared.first.config)
     first, name = prepared.first, secrets.token_hex(6)
     for candidate in {(c.config.model, c.config.part): c for c in prepared.candidates}.values():
         candidate.require_separable()
-    facts = _facts(prepared, name)
+    facts = _facts(prepared, name, accounts)
     run = runs.create(folder, first.config, facts, b"")
     with runs.only_one(run):
-        charge = _charged(prepared, name)
+        charge = _charged(prepared, name, accounts)
         # On the disk from here on.
         try:
-            best, which, score = _best(run, prepared, charge, watch)
+            best, which, score = _best(run, prepared, charge, accounts, watch)
             _release(run, prepared, best, which, score=score, facts=facts)
         finally:
             remove_trials(run)
@@ -152,14 +154,14 @@ def proceed(prepared: Prepared, folder: Path, *, watch: Callable[[int], None] = 
 
 
 def _best(
-    run: runs.Run, prepared: Prepared, charge: Charge, watch: Callable[[int], None]
+    run: runs.Run, prepared: Prepared, charge: Charge, accounts: Accounts, watch: Callable[[int], None]
 ) -> tuple[runs.Run, int, float]:
     """The best trial of a number drawn in secret, which candidate it is, and its score."""
     best: tuple[float, int, runs.Run, int] | None = None
     for number in range(1, prepared.stopping.draw() + 1):
         which = secrets.randbelow(len(prepared.candidates))
         candidate = prepared.candidates[which]
-        trial = train.begin(candidate, trials_of(run) / str(number), paid=charge)
+        trial = train.begin(candidate, trials_of(run) / str(number), paid=charge, accounts=accounts)
         train.proceed(trial, candidate, paid=charge)
         found = accuracy(released(trial.folder).model, Inputs(prepared.score))
         runs.append_json(run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": found})
@@ -170,21 +172,24 @@ def _best(
     return best[2], best[3], best[0]
 
 
-def _charged(prepared: Prepared, name: str) -> Charge:
+def _charged(prepared: Prepared, name: str, accounts: Accounts) -> Charge:
     tuning.require_proven(prepared.event)
-    config, ledger = prepared.first.config, ledger_of(prepared.first.fingerprint)
+    config, ledger = prepared.first.config, accounts.first
     ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
     overlap.keep(ledger, prepared.first.sketch)
-    account = ledger.spend(prepared.event, id=secrets.token_hex(16), run=name, unit=config.unit)
+    id, event, unit = secrets.token_hex(16), prepared.event, config.unit
+    accounts.charge_others(event, id=id, run=name, sketch=prepared.first.sketch, unit=unit)
+    account = ledger.spend(event, id=id, run=name, unit=unit, new_account=accounts.new_account)
     return next(c for c in account.charges if c.run == name)
 
 
-def _facts(prepared: Prepared, name: str) -> dict[str, Any]:
+def _facts(prepared: Prepared, name: str, accounts: Accounts) -> dict[str, Any]:
     first = prepared.first
     return {
         "run": name,
         "data": first.source if first.source == "digits" else str(Path(first.source).resolve()),
         "fingerprint": first.fingerprint,
+        "accounts": accounts.to_facts(),
         "in_order": first.in_order,
         "public": first.public,
         "read_off": list(first.read_off),

@@ -14,16 +14,18 @@ from dpvision.privacy import overlap
 from dpvision.privacy.ledger import ledger_of
 from dpvision.public.taught_by import among, both, note, noted_beside, pixel_digests
 
-ANY = 1e-9  # a share of the images that is more than none
+ANY = 1e-9  # a share of the images that is more than none; of those that are alike in parts, overlap.SHARE
 
 
 def require_unaccounted(source: str, splits: Iterable[Split], *, fix: str) -> None:
     """None of the images is on an account."""
     for split in splits:
         fingerprint, _, digests = identify(split)
-        own, known = ledger_of(fingerprint), overlap.sketch(digests, pixel_digests(split.images))
+        own = ledger_of(fingerprint)
+        known = overlap.sketch(digests, pixel_digests(split.images), images=split.images)
         found = [own] if own.exists() else []
-        found += [ledger for ledger, _ in overlap.ledgers(fingerprint, known, least=ANY)]
+        found += [each.ledger for each in overlap.find(fingerprint, known.exact, least=ANY)]
+        found += [each.ledger for each in overlap.find(fingerprint, known)]
         if found:
             raise PrivacyError(
                 f"{source}: some of its images are on account {found[0].account().id} of the ledger, so they are "

@@ -13,7 +13,6 @@ rows, one of which is zero in one of them (zero-out). An error about wrong input
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dpvision.baselines.setup import setup
@@ -26,6 +25,7 @@ from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant, calibrate
 from dpvision.privacy.events import Budget, Gaussian, to_json
 from dpvision.privacy.ledger import Ledger
+from dpvision.privacy.overlap import NOTHING, Sketch
 
 
 def synthesise(
@@ -39,7 +39,7 @@ def synthesise(
     n: int | None = None,
     rows: int | None = None,
     seed: int = 0,
-    sketch: Sequence[str] = (),
+    sketch: Sketch = NOTHING,
     run: str = "synthetic rows",
     test_key: str | None = None,
     **settings: Any,
@@ -49,7 +49,8 @@ def synthesise(
     features   each row a public function of one private image, its pixels for instance, as one row of floats
     budget     what the rows may tell; it is also the ledger's, if that is new
     ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
-    sketch     `overlap.sketch(identify(split)[2])`: then data sets with some of the same images find this account
+    sketch     `overlap.sketch(identify(split)[2], images=split.images)`: then other data sets with some of the same
+               images find this account
     seed       of what is random in public
     test_key   a word that fixes the noise. For tests: the rows and their charge are marked as not private
     settings   of the private rows (bound, unit, whitening) and of the method (its dataclass)

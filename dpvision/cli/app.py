@@ -31,6 +31,13 @@ Channels = Annotated[int | None, Parameter(help="declare the channels: 1 for gra
 ClipStyle = Literal["flat", "automatic", "per-layer"]
 SkipBroken = Annotated[bool | None, Parameter(negative="", help="leave out images that can not be read")]
 
+NewAccount = Annotated[
+    str | None,
+    Parameter(
+        help="If some of these images were used before, the budget of that earlier data set is charged too. Give a "
+        "reason, such as 'another hospital, nobody is in both', to count them separately; it is printed on the card."
+    ),
+]
 Consented = Annotated[
     bool, Parameter(negative="", help="images on an account of the ledger are public too: their owners consented since")
 ]

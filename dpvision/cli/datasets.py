@@ -114,13 +114,20 @@ def ledger(
     Example: `dpvision ledger digits`, or, a decision of the data's owner, `dpvision ledger digits --set-budget 10`
     """
     from dpvision import console
-    from dpvision.data import fingerprint, load
+    from dpvision.accounts import choose, describe_shares
+    from dpvision.data import identify, load
+    from dpvision.privacy import overlap
     from dpvision.privacy.events import Budget
-    from dpvision.privacy.ledger import ledger_of
+    from dpvision.public.taught_by import pixel_digests
     from dpvision.report.charges import lines
 
     options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
-    book = ledger_of(fingerprint(load(source, **options).train))
+    train = load(source, **options).train
+    fingerprint, _, digests = identify(train)
+    accounts = choose(fingerprint, overlap.sketch(digests, pixel_digests(train.images), images=train.images))
+    book = accounts.first
+    for each in accounts.overlaps if not json else ():
+        console.say(f"account {each.ledger.account().id} has {describe_shares(each)}")
     if drop_plan and book.exists():
         book.drop_plan()
     if set_budget is not None:

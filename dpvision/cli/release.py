@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, Data, Size, SkipBroken, app, class_list
+from dpvision.cli.app import Channels, Classes, Data, NewAccount, Size, SkipBroken, app, class_list
 from dpvision.errors import ConfigError
 
 
@@ -52,6 +52,7 @@ def release(
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
+    new_account: NewAccount = None,
     accounting: Annotated[
         Literal["sound", "paper"], Parameter(help="paper: compare the published account, and write nothing")
     ] = "sound",
@@ -96,6 +97,7 @@ def release(
     settings = changed(settings, checked(Release, flags, source="command line"))
 
     from dpvision import console, distributed
+    from dpvision.accounts import choose
     from dpvision.release.folder import next_free
     from dpvision.release.making import Encoded, make, prepare, require_encoder, require_possible
     from dpvision.report import released
@@ -110,15 +112,14 @@ def release(
         console.table(table, title="the published account, for comparison")
         console.say("comparison only: nothing was written, nothing was charged.")
         return
+    accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if first:
-        console.show_release(prepared)
+        console.show_release(prepared, accounts)
     out, test_key = out or next_free(), os.environ.get("DPVISION_TEST_KEY") or None
-    require_possible(prepared, out, test_key)
+    require_possible(prepared, out, test_key, accounts)
     if plan:
-        from dpvision.privacy import room
-
         if first:
-            console.show_plan(room.plan(prepared))
+            console.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run:
         require_encoder(prepared)
@@ -128,7 +129,15 @@ def release(
         encoded = Encoded(prepared, progress)  # by all ranks together
         if not first:
             return  # one charge, one noise
-        card = make(prepared, out, write_card=released.write, encoded=encoded, test_key=test_key, progress=progress)
+        card = make(
+            prepared,
+            out,
+            write_card=released.write,
+            encoded=encoded,
+            test_key=test_key,
+            accounts=accounts,
+            progress=progress,
+        )
     for name, value in (card["accuracy"] or {}).items():
         console.say(f"test accuracy, {name}: {value:.2%}")
     if card["status"] == "private":
@@ -183,6 +192,7 @@ _FLAGS: frozenset[str] = frozenset(release.__annotations__) - {
     "recipe",
     "config",
     "accounting",
+    "new_account",
     "dry_run",
     "plan",
 }

@@ -94,8 +94,7 @@ def write_report(run: Any) -> list[Path]:
 
 def account_of(run: Any) -> Any:
     """The account of a run's data set, where there is one here."""
-    from dpvision.privacy.ledger import ledger_of
-    from dpvision.runs import fact
+    from dpvision.accounts import read_accounts
 
-    book = ledger_of(fact(run.facts(), "fingerprint", str))
+    book = read_accounts(run.facts()).first
     return book.account() if book.exists() else None

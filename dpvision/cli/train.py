@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, ClipStyle, Data, Size, SkipBroken, app, class_list, given, word_list
+from dpvision.cli.app import (
+    Channels,
+    Classes,
+    ClipStyle,
+    Data,
+    NewAccount,
+    Size,
+    SkipBroken,
+    app,
+    class_list,
+    given,
+    word_list,
+)
 from dpvision.cli.reporting import write_report
 from dpvision.errors import ConfigError
 
@@ -91,6 +103,7 @@ def train(
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
+    new_account: NewAccount = None,
     track: Track = (),
     examples: Annotated[
         int | None, Parameter(help="TEST images on the report: so many named right, as many wrong; by default none")
@@ -139,8 +152,8 @@ def train(
         require_free(out := out or next_free())
 
     from dpvision import console, distributed
+    from dpvision.accounts import choose
     from dpvision.prepare import prepare
-    from dpvision.privacy import room
     from dpvision.train import begin, require_room_for_canaries
 
     distributed.start()
@@ -148,8 +161,9 @@ def train(
         prepared = prepare(source, settings, progress)
     if settings.sigma is not None:
         _require_noise(prepared)
+    accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if distributed.rank() == 0:
-        console.show_training(prepared)
+        console.show_training(prepared, accounts)
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
             console.say(
                 f"note: recipe {settings.recipe} is meant to start from a prior, and none is given: weights are "
@@ -158,15 +172,16 @@ def train(
     if plan:
         require_room_for_canaries(prepared)
         if distributed.rank() == 0:
-            console.show_plan(room.plan(prepared))
+            console.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run or out is None:
-        room.require_room(prepared)
+        accounts.require_room(prepared.event(), prepared.config)
         require_room_for_canaries(prepared)
         if distributed.rank() == 0:
             console.say("dry run: no run was made, nothing was charged.")
         return
-    _train_on(begin(prepared, out, test_key=os.environ.get("DPVISION_TEST_KEY") or None), prepared, track)
+    test_key = os.environ.get("DPVISION_TEST_KEY") or None
+    _train_on(begin(prepared, out, test_key=test_key, accounts=accounts), prepared, track)
 
 
 @app.command

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, Data, Size, app, class_list, given
+from dpvision.cli.app import Channels, Classes, Data, NewAccount, Size, app, class_list, given
 from dpvision.errors import ConfigError
 
 
@@ -38,6 +38,7 @@ def tune(
     budget: Annotated[
         float | None, Parameter(help="the data set's epsilon over all runs, if this is its first")
     ] = None,
+    new_account: NewAccount = None,
     dry_run: Annotated[bool, Parameter(negative="", help="print the plan and stop; nothing is charged")] = False,
 ) -> None:
     """Choose settings privately: train a random number of candidates, release the best by a public score.
@@ -66,18 +67,20 @@ def tune(
         require_free(out := out or next_free())
 
     from dpvision import console
+    from dpvision.accounts import choose
     from dpvision.cli.reporting import write_report
     from dpvision.report import card, sentence
-    from dpvision.tune import prepare, proceed, require_room, without_times
+    from dpvision.tune import prepare, proceed, without_times
 
     prepared = prepare(source, settings, values, score=score, trials=trials, eta=eta)
-    console.show_tuning(prepared)
+    accounts = choose(prepared.first.fingerprint, prepared.first.sketch, new_account=new_account)
+    console.show_tuning(prepared, accounts)
     if dry_run or out is None:
-        require_room(prepared)
+        accounts.require_room(prepared.event, prepared.first.config)
         console.say("dry run: no run was made, nothing was charged.")
         return
     with console.counting_bar("trials so far") as progress:  # how many there will be is not told
-        run = proceed(prepared, out, watch=lambda done: progress(done, done + 1))
+        run = proceed(prepared, out, accounts=accounts, watch=lambda done: progress(done, done + 1))
     paths = write_report(run)
     without_times(run)
     told = run.facts()["tuning"]

@@ -10,7 +10,7 @@ import numpy as np
 from dpvision.data import records
 from dpvision.data.classes import Classes, declared_names, sort_names
 from dpvision.data.dataset import SPLITS, Broken, Dataset, Findings
-from dpvision.data.listing import Item, Listing, broken_file, common_size, settle_classes, survey
+from dpvision.data.listing import Item, Listing, broken_file, common_size, require_distinct, settle_classes, survey
 from dpvision.data.picture import decode
 from dpvision.data.refusal import Refusal, named
 from dpvision.data.regular_file import open_inside
@@ -57,6 +57,10 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: record
     problems: list[str] = []
     try:
         settle_classes(listing, declared, numbered=isinstance(classes, int))
+    except Refusal as exc:
+        problems.append(str(exc))
+    try:
+        require_distinct(listing)
     except Refusal as exc:
         problems.append(str(exc))
     labels = {item.label for items in listing.items.values() for item in items} | listing.classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from dpvision.data.classes import settle_names, unknown_name
 from dpvision.data.dataset import SPLITS, Broken
 from dpvision.data.picture import measure
 from dpvision.data.refusal import Refusal, shown
-from dpvision.data.regular_file import open_inside
+from dpvision.data.regular_file import open_inside, resolve_inside
 from dpvision.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -25,6 +26,23 @@ def settle_classes(listing: Listing, declared: tuple[str, ...] | None, *, number
             if item.label not in known:
                 raise Refusal(f"in {split}, {unknown_name(item.label, names, numbered=numbered)}")
     return names
+
+
+def require_distinct(listing: Listing) -> None:
+    """One file under two names, by a symbolic or a hard link, would be two records, and maybe of two persons."""
+    seen: dict[tuple[int, int], str] = {}
+    for items in listing.items.values():
+        for item in items:
+            try:
+                found = os.stat(resolve_inside(listing.root, item.path))
+            except (Refusal, OSError, ValueError):
+                continue  # told with the other broken files
+            first = seen.setdefault((found.st_dev, found.st_ino), item.path)
+            if first != item.path:
+                raise Refusal(
+                    f"has one file under two names: {shown(item.path)} is a link to the same image as {shown(first)}. "
+                    "Fix: list every image once, under the person whose image it is."
+                )
 
 
 def survey(listing: Listing) -> tuple[dict[str, list[tuple[Item, tuple[int, int, int]]]], list[Broken]]:

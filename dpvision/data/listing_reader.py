@@ -19,6 +19,7 @@ from dpvision.data.listing import (
     common_size,
     flattened,
     refuse_broken,
+    require_distinct,
     settle_classes,
     survey,
 )
@@ -45,6 +46,7 @@ def read_listing(
     if not listing.items.get("train") and not listing.broken:
         raise Refusal("has no image in train.")
     names = settle_classes(listing, declared, numbered=isinstance(classes, int))
+    require_distinct(listing)
     images, kept, broken, originals = decode_listing(
         listing, source, sides=sides, skip_broken=skip_broken, room=room, progress=progress, channels=channels
     )

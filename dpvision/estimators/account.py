@@ -1,37 +1,28 @@
-"""Which account a fit is charged to: that of its images, or one by name; never a new one that hides what was told.
+"""Which account a fit is charged to: that of its images, or one by name; never a new one that hides earlier charges.
 
-Two data sets with other rows have other fingerprints, so the folds of a cross-validation would each have an account of
-its own, though most people are in all of them. What was told about a person is then on many accounts, and no total
-bounds it. So
-
-    account=None     the account of these very images; where the ledger has others with some of the same images (by
-                     the sketch that lies beside each), all of those are charged instead of opening a new one
+    account=None     the account of these very images, and every other account that shares some of them: the rule of
+                     dpvision/accounts.py, which the command line follows too
     account="name"   that one account, for whatever data: every fit of a search, and whatever follows it
     account_of(X)    gives the name of the account that X itself has, also in `dpvision train`
 
-Formal reading: an account that is charged for every fit that a person's images are in bounds what was told of that
-person. Sketches find a share of 2% of a fit's images or more, also in another type, shape or by other bounds; where
-there are too few images to tell, the fit is refused until an account is named. With a smaller share, images that were
-computed anew, or fits that run at the same time (n_jobs), name the account.
+Overlaps below 2% of the images, images that were resized or encoded again, and fits that run at the same time (n_jobs)
+are not found: name the account.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dpvision.accounts import Accounts, choose, describe_shares
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, PrivacyWarning
-from dpvision.privacy import overlap
-from dpvision.privacy.events import Budget, Event
 from dpvision.privacy.ledger import Ledger, ledger_of
+from dpvision.privacy.overlap import Sketch
 from dpvision.privacy.rounding import upper
 
 
@@ -49,53 +40,24 @@ def ledger(account: str) -> Ledger:
     return ledger_of(_named(account))
 
 
-@dataclass(frozen=True)
-class Charged:
-    """The ledger that a fit is charged to, and others that have some of the same images."""
-
-    ledger: Ledger
-    others: tuple[Ledger, ...]
-    sketch: tuple[str, ...]
-
-    def require_room(self, event: Event, budget: Budget) -> None:
-        """On the others; the first is asked by the run itself."""
-        for other in self.others:
-            other.require_room(event, budget)
-
-    def charge_others(self, event: Event, *, run: str) -> None:
-        """Before the run is charged and begins."""
-        for other in self.others:
-            other.spend(event, id=secrets.token_hex(16), run=run)
-            overlap.keep(other, self.sketch)
-
-
-def charged_to(account: str | None, fingerprint: str, sketch: Sequence[str]) -> Charged:
-    """Where a fit on images with this fingerprint and sketch is charged; a warning tells what one may not expect."""
-    own = ledger_of(fingerprint) if account is None else ledger(account)
-    near = overlap.ledgers(own.fingerprint, sketch)
+def find_accounts(account: str | None, fingerprint: str, sketch: Sketch) -> Accounts:
+    """The accounts that a fit on images with this fingerprint and sketch is charged to, with a warning for each."""
+    accounts = choose(fingerprint, sketch, named=None if account is None else _named(account))
     if account is not None:
-        for other, share in near:
+        for each in accounts.overlaps:
             _warn(
-                f"about {share:.0%} of these images are on account {other.account().id} too, which is not charged, as "
-                f"the account {account!r} was named. What is told about those images is both."
+                f"account {each.ledger.account().id} has {describe_shares(each)} too and is not charged, as the "
+                f"account {account!r} was named. Both together bound what is revealed about those images."
             )
-        near = []
-    others = [other for other, _ in near]
-    if account is None and not others and not own.exists() and overlap.untold(own.fingerprint, sketch):
-        raise ConfigError(
-            "there is an account of so many images that nobody can tell whether these few are among them. Fix: "
-            "account=, the name of that account, or a new one if they are not."
-        )
-    ledgers = [own, *others] if own.exists() else others or [own]
-    for each in ledgers:
-        if each.exists():
-            found = each.account()
+    for charged in (accounts.first, *accounts.others):
+        if charged.exists():
+            found = charged.account()
             _warn(
                 f"this fit is charged to account {found.id}, which has {len(found.charges)} charges and has spent "
                 f"epsilon {upper(found.spent(), 4)} of {found.budget.epsilon:g}: every fit on the same images counts, "
                 "also those of a search or a cross-validation."
             )
-    return Charged(ledgers[0], tuple(ledgers[1:]), tuple(sketch))
+    return accounts
 
 
 def _named(account: Any) -> str:

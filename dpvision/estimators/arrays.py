@@ -10,7 +10,7 @@ refused with ValueError, as scikit-learn has it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,23 @@ def images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) 
     return _scaled(x, bounds)
 
 
-def raw_digests(X: Any) -> Iterator[bytes]:
-    """Of rows as they came, in each way that another type, shape or other bounds may show them.
+def raw_digests(X: Any) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Digests of rows as they came, in each way that another type, shape or other bounds may show them.
 
-    Each row by itself: what one image is like must not rename the others.
+    Three lists with one digest per row: as float32, as 8 bits of 0 to 255 and as 8 bits of 0 to 1; b"" where a row is
+    outside of these. Each row by itself: what one image is like must not rename the others.
     """
     x = np.asarray(X)
+    found: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
     for start in range(0, len(x), 1024):
         rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
-        yield from pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8))
+        found[0].extend(pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)))
         least, most = rows.min(axis=1), rows.max(axis=1)
-        for top in (255, 1):
-            within = rows[(least >= 0) & (most <= top)]
-            yield from pixel_digests(np.round(within * (255 / top)).astype(np.uint8))
+        for kind, top in ((1, 255), (2, 1)):
+            within = (least >= 0) & (most <= top)
+            digests = iter(pixel_digests(np.round(rows[within] * (255 / top)).astype(np.uint8)))
+            found[kind].extend(next(digests) if inside else b"" for inside in within)
+    return found
 
 
 def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:

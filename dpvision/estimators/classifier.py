@@ -19,12 +19,12 @@ from dpvision import inference, train
 from dpvision.config import Config, merged
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
-from dpvision.estimators.account import charged_to
+from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.inputs import to_tensor
+from dpvision.leftovers import key_of_fit
 from dpvision.prepare import prepare_read
 from dpvision.privacy import accountant, overlap
-from dpvision.privacy.events import Budget
 from dpvision.privacy.ledger import home
 from dpvision.recipes import recipe as named
 
@@ -95,17 +95,22 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         told = accountant.epsilon(prepared.event(), prepared.config.delta)
         if told > prepared.config.epsilon:
             raise PrivacyError(f"the settings tell epsilon {told:.4f}, more than the {self.epsilon:g} asked for.")
-        to = charged_to(self.account, prepared.fingerprint, overlap.both(prepared.sketch, raw_digests(X)))
-        prepared = replace(prepared, fingerprint=to.ledger.fingerprint, sketch=to.sketch)
-        to.require_room(prepared.event(), Budget(prepared.config.budget or self.epsilon, self.delta))
+        prepared = replace(prepared, sketch=overlap.both(prepared.sketch, *raw_digests(X)))
+        accounts = find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = Path(self.out or home() / "runs") / secrets.token_hex(6)
-        run = train.begin(prepared, folder)
-        to.charge_others(prepared.event(), run=run.facts()["run"])
-        outcome = train.proceed(run, prepared)
+        with key_of_fit() as key_name:
+            run = train.begin(prepared, folder, accounts=accounts, key_name=key_name)
+            outcome = train.proceed(run, prepared)
         self.run_folder_, self.event_, self.delta_ = run.folder, outcome.event, prepared.config.delta
         self.epsilon_ = accountant.epsilon(outcome.event, self.delta_)
-        account = to.ledger.account()
-        self.card_ = said.card(outcome.event, self.delta_, account, read_off=prepared.read_off, private=outcome.private)
+        self.card_ = said.card(
+            outcome.event,
+            self.delta_,
+            accounts.first.account(),
+            read_off=prepared.read_off,
+            private=outcome.private,
+            overlaps=run.facts()["accounts"]["overlaps"],
+        )
         self.released_ = inference.released(run.folder).model
         return self
 

@@ -19,15 +19,16 @@ from dpvision import atomic
 from dpvision.config import checked
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
-from dpvision.estimators.account import charged_to
+from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.inputs import to_tensor
+from dpvision.leftovers import key_of_fit
 from dpvision.privacy import accountant, overlap
-from dpvision.privacy.events import Budget, from_json
+from dpvision.privacy.events import from_json
 from dpvision.privacy.ledger import Account, home
 from dpvision.recipes import release_recipe
 from dpvision.release import folder as folders
-from dpvision.release.making import Encoded, make, prepare_read, require_possible
+from dpvision.release.making import Encoded, make, name_of_key, prepare_read, require_possible
 from dpvision.release.settings import Release, changed
 
 AT_A_TIME = 1024
@@ -81,23 +82,27 @@ class PrivateRelease(TransformerMixin, BaseEstimator):
         self.classes_, labels = labels_of(y, images, self.classes)
         data = data_set("arrays", images, labels, self.classes_, declared=self.classes is not None)
         prepared = prepare_read(data, self._config(), source="arrays")
-        to = charged_to(self.account, prepared.fingerprint, overlap.both(prepared.sketch, raw_digests(X)))
-        prepared = replace(prepared, fingerprint=to.ledger.fingerprint, sketch=to.sketch)
+        prepared = replace(prepared, sketch=overlap.both(prepared.sketch, *raw_digests(X)))
+        accounts = find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = Path(self.out or home() / "releases") / secrets.token_hex(6)
-        to.require_room(prepared.event(), Budget(prepared.config.budget or self.epsilon, self.delta))
-        require_possible(prepared, folder)
+        require_possible(prepared, folder, accounts=accounts)
         encoded = Encoded(prepared)
-        to.charge_others(prepared.event(), run=f"release {folder.name}")
 
         def write_card(place: Path, facts: dict[str, Any], account: Account) -> dict[str, Any]:
             told = said.card(
-                from_json(facts["event"]), self.delta, account, read_off=facts["read_off"], private=facts["private"]
+                from_json(facts["event"]),
+                self.delta,
+                account,
+                read_off=facts["read_off"],
+                private=facts["private"],
+                overlaps=facts.pop("accounts")["overlaps"],
             )
             card = {**facts, **told}
             atomic.write(place / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
             return card
 
-        self.card_ = make(prepared, folder, write_card=write_card, encoded=encoded)
+        with key_of_fit(name_of_key(prepared, folder)):
+            self.card_ = make(prepared, folder, write_card=write_card, encoded=encoded, accounts=accounts)
         self.run_folder_, self.event_, self.delta_ = folder, prepared.event(), prepared.config.delta
         self.epsilon_ = accountant.epsilon(self.event_, self.delta_)
         self.encoder_, self.preparation_ = encoded.encoder, encoded.preparation

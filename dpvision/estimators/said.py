@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dpvision.accounts import list_overlaps
 from dpvision.privacy import accountant
 from dpvision.privacy.events import Event, to_json
 from dpvision.privacy.ledger import Account
@@ -15,7 +16,15 @@ TUNING = (
 )
 
 
-def card(event: Event, delta: float, account: Account, *, read_off: Sequence[str], private: bool) -> dict[str, Any]:
+def card(
+    event: Event,
+    delta: float,
+    account: Account,
+    *,
+    read_off: Sequence[str],
+    private: bool,
+    overlaps: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
     """As plain JSON values. `dpvision report RUN` writes the whole card of a run."""
     return {
         "status": "private" if private else "NOT PRIVATE: made with a fixed key, for tests only",
@@ -30,6 +39,7 @@ def card(event: Event, delta: float, account: Account, *, read_off: Sequence[str
             "charges": len(account.charges),
             "composition": account.composition,
         },
+        "overlapping_accounts": list_overlaps({"accounts": {"overlaps": list(overlaps)}}),
         "read_off": list(read_off),
         "tuning": TUNING,
         "not_covered": [

@@ -9,25 +9,40 @@ noise and a charge of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from numpy.typing import NDArray
 
+from dpvision.accounts import Accounts
 from dpvision.errors import ConfigError
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event
 from dpvision.privacy.ledger import Charge, Ledger
+from dpvision.privacy.overlap import Sketch
 
 
 def charged(
-    ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sequence[str] = ()
+    ledger: Ledger,
+    budget: Budget,
+    event: Event,
+    key: Key,
+    *,
+    id: str,
+    run: str,
+    sketch: Sketch = overlap.NOTHING,
+    accounts: Accounts | None = None,
 ) -> Charge:
-    """The charge of the event, once the ledger has it. An account of persons, or one that is spent, is refused."""
+    """The charge of the event, once the ledger, and with it all `accounts`, have it.
+
+    An account of persons, or one that is spent, is refused.
+    """
     ledger.open(budget)
     overlap.keep(ledger, sketch)
-    account = ledger.spend(event, id=id, run=run, private=key.private)
+    accounts = accounts or Accounts(ledger)
+    accounts.charge_others(event, id=id, run=run, sketch=sketch, private=key.private)
+    account = ledger.spend(event, id=id, run=run, private=key.private, new_account=accounts.new_account)
     return next(charge for charge in account.charges if charge.id == id)
 
 

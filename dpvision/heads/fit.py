@@ -13,7 +13,6 @@ An error about wrong inputs is for the operator, not for release.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dpvision.heads.charged import charged, number_of_units, secret_name
@@ -25,6 +24,7 @@ from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant, calibrate
 from dpvision.privacy.events import Budget, Gaussian, to_json
 from dpvision.privacy.ledger import Ledger
+from dpvision.privacy.overlap import NOTHING, Sketch
 
 
 def fit_head(
@@ -37,7 +37,7 @@ def fit_head(
     n: int | None = None,
     method: str = "gd",
     public: Any = None,
-    sketch: Sequence[str] = (),
+    sketch: Sketch = NOTHING,
     run: str = "head",
     test_key: str | None = None,
     **settings: Any,
@@ -47,7 +47,8 @@ def fit_head(
     features   each row a public function of one private image; how rows are made short: rows.Preparation
     budget     what this head may tell; it is also the ledger's, if that is new
     ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
-    sketch     `overlap.sketch(identify(split)[2])`: then data sets with some of the same images find this account
+    sketch     `overlap.sketch(identify(split)[2], images=split.images)`: then other data sets with some of the same
+               images find this account
     public     features of public images, for methods that learn directions from them
     test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private
     settings   of the rows (bound, unit, whitening, intercept) and of the method (its dataclass)

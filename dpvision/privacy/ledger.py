@@ -32,6 +32,7 @@ import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -73,6 +74,7 @@ class Charge:
     event: Event
     time: str
     private: bool = True  # False: its noise came from a fixed key, so it hides nothing
+    new_account: str | None = None  # why it is not on the accounts that have some of the same images
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ class Ledger:
             raise ConfigError(f"a fingerprint is a lower-case hexadecimal string, not {fingerprint!r}.")
         self.path = folder / f"{fingerprint[:32]}.jsonl"
         self._seal = folder / f"{fingerprint[:32]}.seal"
-        self.sketch_path = folder / f"{fingerprint[:32]}.sketch"
+        self.sketch_path = folder / f"{fingerprint[:32]}.sketch"  # of an earlier version
+        self.images_path = folder / f"{fingerprint[:32]}.images"
         self.fingerprint = fingerprint
 
     def exists(self) -> bool:
@@ -260,7 +263,16 @@ class Ledger:
             lines = self._read()
             return self._account(self._append(lines, "unplan", {}) if self._account(lines).plan else lines)
 
-    def spend(self, event: Event, *, id: str, run: str, unit: str = "image", private: bool = True) -> Account:
+    def spend(
+        self,
+        event: Event,
+        *,
+        id: str,
+        run: str,
+        unit: str = "image",
+        private: bool = True,
+        new_account: str | None = None,
+    ) -> Account:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
         with self.locked():
             lines = self._read()
@@ -279,6 +291,8 @@ class Ledger:
             _require_room(account, event)
             group, planned = account.next_group(event)
             content = {"id": id, "run": run, "event": to_json(event), "private": private}
+            if new_account is not None:
+                content["new_account"] = new_account
             if planned is not None:
                 content["plan"] = planned
             if group is not None and group.later is not None:
@@ -415,8 +429,29 @@ _elsewhere: ContextVar[Path | None] = ContextVar("home", default=None)
 
 
 def home() -> Path:
-    """Where ledgers and run keys live: $DPVISION_HOME, or ~/.dpvision."""
-    return _elsewhere.get() or Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+    """Where ledgers and run keys live: $DPVISION_HOME, or ~/.dpvision; a folder that nobody else may write to."""
+    place = _elsewhere.get() or Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+    if not place.is_absolute():
+        raise ConfigError(
+            f"DPVISION_HOME is {str(place)!r}, a relative path: the same command would have another ledger, with a "
+            f'whole budget, in every working directory. Fix: an absolute path, such as DPVISION_HOME="$PWD/{place}".'
+        )
+    for folder in (place, place / "ledgers", place / "keys"):
+        _require_own(folder)
+    return place
+
+
+def _require_own(folder: Path) -> None:
+    """Whoever may write to the folder can replace ledgers, or keys by their own."""
+    try:
+        mode = os.stat(folder).st_mode
+    except OSError:
+        return  # made later, for the owner only; or a clear error where it is used
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PrivacyError(
+            f"{folder}: its group or all others may write to it, so anybody could replace ledgers or keys. Fix: "
+            f"`chmod go-w {folder}`, after a look at who wrote there."
+        )
 
 
 @contextmanager
@@ -444,7 +479,8 @@ def read_line(account: Account, line: dict[str, Any]) -> Account:
         case "unplan":
             return replace(account, plan=())
         case "charge":
-            charge = Charge(line["id"], line["run"], from_json(line["event"]), line["time"], line["private"])
+            event, reason = from_json(line["event"]), line.get("new_account")
+            charge = Charge(line["id"], line["run"], event, line["time"], line["private"], reason)
             groups, plan = _with_charge(account, charge.event, line)
             return replace(
                 account,

@@ -1,13 +1,12 @@
-"""Refuse before anything is made what the ledger would refuse later; and write down what is going to be run."""
+"""Refuse before anything is made what the ledger would refuse later."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 from dpvision.errors import ConfigError
-from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event
-from dpvision.privacy.ledger import Account, ledger_of
+from dpvision.privacy.ledger import ledger_of
 
 
 class Planned(Protocol):
@@ -15,9 +14,6 @@ class Planned(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
-
-    @property
-    def sketch(self) -> tuple[str, ...]: ...
 
     @property
     def config(self) -> Any:
@@ -29,16 +25,6 @@ class Planned(Protocol):
 def require_room(planned: Planned) -> None:
     """The budget is as it was, and the event fits into it."""
     require_room_for(planned.event(), planned.fingerprint, planned.config)
-
-
-def plan(planned: Planned) -> Account:
-    """Enter the event in the plan of the data set's account, if it fits with all that is charged and planned there."""
-    config = planned.config
-    require_room(planned)
-    ledger, unit = ledger_of(planned.fingerprint), getattr(config, "unit", "image")
-    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=unit)
-    overlap.keep(ledger, planned.sketch)
-    return ledger.plan(planned.event(), run="planned", unit=unit)
 
 
 def require_room_for(event: Event, fingerprint: str, config: Any) -> None:

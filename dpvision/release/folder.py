@@ -46,7 +46,7 @@ def whole(folder: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `folder` if all went well."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(folder.parent, mode=0o755)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)

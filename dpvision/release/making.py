@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision import atomic, runs, sealed
+from dpvision.accounts import Accounts, choose
 from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.encoders import encoder, extract
@@ -37,8 +38,7 @@ from dpvision.mechanism.streams import Key
 from dpvision.models import build, digest_of
 from dpvision.privacy import accountant, overlap
 from dpvision.privacy.events import Budget, Event, to_json
-from dpvision.privacy.ledger import Account, ledger_of
-from dpvision.privacy.room import require_room
+from dpvision.privacy.ledger import Account
 from dpvision.privacy.rounding import upper
 from dpvision.public.taught_by import pixel_digests
 from dpvision.release import folder as folders
@@ -71,7 +71,7 @@ class Prepared:
     read_off: tuple[str, ...]
     fingerprint: str  # of the records in any order: finds the ledger
     in_order: str
-    sketch: tuple[str, ...]
+    sketch: overlap.Sketch
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -116,7 +116,7 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
         note = sealed.said_unchanged(Path(settings.weights)).get("learned_from", "")
         require_not_taught_by(data, note, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
-    sketch = overlap.sketch(digests, pixel_digests(data.train.images))
+    sketch = overlap.sketch(digests, pixel_digests(data.train.images), images=data.train.images)
     return Prepared(data, complete, read_off, fingerprint, in_order, sketch)
 
 
@@ -152,14 +152,17 @@ def make(
     write_card: WriteCard,
     encoded: Encoded | None = None,
     test_key: str | None = None,
+    accounts: Accounts | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """The released folder at `out`; its card, which `write_card` writes into the folder.
 
-    `encoded` may be that of an earlier release of the same data with the same features.
+    `encoded` may be that of an earlier release of the same data with the same features. `accounts` are those that will
+    be charged; by default those that the images are found on.
     """
     out, config = Path(os.path.abspath(out)), prepared.config
-    place = require_possible(prepared, out, test_key)
+    accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
+    place = require_possible(prepared, out, test_key, accounts)
     encoded = encoded or Encoded(prepared, progress)
     if encoded.of != prepared.of_rows:
         raise PrivacyError("the rows are of other data or features than those that would be charged.")
@@ -170,15 +173,15 @@ def make(
         _require_free(out, place)
         with folders.whole(out) as folder:  # before the charge: where it can not be made, nothing is paid for
             key = _key(place, test_key)
-            ledger = ledger_of(prepared.fingerprint)
             charge = charged(
-                ledger,
+                accounts.first,
                 Budget(config.budget or config.epsilon, config.delta),
                 prepared.event(),
                 key,
                 id=mechanism.name(key, prepared.event()),
                 run=f"release {secrets.token_hex(4)}",
                 sketch=prepared.sketch,
+                accounts=accounts,
             )
             # On the disk from here on.
             status = "private" if charge.private else "NOT PRIVATE"
@@ -196,21 +199,24 @@ def make(
             said = {**mark, "status_means": STATUS[status]}
             folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
             facts = _facts(prepared, encoded, mechanism, told)
+            facts["accounts"] = accounts.to_facts()
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             facts["files"] = folders.digests(folder)
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
-            card = write_card(folder, facts, ledger.account())
+            card = write_card(folder, facts, accounts.first.account())
         Key.destroy(place)
     return card
 
 
-def require_possible(prepared: Prepared, out: Path, test_key: str | None = None) -> Path:
+def require_possible(
+    prepared: Prepared, out: Path, test_key: str | None = None, accounts: Accounts | None = None
+) -> Path:
     """Refuse what would be refused later, before hours of features; where the key is.
 
     A release that was killed after its charge finds its key there, and has paid already; so may one with a fixed key.
     """
-    place = runs.key_path(_name_of_key(prepared, Path(os.path.abspath(out))))
+    place = runs.key_path(name_of_key(prepared, out))
     _require_free(out, place)
     mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
     told = accountant.epsilon(prepared.event(), prepared.config.delta)
@@ -220,7 +226,8 @@ def require_possible(prepared: Prepared, out: Path, test_key: str | None = None)
             "that is asked for. Fix: leave sigma out, and the least noise that keeps epsilon is computed."
         )
     if not place.exists() and not test_key:
-        require_room(prepared)
+        accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
+        accounts.require_room(prepared.event(), prepared.config)
     return place
 
 
@@ -327,9 +334,9 @@ def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]
     }
 
 
-def _name_of_key(prepared: Prepared, out: Path) -> str:
+def name_of_key(prepared: Prepared, out: Path) -> str:
     """The same for the same command: a release that was killed finds its key again."""
-    all_of_it = json.dumps([prepared.in_order, str(out), to_dict(prepared.config)], sort_keys=True)
+    all_of_it = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
     return hashlib.blake2b(all_of_it.encode(), digest_size=8).hexdigest()
 
 

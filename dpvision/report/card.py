@@ -31,7 +31,7 @@ from dpvision.privacy.events import (
     to_json,
 )
 from dpvision.privacy.ledger import Account
-from dpvision.report import attack, audits, by_hand, guarantee, reference, spent, tested, wording
+from dpvision.report import attack, audits, by_hand, guarantee, overlaps, reference, spent, tested, wording
 from dpvision.report.metrics import last_accuracy, read
 from dpvision.runs import NOT_PRIVATE, Run
 
@@ -63,6 +63,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         else [],
         "audit": audits.figures(audits.of_run(run.folder, event, config)),
         "data_set": data_set(account),
+        **overlaps.on_card(run.facts()),
         "accuracy": last_accuracy(read(run), release=config.release),
         "evaluation": tested.summary(tested.read(run, classes=classes, weights=weights)),
         "chosen_by_hand": hand,
@@ -80,7 +81,8 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             by_hand=hand,
             recipe=config.recipe,
         )
-        + wording.other_fixed_keys(facts["run"], account),
+        + wording.other_fixed_keys(facts["run"], account)
+        + overlaps.not_covered(run.facts()),
         "config": to_dict(config),
         "weights_digest": weights,
     }

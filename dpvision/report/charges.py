@@ -25,6 +25,7 @@ def lines(account: Account) -> list[dict[str, Any]]:
                 "run": charge.run,
                 "event": to_json(charge.event),
                 "private": charge.private,
+                **({} if charge.new_account is None else {"new_account": charge.new_account}),
                 "epsilon": guarantee.proven(account.total_after(count), account.budget.delta),
             }
         )

@@ -11,7 +11,7 @@ from dpvision.privacy.events import ClassScheduled, Event, Gaussian, PoissonGaus
 from dpvision.privacy.ledger import Account
 from dpvision.privacy.rounding import upper
 from dpvision.release.finished import CARD, Finished
-from dpvision.report import attack, audits, front_matter, guarantee, wording
+from dpvision.report import attack, audits, front_matter, guarantee, overlaps, wording
 from dpvision.report.card import FIXED_NOISE, NOISE, data_set, software
 from dpvision.report.markdown import escaped, table
 from dpvision.report.wording import sentence
@@ -114,9 +114,12 @@ def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
         **claims(event, config["delta"], secret=secret),
         "audit": None,
         "data_set": data_set(account),
+        **overlaps.on_card(facts),
         "accuracy": facts.get("accuracy"),
         "tuning": wording.TUNING,
-        "not_covered": _not_covered(facts, fixed_key=not secret) + wording.other_fixed_keys(facts["run"], account),
+        "not_covered": _not_covered(facts, fixed_key=not secret)
+        + wording.other_fixed_keys(facts["run"], account)
+        + overlaps.not_covered(facts),
         "config": config,
         "files": facts["files"],
         "software": software(),
@@ -196,6 +199,7 @@ def as_text(made: dict[str, Any]) -> str:
         ("rows", f"{made['rows']:,}"),
         ("licence", made["licence"]),
         *audits.rows(made),
+        *overlaps.rows(made),
         *((f"test accuracy: {key}", f"{value:.2%}") for key, value in (made["accuracy"] or {}).items()),
     ]
     parts = ["# A released data set", sentence(made)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpvision.privacy.rounding import lower, upper
-from dpvision.report import audits
+from dpvision.report import audits, overlaps
 from dpvision.report.figures import percent, plain, setting, upper_percent
 
 Row = tuple[str, ...]
@@ -40,6 +40,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
             ("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
         )
     rows += [
+        *overlaps.rows(card),
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
         *([("of these, for the mean of the features", "1")] if card["config"].get("part") == "centred-head" else []),

@@ -110,8 +110,8 @@ def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
 def test_accounts_are_found_by_their_images(tmp_path: Path) -> None:
     digests = [bytes([number]) * 16 for number in range(40)]
     _made(ledger_of("ab" * 16), sketch=overlap.sketch(digests), **SETTINGS["merf"])
-    ((account, share),) = overlap.others("cd" * 16, overlap.sketch(digests[:-1]))
-    assert share == 1.0 and len(account.charges) == 1
+    (near,) = overlap.find("cd" * 16, overlap.sketch(digests[:-1]))
+    assert near.of_ours == 1.0 and len(near.ledger.account().charges) == 1
 
 
 def test_a_fixed_key_never_noises_two_inputs_alike(tmp_path: Path) -> None:

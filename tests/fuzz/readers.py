@@ -102,9 +102,9 @@ def _spend(place: Path, corpus: Path) -> None:
 
 
 def _overlap(place: Path, corpus: Path) -> None:
-    from dpvision.privacy.overlap import others
+    from dpvision.privacy.overlap import find, sketch
 
-    others("ab", ["00" * 12])
+    find("ab", sketch([b"01234567"]))
 
 
 def _keys(place: Path, corpus: Path) -> None:

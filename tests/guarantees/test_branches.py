@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpvision import checkpoint, runs, sealed, train
+from dpvision import checkpoint, report, runs, sealed, train
 from dpvision.config import Config
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.mechanism import noise
@@ -274,3 +274,15 @@ def test_different_fixed_keys_are_different_charges(data: str, tmp_path: Path) -
         train.proceed(train.begin(prepared, tmp_path / f"run{i}", test_key=word), prepared)
     assert len(_account(prepared).charges) == 2
     assert _final(runs.Run(tmp_path / "run0")).equal(_final(runs.Run(tmp_path / "run2")))
+
+
+def test_a_run_that_ends_where_it_stands_adds_no_line_to_the_ledger(data: str, tmp_path: Path) -> None:
+    """`resume --steps` with the steps that are done: nothing more is done to the data, and the charge stays."""
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=until(10))
+    (before,) = _account(prepared).charges
+    ended = train.reopen(run, {"steps": 10})
+    outcome = train.proceed(run, ended)
+    assert outcome.complete and _account(prepared).charges == (before,)
+    report.write(run, _account(prepared))
+    assert json.loads((run.folder / "card.json").read_text())["data_set"]["charges"] == 1

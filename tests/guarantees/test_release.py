@@ -16,12 +16,10 @@ from PIL import Image
 
 from dpvision import checkpoint, report, runs, sealed, train
 from dpvision.config import Config
-from dpvision.console import account_notes
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.inference import evaluate, predict, released
 from dpvision.inputs import Inputs, fetcher
 from dpvision.mechanism.streams import Key
-from dpvision.privacy import overlap
 from dpvision.privacy.ledger import ledger_of
 from tests.guarantees.commands import write_data
 
@@ -222,27 +220,3 @@ def test_a_small_file_can_not_make_a_large_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="by the settings"):
         released(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
-
-
-def test_near_copies_are_pointed_out(tmp_path: Path) -> None:
-    """One image changed is another account; the operator is told that they are about the same images."""
-    data = write_data(tmp_path / "data.npz", images=400)
-    _run(str(data), tmp_path / "run", SETTINGS)
-    with np.load(data) as file:
-        arrays = {k: v.copy() for k, v in file.items()}
-    arrays["train_images"][0] ^= 255
-    np.savez(tmp_path / "near.npz", **arrays)
-    near = train.prepare(str(tmp_path / "near.npz"), SETTINGS)
-    (other, share), *more = overlap.others(near.fingerprint, near.sketch)
-    assert share > 0.9 and not more and other.charges
-    assert any("NEW account" in note for note in account_notes(near)) and any(
-        other.id in n for n in account_notes(near)
-    )
-    part = {k: v[:40] if k.startswith("train") else v for k, v in arrays.items()}
-    np.savez(tmp_path / "part.npz", **part)
-    small = train.prepare(str(tmp_path / "part.npz"), SETTINGS)
-    assert overlap.others(small.fingerprint, small.sketch)[0][1] > 0.9, "a small part is all on the other account"
-    far = train.prepare(str(write_data(tmp_path / "far.npz", images=400, seed=9)), SETTINGS)
-    assert overlap.others(far.fingerprint, far.sketch) == []
-    same = train.prepare(str(data), SETTINGS)
-    assert overlap.others(same.fingerprint, same.sketch) == []

@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from dpvision import atomic, checkpoint, runs, sealed, train, tune
+from dpvision.accounts import choose
 from dpvision.charging import _trial_of
 from dpvision.config import Config
 from dpvision.data import load
@@ -192,11 +193,12 @@ def test_a_tuning_and_a_run_share_the_budget(
 
 def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_path: Path) -> None:
     found = prepared(parts)
-    charge = tune._charged(found, "run")
+    accounts = choose(found.first.fingerprint, found.first.sketch)
+    charge = tune._charged(found, "run", accounts)
     account = ledger_of(found.first.fingerprint).account()
     trial, tuned = (
         found.event.trials[0],
-        runs.create(tmp_path / "run", found.first.config, tune._facts(found, "run"), b""),
+        runs.create(tmp_path / "run", found.first.config, tune._facts(found, "run", accounts), b""),
     )
     here, elsewhere = runs.Run(tuned.operator / "trials" / "1"), runs.Run(tmp_path / "a" / "trials" / "1")
     assert _trial_of(here, charge, account, trial, id="x").event == trial
@@ -214,7 +216,7 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
         _trial_of(here, charge, account, trial, id="x")
     cheaper = replace(found, event=replace(found.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):
-        tune._charged(cheaper, "other")
+        tune._charged(cheaper, "other", accounts)
 
 
 def test_the_score_must_be_public(parts: tuple[str, str], tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_accounts_of_heads_are_found_by_their_images(tmp_path: Path, monkeypatch
     digests = [bytes([number]) * 16 for number in range(40)]
     ledger = ledger_of("ab" * 16)
     fit_head(X, Y, BUDGET, classes=CLASSES, ledger=ledger, sketch=overlap.sketch(digests))
-    ((account, share),) = overlap.others("cd" * 16, overlap.sketch(digests[:-1]))
-    assert share == 1.0 and len(account.charges) == 1
+    (near,) = overlap.find("cd" * 16, overlap.sketch(digests[:-1]))
+    assert near.of_ours == 1.0 and len(near.ledger.account().charges) == 1
 
 
 @pytest.mark.parametrize("name", SETTINGS)

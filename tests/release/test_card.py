@@ -63,7 +63,13 @@ def test_nothing_is_told_that_must_not_be(recipe: str, tmp_path: Path, small_hom
     (charge,) = ledger_of(prepared.fingerprint).account().charges
     (key,) = kept
     words = [str(tmp_path), "where it was made", "somebodys-secret-name", str(small_home), str(Path.home())]
-    words += [prepared.fingerprint[:12], prepared.in_order[:12], charge.id[:12], key.hex()[:12], *prepared.sketch[:3]]
+    words += [
+        prepared.fingerprint[:12],
+        prepared.in_order[:12],
+        charge.id[:12],
+        key.hex()[:12],
+    ]
+    words += [f"{digest:016x}" for digest in prepared.sketch.rows[:3].flatten()]
     for name, text in _readable(out).items():
         for word in words:
             assert word not in text, f"{name} tells {word}"

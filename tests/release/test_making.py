@@ -167,7 +167,7 @@ def test_a_fixed_key_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_one_at_a_time_and_never_over_something(tmp_path: Path, small_home: Path) -> None:
     prepared = prepare("digits", small("moments"))
-    place = small_home / "keys" / f"{making._name_of_key(prepared, tmp_path / 'out')}.lock"
+    place = small_home / "keys" / f"{making.name_of_key(prepared, tmp_path / 'out')}.lock"
     atomic.make_folder(place.parent)
     with atomic.alone(place), pytest.raises(ConfigError, match="another process is making this release"):
         make(prepared, tmp_path / "out", write_card=released.write)

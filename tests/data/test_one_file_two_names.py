@@ -1,0 +1,84 @@
+"""One image under two names is one image: links are refused, and so is the same image under two persons."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpvision import train
+from dpvision.config import Config
+from dpvision.data import check, load
+from dpvision.errors import DataError
+
+LINKS: dict[str, Callable[[Path, Path], None]] = {
+    "symbolic": lambda old, new: new.symlink_to(old.name),
+    "hard": lambda old, new: os.link(old, new),
+}
+
+
+def images(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{number}.png" for number in range(4)]
+    for path in paths:
+        Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(path)
+    return paths
+
+
+def table(folder: Path, extra: str) -> str:
+    lines = ["path,label,person", *(f"{n}.png,{n % 2},person {n}" for n in range(4)), extra]
+    (folder / "table.csv").write_text("\n".join(line for line in lines if line) + "\n")
+    return str(folder / "table.csv")
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_link_to_a_listed_file_is_refused(link: str, tmp_path: Path) -> None:
+    paths = images(tmp_path / "data")
+    LINKS[link](paths[0], tmp_path / "data" / "other.png")
+    load(table(tmp_path / "data", ""))  # what is not listed does not matter
+    source = table(tmp_path / "data", "other.png,0,another person")
+    with pytest.raises(DataError, match=r"one file under two names: other\.png .* 0\.png\. Fix"):
+        load(source)
+    assert any("one file under two names" in problem for problem in check(source).problems)
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_link_in_a_folder_of_classes_is_refused(link: str, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        paths = images(tmp_path / "data" / "train" / name)
+    load(tmp_path / "data")
+    LINKS[link](paths[0], paths[0].with_name("other.png"))
+    with pytest.raises(DataError, match="one file under two names"):
+        load(tmp_path / "data")
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_the_same_image_under_two_persons_is_refused(kind: str, tmp_path: Path) -> None:
+    paths = images(tmp_path / "data")
+    (tmp_path / "data" / "copy.png").write_bytes(paths[0].read_bytes())
+
+    def source(person: str) -> str:
+        if kind == "csv":
+            return table(tmp_path / "data", f"copy.png,0,{person}")
+        pixels = np.stack([np.asarray(Image.open(path)) for path in [*paths, paths[0]]])
+        persons = np.array([*(f"person {n}" for n in range(4)), person])
+        np.savez(tmp_path / "data.npz", train_images=pixels, train_labels=np.arange(5) % 2, train_persons=persons)
+        return str(tmp_path / "data.npz")
+
+    persons = Config(epsilon=3.0, unit="person", model="linear", steps=2, batch=2)
+    train.prepare(source("person 0"), persons)
+    with pytest.raises(DataError, match=r"1 images are there more than once, for different persons.*Fix"):
+        train.prepare(source("another person"), persons)
+    train.prepare(source("another person"), Config(epsilon=3.0, model="linear", steps=2, batch=2))
+
+
+def test_blank_images_of_two_persons_are_two(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
+    pixels[4:] = 0
+    np.savez(tmp_path / "data.npz", train_images=pixels, train_labels=np.arange(6) % 2, train_persons=np.arange(6))
+    train.prepare(str(tmp_path / "data.npz"), Config(epsilon=3.0, unit="person", model="linear", steps=2, batch=2))
