@@ -29,7 +29,6 @@ from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event
 from dpvision.privacy.ledger import Account, Ledger, ledger_of
 from dpvision.privacy.overlap import Overlap, Sketch
-from dpvision.privacy.room import require_room_for
 
 LONGEST_REASON = 300
 
@@ -50,7 +49,7 @@ class Accounts:
         for ledger in (self.first, *self.others):
             try:
                 if ledger is self.first:
-                    require_room_for(event, ledger.fingerprint, config)
+                    _require_room_on_first(ledger, event, config)
                 else:
                     ledger.require_room(event, ledger.account().budget, unit=getattr(config, "unit", "image"))
             except (BudgetSpent, PrivacyError) as exc:
@@ -152,6 +151,19 @@ def find_again(facts: dict[str, Any], fingerprint: str, sketch: Sketch, *, id: s
         accounts = replace(accounts, others=(*accounts.others, *new), overlaps=now.overlaps)
         facts["accounts"] = accounts.to_facts()
     return accounts
+
+
+def _require_room_on_first(ledger: Ledger, event: Event, config: Any) -> None:
+    """The budget is as it was, and the event fits into it."""
+    if config.budget and ledger.exists() and ledger.account().budget != Budget(config.budget, config.delta):
+        now = ledger.account().budget
+        raise ConfigError(
+            f"--budget {config.budget:g} at delta {config.delta:g}: the data set has a budget of epsilon "
+            f"{now.epsilon:g} at delta {now.delta:g} since its first run. Fix: leave --budget out, or change it with "
+            f"`dpvision ledger DATA --set-budget {config.budget:g}`."
+        )
+    budget = Budget(config.budget or config.epsilon, config.delta)
+    ledger.require_room(event, budget, unit=getattr(config, "unit", "image"))
 
 
 def describe_shares(each: Overlap) -> str:

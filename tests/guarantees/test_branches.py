@@ -18,7 +18,7 @@ from dpvision.config import Config
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
-from dpvision.privacy import accountant, adaptive
+from dpvision.privacy import accountant, adaptive, quick
 from dpvision.privacy.events import PoissonGaussian
 from dpvision.privacy.ledger import Account, ledger_of
 from tests.guarantees.commands import write_data
@@ -117,6 +117,23 @@ def test_the_card_of_a_branch_counts_its_whole_path(data: str, tmp_path: Path) -
     path = (PoissonGaussian(0.1, before, 30), PoissonGaussian(0.1, before * 2, 18))  # all that was charged
     assert outcome.event == adaptive.compose(path, 1e-5)
     assert accountant.epsilon(outcome.event, 1e-5) == _account(prepared).spent() > accountant.epsilon(path[0], 1e-5)
+
+
+def test_who_stops_early_states_the_whole_charge_everywhere(data: str, tmp_path: Path) -> None:
+    """Stopped where it looked good, and ended there: the card, the weights, the metrics and the ledger have it all."""
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=until(10))
+    outcome = train.proceed(run, train.reopen(run, {"steps": 10}), tell=report.on_weights)
+    assert outcome.complete
+    charged = accountant.epsilon(PoissonGaussian(0.1, prepared.config.sigma, 30), 1e-5)
+    account = _account(prepared)
+    assert len(account.charges) == 1 and account.spent() == charged
+    made = report.card(run, account)
+    assert made["guarantee"]["epsilon"] == charged == made["data_set"]["epsilon_spent"]
+    header = json.loads(sealed.read(run.weights).header["card"])
+    assert header["guarantee"]["epsilon"] == charged
+    assert accountant.epsilon(outcome.event, 1e-5) == charged
+    assert {x["epsilon"] for x in runs.read_lines(run.metrics)} == {quick.epsilon(outcome.event, 1e-5)}
 
 
 def test_a_refused_branch_changes_nothing_and_the_old_one_goes_on(data: str, tmp_path: Path) -> None:
