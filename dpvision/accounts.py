@@ -125,6 +125,8 @@ def read_accounts(facts: Mapping[str, Any]) -> Accounts:
     entry = facts.get("accounts")
     if entry is None:
         entry = {"charged": [facts.get("fingerprint")], "new_account": None}
+    elif "fingerprint" in facts:
+        read_accounts({"fingerprint": facts["fingerprint"]})  # refuses what no run writes
     charged = entry.get("charged") if isinstance(entry, dict) else None
     if not isinstance(charged, list) or not charged or not all(isinstance(each, str) for each in charged):
         raise DataError("operator/run.json: accounts is missing or is not what a run writes.")

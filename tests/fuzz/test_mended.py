@@ -164,13 +164,15 @@ def test_random_images_that_can_not_be(values: dict[str, int], tmp_path: Path) -
 
 def test_a_run_that_does_not_say_what_it_was_trained_on(campaign: Campaign, tmp_path: Path) -> None:
     server: ForkServer = campaign.server
-    for value in (None, 7, ["ab"], "../../x"):
-        run = tmp_path / f"run-{value!r}".replace("/", "-")
+    strange = [("fingerprint", value) for value in (None, 7, ["ab"], "../../x")]
+    strange += [("accounts", value) for value in (7, ["ab"], {}, {"charged": []}, {"charged": ["../../x"]})]
+    for number, (key, value) in enumerate(strange):
+        run = tmp_path / f"run-{number}"
         (run / "operator").mkdir(parents=True)
         for name in ("config.toml", "weights.safetensors", "operator/run.json"):
             (run / name).write_bytes((campaign.corpus / "run" / name).read_bytes())
         facts = json.loads((run / "operator" / "run.json").read_text())
-        (run / "operator" / "run.json").write_text(json.dumps(facts | {"fingerprint": value}))
+        (run / "operator" / "run.json").write_text(json.dumps(facts | {key: value}))
         code, _, err = server.run("report", run, home=tmp_path / "home")
         assert code in (2, 3) and err.startswith("dpvision: "), err
 
