@@ -230,8 +230,8 @@ BUGS = (
     ),
     _bug(
         28, "each run has the whole budget", "Opacus save_checkpoint (analogue)",
-        (LEDGER, "            _require_room(account.budget, account.total, event)\n            return self._account(",
-         "            _require_room(account.budget, Composed(()), event)\n            return self._account("), by="ledger",
+        (LEDGER, "            _require_room(account, event)\n            group, planned",
+         "            _require_room(replace(account, groups=()), event)\n            group, planned"), by="ledger",
     ),
     _bug(
         29, "a seed of 17 bits", "NeuroMixGDP, random.randint(1, 100000)",
