@@ -4,6 +4,8 @@ replay ...             neighbours with the same coins, of every mechanism (tests
 ranks                  the same for two ranks, whose messages stay in this process
 noise, keys            law, grid and streams of the noise; fresh keys
 sampler of ...         who takes part, at the rate that is charged
+units apart ...        no unit changes what another contributes; held out, fetched, declared, kept features, law of tuning,
+                       said: what whole runs look at and depend on (whole.py)
 accountant             never below what is certain; no sigma that exceeds the budget
 ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
 unsafe layers          models that mix the images of a batch are refused
@@ -44,6 +46,7 @@ from dpvision.release.sampling import Poisson, Scheduled, hierarchical
 from tests.audit import mechanisms
 from tests.audit.mechanisms import MECHANISMS, Mechanism, charged, folder
 from tests.audit.pairs import Pair, pairs, replayed
+from tests.planted import whole
 
 Check = Callable[[int], list[str]]  # of a seed
 
@@ -326,6 +329,7 @@ def _of(kind: str) -> tuple[str, ...]:
 
 
 TRAINED = tuple(name for name in mechanisms.TRAININGS if name.startswith("dp-sgd"))
+OF_IMAGES = mechanisms.TRAININGS | mechanisms.TRAINED | mechanisms.OF_PERSONS
 VIEWS = ("4 views", "self-mix, K 4", "diff-mix, K 4")
 CHECKS: dict[str, Check] = {
     "static": _static,
@@ -344,12 +348,21 @@ CHECKS: dict[str, Check] = {
     "replay baselines": partial(_replay, _of("baseline: ")),
     "replay releases": partial(_replay, (*_of("moments"), *mechanisms.MIXTURES)),
     "replay train": partial(_replay, ("train", "train, the head and then all")),
+    "replay whole runs": partial(_replay, tuple(mechanisms.RUNS)),
+    "units apart: training": partial(whole.units_apart, tuple(OF_IMAGES)),
+    "units apart: rows": partial(whole.units_apart, tuple(n for n in MECHANISMS if n not in OF_IMAGES)),
+    "held out": whole.held_out,
+    "fetched": whole.fetched,
+    "declared": whole.declared,
+    "kept features": whole.kept_features,
+    "law of tuning": whole.law_of_tuning,
+    "said": whole.said,
     "ranks": _ranks,
     "resume": _resume,
     "accountant": _accountant,
 }
 # What tosses coins of its own: to be run with many seeds.
-STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor")
+STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning")
 
 
 # Under which a check is listed that broke instead of finding something.
