@@ -18,6 +18,7 @@ by `Key.fresh()`. What must be equal for neighbours is what it returns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -62,6 +63,7 @@ class Recording:
     asked: list[Asked] = field(default_factory=list)
     charges: list[Event] = field(default_factory=list)
     public: list[Public | None] = field(default_factory=list)
+    streams: Counter[Use] = field(default_factory=Counter)  # how often each was made
     outcome: object = None
     error: Exception | SystemExit | None = None
     coins: MixtureCoins = field(default_factory=MixtureCoins)
@@ -112,6 +114,7 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
         number = branches.setdefault(branch, len(branches))
         stream = stream_of(self, purpose, step=step, rank=rank, branch=str(number))
         stream.use = (purpose, step, rank, number)  # type: ignore[attr-defined]
+        made.streams[purpose, step, rank, number] += 1
         return stream
 
     def fresh() -> Key:

@@ -8,7 +8,7 @@ can be seen without any statistics. `compare` runs the mechanism on both data se
     the public part    shapes, sensitivity, sigma, number of noise draws, what is charged, what comes out, and public
                        gradients that shape contributions
     the error          of one of them, or another text; also where both end with the same one: nothing else was seen
-    the noise          drawn twice from one stream
+    the noise          drawn twice from one stream, or from one that something else is drawn from
     the account        releases of a sigma that was not charged by then, or more of them than were
 
 An empty list is no proof: it speaks of this pair, these coins and this path. Rates of sampling and the law of the noise
@@ -142,9 +142,10 @@ def _paid(charges: list[Event]) -> Counter[float]:
 
 
 def drawn_twice(recording: Recording) -> list[Violation]:
-    """The same noise on two sums shows their difference."""
-    uses = [asked.use for asked in recording.asked]
-    return [Violation("the noise", f"{use} is drawn from twice") for use in dict.fromkeys(uses) if uses.count(use) > 1]
+    """The same noise on two sums shows their difference, and noise from a stream of coins shows the coins."""
+    uses = Counter(asked.use for asked in recording.asked)
+    often = {use: max(times, recording.streams[use]) for use, times in uses.items()}
+    return [Violation("the noise", f"{use} is drawn from twice") for use, times in often.items() if times > 1]
 
 
 def difference(one: Any, other: Any, *, where: str = "it") -> str | None:

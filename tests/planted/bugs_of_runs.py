@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted.bug import planted as _bug
 
 TRAIN, PREPARE, INPUTS, CONFIG = "dpvision.train", "dpvision.prepare", "dpvision.inputs", "dpvision.config"
+STEPS = "dpvision.mechanism.private_sum"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
     "dpvision.tune",
     "dpvision.assistant",
@@ -103,5 +104,89 @@ BUGS_OF_RUNS = (
     _bug(
         46, "test images among the rows of a release", "splits joined before a release",
         (MAKING, "complete = settings.complete(", WITH_TEST + "complete = settings.complete("), by="held out",
+    ),
+    _bug(
+        46, "the released weights chosen by accuracy on the test split", "best-epoch selection, not counted",
+        (TRAIN, 'vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights',
+         'line = metrics.line(state, prepared, model, test)\n'
+         '    best = line.get("test_accuracy_ema", 0) >= line.get("test_accuracy_last", 0)\n'
+         "    vector_to_parameters(state.ema if best else state.weights"), by="held out",
+    ),
+    _bug(
+        47, "noise from the stream of the coins", "noise reused: who was drawn can be read off the noise",
+        (STEPS, 'stream = self._key.stream("noise", step=number', 'stream = self._key.stream("sampling", step=number'),
+        by="replay train",
+    ),
+    _bug(
+        47, "the same coins on all ranks", "opacus #662 (analogue)",
+        (STEPS, 'self._key.stream("sampling", step=number, rank=rank', 'self._key.stream("sampling", step=number, rank=0'),
+        by="sampler of training",
+    ),
+    _bug(
+        47, "a changed learning rate goes on with the same noise", "noise reused after a resume or a fork",
+        (CONFIG, 'UPKEEP = ("checkpoint_every",', 'UPKEEP = ("checkpoint_every", "lr",'), by="branches",
+    ),
+    _bug(
+        48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",
+        ("dpvision.release.sampling", "found = heads(stream, len(there) * len(rows), rate=self.rate)",
+         "found = heads(stream, len(there) * len(rows), rate=min(1.0, self.rate * self.n / max(1, len(there))))"),
+        by="sampler of releases",
+    ),
+    _bug(
+        48, "weights of a mixture divided by their sum", "Dirichlet weights, RW-Mix as published",
+        ("dpvision.release.weights", "        return np.asarray(np.floor(share",
+         "        share = share / max(1e-9, share.sum())\n        return np.asarray(np.floor(share"),
+        by="sampler of releases",
+    ),
+    _bug(
+        49, "stopped when the private loss rises", "early stopping on private data, not counted",
+        (TRAIN, '        images += tally["images"]\n',
+         '        images += tally["images"]\n'
+         '        before, seen.last = getattr(seen, "last", 9.0), tally["mean_loss"]\n'
+         '        if tally["mean_loss"] > before:\n'
+         "            sampler = type(sampler)(sampler.batch, sampler.n, state.step)\n            break\n"),
+        by="replay whole runs",
+    ),
+    _bug(
+        49, "the learning rate halved when the private loss rises", "schedules by private losses, not counted",
+        (TRAIN, '        images += tally["images"]\n',
+         '        images += tally["images"]\n'
+         '        before, seen.last = getattr(seen, "last", 9.0), tally["mean_loss"]\n'
+         '        if tally["mean_loss"] > before:\n            phase = replace(phase, lr=phase.lr / 2)\n'),
+        by="replay whole runs",
+    ),
+    _bug(
+        49, "accuracy on the training split among the metrics", "train metrics released as if they were public",
+        ("dpvision.metrics", "    return found\n",
+         "    vector_to_parameters(state.weights, trainable(model))\n    if prepared.split(model) is None:\n"
+         '        found["train_accuracy"] = accuracy(model, Inputs(prepared.data.train))\n    return found\n'),
+        by="replay train",
+    ),
+    _bug(
+        49, "the true number of images on the command line", "Synthcity; arXiv 2602.17454 (analogue)",
+        ("dpvision.console", 'f"{config.unit}; n = {config.n:,} {config.unit}s"',
+         'f"{config.unit}; n = {here:,} {config.unit}s"'), by="said",
+    ),
+    _bug(
+        49, "whitened by private features", "NeuroMixGDP _mean.npy; Handcrafted-DP",
+        (MAKING, "            white = whitening(self.encoder, rank=config.rank, progress=",
+         "            from dpvision.heads.whitening import Whitening\n"
+         "            white = Whitening.of(self._features(prepared.data.train), rank=config.rank) or whitening(\n"
+         "                self.encoder, rank=config.rank, progress="),
+        by="replay whole runs, units apart: rows",
+    ),
+    _bug(
+        50, "the account opened with ten times delta", "a budget that nobody asked for",
+        ("dpvision.charging", "config.epsilon, config.delta), unit", "config.epsilon, 10 * config.delta), unit"),
+        by="accounts",
+    ),
+    _bug(
+        50, "ties of a tuning go to the first trial", "the proof breaks ties by a coin; arXiv 2402.06701",
+        (TUNE, "secrets.randbits(64), trial", "-number, trial"), by="law of tuning",
+    ),
+    _bug(
+        50, "trials scored on private validation images", "tuning on private data, not counted",
+        (TUNE, "Inputs(prepared.score))\n        runs", "Inputs(candidate.data.val or prepared.score))\n        runs"),
+        by="held out, law of tuning",
     ),
 )  # fmt: skip

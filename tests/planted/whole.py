@@ -6,6 +6,8 @@ fetched             the images that reach a clipped sum are those of the trainin
 declared            with declared facts, nothing of a plan depends on the data: size, labels, pixels or persons
 kept features       rows served from $DPVISION_HOME are those of the images at hand, whatever was kept there before
 law of tuning       the number of trials and the candidates follow the law that is charged; the best is released
+branches            every setting, and whatever else shapes a result, is in the name of its noise
+accounts            opened and charged with the budget and the unit that were asked for
 said                command line, card and report are the same for neighbours
 """
 
@@ -17,7 +19,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ import torch
 from scipy import stats
 
 from dpvision import encoders, train, tune
+from dpvision import state as states
 from dpvision.audit.neighbours import Records, one_more
 from dpvision.audit.recording import Recording, record
 from dpvision.audit.replaced import replaced
@@ -38,9 +41,12 @@ from dpvision.inputs import Inputs, to_tensor
 from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.models import Featured
 from dpvision.phases import phases
+from dpvision.privacy.events import Budget
+from dpvision.privacy.ledger import Ledger
 from dpvision.privacy.tuning import Stopping
 from dpvision.recipes import RECIPES, release_recipe
 from dpvision.release import making
+from dpvision.state import State, branch_name
 from tests.audit.mechanisms import MECHANISMS, RUNS
 from tests.audit.quartets import LEAST, interactions
 from tests.audit.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, home, write
@@ -282,22 +288,29 @@ def law_of_tuning(seed: int) -> list[str]:
             settings = replace(SETTINGS, **LINEAR)
             prepared = tune.prepare(source, settings, grid, score=str(path / "public.npz"), trials=trials, eta=eta)
             law = Stopping(prepared.event.eta, prepared.event.gamma)
-            runs_of, right = _tunings(prepared, path, scores)
+            runs_of, wrong = _tunings(prepared, path, scores)
         if found := _wrong_law(runs_of, law):
             return [f"{trials:g} trials, eta {eta:g}: {found}"]
-        if not right:
-            return ["what is released is not the best trial by its score"]
+        if wrong:
+            return [f"{trials:g} trials, eta {eta:g}: {wrong}"]
     return []
 
 
-def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -> tuple[list[list[int]], bool]:
-    """The candidates of each of many tunings in turn, and whether each time the best of them was chosen."""
+def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -> tuple[list[list[int]], str | None]:
+    """The candidates of each of many tunings in turn, and what is wrong with the choice of the best."""
     tried: list[tuple[int, float]] = []
-    all_of_them, right = [], True
+    every: list[list[int]] = []
+    firsts, expected, variance = 0, 0.0, 0.0
+    public = True
 
     def begin(candidate: train.Prepared, place: Path, **_: Any) -> SimpleNamespace:
         tried.append((prepared.candidates.index(candidate), float(scores.integers(4))))
         return SimpleNamespace(folder=place, number=len(tried))
+
+    def score(_model: None, inputs: Inputs, **_: Any) -> float:
+        nonlocal public
+        public = public and inputs.labels is prepared.score.labels
+        return tried[-1][1]
 
     run = SimpleNamespace(folder=path / "run", operator=path / "run" / "operator")
     run.operator.mkdir(parents=True)
@@ -306,16 +319,23 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
             (tune.train, "begin", begin),
             (tune.train, "proceed", lambda *_, **__: None),
             (tune, "released", lambda _: SimpleNamespace(model=None)),
-            (tune, "accuracy", lambda *_: tried[-1][1]),
+            (tune, "accuracy", score),
             (tune.runs, "append_json", lambda *_: None),
         ):
             stack.enter_context(replaced(owner, name, value))
         for _ in range(TUNINGS):
             tried.clear()
-            trial, which, score = tune._best(run, prepared, None, lambda _: None)  # type: ignore[arg-type]
-            all_of_them.append([candidate for candidate, _ in tried])
-            right = right and tried[trial.number - 1] == (which, score) and score == max(s for _, s in tried)  # type: ignore[attr-defined]
-    return all_of_them, right
+            trial, which, reached = tune._best(run, prepared, None, lambda _: None)  # type: ignore[arg-type]
+            every.append([candidate for candidate, _ in tried])
+            best = [i for i, (_, found) in enumerate(tried, 1) if found == max(found for _, found in tried)]
+            if trial.number not in best or tried[trial.number - 1] != (which, reached):  # type: ignore[attr-defined]
+                return every, "what is released is not the best trial by its score"
+            firsts += trial.number == best[0]  # type: ignore[attr-defined]
+            expected, variance = expected + 1 / len(best), variance + (1 - 1 / len(best)) / len(best)
+    if not public:
+        return every, "trials are scored on other images than the public ones"
+    unlikely = abs(firsts - expected) > stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(variance)
+    return every, "ties are not broken by a coin" if unlikely else None
 
 
 def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
@@ -345,9 +365,106 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
     return None
 
 
+# What names the noise of a run
+
+# Settings that may change without fresh noise: they change nothing of what is computed.
+UPKEEP = ("checkpoint_every", "budget", "study", "examples", "licence", "public_licence")
+OTHER_VALUES: dict[str, Any] = {
+    "model": "linear",
+    "part": "head",
+    "pretrained": "a",
+    "prior": "patches",
+    "unit": "person",
+    "mix": "cutmix",
+    "classes": 7,
+    "size": (9, 9),
+    "clip_style": "automatic",
+    "release": "last",
+    "augment": ("flip",),
+    "synthetic": "b",
+    "assist": "dope",
+    "final_noise": 0.3,
+    "probe_lr": 0.7,
+    "probe_share": 0.4,
+    "recipe": "linear",
+    "n": 900,
+    "batch": 31,
+    "steps": 17,
+    "sigma": 2.7,
+    "physical": 5,
+    "channels": 3,
+    "canaries": 12,
+    "ema": 0.5,
+    "momentum": 0.3,
+    "delta": 1e-7,
+}
+
+
+def branches(_seed: int) -> list[str]:
+    """Whatever shapes a result gives other noise and another charge."""
+    base = Config(n=1000, batch=100, steps=20, sigma=2.0)
+    names = {base.hash(): "no change"}
+    for field in fields(Config):
+        if field.name not in UPKEEP:
+            value = getattr(base, field.name)
+            if field.name in OTHER_VALUES:
+                other = OTHER_VALUES[field.name]
+            else:
+                other = not value if isinstance(value, bool) else value + 1
+            more = {"batch": None} if field.name == "full_batch" else {}
+            found = replace(base, **{field.name: other, **more}).hash()
+            if found in names:
+                return [f"{field.name}: another value has the name of {names[found]}"]
+            names[found] = field.name
+    zero = torch.zeros(3)
+    first = State(zero, zero, zero, base, "k", True, step=3, branch="b", digest="d")
+    asked = {"data": "data", "key": "key"}
+    changed = {
+        "branch": (replace(first, branch="c"), base, asked),
+        "step": (replace(first, step=4), base, asked),
+        "state": (replace(first, digest="e"), base, asked),
+        "settings": (first, replace(base, lr=9.0), asked),
+        "data": (first, base, {**asked, "data": "other"}),
+        "key": (first, base, {**asked, "key": "other"}),
+        "first weights": (replace(first, branch="", weights=zero + 1), base, asked),
+        "none": (replace(first, branch=""), base, asked),
+    }
+    found_names = [branch_name(state, config, **more) for state, config, more in changed.values()]
+    found_names.append(branch_name(first, base, **asked))
+    with replaced(states, "software", lambda: "another version"):
+        found_names.append(branch_name(first, base, **asked))
+    return [] if len(set(found_names)) == len(found_names) else ["two stretches of training have one name"]
+
+
+# Which account is charged
+
+CHARGED = ("train", "train, persons", "release, moments", "tune", "estimator, classifier", "estimator, release")
+
+
+def accounts(seed: int) -> list[str]:
+    """The account is opened with the budget and the unit that were asked for, and charged in that unit, as private."""
+    opened, spent = Ledger.open, Ledger.spend
+    for name in CHARGED:
+        seen: list[object] = []
+
+        def opening(self: Ledger, budget: Budget, *, unit: str = "image", seen: list[object] = seen) -> Any:
+            seen.append((budget, unit))
+            return opened(self, budget, unit=unit)
+
+        def spending(self: Ledger, event: Any, seen: list[object] = seen, **rest: Any) -> Any:
+            seen.append((rest.get("unit", "image"), rest.get("private", True)))
+            return spent(self, event, **rest)
+
+        unit = "person" if "persons" in name else "image"
+        with replaced(Ledger, "open", opening), replaced(Ledger, "spend", spending):
+            RUNS[name].run(RUNS[name].records(8, seed))
+        if set(seen) != {(Budget(1e4, 1e-5), unit), (unit, True)}:
+            return [f"{name}: asked for a budget of {(1e4, 1e-5)} for each {unit}, and there was {seen}"]
+    return []
+
+
 # What is said
 
-NAMES_OF_THE_DATA = re.compile(r"\b[0-9a-f]{12,}\b")
 OF_THE_CLOCK = re.compile(r"about [\d.]+ \w+|[\d.]+ s\b|\d{4}-\d\d-\d\d[T ]?[\d:.+]*|[\d.,]+ images/s")
 
 
@@ -392,5 +509,5 @@ TEXTS = (".json", ".jsonl", ".md", ".html", ".toml", ".csv")
 
 
 def _plain(text: str, path: Path) -> str:
-    """Without names that are digests of the data, places and times."""
-    return OF_THE_CLOCK.sub("<time>", NAMES_OF_THE_DATA.sub("<name>", text.replace(str(path), "<folder>")))
+    """Without places and times. Names are drawn, the same ones each time here: none may be a digest of the data."""
+    return OF_THE_CLOCK.sub("<time>", text.replace(str(path), "<folder>"))
