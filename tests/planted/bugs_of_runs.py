@@ -34,12 +34,12 @@ BUGS_OF_RUNS = (
     _bug(
         41, "a person's images cut to the median of those drawn", "group bounds computed from private group sizes",
         (INPUTS, PARTS, PARTS + "\n            parts = [p[: int(np.median([len(q) for q in parts]))] for p in parts]"),
-        by="replay persons, replay whole runs, units apart: training, fetched",
+        by="fetched, replay persons, replay whole runs, units apart: training",
     ),
     _bug(
         41, "a person's images cut to the mean of all persons", "group bounds computed from private group sizes",
         (INPUTS, PARTS, PARTS + "\n            parts = [p[: max(1, len(split) // units(split, unit))] for p in parts]"),
-        by="units apart: training, fetched",
+        by="fetched, units apart: training",
     ),
     _bug(
         42, "assistance computed from private images", "public-assisted training without public data",
@@ -173,7 +173,7 @@ BUGS_OF_RUNS = (
          "            from dpvision.heads.whitening import Whitening\n"
          "            white = Whitening.of(self._features(prepared.data.train), rank=config.rank) or whitening(\n"
          "                self.encoder, rank=config.rank, progress="),
-        by="replay whole runs, units apart: rows",
+        by="units apart: rows, replay whole runs",
     ),
     _bug(
         50, "the account opened with ten times delta", "a budget that nobody asked for",

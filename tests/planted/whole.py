@@ -56,7 +56,7 @@ FALSE_ALARM = 1e-6
 
 def units_apart(names: tuple[str, ...], seed: int) -> list[str]:
     for name in names:
-        for moved in interactions(MECHANISMS[name], seed=seed, turns=2 if name in RUNS else 1):
+        for moved in interactions(MECHANISMS[name], seed=seed):
             if moved > LEAST:
                 return [f"{name}: a unit changes what another contributes, by {moved:.2g} of the sensitivity"]
     return []
