@@ -176,6 +176,13 @@ BUGS_OF_RUNS = (
         by="units apart: rows, replay whole runs",
     ),
     _bug(
+        49, "second moments of public gradients refreshed by the true number of images", "schedules by private sizes",
+        (ASSISTANT, "max(1, round(config.n / config.batch))", "max(1, round(self._private / config.batch))"),
+        (ASSISTANT, "        public = prepared.synthetic\n",
+         "        public = prepared.synthetic\n        self._private = len(prepared.data.train)\n"),
+        by="any data",
+    ),
+    _bug(
         50, "the account opened with ten times delta", "a budget that nobody asked for",
         ("dpvision.charging", "config.epsilon, config.delta), unit", "config.epsilon, 10 * config.delta), unit"),
         by="accounts",

@@ -4,7 +4,7 @@ replay ...             neighbours with the same coins, of every mechanism (tests
 ranks                  the same for two ranks, whose messages stay in this process
 noise, keys            law, grid and streams of the noise; fresh keys
 sampler of ...         who takes part, at the rate that is charged
-units apart ...        no unit changes what another contributes; held out, fetched, declared, kept features, law of tuning,
+units apart ...        no unit changes what another contributes; any data, held out, fetched, declared, kept features, law of tuning,
                        branches, accounts, said: what whole runs look at and depend on (whole.py)
 accountant             never below what is certain; no sigma that exceeds the budget
 ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
@@ -368,6 +368,7 @@ CHECKS: dict[str, Check] = {
     "replay whole runs": partial(_replay, tuple(mechanisms.RUNS)),
     "units apart: training": partial(whole.units_apart, tuple(n for n in OF_IMAGES if n not in LONG)),
     "units apart: rows": partial(whole.units_apart, tuple(n for n in MECHANISMS if n not in OF_IMAGES)),
+    "any data": partial(whole.any_data, tuple(n for n in MECHANISMS if n not in LONG)),
     "held out": whole.held_out,
     "fetched": whole.fetched,
     "declared": whole.declared,

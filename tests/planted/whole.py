@@ -1,6 +1,7 @@
 """Checks of whole runs beyond replay: what a run looks at, and what its plan, its draws and its files depend on.
 
 units apart         no unit changes what another one contributes, at any clip (audit/replay.py, `interaction`)
+any data            given the noisy results, all that is public is the same for any data, of any size
 held out            the test and validation splits move no sum and no released number but their own accuracy
 fetched             the images that reach a clipped sum are those of the training split, each unit whole
 declared            with declared facts, nothing of a plan depends on the data: size, labels, pixels or persons
@@ -34,7 +35,7 @@ from dpvision import state as states
 from dpvision.audit.neighbours import Records, one_more
 from dpvision.audit.recording import Recording, record
 from dpvision.audit.replaced import replaced
-from dpvision.audit.replay import difference
+from dpvision.audit.replay import difference, differences
 from dpvision.config import Config
 from dpvision.data import Split
 from dpvision.inputs import Inputs, to_tensor
@@ -59,6 +60,23 @@ def units_apart(names: tuple[str, ...], seed: int) -> list[str]:
         for moved in interactions(MECHANISMS[name], seed=seed):
             if moved > LEAST:
                 return [f"{name}: a unit changes what another contributes, by {moved:.2g} of the sensitivity"]
+    return []
+
+
+def any_data(names: tuple[str, ...], seed: int) -> list[str]:
+    """Given the noisy results, a run is the same on any data, not only on neighbours: only the sums may differ."""
+    for name in names:
+        mechanism = MECHANISMS[name]
+        one, other = mechanism.records(6, seed), mechanism.records(29, seed + 1)
+        labels = np.where(
+            np.arange(len(other)) < CLASSES, other.labels, other.labels % 2
+        )  # half of the classes are rare
+        dark = other.x // 3 if mechanism.dtype == np.uint8 else other.x / 3
+        before = record(mechanism.run, one)
+        after = record(mechanism.run, replace(other, x=dark.astype(other.x.dtype), labels=labels), like=before)
+        found = [violation for violation in differences(before, after) if violation.what != "the sum"]
+        if found:
+            return [f"{name}: {found[0]}"]
     return []
 
 
