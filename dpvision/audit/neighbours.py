@@ -50,7 +50,7 @@ def one_more(records: Records, kind: str, *, classes: int, seed: int = 0, at: in
     if kind not in KINDS or (records.x.dtype == np.uint8 and kind not in OF_BYTES):
         raise ConfigError(f"{kind!r} is no kind of {records.x.dtype} record: there is {', '.join(OF_BYTES)} ...")
     rng = np.random.default_rng([seed, 7])
-    count = 1 if records.persons is None else int(np.bincount(records.persons).max(initial=1)) + 1
+    count = 1 if records.persons is None else _images_of_one_more(records.persons, rng)
     x = np.stack([_unlike_others(records.x, kind, rng) for _ in range(count)])
     label = int(rng.integers(classes - 1))
     if kind == "wrong label" and len(records):
@@ -62,6 +62,13 @@ def one_more(records: Records, kind: str, *, classes: int, seed: int = 0, at: in
     if records.persons is None:
         return more
     return replace(more, persons=np.insert(records.persons, places, records.persons.max(initial=-1) + 1))
+
+
+def _images_of_one_more(persons: NDArray[np.int64], rng: np.random.Generator) -> int:
+    """One image, as many as somebody has, or more than anybody: statistics of these numbers move."""
+    counts = np.unique(persons, return_counts=True)[1]
+    most = int(counts.max(initial=1))
+    return int(rng.choice([1, int(counts[0]) if len(counts) else 1, most + 1, 3 * most]))
 
 
 def _unlike_others(others: NDArray[Any], kind: str, rng: np.random.Generator) -> NDArray[Any]:

@@ -4,6 +4,7 @@ While a mechanism is on record
 
     noise.release      notes the sum, its sensitivity, its sigma and whose random stream it draws from
     Ledger.spend       notes the event that is charged
+    PrivateSum.step    notes the public vectors that shape contributions before they are clipped
     Key.fresh          gives a fixed key, the same one in every recording
     Key.stream         names streams by their use and by when their branch was first seen, not by the branch itself,
                        which is a digest of the data: two recordings toss the same coins
@@ -17,8 +18,10 @@ by `Key.fresh()`. What must be equal for neighbours is what it returns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -30,6 +33,8 @@ from numpy.typing import NDArray
 from dpvision.audit.mixture_coins import MixtureCoins
 from dpvision.audit.replaced import replaced
 from dpvision.mechanism import noise
+from dpvision.mechanism.clip import Public
+from dpvision.mechanism.private_sum import Fetch, PrivateSum
 from dpvision.mechanism.streams import KEY_BYTES, Key, Stream
 from dpvision.privacy.events import Event
 from dpvision.privacy.ledger import Account, Ledger
@@ -57,6 +62,8 @@ class Recording:
 
     asked: list[Asked] = field(default_factory=list)
     charges: list[Event] = field(default_factory=list)
+    public: list[Public | None] = field(default_factory=list)
+    streams: Counter[Use] = field(default_factory=Counter)  # how often each was made
     outcome: object = None
     error: Exception | SystemExit | None = None
     coins: MixtureCoins = field(default_factory=MixtureCoins)
@@ -80,7 +87,7 @@ def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording |
 
 @contextmanager
 def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterator[None]:
-    release, spend, stream_of = noise.release, Ledger.spend, Key.stream
+    release, spend, stream_of, step_of = noise.release, Ledger.spend, Key.stream, PrivateSum.step
     branches: dict[str, int] = {}
     keys: list[Key] = []
 
@@ -99,10 +106,15 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
         made.charges.append(event)
         return account
 
+    def stepping(self: PrivateSum, number: int, units: int, fetch: Fetch, public: Public | None = None) -> torch.Tensor:
+        made.public.append(deepcopy(public))
+        return step_of(self, number, units, fetch, public)
+
     def streaming(self: Key, purpose: str, *, step: int, rank: int = 0, branch: str = "") -> Stream:
         number = branches.setdefault(branch, len(branches))
         stream = stream_of(self, purpose, step=step, rank=rank, branch=str(number))
         stream.use = (purpose, step, rank, number)  # type: ignore[attr-defined]
+        made.streams[purpose, step, rank, number] += 1
         return stream
 
     def fresh() -> Key:
@@ -113,6 +125,7 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
         for owner, name, value in (
             (noise, "release", releasing),
             (Ledger, "spend", spending),
+            (PrivateSum, "step", stepping),
             (Key, "stream", streaming),
             (Key, "fresh", staticmethod(fresh)),
         ):

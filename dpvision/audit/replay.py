@@ -5,9 +5,10 @@ sensitivity that the noise is scaled to, and (2) nothing else depends on the dat
 can be seen without any statistics. `compare` runs the mechanism on both data sets (recording.py) and reports
 
     the sum            that differs by more than the sensitivity, or is not finite
-    the public part    shapes, sensitivity, sigma, number of noise draws, what is charged, what comes out
+    the public part    shapes, sensitivity, sigma, number of noise draws, what is charged, what comes out, and public
+                       gradients that shape contributions
     the error          of one of them, or another text; also where both end with the same one: nothing else was seen
-    the noise          drawn twice from one stream
+    the noise          drawn twice from one stream, or from one that something else is drawn from
     the account        releases of a sigma that was not charged by then, or more of them than were
 
 An empty list is no proof: it speaks of this pair, these coins and this path. Rates of sampling and the law of the noise
@@ -73,6 +74,8 @@ def differences(before: Recording, after: Recording, *, slack: float = ARITHMETI
         found.append(Violation("what is charged", f"{before.charges}; of the neighbour {after.charges}"))
     if [a.use for a in before.asked] != [a.use for a in after.asked]:
         found.append(Violation("noise draws", f"{len(before.asked)}; of the neighbour {len(after.asked)}"))
+    if before.error is None and after.error is None and (at := difference(before.public, after.public, where="public")):
+        found.append(Violation("what assists", at))
     for one, other in _same_use(before, after):
         found += _of_a_release(one, other, slack=slack, by_rows=_by_rows(before, one))
     where = difference(before.outcome, after.outcome)
@@ -85,6 +88,25 @@ def largest_move(before: Recording, after: Recording) -> float:
     """How far the sums are apart at most, as a share of the sensitivity: 1 is what the noise hides."""
     pairs = [(a, b) for a, b in _same_use(before, after) if a.total.shape == b.total.shape]
     return max((_distance(a, b, by_rows=_by_rows(before, a)) / a.sensitivity for a, b in pairs), default=0.0)
+
+
+def interaction(of_two: tuple[Recording, Recording], of_two_others: tuple[Recording, Recording]) -> float:
+    """How much one unit changes what another contributes, as a share of the sensitivity: the largest of all sums.
+
+    The recordings are of ((x, y), (x', y)) and ((x, y'), (x', y')): the same data, in which two units stand at two
+    places, each in two versions. Where a sum adds up what each unit contributes by itself, both differences are equal.
+    Whether contributions are clipped does not matter: an influence that clipping bounds is one, too.
+    """
+    (one, changed), (other, both) = of_two, of_two_others
+    later = [{asked.use: asked.total for asked in each.asked} for each in (changed, other, both)]
+    largest = 0.0
+    for asked in one.asked:
+        totals = [asked.total, *(each[asked.use] for each in later if asked.use in each)]
+        if len(totals) < 4 or len({total.shape for total in totals}) > 1:
+            return math.inf
+        moved = np.abs(totals[0] - totals[1] - totals[2] + totals[3]).max(initial=0.0) / asked.sensitivity
+        largest = max(largest, float(moved) if math.isfinite(moved) else math.inf)
+    return largest
 
 
 def unaccounted(recording: Recording) -> list[Violation]:
@@ -120,9 +142,10 @@ def _paid(charges: list[Event]) -> Counter[float]:
 
 
 def drawn_twice(recording: Recording) -> list[Violation]:
-    """The same noise on two sums shows their difference."""
-    uses = [asked.use for asked in recording.asked]
-    return [Violation("the noise", f"{use} is drawn from twice") for use in dict.fromkeys(uses) if uses.count(use) > 1]
+    """The same noise on two sums shows their difference, and noise from a stream of coins shows the coins."""
+    uses = Counter(asked.use for asked in recording.asked)
+    often = {use: max(times, recording.streams[use]) for use, times in uses.items()}
+    return [Violation("the noise", f"{use} is drawn from twice") for use, times in often.items() if times > 1]
 
 
 def difference(one: Any, other: Any, *, where: str = "it") -> str | None:

@@ -1,21 +1,15 @@
 """Every mechanism of the package, small, as a function from records to all that it makes public.
 
 images as floats     DP-SGD and its variants from `PrivateSum` down: any number, and none, may be in a pixel
-images as bytes      the same through `train`, with files, phases and all that is released
+images as bytes      whole trainings, tunings and releases, with files, phases and all that is released (whole_runs.py)
 rows                 heads, baselines, released moments and mixtures from features on
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision import train
 from dpvision.audit.neighbours import KINDS, OF_BYTES, Records, some_records
 from dpvision.baselines import synthesise
-from dpvision.config import Config
 from dpvision.data import Split
 from dpvision.heads import fit_head
 from dpvision.heads.rows import Preparation, Rows
@@ -36,7 +28,6 @@ from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import each_loss
-from dpvision.pretrain import dictionary
 from dpvision.privacy.events import Budget, Event
 from dpvision.privacy.ledger import Charge, Ledger
 from dpvision.public import assist
@@ -46,10 +37,11 @@ from dpvision.release.sampling import Poisson, Sampler, hierarchical, in_turn
 from dpvision.release.weights import RandomWeights
 from dpvision.state import trainable
 from dpvision.views import Views
+from tests.audit.whole_runs import CLASSES, OF_PERSONS, RELEASED, SIDE, TRAINED, folder
 from tests.baselines.cases import SETTINGS as BASELINES
 from tests.heads.cases import SETTINGS as HEADS
 
-CLASSES, SIDE, WIDTH, N = 4, 6, 6, 8
+SMALL, WIDTH, N = 6, 6, 8  # side of an image, columns of a row, declared number of units
 KEY = Key.for_tests("replay")
 
 
@@ -61,23 +53,18 @@ class Mechanism:
     shape: tuple[int, ...] = (WIDTH,)
     dtype: Any = np.float64
     kinds: tuple[str, ...] = KINDS
-    each: int = 0  # images of a person, where units are persons
+    persons: bool = False  # units are persons, who have 1 to 5 images
     sizes: tuple[int, ...] = (0, 1, 2, 3, 7)
     anywhere: bool = False
     most_sizes: int | None = None  # for each kind of neighbour in the long form, of those that take long
     every_class: bool = False  # a class without any image is refused, before anything is charged
 
     def records(self, size: int, seed: int) -> Records:
-        found = some_records(size * max(1, self.each), self.shape, classes=CLASSES, seed=seed, dtype=self.dtype)
+        counts = [(3 * place + seed) % 5 + 1 if self.persons else 1 for place in range(size)]
+        found = some_records(sum(counts), self.shape, classes=CLASSES, seed=seed, dtype=self.dtype)
         if self.every_class:
             found = replace(found, labels=np.arange(len(found)) % CLASSES)
-        return replace(found, persons=np.arange(len(found)) // self.each) if self.each else found
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as path:
-        yield Path(path)
+        return replace(found, persons=np.repeat(np.arange(size), counts)) if self.persons else found
 
 
 def charged(event: Event, *, id: str = "b") -> Charge:
@@ -93,7 +80,7 @@ def charged(event: Event, *, id: str = "b") -> Charge:
 
 @cache
 def public_images() -> tuple[Tensor, Tensor]:
-    images = np.random.default_rng(5).integers(0, 256, (12, 1, SIDE, SIDE), dtype=np.uint8)
+    images = np.random.default_rng(5).integers(0, 256, (12, 1, SMALL, SMALL), dtype=np.uint8)
     return torch.from_numpy(images), torch.arange(12) % CLASSES
 
 
@@ -106,7 +93,7 @@ def network() -> nn.Module:
             nn.GroupNorm(2, 4),
             nn.Tanh(),
             nn.Flatten(),
-            nn.Linear(4 * (SIDE // 2) ** 2, 6),
+            nn.Linear(4 * (SMALL // 2) ** 2, 6),
             nn.LayerNorm(6),
             nn.ReLU(),
             nn.Linear(6, CLASSES),
@@ -177,12 +164,12 @@ def linear() -> nn.Module:
     """Large enough for its weight's gradients to be kept as factors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 12), nn.Tanh(), nn.Linear(12, CLASSES))
+        return nn.Sequential(nn.Flatten(), nn.Linear(SMALL**2, 12), nn.Tanh(), nn.Linear(12, CLASSES))
 
 
 def one_layer() -> nn.Module:
     """Gradients as large as the images are."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(SMALL**2, CLASSES))
 
 
 SOME = ("crop", "flip")
@@ -207,55 +194,6 @@ TRAININGS: dict[str, Training] = {
     "weight multiplicity, K 4": Training(assisted="weights", views={"augment": SOME, "base": 4}),
     "persons": Training(unit="person", physical=4),
     "persons, 4 views": Training(unit="person", views={"augment": SOME, "base": 4}),
-}
-
-# Through `train`, with everything that is released.
-
-
-@dataclass(frozen=True)
-class Run:
-    """A whole run: from a file of images to the files that may be released."""
-
-    changes: dict[str, Any]
-
-    def __call__(self, records: Records) -> dict[str, bytes]:
-        config = Config(epsilon=3.0, n=12, batch=6, steps=4, budget=1e4, classes=CLASSES, lr=0.1)
-        with folder() as path:
-            (path / "home").mkdir()
-            (path / "home" / "priors").symlink_to(priors())  # of random images: the same for all
-            os.environ["DPVISION_HOME"] = str(path / "home")
-            np.savez(path / "data.npz", train_images=records.x, train_labels=records.labels)
-            with fewer_random_images():
-                prepared = train.prepare(str(path / "data.npz"), replace(config, **self.changes))
-            run = train.begin(prepared, path / "run")
-            train.proceed(run, prepared)
-            return {p.name: p.read_bytes() for p in sorted(run.folder.iterdir()) if p.is_file()}
-
-
-@contextmanager
-def fewer_random_images() -> Iterator[None]:
-    """For a dictionary that is made in no time."""
-    init: Any = dictionary.Settings.__init__
-    few = {"images": 40, "patches": 2000}
-    dictionary.Settings.__init__ = lambda self, model, shape: init(self, model, shape, **few)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        dictionary.Settings.__init__ = init  # type: ignore[method-assign]
-
-
-@cache
-def priors() -> str:
-    made = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, made)
-    return made
-
-
-RUNS = {
-    "train": Run({"model": "linear"}),
-    "train, with canaries": Run({"model": "linear", "canaries": 30}),
-    "train, the head and then all": Run({"model": "wrn-10-1", "probe_steps": 2, "probe_lr": 1.0}),
-    "train, the mean and then the head": Run({"model": "patches-256", "part": "centred-head"}),
 }
 
 # Rows
@@ -332,10 +270,15 @@ MIXTURES: dict[str, ReleasedMixtures] = {
     "dpmix": ReleasedMixtures(Poisson(N, N, 30)),
 }
 
-IMAGES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.float32, "most_sizes": 2}
+IMAGES: dict[str, Any] = {"shape": (SMALL, SMALL, 1), "dtype": np.float32, "most_sizes": 2}
+BYTES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.uint8, "kinds": OF_BYTES[:-1], "sizes": (6,)}
+RUNS: dict[str, Mechanism] = {
+    **{n: Mechanism(r, **BYTES, every_class=True) for n, r in (TRAINED | RELEASED).items()},
+    **{n: Mechanism(r, **BYTES, every_class=True, persons=True) for n, r in OF_PERSONS.items()},
+}
 MECHANISMS: dict[str, Mechanism] = {
-    **{n: Mechanism(t, **IMAGES, each=2 if t.unit == "person" else 0) for n, t in TRAININGS.items()},
-    **{n: Mechanism(r, (12, 12, 1), np.uint8, OF_BYTES[:-1], sizes=(6,), every_class=True) for n, r in RUNS.items()},
+    **{n: Mechanism(t, **IMAGES, persons=t.unit == "person") for n, t in TRAININGS.items()},
+    **RUNS,
     **{f"head: {n}": Mechanism(HeadFit(s), anywhere=True) for n, s in HEADS.items()},
     **{f"baseline: {n}": Mechanism(Synthesis(s), anywhere=True) for n, s in BASELINES.items()},
     "moments": Mechanism(ReleasedMoments(), anywhere=True),

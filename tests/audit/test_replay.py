@@ -9,13 +9,14 @@ import pytest
 
 from dpvision.audit.neighbours import KINDS, one_more, some_records
 from dpvision.audit.recording import record
-from dpvision.audit.replay import compare, difference
+from dpvision.audit.replay import compare, difference, interaction
 from dpvision.errors import ConfigError
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
 from dpvision.privacy.events import Gaussian
 from tests.audit.mechanisms import CLASSES, MECHANISMS, RUNS, WIDTH, charged
 from tests.audit.pairs import pairs, replayed
+from tests.audit.quartets import LEAST, interactions
 from tests.one_thread import one_thread
 
 assert one_thread
@@ -49,6 +50,13 @@ def test_no_neighbour_is_told_apart_in_5000_pairs() -> None:
     assert not found
     assert sum(counts.values()) >= 5_000
     assert min(moved.values()) > 0.5 and max(moved.values()) <= 1 + noise.ARITHMETIC_SLACK
+
+
+@pytest.mark.slow
+def test_no_unit_changes_what_another_contributes() -> None:
+    """Of every mechanism, three quartets."""
+    moved = {name: max(interactions(mechanism, turns=3)) for name, mechanism in MECHANISMS.items()}
+    assert max(moved.values()) <= LEAST, moved
 
 
 # Mechanisms of one's own
@@ -143,6 +151,40 @@ def test_faults_are_found_and_named(name: str) -> None:
             violation.what for violation in compare(mechanism, records.x, one_more(records, kind, classes=CLASSES).x)
         }
     assert what in found
+
+
+BY_OTHERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "clipped to the median length": lambda rows: np.median(np.linalg.norm(rows, axis=1)) * rows,
+    "scaled by the largest": lambda rows: 0.01 * rows / np.abs(rows).max(),
+}
+
+
+def _influence(shaped: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Of one row on the contribution of another, with lengths that are never clipped."""
+    rows = some_records(4, (WIDTH,), classes=CLASSES).x / 100
+    quartet = [rows.copy() for _ in range(4)]
+    for number, changed in enumerate(((), (1,), (3,), (1, 3))):
+        for place in changed:
+            quartet[number][place] *= -3.0
+    first = record(lambda x: _noisy(_clipped(shaped(x))), quartet[0])
+    later = [record(lambda x: _noisy(_clipped(shaped(x))), x, like=first) for x in quartet[1:]]
+    return interaction((first, later[0]), (later[1], later[2]))
+
+
+def test_rows_that_shape_each_other_are_found_where_nothing_is_clipped() -> None:
+    assert _influence(lambda rows: rows) <= LEAST
+    for name, shaped in BY_OTHERS.items():
+        assert _influence(shaped) > 100 * LEAST, name
+
+
+def test_noise_from_a_stream_that_something_else_is_drawn_from() -> None:
+    def coins_and_noise(rows: np.ndarray) -> np.ndarray:
+        KEY.stream("sampling", step=0).words(len(rows))
+        stream = KEY.stream("sampling", step=0)
+        return noise.release(_clipped(rows), stream, sensitivity=1.0, sigma=2.0)
+
+    rows = some_records(3, (WIDTH,), classes=CLASSES).x
+    assert {v.what for v in compare(coins_and_noise, rows, rows[:2])} == {"the noise"}
 
 
 def test_noise_that_is_too_small_for_what_was_charged() -> None:

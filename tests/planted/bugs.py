@@ -6,9 +6,8 @@ checks of suite.py that raise an alarm; others may too (`make test-slow` prints 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tests.planted.planting import Edit
+from tests.planted.bug import planted as _bug
+from tests.planted.bugs_of_runs import BUGS_OF_RUNS
 
 STEPS, SUM, PASSES = (
     "dpvision.mechanism.private_sum",
@@ -29,19 +28,6 @@ COINS = "return np.flatnonzero(stream.words(units) < threshold)"
 DRAWN = """coins = self._key.stream("sampling", step=number, rank=rank, branch=self._branch)
         return rank + ranks * self._sampler.draw(len(range(rank, units, ranks)), coins)"""
 BITS = "bits = stream.words(2 * half) >> np.uint64(11)"
-
-
-@dataclass(frozen=True)
-class Bug:
-    name: str
-    number: int
-    source: str
-    edits: tuple[Edit, ...]
-    killers: tuple[str, ...]
-
-
-def _bug(number: int, name: str, source: str, *edits: tuple[str, str, str], by: str) -> Bug:
-    return Bug(name, number, source, tuple(Edit(*edit) for edit in edits), tuple(by.split(", ")))
 
 
 BUGS = (
@@ -222,11 +208,12 @@ BUGS = (
         27, "asking for epsilon forgets the history", "opacus #535",
         (LEDGER, "return accountant.epsilon(self.total, self.budget.delta)",
          "found = accountant.epsilon(self.total, self.budget.delta)\n"
-         '        object.__setattr__(self, "charges", ())\n        return found'), by="ledger",
+         '        object.__setattr__(self, "groups", ())\n        return found'), by="ledger",
     ),
     _bug(
         28, "a resumed run forgets what was done before", "Opacus save_checkpoint",
-        ("dpvision.state", "return Composed((*state.path, here))", "return Composed((here,))"), by="resume",
+        ("dpvision.state", "adaptive.compose((*state.path, charged_here(state)), state.config.delta)",
+         "adaptive.compose((charged_here(state),), state.config.delta)"), by="resume",
     ),
     _bug(
         28, "each run has the whole budget", "Opacus save_checkpoint (analogue)",
@@ -315,5 +302,6 @@ BUGS = (
         39, "the charge is not on the disk when noise is drawn", "crash safety; Tumult keeps budgets in memory",
         (LEDGER, "            os.fsync(descriptor)\n", ""), by="ledger",
     ),
+    *BUGS_OF_RUNS,
 )  # fmt: skip
 BY_NAME = {bug.name: bug for bug in BUGS}

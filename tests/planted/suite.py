@@ -4,6 +4,8 @@ replay ...             neighbours with the same coins, of every mechanism (tests
 ranks                  the same for two ranks, whose messages stay in this process
 noise, keys            law, grid and streams of the noise; fresh keys
 sampler of ...         who takes part, at the rate that is charged
+units apart ...        no unit changes what another contributes; any data, held out, fetched, declared, kept features, law of tuning,
+                       branches, accounts, said: what whole runs look at and depend on (whole.py)
 accountant             never below what is certain; no sigma that exceeds the budget
 ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
 unsafe layers          models that mix the images of a batch are refused
@@ -41,9 +43,11 @@ from dpvision.privacy import accountant, calibrate, quick
 from dpvision.privacy.events import Budget, Composed, Gaussian, PoissonGaussian
 from dpvision.privacy.ledger import Ledger
 from dpvision.release.sampling import Poisson, Scheduled, hierarchical
+from dpvision.release.weights import RandomWeights
 from tests.audit import mechanisms
 from tests.audit.mechanisms import MECHANISMS, Mechanism, charged, folder
 from tests.audit.pairs import Pair, pairs, replayed
+from tests.planted import whole
 
 Check = Callable[[int], list[str]]  # of a seed
 
@@ -155,33 +159,45 @@ def _noise(seed: int) -> list[str]:
 
 
 def _sampler_of_training(seed: int) -> list[str]:
-    """Through the steps themselves: whoever is fetched took part."""
+    """Through the steps themselves: whoever is fetched took part. With two ranks, all of both.
+
+    The data has other numbers of units than the public one: the rate must not know.
+    """
     found = []
-    for batch, n, steps in ((20, 50, 200), (1, 4, 400)):
-        sampler = PoissonSampler(batch, n, steps)
+    for batch, n, declared, steps, ranks in ((20, 50, 50, 200, 1), (1, 4, 4, 400, 1), (20, 40, 50, 200, 2)):
+        sampler = PoissonSampler(batch, declared, steps)
         charge = charged(sampler.event(50.0))
         model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
         engine = ClippedSum(model, each_loss, clip=1.0, one_view=True)
-        key = Key.for_tests(f"sampler {seed}")
-        private = PrivateSum(sampler, engine, key, sigma=50.0, charge=charge, first=0)
+        key, letters = Key.for_tests(f"sampler {seed}"), list[Tensor]()
+        teams = [Beside(rank, ranks, letters) for rank in reversed(range(ranks))]
+        private = [PrivateSum(sampler, engine, key, sigma=50.0, charge=charge, first=0, team=team) for team in teams]
         took_part = np.zeros((steps, n))
         for step in range(steps):
 
             def fetch(drawn: Any, _seed: int, row: np.ndarray = took_part[step]) -> tuple[Tensor, Tensor, list[int]]:
-                row[drawn] = 1
+                row[drawn] += 1
                 return torch.zeros(len(drawn), 1, 1, 1), torch.zeros(len(drawn), dtype=torch.int64), [1] * len(drawn)
 
-            private.step(step, n, fetch)
+            for one in private:
+                one.step(step, n, fetch)
         assert isinstance(charge.event, PoissonGaussian)
+        if took_part.max() > 1:
+            found.append("a unit takes part twice in one step")
         found += sampler_checks.suspicious(took_part, charge.event.rate)
     return found
 
 
 def _sampler_of_releases(seed: int) -> list[str]:
     n, rows, key = 60, 500, Key.for_tests(f"releases {seed}")
-    labels = np.arange(n) % 3
-    poisson = Poisson(12.0, n, rows)
-    found = sampler_checks.suspicious(_in_rows(poisson, labels, key), poisson.event(2.0).rate, groups=labels)
+    labels, found = np.arange(n) % 3, []
+    for declared in (n, 80):  # a public number, which the rate follows whatever the data has
+        poisson = Poisson(12.0, declared, rows)
+        found += sampler_checks.suspicious(_in_rows(poisson, labels, key), poisson.event(2.0).rate, groups=labels)
+    weights, few = RandomWeights(0.3, 0.5), (3, 4, 9)
+    shares = [weights.shares(key.stream("weights", step=0), count, degree=12.0) for count in few]
+    if any(not np.array_equal(one, shares[-1][: len(one)]) or one.max() > 1 or one.min() < 0 for one in shares):
+        found.append("a record's weight depends on how many are drawn, or is not from 0 to 1")
     scheduled = hierarchical(rows, degree=10.0, n=n, classes=3, drawn=1.2, seed=seed)
     event, drawn = scheduled.event(2.0), _in_rows(scheduled, labels, key)
     for k in range(3):
@@ -300,6 +316,8 @@ NEAR_THE_NOISE = (
     "dpvision.release.coins",
     "dpvision.release.weights",
     "dpvision.release.mixtures",
+    "dpvision.tune",
+    "dpvision.privacy.tuning",
 )
 
 
@@ -329,6 +347,9 @@ def _of(kind: str) -> tuple[str, ...]:
 
 
 TRAINED = tuple(name for name in mechanisms.TRAININGS if name.startswith("dp-sgd"))
+OF_IMAGES = mechanisms.TRAININGS | mechanisms.TRAINED | mechanisms.OF_PERSONS
+# They take long, and what they do is in others too; all are in the long form (tests/audit/test_replay.py).
+LONG = ("dp-sgd, one at a time", "16 views, few at a time", "diff-mix, K 4", "train, the head and then all")
 VIEWS = ("4 views", "self-mix, K 4", "diff-mix, K 4")
 CHECKS: dict[str, Check] = {
     "static": _static,
@@ -347,12 +368,24 @@ CHECKS: dict[str, Check] = {
     "replay baselines": partial(_replay, _of("baseline: ")),
     "replay releases": partial(_replay, (*_of("moments"), *mechanisms.MIXTURES)),
     "replay train": partial(_replay, ("train", "train, the head and then all")),
+    "replay whole runs": partial(_replay, tuple(mechanisms.RUNS)),
+    "units apart: training": partial(whole.units_apart, tuple(n for n in OF_IMAGES if n not in LONG)),
+    "units apart: rows": partial(whole.units_apart, tuple(n for n in MECHANISMS if n not in OF_IMAGES)),
+    "any data": partial(whole.any_data, tuple(n for n in MECHANISMS if n not in LONG)),
+    "held out": whole.held_out,
+    "fetched": whole.fetched,
+    "declared": whole.declared,
+    "kept features": whole.kept_features,
+    "law of tuning": whole.law_of_tuning,
+    "branches": whole.branches,
+    "accounts": whole.accounts,
+    "said": whole.said,
     "ranks": _ranks,
     "resume": _resume,
     "accountant": _accountant,
 }
 # What tosses coins of its own: to be run with many seeds.
-STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor")
+STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning")
 
 
 # Under which a check is listed that broke instead of finding something.

@@ -47,7 +47,7 @@ def test_a_bug_that_can_not_be_planted_is_told() -> None:
 
 @pytest.mark.slow
 def test_no_false_alarm_in_100_clean_seeds(nursery: Nursery) -> None:
-    statistical = ["keys", "noise", "sampler of training", "sampler of releases", "auditor"]
+    statistical = ["keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning"]
     assert nursery.ask(None, checks=statistical, seeds=list(range(SEEDS)))["alarms"] == {}
 
 
