@@ -27,7 +27,7 @@ EVENT = "return PoissonGaussian(self.rate, sigma, self.steps - first)"
 COINS = "return np.flatnonzero(stream.words(units) < threshold)"
 DRAWN = """coins = self._key.stream("sampling", step=number, rank=rank, branch=self._branch)
         return rank + ranks * self._sampler.draw(len(range(rank, units, ranks)), coins)"""
-BITS = "bits = stream.words(2 * half) >> np.uint64(11)"
+BITS = "words = stream.words(4 * half).reshape(4, half)"
 
 
 BUGS = (
@@ -149,7 +149,7 @@ BUGS = (
     ),
     _bug(
         19, "sensitivity 0 for one block: no noise there", "diffprivlib #104, PR #110",
-        (NOISE, "noise *= noise_to_grid", "noise *= noise_to_grid\n        noise[-4:] = 0.0"), by="noise",
+        (NOISE, "    return whole[:count]", "    whole[max(count - 4, 0) : count] = 0.0\n    return whole[:count]"), by="noise",
     ),
     _bug(
         19, "sensitivity without one of two blocks", "diffprivlib #105",
@@ -163,8 +163,8 @@ BUGS = (
     ),
     _bug(
         21, "two equal releases counted as one", "SmartNoise #621",
-        (LEDGER, "return Composed(tuple(c.event for c in self.charges))",
-         "return Composed(tuple(dict.fromkeys(c.event for c in self.charges)))"), by="ledger",
+        (LEDGER, "return self._of(self.groups)",
+         "return self._of(tuple({group.event: group for group in self.groups}.values()))"), by="ledger",
     ),
     _bug(
         21, "one slice of the budget for all releases", "diffprivlib #104",
@@ -228,7 +228,7 @@ BUGS = (
     ),
     _bug(
         29, "a seed that is written in the code", "unseeded torch.Generator(), CWE-321",
-        (NOISE, BITS, "bits = np.random.default_rng(0).integers(0, 1 << 53, 2 * half, dtype=np.uint64)"),
+        (NOISE, BITS, "words = np.random.default_rng(0).integers(0, 1 << 64, (4, half), dtype=np.uint64)"),
         by="static, noise",
     ),
     _bug(
@@ -259,7 +259,38 @@ BUGS = (
     ),
     _bug(
         32, "noise of half precision", "diffprivlib #94; Mironov 2012",
-        (NOISE, "return out[:count]", "return out[:count].astype(np.float16).astype(np.float64)"), by="noise",
+        (NOISE, "    out *= radius\n", "    out *= radius\n    out = out.astype(np.float16).astype(np.float64)\n"), by="noise",
+    ),
+    _bug(
+        32, "a radius of 53 bits: pairs of far numbers lie on circles", "Box-Muller from one uniform",
+        (NOISE, "    rest = low.astype(np.float64)\n    rest *= 2.0**-64",
+         "    high, rest = high >> np.uint64(11) << np.uint64(11), np.full(len(low), 2.0**10)"),
+        (NOISE, "deviation * FLOAT_ERROR)", "0.0)"), by="pairs of noise",
+    ),
+    _bug(
+        32, "numbers near a middle are rounded as float64 has them", "Mironov 2012 (analogue)",
+        (NOISE, "deviation * FLOAT_ERROR)", "0.0)"), by="pairs of noise",
+    ),
+    _bug(
+        21, "runs chosen after results compose as if they were planned", "Regehr et al. 2026, arXiv 2602.15815",
+        ("dpvision.privacy.adaptive", "    if not chosen:\n        return first",
+         "    if True:\n        return Composed((first, *(x.event for x in chosen)))"), by="chosen later",
+    ),
+    _bug(
+        21, "the leaks of later runs are not in delta", "privacy filters",
+        ("dpvision.privacy.adaptive", "max(reserve(delta), math.fsum(x.leak for x in chosen))",
+         "math.fsum(x.leak for x in chosen)"), by="chosen later",
+    ),
+    _bug(
+        21, "a later run is dominated at its own epsilon only", "privacy filters",
+        ("dpvision.privacy.adaptive", "for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0]",
+         "for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0][-1:]"), by="chosen later",
+    ),
+    _bug(
+        28, "a run that was stopped states the steps so far", "odometers",
+        ("dpvision.state", "return PoissonSampler(config.batch, config.n, config.steps).event(config.sigma, "
+         "first=state.first)", "return PoissonSampler(config.batch, config.n, state.step).event(config.sigma, "
+         "first=state.first)"), by="resume",
     ),
     _bug(
         33, "each view is clipped by itself", "De et al., arXiv 2204.13650, read wrongly",

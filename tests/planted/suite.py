@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,8 @@ from dpvision.mechanism.private_sum import PrivateSum
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import each_loss
-from dpvision.privacy import accountant, calibrate, quick
-from dpvision.privacy.events import Budget, Composed, Gaussian, PoissonGaussian
+from dpvision.privacy import accountant, adaptive, calibrate, gdp, quick
+from dpvision.privacy.events import Adaptive, Budget, Composed, Gaussian, PoissonGaussian, parts
 from dpvision.privacy.ledger import Ledger
 from dpvision.release.sampling import Poisson, Scheduled, hierarchical
 from dpvision.release.weights import RandomWeights
@@ -272,8 +273,40 @@ def _resume(_seed: int) -> list[str]:
         asked = iter([False, False, True])
         train.proceed(run, prepared, stop=lambda: next(asked))
         outcome = train.proceed(run, train.reopen(run, {"batch": 3}))
-    steps = [event.steps for event in outcome.event.events if isinstance(event, PoissonGaussian)]
-    return [] if steps == [2, 2] else [f"4 steps were done, and it tells of {steps}"]
+    steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
+    return [] if steps == [4, 2] else [f"4 steps were charged, then 2, and it tells of {steps}"]
+
+
+def _chosen_later(_seed: int) -> list[str]:
+    """A second run that was chosen after the first: dominated at every epsilon, with its leak reserved in delta."""
+    found, first = [], Gaussian(4.0)
+    epsilons = np.linspace(0.0, 20.0, 401)
+    for event in (PoissonGaussian(0.05, 3.0, 300), PoissonGaussian(0.1, 1.0, 1)):
+        total = adaptive.compose((first, event), 1e-5)
+        if not isinstance(total, Adaptive) or parts(total) != (first, event):
+            found.append("a run that was chosen later counts as planned")
+            continue
+        later = total.later[0]
+        most = later.leak + (1 - later.leak) * np.array([gdp.gaussian_delta(1 / later.sigma, e) for e in epsilons])
+        if (accountant.profile(event, epsilons.tolist()) > most * (1 + 1e-9) + 1e-15).any():
+            found.append("a later run reveals more than the Gaussian that it is counted as")
+        if not later.leak <= total.reserve == adaptive.reserve(1e-5) <= accountant.delta(total, 100.0):
+            found.append("the leak is not in delta, or what is reserved for it depends on the runs")
+    return found
+
+
+def _pairs_of_noise(_seed: int) -> list[str]:
+    """Numbers are the correctly rounded ones, also where the words that make them are extreme."""
+    words = Key.for_tests("pairs").stream("words", step=0).words(4 * 3000).reshape(4, 3000).copy()
+    words[0, :1000] >>= np.uint64(44)  # far out
+    for deviation in (2.0**22.5, 2.0**40):
+        drawn = noise.rounded_normal(SimpleNamespace(words=lambda _: words.reshape(-1).copy()), 6000, deviation)
+        for place in range(0, 6000, 3):
+            k = [int(word) for word in words[:, place % 3000]]
+            u, v = k[0] << 64 | k[1], k[2] << 64 | k[3]
+            if drawn[place] != noise.round_exactly(u, v, deviation, sine=place >= 3000):
+                return [f"number {place} at deviation {deviation:g} is not the rounded one"]
+    return []
 
 
 # Models, source, auditor
@@ -357,6 +390,8 @@ CHECKS: dict[str, Check] = {
     "keys": lambda _: noise_checks.of_keys(),
     "ledger": _ledger,
     "noise": _noise,
+    "pairs of noise": _pairs_of_noise,
+    "chosen later": _chosen_later,
     "unsafe layers": _unsafe_layers,
     "sampler of training": _sampler_of_training,
     "sampler of releases": _sampler_of_releases,

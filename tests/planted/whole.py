@@ -343,7 +343,7 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
             stack.enter_context(replaced(owner, name, value))
         for _ in range(TUNINGS):
             tried.clear()
-            trial, which, reached = tune._best(run, prepared, None, lambda _: None)  # type: ignore[arg-type]
+            trial, which, reached = tune._best(run, prepared, None, None, lambda _: None)  # type: ignore[arg-type]
             every.append([candidate for candidate, _ in tried])
             best = [i for i, (_, found) in enumerate(tried, 1) if found == max(found for _, found in tried)]
             if trial.number not in best or tried[trial.number - 1] != (which, reached):  # type: ignore[attr-defined]
