@@ -131,8 +131,9 @@ class ClippedSum:
             slots, _ = self._worker(0).gradients(group)
             for slot in slots.values():
                 slot.transform(len(group.views), None, None)
-            found.append(torch.cat([slot.rows(len(group.views)).flatten(1) for slot in slots.values()], dim=1))
-        return torch.cat(found)
+            units = len(group.views)
+            found.append(torch.cat([slot.rows(units).reshape(units, -1) for slot in slots.values()], dim=1))
+        return torch.cat(found) if found else next(iter(self._parameters.values())).new_zeros(0, self.size)
 
     @torch.no_grad()
     def inner_products(
@@ -145,7 +146,7 @@ class ClippedSum:
             slots, _ = self._worker(0).gradients(group)
             each = [slot.inner(len(group.views), part) for slot, part in zip(slots.values(), parts, strict=True)]
             found.append(torch.stack(each).sum(0))
-        return torch.cat(found)
+        return torch.cat(found) if found else direction.new_zeros(0, dtype=torch.float64)
 
     def _add_all(self, work: list[Group]) -> None:
         """Clip and add every group, on as many threads as torch has; each thread does one whole group at a time."""

@@ -24,7 +24,7 @@ LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
 # From so many output channels on, products are faster with them last in memory.
 MANY_CHANNELS = 256
-# Images are convolved so many at a time at least: by filters of one position, and by others.
+# The least number of images in a convolution: by filters of one position or a line of them, and by others.
 LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
 
 
@@ -37,7 +37,8 @@ class _Conv(torch.autograd.Function):
         one_row = len(x) == current.images  # of each image: then a unit's views can lie side by side
         ctx.waits = bool(one_row and sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
         y = _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        ctx.save_for_backward(x, weight, bias if ctx.waits else None, y if ctx.waits else None)
+        kept = y.clone() if ctx.waits else None  # the model may change its own in place
+        ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
         return y
 
     @staticmethod
@@ -138,13 +139,18 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
 def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
 
-    Small is one, and below 16 for filters of one position. The layout stays, since it too chooses the kernel.
+    Small is one, and below 16 for filters with all axes but one, or all, of length 1. The layout stays, since it too
+    chooses the kernel. The result is never a view, so that the model may change it in place. In float64 the kernel
+    makes one matrix product for each image, which rounds by where it lies: each image is convolved alone.
     """
     count = len(tensors[0])
-    least = LEAST_BY_POINTS if weight.shape[2:].numel() == 1 else LEAST_IMAGES
+    if tensors[0].dtype == torch.float64:
+        return torch.cat([function(*(_filled(t[i : i + 1], LEAST_IMAGES) for t in tensors))[:1] for i in range(count)])
+    kernel = list(weight.shape[2:])
+    least = LEAST_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else LEAST_IMAGES
     if count >= least:
         return function(*tensors)
-    return function(*(_filled(t, least) for t in tensors))[:count]
+    return function(*(_filled(t, least) for t in tensors))[:count].clone()
 
 
 def _filled(images: Tensor, count: int) -> Tensor:
