@@ -13,14 +13,13 @@ from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from dpvision.errors import ConfigError
+from dpvision.mechanism.clip.aligned import aligned
 from dpvision.mechanism.clip.growth import FEW, MANY, Growth, blank_images
 from dpvision.mechanism.clip.slots import Slots
 from dpvision.mechanism.clip.trace import Data, Pass, Together, plain
 
 # (outputs of the model, targets) -> one loss per image.
 Loss = Callable[[Tensor, Tensor], Tensor]
-# Memory from torch starts at multiples of this many bytes.
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -126,14 +125,14 @@ class Worker:
         current = Pass(slots, views, self._growth, factors=factors, together=together)
         share = self._share(views, divisor, images.device)
         with torch.enable_grad(), current, ExitStack() as stack:
-            inputs = _aligned(self.laid_out(images)).as_subclass(Data)
+            inputs = aligned(self.laid_out(images)).as_subclass(Data)
             stack.enter_context(_reparametrize_module(self._model, current.weights(weights), tie_weights=True))
             outputs = self._model(inputs)  # the weights stay until after the backward pass: it may compute parts again
             if not isinstance(outputs, Data) or len(outputs) != len(images):
                 raise ConfigError(
                     f"the model must give one row of outputs per image as a tensor, not {type(outputs).__name__}."
                 )
-            losses = plain(self._loss(outputs, _aligned(targets).as_subclass(Data)))
+            losses = plain(self._loss(outputs, aligned(targets).as_subclass(Data)))
             if losses.shape != (len(images),):
                 raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
             current.backward((losses * share.to(losses)).sum())
@@ -185,11 +184,6 @@ class Worker:
         with torch.enable_grad(), current, torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             functional_call(self._model, current.weights(weights), (blank.as_subclass(Data),))
         return sum(sizes.values())
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The same numbers from the start of a block of memory: where a group starts in its batch must decide nothing."""
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def split(vector: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:

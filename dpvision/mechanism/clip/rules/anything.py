@@ -58,7 +58,7 @@ class _Anything(torch.autograd.Function):
 
 
 class _Call:
-    """One call of a function, to be done for each unit alone; `rows` are the places of arguments with rows of images."""
+    """One call of a function, to be done for each unit alone; `rows` are the places of arguments that images have."""
 
     def __init__(self, current: Pass, func: Any, leaves: list[Any], spec: Any, rows: list[int], name: str) -> None:
         self.current, self.name, self.units = current, name, len(current.views)

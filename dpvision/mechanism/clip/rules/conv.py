@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpvision.mechanism.clip.aligned import aligned
 from dpvision.mechanism.clip.rules.linear import otherwise, sums_by_unit
 from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, Sink, plain, rule_for
 
@@ -71,7 +72,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
     """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
 
     def whole(e: int, row: Tensor, add: bool) -> None:
-        gradient = _backward(dy[spans[e]], x[spans[e]], weight, options, of_input=False)
+        gradient = _backward(aligned(dy[spans[e]]), aligned(x[spans[e]]), weight, options, of_input=False)
         row.add_(gradient) if add else row.copy_(gradient)
 
     if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
@@ -117,7 +118,7 @@ def _by_patches(
             inside[: stop - start].copy_(inputs[start:stop])
             patches[: stop - start].copy_(windows[: stop - start])
             u = patches[: stop - start].reshape(-1, flat.shape[1])
-            d = outputs[start:stop].reshape(-1, filters)
+            d = aligned(outputs[start:stop].reshape(-1, filters))
             again = add or start > spans[e].start
             torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
         if flat.data_ptr() != row.data_ptr():

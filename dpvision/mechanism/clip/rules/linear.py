@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpvision.mechanism.clip.aligned import aligned
 from dpvision.mechanism.clip.rules.products import Product, matrix_product, product
 from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, plain, rule_for
 
@@ -43,7 +44,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
         return
 
     def one(e: int, row: Tensor, add: bool) -> None:
-        d, a = dy[spans[e]].reshape(-1, outputs), x[spans[e]].reshape(-1, inputs)
+        d, a = (aligned(t[spans[e]].reshape(-1, t.shape[-1])) for t in (dy, x))
         torch.addmm(row, d.T, a, beta=1.0 if add else 0.0, out=row)
 
     def together(units: list[int], size: int) -> Tensor:
