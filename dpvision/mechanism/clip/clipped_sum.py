@@ -98,6 +98,11 @@ class ClippedSum:
         """How many units to fetch at a time."""
         return self._cut.part
 
+    @property
+    def pass_images(self) -> int:
+        """The most images in one pass; before the first batch, as many as any model could have."""
+        return self._cut.images
+
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
         """`views[u]` consecutive images belong to unit u; the result is one flat float64 vector."""
         return self.sum([(images, targets, views)], public)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.mechanism.clip.aligned import aligned
+from dpvision.mechanism.clip.aligned import ALIGNMENT, aligned
 from dpvision.mechanism.clip.rules.linear import otherwise, sums_by_unit
 from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, Sink, plain, rule_for
 
@@ -141,17 +141,24 @@ def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tens
     """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
 
     Small is one, and below 16 for filters with all axes but one, or all, of length 1. The layout stays, since it too
-    chooses the kernel. The result is never a view, so that the model may change it in place. In float64 the kernel
-    makes one matrix product for each image, which rounds by where it lies: each image is convolved alone.
+    chooses the kernel. The result is never a view, so that the model may change it in place.
     """
-    count = len(tensors[0])
     if tensors[0].dtype == torch.float64:
-        return torch.cat([function(*(_filled(t[i : i + 1], LEAST_IMAGES) for t in tensors))[:1] for i in range(count)])
+        return _in_float64(function, *tensors)
+    count = len(tensors[0])
     kernel = list(weight.shape[2:])
     least = LEAST_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else LEAST_IMAGES
     if count >= least:
         return function(*tensors)
     return function(*(_filled(t, least) for t in tensors))[:count].clone()
+
+
+def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The kernel makes a product for each image, which rounds by where it starts in memory: if not alike, one by one."""
+    y = function(*tensors)
+    if all(t[0].numel() * t.element_size() % ALIGNMENT == 0 for t in (*tensors, y)):
+        return y
+    return torch.cat([function(*(t[i : i + 1].clone() for t in tensors)) for i in range(len(y))])
 
 
 def _filled(images: Tensor, count: int) -> Tensor:
