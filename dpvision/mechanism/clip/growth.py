@@ -67,8 +67,13 @@ def not_first(what: str) -> UnsafeLayer:
 
 
 def blank_images(images: int, like: Tensor) -> Tensor:
-    """Zeros in the shape of `like`; of many, one is not a number."""
+    """Images of one grey in the shape of `like`; of many, one is not a number. Indices are zeros.
+
+    Not black: a model that keeps something of its first batch keeps a trace of the grey, which `verify` sees.
+    """
     blank = torch.zeros((images, *like.shape[1:]), dtype=like.dtype, device=like.device)
-    if images == MANY and blank.is_floating_point():
-        blank[MARKED] = torch.nan
+    if blank.is_floating_point():
+        blank.fill_(0.5)
+        if images == MANY:
+            blank[MARKED] = torch.nan
     return blank

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import torch
@@ -114,13 +115,25 @@ def verify(
             raise ConfigError(f"{name} is not finite: training cannot start from it. Fix: other initial weights.")
     with _explained():
         trial = _Trial(model, loss, shape, classes)
-        trial.require_outputs()
-        trial.require_loss_of_outputs()
-        for views, least, odd, factor in TRIALS:
-            trial.against_autograd(views, least, odd, factor)
-        if apart:
-            trial.views_apart()
+        with _constants_in(torch.float64):
+            trial.require_outputs()
+            trial.require_loss_of_outputs()
+            for views, least, odd, factor in TRIALS:
+                trial.against_autograd(views, least, odd, factor)
+            if apart:
+                trial.views_apart()
         trial.against_itself(physical)
+
+
+@contextmanager
+def _constants_in(dtype: torch.dtype) -> Iterator[None]:
+    """What a model makes by torch.zeros and the like fits the precision of the trial."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -247,7 +260,7 @@ class _Trial:
         first, views = slice(0, 1), [1, count - 1]
 
         def beside(odd: Tensor, place: int) -> Tensor:
-            """The gradients of both units next to odd images in front of the unit in this place."""
+            """The gradients of both units next to odd ones in front of them, between them or behind them."""
             labels = targets[:1].expand(len(odd))
             parts = [(images[first], targets[first]), (images[1:], targets[1:])]
             parts.insert(place, (odd, labels))
@@ -262,7 +275,7 @@ class _Trial:
         base = engine.gradients(images, targets, views)
         self._require_same(alone[0], base[0], physical)
         one = images[:1]
-        cases = [(torch.cat([-one, 0 * one, HUGE * one]), 0), (NAN * one, 1)]
+        cases = [(torch.cat([-one, 0 * one, HUGE * one]), 0), (NAN * one, 1), (-one, 2)]
         for odd, place in cases:
             for mine, other in zip(beside(odd, place), base, strict=True):
                 self._require_same(mine, other, physical)
@@ -283,8 +296,7 @@ class _Trial:
 
 
 def _slices(views: Sequence[int]) -> list[slice]:
-    ends = [sum(views[:u]) for u in range(len(views) + 1)]
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return list(starmap(slice, pairwise(accumulate(views, initial=0))))
 
 
 def _alone(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tens
 
 
 def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """The kernel makes a product for each image, which rounds by where it starts in memory: if not alike, one by one."""
+    """The kernel makes a product for each image, which rounds by where that starts in memory: if not alike, alone."""
     y = function(*tensors)
     if all(t[0].numel() * t.element_size() % ALIGNMENT == 0 for t in (*tensors, y)):
         return y

@@ -64,7 +64,9 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
                 rows[units] = together(units, size)
             else:
                 for e in units:
-                    one(e, rows[e], add=False)
+                    alone = torch.empty_like(rows[e])  # from the start of a block: a product rounds by where it goes
+                    one(e, alone, add=False)
+                    rows[e] = alone
         sink.put(rows)
 
 
@@ -77,9 +79,8 @@ def _by_size(spans: list[slice]) -> dict[int, list[int]]:
 
 
 def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
-    """(rows, ..., p) -> (units, size, p)"""
-    if len(units) < len(spans):
-        values = torch.cat([values[spans[e]] for e in units])
+    """(rows, ..., p) -> (units, size, p), always in the same order of memory: sums round by it."""
+    values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
 
 
