@@ -20,6 +20,8 @@ from dpvision.mechanism.clip.trace import Data, Pass, Together, plain
 
 # (outputs of the model, targets) -> one loss per image.
 Loss = Callable[[Tensor, Tensor], Tensor]
+# Losses are computed for a multiple of this many images.
+LOSS_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,22 @@ class Worker:
                 raise ConfigError(
                     f"the model must give one row of outputs per image as a tensor, not {type(outputs).__name__}."
                 )
-            losses = plain(self._loss(outputs, aligned(targets).as_subclass(Data)))
-            if losses.shape != (len(images),):
-                raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
+            losses = self._losses(plain(outputs), targets)
             current.backward((losses * share.to(losses)).sum())
         return losses.detach()
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One loss per image, of whole vectors of rows: kernels may round what is left over at the end differently.
+
+        Blank rows get the first target, and their losses are dropped.
+        """
+        count, more = len(outputs), -len(outputs) % LOSS_ROWS
+        outputs = torch.cat([outputs, outputs.new_zeros(more, *outputs.shape[1:])])
+        targets = torch.cat([targets, targets[:1].expand(more, *targets.shape[1:])])
+        losses = self._loss(outputs, targets)
+        if losses.shape != (count + more,):
+            raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
+        return losses[:count]
 
     @staticmethod
     def _share(views: list[int], divisor: int, device: torch.device) -> Tensor:

@@ -90,6 +90,20 @@ def test_a_unit_has_the_same_bits_in_any_place(name: str) -> None:
     _require_same_bits(model, *_case(shape, 40, 1.0, soft=False), [1, 4, 2], permutations=1)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_cut_changes_no_bit(name: str) -> None:
+    """As long as a unit fits a pass."""
+    torch.manual_seed(0)
+    make, shape = NETWORKS[name]
+    model, (images, targets) = make(), _case(shape, 21, 1.0, soft=False)
+    for views in (1, 3):
+        sums = [
+            ClippedSum(model, each_loss, clip=0.3, physical=physical)(images, targets, [views] * (21 // views))
+            for physical in (None, 7, views)
+        ]
+        assert all(torch.equal(one, sums[0]) for one in sums), views
+
+
 @pytest.mark.parametrize("name", ["cell", "conv1d", "conv2d", "linear 13 to 5", "attention, bmm", "attention, sdpa"])
 def test_a_unit_has_the_same_bits_in_any_place_in_float64(name: str) -> None:
     torch.manual_seed(0)

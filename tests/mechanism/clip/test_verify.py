@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, UnsafeLayer
@@ -209,3 +210,18 @@ def test_the_cut_is_part_of_the_trial(physical: int) -> None:
         with pytest.raises(UnsafeLayer):
             verify(model, each_loss, (8,), 10, physical=physical)
     verify(_First(torch.tanh), each_loss, (8,), 10, physical=physical)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "binary": lambda o, t: F.binary_cross_entropy_with_logits(o, F.one_hot(t, 10).to(o.dtype), reduction="none").sum(1),
+    "squares": lambda o, t: (o - F.one_hot(t, 10)).pow(2).mean(1),
+    "smoothed": lambda o, t: F.cross_entropy(o, t, reduction="none", label_smoothing=0.1),
+    "softplus": lambda o, t: F.softplus(1 - o.gather(1, t.unsqueeze(1)).squeeze(1)),
+    "focal": lambda o, t: (1 - torch.exp(-each_loss(o, t))) ** 1.5 * each_loss(o, t),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_losses_of_any_kind_round_alike_in_any_place(what: str) -> None:
+    torch.manual_seed(0)
+    verify(nn.Linear(13, 10), LOSSES[what], (13,), 10)
