@@ -10,9 +10,10 @@ every rule is right for them; and weights, `scale`, `shift` and the perturbation
 
 That a contribution is a function of the unit alone holds to the last bit, wherever the unit lies in the batch and
 whatever lies next to it. Two things give that: functions without a rule are computed for each unit alone, and the
-rules fill up what they give to a library until its kernels no longer round by place (products.py, conv.py, pointwise.py,
-attention.py). The second is a property of the library and the processor, found by trial and not proven; `verify` tries
-it again, with the very model, before each charge, and refuses a model without it unless units pass one by one.
+rules fill up what they give to a library until its kernels no longer round by place (products.py, conv.py,
+pointwise.py, attention.py). The second is a property of the library and the processor, found by trial and not proven;
+`verify` tries it again, with the very model, before each charge, and refuses a model without it unless units pass one
+by one.
 
 Neither the cut of the batch nor the number of threads changes a bit, with one exception: the images of a unit that is
 larger than a pass are added up pass by pass, so its own last bits, and nobody else's, depend on the cut.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate, chain, pairwise, starmap
 from typing import Any
 
 import torch
@@ -259,27 +259,26 @@ class _Trial:
         engine = ClippedSum(copy.deepcopy(self._model), self._loss, clip=1.0, physical=count + 3)  # in one pass
         first, views = slice(0, 1), [1, count - 1]
 
-        def beside(odd: Tensor, place: int) -> Tensor:
-            """The gradients of both units next to odd ones in front of them, between them or behind them."""
-            labels = targets[:1].expand(len(odd))
-            parts = [(images[first], targets[first]), (images[1:], targets[1:])]
-            parts.insert(place, (odd, labels))
-            sizes = [1] * len(odd)
-            rows = engine.gradients(
-                torch.cat([x for x, _ in parts]),
-                torch.cat([y for _, y in parts]),
-                views[:place] + sizes + views[place:],
-            )
-            return torch.cat([rows[:place], rows[place + len(odd) :]])
+        def beside(*odd: Tensor) -> Tensor:
+            """The gradients of both units next to odd ones in front of them, between them and behind them."""
+            mine = [(images[first], targets[first], [1]), (images[1:], targets[1:], [count - 1])]
+            strange = [(t, targets[:1].expand(len(t)), [1] * len(t)) for t in odd]
+            parts = [strange[0], mine[0], strange[1], mine[1], strange[2]]
+            xs, ys, sizes = zip(*parts, strict=True)
+            rows = engine.gradients(torch.cat(xs), torch.cat(ys), list(chain.from_iterable(sizes)))
+            before = len(odd[0])
+            return rows[[before, before + 1 + len(odd[1])]]
 
+        one, none = images[:1], images[:0]
         base = engine.gradients(images, targets, views)
-        self._require_same(alone[0], base[0], physical)
-        one = images[:1]
-        cases = [(torch.cat([-one, 0 * one, HUGE * one]), 0), (NAN * one, 1), (-one, 2)]
-        for odd, place in cases:
-            for mine, other in zip(beside(odd, place), base, strict=True):
-                self._require_same(mine, other, physical)
-        for mine, other in zip(engine.gradients(images, targets, views), base, strict=True):
+        trials = [
+            torch.cat([alone, base[1:]]),
+            beside(torch.cat([-one, 0 * one, HUGE * one]), none, none),
+            beside(none, NAN * one, -one),
+        ]
+        if count < LEAST_TRIED:
+            trials.append(engine.gradients(images, targets, views))  # again, after others
+        for mine, other in ((m, o) for trial in trials for m, o in zip(trial, base, strict=True)):
             self._require_same(mine, other, physical)
 
     def _require_same(self, mine: Tensor, other: Tensor, physical: int | None) -> None:
