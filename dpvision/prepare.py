@@ -193,7 +193,10 @@ class Prepared:
             require_last(model, parts, self.shape)
             features.require_separate(parts, self.shape)
             shape = features.shape_of(parts, self.shape)
-        verify(*self.learner(model, part=part), shape, classes, apart=self.config.assist == "weights")
+        config = self.config
+        verify(
+            *self.learner(model, part=part), shape, classes, apart=config.assist == "weights", physical=config.physical
+        )
 
 
 def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -> Prepared:

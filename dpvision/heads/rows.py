@@ -156,11 +156,17 @@ class Rows:
         return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
 
     def blocks(self) -> Iterator[tuple[Floats, Floats]]:
-        """A few rows at a time, with their classes as 0 and 1 (all 0 where there is none), in float64."""
+        """AT_A_TIME rows at a time, with their classes as 0 and 1 (all 0 where there is none), in float64.
+
+        The last block is filled up with rows of zeros that have no class, which are in no sum: a product rounds a row
+        by how many there are.
+        """
         one_hot = np.vstack([np.eye(self.classes), np.zeros(self.classes)])
         for start in range(0, len(self.x), AT_A_TIME):
-            part = slice(start, start + AT_A_TIME)
-            yield self.x[part].astype(np.float64), one_hot[self.labels[part]]
+            some = self.x[start : start + AT_A_TIME]
+            x, labels = np.zeros((AT_A_TIME, self.width)), np.full(AT_A_TIME, -1)
+            x[: len(some)], labels[: len(some)] = some, self.labels[start : start + AT_A_TIME]
+            yield x, one_hot[labels]
 
 
 def lengths(x: Floats) -> Floats:

@@ -71,7 +71,7 @@ def test_a_row_that_is_not_finite_has_no_class() -> None:
     rows = Rows.of(features, labels, Preparation(intercept=1.0), classes=4)
     assert rows.labels.tolist() == [labels[0], -1, labels[2], labels[3], -1]
     (block,) = rows.blocks()
-    assert np.array_equal(block[1].sum(axis=1), [1, 0, 1, 1, 0])
+    assert np.array_equal(block[1].sum(axis=1)[:5], [1, 0, 1, 1, 0]) and not block[1][5:].any()
     assert not block[0][[1, 4]].any()
 
 
@@ -181,3 +181,16 @@ def test_a_whitening_of_nothing_is_refused(public, ridge, said: str) -> None:
 def test_a_whitening_of_other_features_is_refused() -> None:
     with pytest.raises(ConfigError, match="the whitening was made from 6"):
         Preparation(whitening=Whitening.of(PUBLIC)).apply(np.zeros((2, 5)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 255, 256, 257, 300])
+def test_a_row_has_the_same_bits_in_the_last_block(count: int) -> None:
+    """Every block has the same number of rows: a product with few rows rounds them differently."""
+    rng = np.random.default_rng(0)
+    features, weight = rng.standard_normal((600, 37)), rng.standard_normal((37, 5))
+    of = lambda n: Rows.of(features[:n], np.arange(n) % 5, Preparation(unit=True), classes=5)  # noqa: E731
+    scores = np.vstack([x @ weight for x, _ in of(600).blocks()])
+    blocks = list(of(count).blocks())
+    assert np.array_equal(np.vstack([x @ weight for x, _ in blocks])[:count], scores[:count])
+    assert sum(y.sum() for _, y in blocks) == count
+    assert {len(x) for x, _ in blocks} == {AT_A_TIME}

@@ -5,9 +5,18 @@
 Formal guarantee: `ClippedSum` returns that sum. Adding or removing one unit moves it by at most `sensitivity` in
 Euclidean norm (within noise.ARITHMETIC_SLACK for float32 norms and the grid), whatever the unit's images and labels
 are: a unit's contribution is a function of that unit alone, it is scaled by its own norm, and sums are exact
-(exact.py), so neither the cut of the batch nor the number of threads changes a bit of the result. It holds for models
-that pass `verify` (safety.py), which shows that no layer mixes images and every rule is right for them; and weights,
-`scale`, `shift` and the perturbations v_k must be public.
+(exact.py). It holds for models that pass `verify` (safety.py), which shows by trial that no layer mixes images and
+every rule is right for them; and weights, `scale`, `shift` and the perturbations v_k must be public.
+
+That a contribution is a function of the unit alone holds to the last bit, wherever the unit lies in the batch and
+whatever lies next to it. Two things give that: functions without a rule are computed for each unit alone, and the
+rules fill up what they give to a library until its kernels no longer round by place (products.py, conv.py,
+pointwise.py, attention.py). The second is a property of the library and the processor, found by trial and not proven;
+`verify` tries it again, with the very model, before each charge, and refuses a model without it unless units pass one
+by one.
+
+Neither the cut of the batch nor the number of threads changes a bit, with one exception: the images of a unit that is
+larger than a pass are added up pass by pass, so its own last bits, and nobody else's, depend on the cut.
 
     edge case                      behaviour
     empty batch                    zeros
@@ -98,6 +107,11 @@ class ClippedSum:
         """How many units to fetch at a time."""
         return self._cut.part
 
+    @property
+    def pass_images(self) -> int:
+        """The most images in one pass; before the first batch, as many as any model could have."""
+        return self._cut.images
+
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
         """`views[u]` consecutive images belong to unit u; the result is one flat float64 vector."""
         return self.sum([(images, targets, views)], public)
@@ -131,8 +145,9 @@ class ClippedSum:
             slots, _ = self._worker(0).gradients(group)
             for slot in slots.values():
                 slot.transform(len(group.views), None, None)
-            found.append(torch.cat([slot.rows(len(group.views)).flatten(1) for slot in slots.values()], dim=1))
-        return torch.cat(found)
+            units = len(group.views)
+            found.append(torch.cat([slot.rows(units).reshape(units, -1) for slot in slots.values()], dim=1))
+        return torch.cat(found) if found else next(iter(self._parameters.values())).new_zeros(0, self.size)
 
     @torch.no_grad()
     def inner_products(
@@ -145,7 +160,7 @@ class ClippedSum:
             slots, _ = self._worker(0).gradients(group)
             each = [slot.inner(len(group.views), part) for slot, part in zip(slots.values(), parts, strict=True)]
             found.append(torch.stack(each).sum(0))
-        return torch.cat(found)
+        return torch.cat(found) if found else direction.new_zeros(0, dtype=torch.float64)
 
     def _add_all(self, work: list[Group]) -> None:
         """Clip and add every group, on as many threads as torch has; each thread does one whole group at a time."""

@@ -1,7 +1,7 @@
 """How many images are worked on at a time: few enough for the memory and its caches, enough for every thread.
 
 The choice depends on shapes only (the model's, the images', the number of views), never on the images themselves.
-Results do not depend on it: see exact.py.
+Results do not depend on it, as long as a unit fits a pass: see exact.py and clipped_sum.py.
 """
 
 from __future__ import annotations

@@ -13,11 +13,15 @@ from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from dpvision.errors import ConfigError
+from dpvision.mechanism.clip.aligned import aligned
+from dpvision.mechanism.clip.growth import FEW, MANY, Growth, blank_images
 from dpvision.mechanism.clip.slots import Slots
 from dpvision.mechanism.clip.trace import Data, Pass, Together, plain
 
 # (outputs of the model, targets) -> one loss per image.
 Loss = Callable[[Tensor, Tensor], Tensor]
+# Losses are computed for a multiple of this many images.
+LOSS_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,15 @@ class Group:
 class Worker:
     """A thread's own slots, and its own shell around the shared parameters: a model can not be called twice at once."""
 
-    def __init__(self, model: nn.Module, loss: Loss, parameters: dict[str, Tensor], bounds: dict[str, float]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        parameters: dict[str, Tensor],
+        bounds: dict[str, float],
+        growth: Growth | None = None,
+    ) -> None:
+        self._growth = growth or Growth()
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self._model, self._loss = copy.deepcopy(model, shared), loss
         self._parameters, self._bounds = parameters, bounds
@@ -54,7 +66,7 @@ class Worker:
         self._slots: Slots | None = None
 
     def twin(self) -> Worker:
-        return Worker(self._model, self._loss, self._parameters, self._bounds)
+        return Worker(self._model, self._loss, self._parameters, self._bounds, self._growth)
 
     def gradients(self, group: Group) -> tuple[Slots, Tensor]:
         """The units' gradients, each scaled and shifted as asked for, and the losses of the images."""
@@ -112,29 +124,40 @@ class Worker:
         together: Together | None = None,
     ) -> Tensor:
         """One pass: the mean over views (or the sum over `divisor`) is added to the slots; the losses are returned."""
-        current = Pass(slots, views, factors=factors, together=together)
+        current = Pass(slots, views, self._growth, factors=factors, together=together)
         share = self._share(views, divisor, images.device)
         with torch.enable_grad(), current, ExitStack() as stack:
-            inputs = self.laid_out(images).as_subclass(Data)
+            inputs = aligned(self.laid_out(images)).as_subclass(Data)
             stack.enter_context(_reparametrize_module(self._model, current.weights(weights), tie_weights=True))
             outputs = self._model(inputs)  # the weights stay until after the backward pass: it may compute parts again
             if not isinstance(outputs, Data) or len(outputs) != len(images):
                 raise ConfigError(
                     f"the model must give one row of outputs per image as a tensor, not {type(outputs).__name__}."
                 )
-            losses = self._loss(plain(outputs), targets)
-            if losses.shape != (len(images),):
-                raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
+            losses = self._losses(plain(outputs), targets)
             current.backward((losses * share.to(losses)).sum())
         return losses.detach()
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One loss per image, of whole vectors of rows: kernels may round what is left over at the end differently.
+
+        Blank rows get the first target, and their losses are dropped.
+        """
+        count, more = len(outputs), -len(outputs) % LOSS_ROWS
+        outputs = torch.cat([outputs, outputs.new_zeros(more, *outputs.shape[1:])])
+        targets = torch.cat([targets, targets[:1].expand(more, *targets.shape[1:])])
+        losses = self._loss(outputs, targets)
+        if losses.shape != (count + more,):
+            raise ConfigError("the loss must give one number for each image. Fix: reduction='none'.")
+        return losses[:count]
 
     @staticmethod
     def _share(views: list[int], divisor: int, device: torch.device) -> Tensor:
         """What each image counts in its unit's mean."""
         if divisor:
-            return torch.tensor(1.0 / divisor, device=device)
-        counts = torch.tensor(views, device=device)
-        return (1.0 / counts).repeat_interleave(counts)
+            return torch.tensor(1.0 / divisor, dtype=torch.float64, device=device)
+        counts = torch.tensor(views, dtype=torch.float64, device=device)
+        return (1.0 / counts).repeat_interleave(counts.long())
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """Channels last: the convolutions here are a third faster that way.
@@ -156,8 +179,10 @@ class Worker:
 
     def saved_bytes(self, weights: dict[str, Tensor], like: Tensor) -> int:
         """What a forward pass keeps per image, from blank images: it depends on shapes only."""
-        two, four = (self._saved_by(weights, like, images) for images in (2, 4))
-        return max(1, four - two) // 2
+        self._growth.clear()
+        few, many = (self._saved_by(weights, like, images) for images in (FEW, MANY))
+        self._growth.require_images_first()
+        return max(1, many - few) // (MANY - FEW)
 
     def _saved_by(self, weights: dict[str, Tensor], like: Tensor, images: int) -> int:
         sizes: dict[int, int] = {}
@@ -167,8 +192,8 @@ class Worker:
             sizes[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        blank = self.laid_out(torch.zeros((images, *like.shape[1:]), dtype=like.dtype, device=like.device))
-        current = Pass(Slots(self._parameters, 1, self._bounds), [1] * images, factors=False)
+        blank = self.laid_out(blank_images(images, like))
+        current = Pass(Slots(self._parameters, 1, self._bounds), [1] * images, self._growth, measures=True)
         with torch.enable_grad(), current, torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             functional_call(self._model, current.weights(weights), (blank.as_subclass(Data),))
         return sum(sizes.values())

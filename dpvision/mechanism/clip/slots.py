@@ -127,7 +127,7 @@ class Slot:
         self.spread()
         if not self.used:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
-        return (self.rows(units).double() * direction.view(self.shape)).flatten(1).sum(1)
+        return (self.rows(units).double() * direction.view(self.shape)).reshape(units, -1).sum(1)
 
     def add(self, factors: Tensor, bad: Tensor) -> None:
         """Add sum_e factors[e] * row[e] to the total; rows that are not finite have factor 0 and count as zero."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpvision.errors import UnsafeLayer
+from dpvision.mechanism.clip.growth import Growth, not_first
 from dpvision.mechanism.clip.slots import Slot, Slots
 
 # What is done where a weight meets data: (the pass, the torch function, its arguments) -> its result, not traced.
@@ -75,12 +76,20 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if current is not None and data and (weights or func in ALWAYS):
         return _as(Data, RULES.get(func, RULES["anything"])(current, func, *args, **kwargs))
     with torch._C.DisableTorchFunctionSubclass():
-        out = func(*args, **kwargs)
+        out = _reshaped(func, args, kwargs) if func is Tensor.view and data else func(*args, **kwargs)
     if current is not None and weights and (func in SPREADS or hasattr(func, "pullback")):
         out = out.as_subclass(Weight)
         current.made[id(out)] = (out, func, args, kwargs)
         return out
     return _as(Weight if weights and not data else Data, out)
+
+
+def _reshaped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A view where the memory allows one, else a copy: channels lie last here, which a model need not know."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError:
+        return Tensor.reshape(*args, **kwargs)
 
 
 # Operations by which a parameter may be given to every image (a class token). Whether it was shows where it meets data.
@@ -148,10 +157,21 @@ class Together:
 class Pass:
     """One forward and backward pass over images of `len(views)` units; unit e has `views[e]` consecutive images."""
 
-    def __init__(self, slots: Slots, views: Sequence[int], *, factors: bool, together: Together | None = None) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        views: Sequence[int],
+        growth: Growth,
+        *,
+        factors: bool = False,
+        together: Together | None = None,
+        measures: bool = False,
+    ) -> None:
         self.slots, self.views, self.together = slots, list(views), together
         self.factors = factors  # whether a slot may keep factors instead of rows
-        self._sinks = 0
+        self.measures = measures  # a forward pass over blank images, which fills `growth`
+        self._growth = growth
+        self._sinks = self._calls = 0
         self.made: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any]]] = {}
         self._leaves: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
@@ -179,20 +199,28 @@ class Pass:
 
     def spans(self, tensor: Tensor, what: str) -> list[slice]:
         """Which rows of a tensor belong to each unit."""
-        each, rest = divmod(tensor.shape[0], self.images)
+        each, rest = divmod(tensor.shape[0] if tensor.dim() else 0, self.images)
         if rest or not each:
-            raise UnsafeLayer(
-                f"{what}: its input does not have the images along its first axis, so no gradient can be told apart by "
-                "image. Fix: keep the batch as the first axis."
-            )
+            raise not_first(what)
+        if self.measures:
+            self._growth.note_rows(self.images, what, plain(tensor))
         if each not in self._spans:
             ends = list(accumulate((count * each for count in self.views), initial=0))
             self._spans[each] = list(starmap(slice, pairwise(ends)))
         return self._spans[each]
 
+    def note_call(self, name: str, sizes: list[int]) -> None:
+        """Of a function without a rule: the lengths of the first axes of its arguments and its result."""
+        self._growth.note_call(self.images, name, sizes)
+
+    def of_call(self, name: str) -> list[bool]:
+        """Of the next function without a rule: which of these axes are the images."""
+        self._calls += 1
+        return self._growth.of_call(self._calls - 1, name)
+
     def sink(self, weight: Any) -> Sink | None:
-        """Where the gradients of a weight go; None for what is not trained."""
-        if not isinstance(weight, Weight):
+        """Where the gradients of a weight go; None for what is not trained, or detached."""
+        if not isinstance(weight, Weight) or not weight.requires_grad:
             return None
         self._sinks += 1
         name = self._names.get(id(weight))

@@ -1,4 +1,8 @@
-"""torch's own multi-head attention, rewritten as what it is built of: linear layers and a scaled dot product."""
+"""Attention: torch's own multi-head layer as what it is built of, and scaled dot products with the same bits anywhere.
+
+The kernel for scaled dot products rounds by where a head's vectors start in memory. With blank numbers up to a multiple
+of 16 in each vector, all of them start alike; blank numbers change neither products nor results.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,44 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
-from dpvision.mechanism.clip.trace import Pass, rule_for
+from dpvision.mechanism.clip.rules.linear import otherwise
+from dpvision.mechanism.clip.rules.products import LANES
+from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, plain, rule_for
+
+ALWAYS |= {F.scaled_dot_product_attention}
+
+
+@rule_for(F.scaled_dot_product_attention)
+def dot_product_attention(
+    current: Pass,
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Of queries, keys and values that all come from the images; others are done unit by unit."""
+    if dropout_p > 0:
+        raise UnsafeLayer("scaled_dot_product_attention with dropout_p > 0 draws at random. Fix: dropout_p=0.")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if attn_mask is not None or not all(isinstance(t, Data) for t in (query, key, value)):
+        return otherwise(current, func, query, key, value, attn_mask, **options)
+    width = value.shape[-1]
+    padded = (_filled(plain(t)) for t in (query, key, value))
+    return func(*padded, **options)[..., :width]
+
+
+def _filled(vectors: Tensor) -> Tensor:
+    missing = -vectors.shape[-1] % LANES
+    return F.pad(vectors, (0, missing)) if missing else vectors
 
 
 @rule_for(F.multi_head_attention_forward)

@@ -34,14 +34,14 @@ def copies(current: Pass, weight: Any, axes: int, count: int) -> Tensor:
     """One copy of the weight for each of `count` rows, with `axes` axes in all, as broadcasting would give."""
     missing = axes - weight.dim()
     if missing == 0 and weight.shape[0] == count != 1:
-        return _given(current, weight)
+        return given(current, weight)
     if missing < 0 or (missing == 0 and weight.shape[0] != 1):
         raise _not_given(current, weight)
     lifted = plain(weight).reshape((1,) * missing + tuple(weight.shape))
     return _Copies.apply(lifted, count, current, current.sink(weight))
 
 
-def _given(current: Pass, weight: Any) -> Tensor:
+def given(current: Pass, weight: Any) -> Tensor:
     """The copies of a parameter that was expanded or repeated to one for each image."""
     _, func, args, _ = current.made.get(id(weight), (None, None, (), {}))
     if func not in SPREADS or not isinstance(args[0], Weight):
@@ -51,14 +51,15 @@ def _given(current: Pass, weight: Any) -> Tensor:
         raise _not_given(current, weight)
     each = copies(current, original, len(wanted), wanted[0])
     if func is Tensor.repeat:
-        return each.repeat(1, *(w // s for w, s in zip(wanted[1:], each.shape[1:], strict=True)))
-    return each.expand(wanted)
+        return each.repeat(1, *(w // s for w, s in zip(wanted[1:], each.shape[1:], strict=True))).as_subclass(Data)
+    return each.expand(wanted).as_subclass(Data)
 
 
 def _not_given(current: Pass, weight: Any) -> UnsafeLayer:
     return UnsafeLayer(
         f"{current.name_of(weight)} has values for single places of the batch, or was changed after it was expanded to "
-        "the images. Fix: give it a first axis of length 1, and expand it last."
+        "the images. Fix: give it a first axis of length 1, and expand it last; a constant that it meets, such as a "
+        "first state of zeros, must be made from the images, by x.new_zeros(...) and not by torch.zeros(...)."
     )
 
 
@@ -82,7 +83,10 @@ _METHODS += ("maximum", "minimum", "where", "addcmul", "true_divide", "multiply"
 @rule_for(*_JOINING, *(getattr(Tensor, m) for m in _METHODS if hasattr(Tensor, m)))
 def join(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
     data = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Data)]
-    axes, count = max(t.dim() for t in data), data[0].shape[0]
+    axes = max(t.dim() for t in data)
+    first = next(t for t in data if t.dim() == axes)
+    count = first.shape[0]
+    current.spans(first, f"{func.__name__} with a parameter")
     args, kwargs = tree_map_only(Weight, lambda w: copies(current, w, axes, count), (args, kwargs))
     return func(*plain(args), **plain(kwargs))
 
@@ -93,5 +97,5 @@ def beside(current: Pass, func: Any, tensors: Any, dim: int = 0, **kwargs: Any) 
     axes = next(t for t in tensors if isinstance(t, Data)).dim()
     if dim % (axes + (func is torch.stack)) == 0:
         raise UnsafeLayer("a parameter is put beside the images along the batch. Fix: another axis.")
-    given = [_given(current, t) if isinstance(t, Weight) else t for t in tensors]
-    return func(plain(given), dim, **kwargs)
+    each = [given(current, t) if isinstance(t, Weight) else t for t in tensors]
+    return func(plain(each), dim, **kwargs)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpvision.mechanism.clip.aligned import ALIGNMENT, aligned
 from dpvision.mechanism.clip.rules.linear import otherwise, sums_by_unit
 from dpvision.mechanism.clip.trace import ALWAYS, Data, Pass, Sink, plain, rule_for
 
@@ -24,7 +25,7 @@ LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
 # From so many output channels on, products are faster with them last in memory.
 MANY_CHANNELS = 256
-# Images are convolved so many at a time at least: by filters of one position, and by others.
+# The least number of images in a convolution: by filters of one position or a line of them, and by others.
 LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
 
 
@@ -37,7 +38,8 @@ class _Conv(torch.autograd.Function):
         one_row = len(x) == current.images  # of each image: then a unit's views can lie side by side
         ctx.waits = bool(one_row and sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
         y = _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        ctx.save_for_backward(x, weight, bias if ctx.waits else None, y if ctx.waits else None)
+        kept = y.clone() if ctx.waits else None  # the model may change its own in place
+        ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
         return y
 
     @staticmethod
@@ -70,7 +72,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
     """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
 
     def whole(e: int, row: Tensor, add: bool) -> None:
-        gradient = _backward(dy[spans[e]], x[spans[e]], weight, options, of_input=False)
+        gradient = _backward(aligned(dy[spans[e]]), aligned(x[spans[e]]), weight, options, of_input=False)
         row.add_(gradient) if add else row.copy_(gradient)
 
     if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
@@ -116,7 +118,7 @@ def _by_patches(
             inside[: stop - start].copy_(inputs[start:stop])
             patches[: stop - start].copy_(windows[: stop - start])
             u = patches[: stop - start].reshape(-1, flat.shape[1])
-            d = outputs[start:stop].reshape(-1, filters)
+            d = aligned(outputs[start:stop].reshape(-1, filters))
             again = add or start > spans[e].start
             torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
         if flat.data_ptr() != row.data_ptr():
@@ -138,13 +140,25 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
 def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
 
-    Small is one, and below 16 for filters of one position. The layout stays, since it too chooses the kernel.
+    Small is one, and below 16 for filters with all axes but one, or all, of length 1. The layout stays, since it too
+    chooses the kernel. The result is never a view, so that the model may change it in place.
     """
+    if tensors[0].dtype == torch.float64:
+        return _in_float64(function, *tensors)
     count = len(tensors[0])
-    least = LEAST_BY_POINTS if weight.shape[2:].numel() == 1 else LEAST_IMAGES
+    kernel = list(weight.shape[2:])
+    least = LEAST_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else LEAST_IMAGES
     if count >= least:
         return function(*tensors)
-    return function(*(_filled(t, least) for t in tensors))[:count]
+    return function(*(_filled(t, least) for t in tensors))[:count].clone()
+
+
+def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The kernel makes a product for each image, which rounds by where that starts in memory: if not alike, alone."""
+    y = function(*tensors)
+    if all(t[0].numel() * t.element_size() % ALIGNMENT == 0 for t in (*tensors, y)):
+        return y
+    return torch.cat([function(*(t[i : i + 1].clone() for t in tensors)) for i in range(len(y))])
 
 
 def _filled(images: Tensor, count: int) -> Tensor:

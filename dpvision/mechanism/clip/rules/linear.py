@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, Weight, plain, rule_for
+from dpvision.mechanism.clip.aligned import aligned
+from dpvision.mechanism.clip.rules.products import Product, matrix_product, product
+from dpvision.mechanism.clip.trace import ALWAYS, RULES, Data, Pass, Sink, plain, rule_for
 
-# Matrix products give a row the same bits whatever the other rows are, if there are at least this many.
-LEAST_ROWS = 32
 # Products of fewer multiplications than this are made for many units at once.
 SMALL = 1 << 16
 
@@ -44,12 +44,12 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
         return
 
     def one(e: int, row: Tensor, add: bool) -> None:
-        d, a = dy[spans[e]].reshape(-1, outputs), x[spans[e]].reshape(-1, inputs)
+        d, a = (aligned(t[spans[e]].reshape(-1, t.shape[-1])) for t in (dy, x))
         torch.addmm(row, d.T, a, beta=1.0 if add else 0.0, out=row)
 
     def together(units: list[int], size: int) -> Tensor:
         d, a = (_stacked(t, spans, units, size * places) for t in (dy, x))
-        return torch.bmm(d.transpose(1, 2), a)
+        return product(d.mT, a)
 
     groups = _by_size(spans)
     small = {size: units for size, units in groups.items() if size * places * inputs * outputs < SMALL}
@@ -64,7 +64,9 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
                 rows[units] = together(units, size)
             else:
                 for e in units:
-                    one(e, rows[e], add=False)
+                    alone = torch.empty_like(rows[e])  # from the start of a block: a product rounds by where it goes
+                    one(e, alone, add=False)
+                    rows[e] = alone
         sink.put(rows)
 
 
@@ -77,25 +79,9 @@ def _by_size(spans: list[slice]) -> dict[int, list[int]]:
 
 
 def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
-    """(rows, ..., p) -> (units, size, p)"""
-    if len(units) < len(spans):
-        values = torch.cat([values[spans[e]] for e in units])
+    """(rows, ..., p) -> (units, size, p), always in the same order of memory: sums round by it."""
+    values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
-
-
-def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix over the last axis, each row with the same bits whatever the batch is.
-
-    A single column gets a blank second one: products with a vector round the last rows otherwise.
-    """
-    columns = matrix.shape[1]
-    if columns == 1:
-        matrix = F.pad(matrix, (0, 1))
-    flat = x.reshape(-1, x.shape[-1])
-    missing = LEAST_ROWS - len(flat)
-    if missing > 0:
-        flat = F.pad(flat, (0, 0, 0, missing))
-    return (flat @ matrix)[: x.shape[:-1].numel(), :columns].reshape(*x.shape[:-1], columns)
 
 
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
@@ -110,7 +96,7 @@ def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     return sums
 
 
-ALWAYS |= {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
+ALWAYS |= {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 
 
 @rule_for(F.linear)
@@ -123,14 +109,16 @@ def linear(current: Pass, func: Any, input: Any, weight: Any, bias: Any = None) 
 
 
 def otherwise(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Unusual roles: by autograd for each unit, or as it is where no weight is trained."""
-    if any(isinstance(a, Weight) for a in (*args, *kwargs.values())):
-        return RULES["anything"](current, func, *args, **kwargs)
-    return func(*plain(args), **plain(kwargs))
+    """Unusual roles: by autograd for each unit."""
+    return RULES["anything"](current, func, *args, **kwargs)
 
 
-@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__)
+@rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
 def matmul(current: Pass, func: Any, input: Any, other: Any) -> Any:
-    if isinstance(input, Data) and not isinstance(other, Data) and other.dim() == 2:
+    if isinstance(input, Data) and not isinstance(other, Data) and other.dim() == 2 and input.dim() > 1:
         return linear(current, F.linear, input, other.T)
+    if isinstance(input, Data) and isinstance(other, Data) and input.dim() == other.dim() > 2:
+        front = input.shape[:-2]
+        if front == other.shape[:-2] and input.shape[-1] == other.shape[-2]:
+            return Product.apply(plain(input), plain(other))
     return otherwise(current, func, input, other)
