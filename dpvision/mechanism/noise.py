@@ -47,8 +47,8 @@ from dpvision.mechanism.streams import Stream
 
 # The grid's width as a power of two of the noise's standard deviation.
 GRID_BITS = 22
-# What arithmetic may add to the sensitivity, as a share of it: float64 sums (1e-9 at a batch of 4096), and float32
-# kernels that round one unit's gradient otherwise when it is computed beside other units (up to 2e-6 seen).
+# What arithmetic may add to the sensitivity, as a share of it: a unit's norm is taken in float32 by blocks, and factors of
+# its gradient are rounded (slots.MOST_ROUNDING). Other units' contributions keep their bits.
 ARITHMETIC_SLACK = 1e-4
 # Values drawn at a time, so that what is worked on stays in the cache. It decides which word makes which value: a
 # resumed run must use the same.

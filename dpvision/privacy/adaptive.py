@@ -63,10 +63,15 @@ PLACES = 2048
 
 def compose(events: Sequence[Event], delta: float) -> Event:
     """Events in the order in which they were chosen, each after seeing the results of those before it."""
-    real = [event for event in events if any(exposures(event))]
+    real = [event for one in events for event in _in_order(one) if any(exposures(event))]
     if len(real) < 2:
         return Composed(tuple(real))
     return together(real[0], tuple(later(e, delta=delta, number=i) for i, e in enumerate(real[1:], 1)), delta=delta)
+
+
+def _in_order(event: Event) -> tuple[Event, ...]:
+    """What was fixed at one time, in the order in which it was chosen."""
+    return (*_in_order(event.first), *(x.event for x in event.later)) if isinstance(event, Adaptive) else (event,)
 
 
 def together(first: Event, chosen: Sequence[Later], *, delta: float) -> Event:

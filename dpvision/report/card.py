@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -238,22 +237,22 @@ def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _probe(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
-    """What the steps that learned the head alone told, as they were done, and its share of the whole run's epsilon."""
+    """What the steps that learn the head alone are charged for, and its share of the whole run's epsilon.
+
+    None where settings changed on the way: the steps of a branch that were never done are charged, too.
+    """
     if not config.probe_steps:
         return None
-    alone = guarantee.proven(Composed(tuple(_first_steps(own, config.probe_steps))), config.delta)
+    alone = guarantee.proven(_first_steps(own[0], config.probe_steps), config.delta) if len(own) == 1 else None
     share = alone / whole if alone is not None and whole else None
     return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
 
 
-def _first_steps(own: tuple[Event, ...], steps: int) -> Iterator[Event]:
-    """The events of a run up to and including this many of its steps: branches follow each other."""
-    for part in own:
-        if not isinstance(part, PoissonGaussian):
-            raise DataError("the run's event is not one of steps, so what the first of them told is not known.")
-        if steps > 0:
-            yield replace(part, steps=min(part.steps, steps))
-        steps -= part.steps
+def _first_steps(event: Event, steps: int) -> Event:
+    """The first of its steps alone."""
+    if not isinstance(event, PoissonGaussian):
+        raise DataError("the run's event is not one of steps, so what the first of them told is not known.")
+    return replace(event, steps=min(event.steps, steps))
 
 
 def _sampler(config: Config) -> dict[str, Any]:

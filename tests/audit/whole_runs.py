@@ -158,7 +158,8 @@ class ReleaseRun:
 
 
 def _card(_folder: Path, facts: dict[str, Any], _account: object) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if name != "run"}
+    """What the card is made of; the accounts of a data set are named by its images, and no card tells them."""
+    return {name: value for name, value in facts.items() if name not in ("run", "accounts")}
 
 
 @dataclass(frozen=True)

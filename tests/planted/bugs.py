@@ -304,7 +304,7 @@ BUGS = (
     ),
     _bug(
         35, "images scaled by the largest of the batch", "opacus #308",
-        (PASSES, "inputs = self.laid_out(images).as_subclass(Data)",
+        (PASSES, "inputs = aligned(self.laid_out(images)).as_subclass(Data)",
          "inputs = self.laid_out(images / images.abs().amax().clamp(min=1.0)).as_subclass(Data)"), by="replay dp-sgd",
     ),
     _bug(

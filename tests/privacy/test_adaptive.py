@@ -91,6 +91,15 @@ def test_one_event_alone_and_events_of_nothing_cost_what_they_cost() -> None:
     assert adaptive.compose((nothing,), DELTA) == Composed(())
 
 
+def test_what_was_chosen_in_turn_stays_in_turn() -> None:
+    """Weights that two runs made are the start of a third: three events, not a first one and a later one."""
+    one, two, three = TRAINING, EVENTS["rare"], EVENTS["by class"]
+    start = adaptive.compose((one, two), DELTA)
+    assert adaptive.compose((start, three), DELTA) == adaptive.compose((one, two, three), DELTA)
+    planned = Composed((one, two))
+    assert len(adaptive.compose((planned, three), DELTA).later) == 1  # type: ignore[union-attr]
+
+
 def test_choosing_later_costs_a_little_and_never_less_than_planning() -> None:
     for name, event in EVENTS.items():
         planned = accountant.epsilon(Composed((TRAINING, event)), DELTA)
