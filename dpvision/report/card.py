@@ -201,7 +201,7 @@ def _own(path: Path, event: Event, public: dict[str, dict[str, Any]]) -> tuple[E
     if told is None:
         return parts(event)
     before = parts(from_json(told))
-    if parts(event)[: len(before)] != before:
+    if parts(event)[: len(before)] != before or len(parts(event)) == len(before):
         raise DataError(f"{path}: its event leaves out what the first weights told.")
     return parts(event)[len(before) :]
 

@@ -272,9 +272,11 @@ MIXTURES: dict[str, ReleasedMixtures] = {
 
 IMAGES: dict[str, Any] = {"shape": (SMALL, SMALL, 1), "dtype": np.float32, "most_sizes": 2}
 BYTES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.uint8, "kinds": OF_BYTES[:-1], "sizes": (6,)}
+# The same image under two persons is refused before anything is charged, as a broken image is.
+NO_COPIES = tuple(kind for kind in BYTES["kinds"] if kind not in ("duplicate", "wrong label"))
 RUNS: dict[str, Mechanism] = {
     **{n: Mechanism(r, **BYTES, every_class=True) for n, r in (TRAINED | RELEASED).items()},
-    **{n: Mechanism(r, **BYTES, every_class=True, persons=True) for n, r in OF_PERSONS.items()},
+    **{n: Mechanism(r, **{**BYTES, "kinds": NO_COPIES}, every_class=True, persons=True) for n, r in OF_PERSONS.items()},
 }
 MECHANISMS: dict[str, Mechanism] = {
     **{n: Mechanism(t, **IMAGES, persons=t.unit == "person") for n, t in TRAININGS.items()},

@@ -85,7 +85,8 @@ def test_declared_counts_and_random_weights_are_audited_too(
     """Random weights are mostly below what they are accounted at, so canaries show less."""
     release = finished(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
-    found = verdict(auditing_release.canary_scores(release, canaries=1000, coins=Coins("others")), delta=1e-5)
+    scores = auditing_release.canary_scores(release, canaries=1000, coins=Coins("others"))
+    found = verdict(scores, delta=1e-5, confidence=0.999)
     assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Composed
+from dpvision.privacy import accountant, adaptive
 from tests.faults.killing import Undisturbed, account
 from tests.faults.verbs import KEY, VERBS, World
 from tests.fork_server import ForkServer
@@ -41,7 +40,7 @@ def test_the_ledger_does_not_depend_on_the_clock(server: ForkServer, world: Worl
     years = [charge.time[:4] for charge in found.charges]
     assert len(found.charges) == 3 and years[1] < years[0] < years[2], "the clock was really shifted"
     (event,) = {charge.event for charge in found.charges}
-    assert found.spent() == accountant.epsilon(Composed((event,) * 3), 1e-5)
+    assert found.spent() == accountant.epsilon(adaptive.compose((event,) * 3, 1e-5), 1e-5)
     code, out, _ = server.run("ledger", world.data, home=world.home)
     assert code == 0 and f"epsilon {found.spent():.3f}"[:-1] in out
 

@@ -69,7 +69,7 @@ def made(server: ForkServer, folder: Path) -> Path:
         (stopped, 55),  # after step 4 was saved
         ((*warm, "--out", folder / "warming"), 8),
         ((*draw, "--out", drawing / "drawn.npz"), 9),
-        (("release", table, *release, "--out", folder / "never"), 12),  # when all features are whole, and have no name
+        (("release", table, *release, "--out", folder / "never"), 14),  # when all features are whole, and have no name
     ):
         job = server.start(*words, home=home, arena=folder, die_at=die_at)
         assert server.ended(job, within=300) == -9
