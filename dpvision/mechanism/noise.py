@@ -47,8 +47,8 @@ from dpvision.mechanism.streams import Stream
 
 # The grid's width as a power of two of the noise's standard deviation.
 GRID_BITS = 22
-# What arithmetic may add to the sensitivity, as a share of it: a unit's norm is taken in float32 by blocks, and factors of
-# its gradient are rounded (slots.MOST_ROUNDING). Other units' contributions keep their bits.
+# What arithmetic may add to the sensitivity, as a share of it: a unit's norm is taken in float32 by blocks, and factors
+# of its gradient are rounded (slots.MOST_ROUNDING). Other units' contributions keep their bits.
 ARITHMETIC_SLACK = 1e-4
 # Values drawn at a time, so that what is worked on stays in the cache. It decides which word makes which value: a
 # resumed run must use the same.
