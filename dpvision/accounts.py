@@ -14,20 +14,23 @@ overlap: a decision of the owner of the data. The reason goes into the ledger an
 Formal guarantee: an account that is charged for every run that a person's images are in bounds what was revealed about
 that person. Every account must have room before any is charged, and all are charged, on the disk, before the first
 result. A crash in between can over-count, never under-count; the same charge is not counted twice when the run goes on.
-Of two runs at the same time that want the last room on a second account, one may be refused after its first charge.
+Looking for the accounts, asking all for room and charging all happen under one lock of the home: of two runs on copies
+of one data set that start at the same time, the second finds the account that the first has opened.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, DataError, PrivacyError
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event
-from dpvision.privacy.ledger import Account, Ledger, ledger_of
+from dpvision.privacy.ledger import Account, Charge, Ledger, home, ledger_of
 from dpvision.privacy.overlap import Overlap, Sketch
 
 LONGEST_REASON = 300
@@ -71,17 +74,49 @@ class Accounts:
             ledger.plan(event, run="planned", unit=unit)
         return self.first.plan(event, run="planned", unit=unit)
 
-    def charge_others(
-        self, event: Event, *, id: str, run: str, sketch: Sketch, unit: str = "image", private: bool = True
-    ) -> None:
-        """Charge all but the first, which the run itself charges, and note the images on them."""
-        for ledger in (self.first, *self.others) if self.others else ():
-            account = ledger.account()
-            if all(charge.id != id for charge in account.charges):
-                ledger.require_room(event, account.budget, unit=unit)
-        for ledger in self.others:
-            ledger.spend(event, id=id, run=run, unit=unit, private=private)
-            overlap.keep(ledger, sketch)
+    def charge(
+        self,
+        event: Event,
+        budget: Budget,
+        *,
+        fingerprint: str,
+        sketch: Sketch,
+        id: str,
+        run: str,
+        unit: str = "image",
+        private: bool = True,
+    ) -> tuple[Charge, Accounts]:
+        """Charge every account, or none: those of before, and those that share images with these by now.
+
+        Returns once all charges are on the disk. `budget` is that of a first account that is still to be opened.
+        """
+        with _one_at_a_time():
+            accounts = self.look_again(fingerprint, sketch, id=id)
+            for ledger in (accounts.first, *accounts.others):
+                known = ledger.account() if ledger.exists() else None
+                if known is None or all(charge.id != id for charge in known.charges):
+                    ledger.require_room(event, budget if known is None else known.budget, unit=unit)
+            accounts.first.open(budget, unit=unit)
+            for ledger in accounts.others:
+                ledger.spend(event, id=id, run=run, unit=unit, private=private)
+                overlap.keep(ledger, sketch)
+            overlap.keep(accounts.first, sketch)
+            spent = accounts.first.spend(
+                event, id=id, run=run, unit=unit, private=private, new_account=accounts.new_account
+            )
+        return next(charge for charge in spent.charges if charge.id == id), accounts
+
+    def look_again(self, fingerprint: str, sketch: Sketch, *, id: str) -> Accounts:
+        """These accounts, and others that share the images by now. What was charged already, by its id, stays so."""
+        begun = self.first.exists() and any(charge.id == id for charge in self.first.account().charges)
+        if begun or self.named or self.new_account is not None:
+            return self
+        now = choose(fingerprint, sketch)
+        if not self.first.exists() and not self.others:
+            return now
+        known = {ledger.fingerprint for ledger in (self.first, *self.others)}
+        new = [each for each in (now.first, *now.others) if each.fingerprint not in known and each.exists()]
+        return replace(self, others=(*self.others, *new), overlaps=now.overlaps) if new else self
 
     def to_facts(self) -> dict[str, Any]:
         """For operator/run.json; not for release."""
@@ -137,22 +172,17 @@ def read_accounts(facts: Mapping[str, Any]) -> Accounts:
     return Accounts(ledgers[0], tuple(ledgers[1:]), (), reason, entry.get("named") is True)
 
 
-def find_again(facts: dict[str, Any], fingerprint: str, sketch: Sketch, *, id: str) -> Accounts:
-    """The accounts of a run that has begun, and those that share its images by now; these go into the facts too.
-
-    What was charged already, under this id, is not charged to others afterwards.
-    """
-    accounts = read_accounts(facts)
-    begun = accounts.first.exists() and any(charge.id == id for charge in accounts.first.account().charges)
-    if begun or accounts.named or accounts.new_account is not None:
-        return accounts
-    now = choose(fingerprint, sketch)
-    known = {ledger.fingerprint for ledger in (accounts.first, *accounts.others)}
-    new = [each for each in (now.first, *now.others) if each.fingerprint not in known and each.exists()]
-    if new:
-        accounts = replace(accounts, others=(*accounts.others, *new), overlaps=now.overlaps)
-        facts["accounts"] = accounts.to_facts()
-    return accounts
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """One run at a time, of all that use this home."""
+    folder = home() / "ledgers"
+    try:
+        atomic.make_folder(folder)
+        lock = folder / "charging.lock"
+    except OSError as exc:
+        raise PrivacyError(f"{folder}: cannot be written ({exc}), so nothing was charged.") from exc
+    with atomic.alone(lock):
+        yield
 
 
 def _require_room_on_first(ledger: Ledger, event: Event, config: Any) -> None:
@@ -182,7 +212,10 @@ def _require_reason(reason: str) -> None:
 
 
 def list_overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The overlaps of a run as its card lists them. Shares are rounded: they come from the data, without noise."""
+    """The overlaps of a run as its card lists them: accounts that were charged, or that the owner set apart.
+
+    Shares are rounded, and smaller overlaps are for the operator alone: they come from the data, without noise.
+    """
     entry = facts.get("accounts")
     overlaps = entry.get("overlaps", []) if isinstance(entry, dict) else []
     kinds = {"account": (str,), "share": (int, float), "share_of_account": (int, float), "charged": (bool,)}
@@ -190,6 +223,8 @@ def list_overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         isinstance(each, dict) and all(type(each.get(key)) in kind for key, kind in kinds.items()) for each in overlaps
     ):
         raise DataError("operator/run.json: accounts is not what a run writes.")
+    decided = isinstance(entry, dict) and (entry.get("new_account") is not None or entry.get("named") is True)
+    overlaps = [each for each in overlaps if each["charged"] or (decided and each["share"] >= overlap.SHARE)]
     return [
         {
             "account": each["account"],

@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from torch import nn
 
 from dpvision import runs
-from dpvision.accounts import find_again, read_accounts
+from dpvision.accounts import read_accounts
 from dpvision.distributed import Team
 from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.mechanism.streams import Key
 from dpvision.prepare import Prepared
-from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event, Tuned
 from dpvision.privacy.ledger import Account, Charge
 from dpvision.state import State, same_or_new_branch
@@ -29,29 +28,34 @@ def charge(
     otherwise, and are a new branch.
     """
     config, facts = prepared.config, run.facts()
-    state, key = same_or_new_branch(State.load(run.state, model), config, data=data)
+    before = State.load(run.state, model)
+    state, key = same_or_new_branch(before, config, data=data)
+    if state.branch != before.branch:
+        prepared.require_separable()  # by trial on this machine, with these settings, before they are charged
     team.text(state.key)
     team.wait()  # for all to find the key: without it, nothing need be charged
-    accounts = (
-        read_accounts(facts) if paid else find_again(facts, prepared.fingerprint, prepared.sketch, id=state.branch)
-    )
-    if facts.get("accounts") != run.facts().get("accounts"):
-        run.write_facts(facts)
-    ledger = accounts.first
-    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
-    overlap.keep(ledger, prepared.sketch)
+    accounts = read_accounts(facts)
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = runs.fact(facts, "run", str)
     if not event.steps:
         charged = _no_charge(state, name, event)
     elif paid is None:
-        told = {"id": state.branch, "run": name, "unit": config.unit, "private": state.private}
-        accounts.charge_others(event, sketch=prepared.sketch, **told)
-        account = ledger.spend(event, new_account=accounts.new_account, **told)
-        charged = next(c for c in account.charges if c.id == state.branch)
+        charged, charged_to = accounts.charge(
+            event,
+            Budget(config.budget or config.epsilon, config.delta),
+            fingerprint=prepared.fingerprint,
+            sketch=prepared.sketch,
+            id=state.branch,
+            run=name,
+            unit=config.unit,
+            private=state.private,
+        )
+        if charged_to != accounts:
+            facts["accounts"] = charged_to.to_facts()
+            run.write_facts(facts)
     else:
-        charged = _trial_of(run, paid, ledger.account(), event, id=state.branch)
+        charged = _trial_of(run, paid, accounts.first.account(), event, id=state.branch)
     if charged.private != state.private:
         raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
     # On the disk from here on.

@@ -15,15 +15,16 @@ from torch.nn.utils import vector_to_parameters
 from dpvision.inputs import Inputs, accuracy
 from dpvision.prepare import Prepared
 from dpvision.privacy import quick
-from dpvision.state import State, event_charged, trainable
+from dpvision.privacy.events import Capped, Event
+from dpvision.state import State, trainable
 
 POINTS = 20
 RECORDS = 2000  # of the test split, at every point but the last
 
 
-def epsilon_charged(state: State) -> float:
-    """The epsilon of all that the run was charged for."""
-    return quick.epsilon(event_charged(state), state.config.delta)
+def stated_epsilon(event: Event, delta: float) -> float:
+    """The epsilon of all that the run was charged for; the budget's where its settings changed on the way."""
+    return quick.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
 
 
 def marks(prepared: Prepared) -> set[int]:
@@ -38,9 +39,9 @@ def marks(prepared: Prepared) -> set[int]:
     return {max(1, round(i * steps / points)) for i in range(1, points + 1)}
 
 
-def line(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None) -> dict[str, Any]:
+def line(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, epsilon: float) -> dict[str, Any]:
     """Accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
-    found: dict[str, Any] = {"step": state.step, "epsilon": epsilon_charged(state)}
+    found: dict[str, Any] = {"step": state.step, "epsilon": epsilon}
     if test is not None:
         most = None if state.step == prepared.sampler.steps else RECORDS
         found["test_images"] = min(len(test), most or len(test))

@@ -177,7 +177,17 @@ class Prepared:
         return 0 if train is None or test is None else len(np.intersect1d(train, test))
 
     def require_separable(self) -> None:
-        """By trial on random images: no layer mixes the images of a batch, and every gradient is right."""
+        """By trial on random images: no layer mixes the images of a batch, and every gradient is right.
+
+        What was tried in this process, with as many threads, is not tried again.
+        """
+        threads = torch.get_num_threads()
+        if self.__dict__.get("_tried_with") == threads:
+            return
+        self._try_parts()
+        self.__dict__["_tried_with"] = threads
+
+    def _try_parts(self) -> None:
         if self.config.part == "centred-head":
             self._require_separable(CENTRE)
             self._require_separable("head")

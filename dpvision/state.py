@@ -30,7 +30,7 @@ from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import adaptive
-from dpvision.privacy.events import Event, from_json, to_json
+from dpvision.privacy.events import Budget, Capped, Event, exposures, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,16 @@ def charged_here(state: State) -> Event:
     return PoissonSampler(config.batch, config.n, config.steps).event(config.sigma, first=state.first)
 
 
-def event_charged(state: State) -> Event:
-    """What the run was charged for, with what its first weights revealed: branches were chosen one after the other."""
-    return adaptive.compose((*state.path, charged_here(state)), state.config.delta)
+def event_charged(state: State, budget: Budget, *, before: int) -> Event:
+    """What the run was charged for, with what its first weights revealed: the first `before` events of its path.
+
+    Branches are chosen one after the other, and results may decide how many there are. Where there are several, the
+    composition of those there are is a meter, and what holds is the account's budget.
+    """
+    here = charged_here(state)
+    total = adaptive.compose((*state.path, here), state.config.delta)
+    branches = [event for event in (*state.path[before:], here) if any(exposures(event))]
+    return Capped(total, budget.epsilon, budget.delta) if len(branches) > 1 else total
 
 
 def software() -> str:

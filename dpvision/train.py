@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision import atomic, checkpoint, distributed, evaluation, metrics, runs, sealed, study
-from dpvision.accounts import Accounts, choose
+from dpvision.accounts import Accounts, choose, read_accounts
 from dpvision.assistant import Assistant
 from dpvision.audit.findings import audit_carried
 from dpvision.carried import Carried, inside, require_few, toss
@@ -45,7 +45,7 @@ from dpvision.mechanism.streams import Key
 from dpvision.models.parts import CENTRE
 from dpvision.phases import Phase, fewest_weights, phases
 from dpvision.prepare import Prepared, prepare
-from dpvision.privacy.events import Event, to_json
+from dpvision.privacy.events import Event, from_json, to_json
 from dpvision.privacy.ledger import Charge
 from dpvision.public.assist import ALONE
 from dpvision.state import State, event_charged, software, trainable
@@ -274,7 +274,7 @@ def _proceed(
         state = State.load(run.state, model)
         if team.first:
             Key.destroy(runs.key_path(state.key))
-        return _outcome(run, state, prepared, 0.0)
+        return _outcome(run, state, prepared, from_json(runs.fact(facts, "event", dict)), 0.0)
     inputs = prepared.inputs(prepared.data.train, model)
     everyone = units(prepared.data.train, config.unit)
     data = f"{prepared.everything} {inputs.digest_of_features()}"
@@ -288,6 +288,9 @@ def _proceed(
         charge(run, prepared, model, team, data, paid) if team.first else await_charge(run, prepared, model, team, data)
     )
 
+    budget = read_accounts(run.facts()).first.account().budget
+    event = event_charged(state, budget, before=len(prepared.before))
+    epsilon = metrics.stated_epsilon(event, config.delta)
     seen, stretches = Seen(), phases(prepared)
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])
     clipped_sum = _clipped_sum(prepared, phase, seen)
@@ -305,11 +308,10 @@ def _proceed(
     marks = metrics.marks(prepared)
     looks = study.marks(sampler.steps) if config.study else {}
     if team.first:
-        _drop_after(run.metrics, state.step)
+        _drop_after(run.metrics, state.step, epsilon=epsilon)
         _drop_after(study.file(run), state.step)
         _drop_after(run.operator / "log.jsonl", state.step)
     assistant = None if config.assist == "none" else Assistant(prepared, phase, model, team)
-    epsilon = metrics.epsilon_charged(state)
     began, images, fetch = time.monotonic(), 0, None
     for number in range(state.step, sampler.steps):
         if team.any(stop()):
@@ -343,7 +345,7 @@ def _proceed(
             line = study.look(clipped_sum, fetch, everyone)
             runs.append_json(study.file(run), {"step": state.step, "share": looks[state.step], **line})
         if state.step in marks:
-            line = metrics.line(state, prepared, model, test)
+            line = metrics.line(state, prepared, model, test, epsilon)
             runs.append_json(run.metrics, line)
             track(line)
         if state.step % config.checkpoint_every == 0:
@@ -352,9 +354,9 @@ def _proceed(
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model, test, tell, trial=paid is not None)
+            _release(run, state, prepared, model, test, tell, event, trial=paid is not None)
     team.wait()  # no rank ends before everything is on the disk
-    return _outcome(run, state, prepared, time.monotonic() - began)
+    return _outcome(run, state, prepared, event, time.monotonic() - began)
 
 
 def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
@@ -401,6 +403,7 @@ def _release(
     model: nn.Module,
     test: Inputs | None,
     tell: Tell | None,
+    event: Event,
     *,
     trial: bool,
 ) -> None:
@@ -415,13 +418,13 @@ def _release(
         "classes": json.dumps(list(prepared.data.classes)),
         "config": prepared.config.hash(),
         "unit": prepared.config.unit,
-        "event": json.dumps(to_json(event_charged(state))),
+        "event": json.dumps(to_json(event)),
         "delta": repr(prepared.config.delta),
         "private": runs.NOT_PRIVATE if not state.private else runs.A_TRIAL if trial else "yes",
     }
     if prepared.learned_from:
         header["learned_from"] = prepared.learned_from
-    done = {"complete": True, "event": to_json(event_charged(state)), "private": state.private}
+    done = {"complete": True, "event": to_json(event), "private": state.private}
     if tell is not None:
         said = tell({**run.facts(), **done}, prepared.config.without_folders())
         header["card"] = json.dumps(said, sort_keys=True, allow_nan=False)
@@ -438,22 +441,22 @@ def _release(
     run.write_config(prepared.config)
     if state.canaries is not None:
         there = inside(run.facts(), prepared.config.canaries)
-        audit_carried(run, state.canaries.numpy(), there, event=event_charged(state), delta=prepared.config.delta)
+        audit_carried(run, state.canaries.numpy(), there, event=event, delta=prepared.config.delta)
     run.write_facts({**run.facts(), **done})
     Key.destroy(runs.key_path(state.key))
 
 
-def _outcome(run: runs.Run, state: State, prepared: Prepared, seconds: float) -> Outcome:
+def _outcome(run: runs.Run, state: State, prepared: Prepared, event: Event, seconds: float) -> Outcome:
     complete = run.facts().get("complete") is True
     last: dict[str, Any] = next(reversed(runs.read_lines(run.metrics)), {})
     hit = last.get(f"test_accuracy_{prepared.config.release}") if complete else None
-    return Outcome(run, complete, event_charged(state), hit, seconds, state.private)
+    return Outcome(run, complete, event, hit, seconds, state.private)
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Leave out lines of steps that are about to be done again."""
+def _drop_after(path: Path, step: int, **now: float) -> None:
+    """Leave out lines of steps that are about to be done again; the others state what holds `now`."""
     lines = runs.read_lines(path)
     if not all(type(x.get("step", 0)) is int for x in lines):
         raise DataError(f"{path}: a line has no number of a step. Fix: remove the file, and resume.")
-    lines = [x for x in lines if x.get("step", 0) <= step]
+    lines = [{**x, **now} for x in lines if x.get("step", 0) <= step]
     atomic.write(path, "".join(json.dumps(x) + "\n" for x in lines))

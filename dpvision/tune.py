@@ -37,7 +37,7 @@ from dpvision.inference import released
 from dpvision.inputs import Inputs, accuracy, units
 from dpvision.leftovers import remove_trials, trials_of
 from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.privacy import accountant, overlap, tuning
+from dpvision.privacy import accountant, tuning
 from dpvision.privacy.events import Budget, Composed, Tuned, to_json
 from dpvision.privacy.ledger import Charge
 from dpvision.privacy.tuning import Stopping
@@ -143,7 +143,9 @@ def proceed(
     facts = _facts(prepared, name, accounts)
     run = runs.create(folder, first.config, facts, b"")
     with runs.only_one(run):
-        charge = _charged(prepared, name, accounts)
+        charge, accounts = _charged(prepared, name, accounts)
+        facts["accounts"] = accounts.to_facts()
+        run.write_facts(facts)
         # On the disk from here on.
         try:
             best, which, score = _best(run, prepared, charge, accounts, watch)
@@ -172,15 +174,18 @@ def _best(
     return best[2], best[3], best[0]
 
 
-def _charged(prepared: Prepared, name: str, accounts: Accounts) -> Charge:
+def _charged(prepared: Prepared, name: str, accounts: Accounts) -> tuple[Charge, Accounts]:
     tuning.require_proven(prepared.event)
-    config, ledger = prepared.first.config, accounts.first
-    ledger.open(Budget(config.budget or config.epsilon, config.delta), unit=config.unit)
-    overlap.keep(ledger, prepared.first.sketch)
-    id, event, unit = secrets.token_hex(16), prepared.event, config.unit
-    accounts.charge_others(event, id=id, run=name, sketch=prepared.first.sketch, unit=unit)
-    account = ledger.spend(event, id=id, run=name, unit=unit, new_account=accounts.new_account)
-    return next(c for c in account.charges if c.run == name)
+    first, config = prepared.first, prepared.first.config
+    return accounts.charge(
+        prepared.event,
+        Budget(config.budget or config.epsilon, config.delta),
+        fingerprint=first.fingerprint,
+        sketch=first.sketch,
+        id=secrets.token_hex(16),
+        run=name,
+        unit=config.unit,
+    )
 
 
 def _facts(prepared: Prepared, name: str, accounts: Accounts) -> dict[str, Any]:

@@ -37,7 +37,17 @@ import torch
 
 from dpvision.audit.recording import Asked, Recording, Use, record
 from dpvision.mechanism.noise import ARITHMETIC_SLACK
-from dpvision.privacy.events import Adaptive, ClassScheduled, Composed, Event, Gaussian, PoissonGaussian, Tuned, parts
+from dpvision.privacy.events import (
+    Adaptive,
+    Capped,
+    ClassScheduled,
+    Composed,
+    Event,
+    Gaussian,
+    PoissonGaussian,
+    Tuned,
+    parts,
+)
 
 Data = TypeVar("Data")
 # What float64 arithmetic of this comparison may add, as a share of the sensitivity.
@@ -209,7 +219,7 @@ def _same_use(before: Recording, after: Recording) -> list[tuple[Asked, Asked]]:
 def _parts(events: list[Event]) -> list[Gaussian | PoissonGaussian | ClassScheduled]:
     found: list[Gaussian | PoissonGaussian | ClassScheduled] = []
     for event in events:
-        if isinstance(event, Composed | Adaptive):
+        if isinstance(event, Composed | Adaptive | Capped):
             found += _parts(list(parts(event)))
         elif isinstance(event, Tuned):
             found += _parts(list(event.trials))

@@ -118,6 +118,7 @@ def ledger(
     from dpvision.data import identify, load
     from dpvision.privacy import overlap
     from dpvision.privacy.events import Budget
+    from dpvision.privacy.ledger import ledger_of
     from dpvision.public.taught_by import pixel_digests
     from dpvision.report.charges import lines
 
@@ -128,6 +129,8 @@ def ledger(
     book = accounts.first
     for each in accounts.overlaps if not json else ():
         console.say(f"account {each.ledger.account().id} has {describe_shares(each)}")
+    if drop_plan or set_budget is not None:
+        book = ledger_of(fingerprint)  # a decision about this data set, never about another's account
     if drop_plan and book.exists():
         book.drop_plan()
     if set_budget is not None:

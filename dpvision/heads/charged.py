@@ -24,26 +24,12 @@ from dpvision.privacy.overlap import Sketch
 
 
 def charged(
-    ledger: Ledger,
-    budget: Budget,
-    event: Event,
-    key: Key,
-    *,
-    id: str,
-    run: str,
-    sketch: Sketch = overlap.NOTHING,
-    accounts: Accounts | None = None,
+    ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sketch = overlap.NOTHING
 ) -> Charge:
-    """The charge of the event, once the ledger, and with it all `accounts`, have it.
-
-    An account of persons, or one that is spent, is refused.
-    """
-    ledger.open(budget)
-    overlap.keep(ledger, sketch)
-    accounts = accounts or Accounts(ledger)
-    accounts.charge_others(event, id=id, run=run, sketch=sketch, private=key.private)
-    account = ledger.spend(event, id=id, run=run, private=key.private, new_account=accounts.new_account)
-    return next(charge for charge in account.charges if charge.id == id)
+    """The charge of the event, once the ledger has it. An account of persons, or one that is spent, is refused."""
+    to = Accounts(ledger, named=True)
+    private, fingerprint = key.private, ledger.fingerprint
+    return to.charge(event, budget, fingerprint=fingerprint, sketch=sketch, id=id, run=run, private=private)[0]
 
 
 def secret_name(key: Key, purpose: str, what: str, arrays: Iterable[NDArray[Any]]) -> str:

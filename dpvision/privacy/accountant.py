@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.privacy import gdp, quick
-from dpvision.privacy.events import Event, Kind, apart, exposures
+from dpvision.privacy.events import Capped, Event, Kind, apart, exposures
 
 NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
 
@@ -31,6 +31,8 @@ RDP_ORDERS = [*range(2, 65), *range(72, 257, 8), 320, 512, 1024]
 
 def epsilon(event: Event, delta: float) -> float:
     """The least epsilon at `delta`, from above."""
+    if isinstance(event, Capped):
+        return event.epsilon if delta >= event.delta else math.inf
     return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
 
 
@@ -41,12 +43,20 @@ def delta(event: Event, epsilon: float) -> float:
 
 def profile(event: Event, epsilons: Sequence[float]) -> NDArray[np.float64]:
     """delta(epsilon) at each of the given, ascending, epsilons."""
+    if isinstance(event, Capped):
+        return point_profile(event.epsilon, event.delta, epsilons)
     worst = np.zeros(len(epsilons))
     for kind in exposures(event):
         if kind:
             deltas = np.asarray(_loss_distribution(kind).get_delta_for_epsilon(list(epsilons)))
             worst = np.maximum(worst, np.maximum(deltas, 0.0) + _hidden(kind))  # what seems 0 may be rounded too
     return np.minimum(worst, 1.0)
+
+
+def point_profile(epsilon: float, delta: float, epsilons: Sequence[float]) -> NDArray[np.float64]:
+    """delta at each epsilon of whatever satisfies the one point, and of which nothing else is known."""
+    over = np.maximum(0.0, -np.expm1(np.asarray(epsilons, dtype=np.float64) - epsilon)) / (1 + math.exp(-epsilon))
+    return np.asarray(delta + (1 - delta) * over)
 
 
 def mu(event: Event, delta: float) -> float:

@@ -38,6 +38,7 @@ from dpvision.privacy.events import (
     LEAST_SIGMA,
     MOST_SIGMA,
     Adaptive,
+    Capped,
     Composed,
     Event,
     Later,
@@ -51,6 +52,11 @@ PLANNED = "privacy loss distributions of events that were fixed before the first
 CHOSEN_LATER = (
     "the first event's privacy loss distribution, and a Gaussian filter for later ones, which were chosen after "
     "results were seen; over all choices the budget is what holds"
+)
+
+CAPPED = (
+    "the budget of the account: settings changed during the run, and results may have decided how often; the meter is "
+    "what the parts there are add up to"
 )
 
 # Of the budget's delta, kept for the leaks of later events. Between 2% and 10% nothing changes by more than 0.3%.
@@ -71,7 +77,13 @@ def compose(events: Sequence[Event], delta: float) -> Event:
 
 def _in_order(event: Event) -> tuple[Event, ...]:
     """What was fixed at one time, in the order in which it was chosen."""
-    return (*_in_order(event.first), *(x.event for x in event.later)) if isinstance(event, Adaptive) else (event,)
+    match event:
+        case Capped(inside):
+            return _in_order(inside)
+        case Adaptive(first, chosen, _):
+            return (*_in_order(first), *(x.event for x in chosen))
+        case _:
+            return (event,)
 
 
 def together(first: Event, chosen: Sequence[Later], *, delta: float) -> Event:
@@ -99,6 +111,8 @@ def later(event: Event, *, delta: float, number: int) -> Later:
 def dominate(event: Event, leak: float) -> Later:
     """The least Gaussian that dominates the event but for `leak`."""
     kinds = exposures(event)
+    if not any(kinds):
+        return Later(event, MOST_SIGMA, 0.0)
     if len(kinds) == 1 and not apart(kinds[0])[1] and all(x.rate == 1 for x in apart(kinds[0])[0]):
         precision = math.fsum(x.steps / x.sigma**2 for x in apart(kinds[0])[0])  # Gaussian already: no leak
         return Later(event, max(math.nextafter(precision**-0.5, 0.0), LEAST_SIGMA), 0.0)

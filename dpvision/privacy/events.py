@@ -10,6 +10,7 @@ with Gaussian noise of standard deviation `sigma` (the noise multiplier). They d
     Tuned              one of `trials`, tried again and again a random number of times; the best alone is released
     Composed           all of the events listed, every one fixed before the first result was seen
     Adaptive           a first event, then others, each chosen after seeing the results of those before it
+    Capped             one of those of which results decided how far it goes: all that holds is the budget
 
 Formal reading: two data sets are neighbours when one has one record (or person) more. `exposures(event)` lists, for
 each kind of record that there may be, the Poisson-subsampled Gaussians that it meets; the guarantee is that of the
@@ -183,7 +184,22 @@ class Adaptive:
             raise ConfigError(f"later events leak {leaks:g}, and {self.reserve!r} of delta is reserved for it.")
 
 
-Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed | Adaptive
+@dataclass(frozen=True)
+class Capped:
+    """`event`, of which somebody decided by results how far it goes, so that its own figures are a meter only.
+
+    Whatever was decided, it satisfies (epsilon, delta): the budget of the account that it was charged to.
+    """
+
+    event: Event
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        Budget(self.epsilon, self.delta)
+
+
+Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed | Adaptive | Capped
 
 
 def parts(event: Event) -> tuple[Event, ...]:
@@ -193,6 +209,8 @@ def parts(event: Event) -> tuple[Event, ...]:
             return events
         case Adaptive(first, later, _):
             return (*parts(first), *(x.event for x in later))
+        case Capped(inside):
+            return parts(inside)
         case _:
             return (event,)
 
@@ -240,6 +258,8 @@ def to_json(event: Event) -> dict[str, Any]:
         case Adaptive(first, later, reserve):
             chosen = [{"event": to_json(x.event), "sigma": x.sigma, "leak": x.leak} for x in later]
             return {"type": "adaptive", "first": to_json(first), "later": chosen, "reserve": reserve}
+        case Capped(inside, epsilon, delta):
+            return {"type": "capped", "event": to_json(inside), "epsilon": epsilon, "delta": delta}
 
 
 def from_json(value: Any) -> Event:
@@ -262,6 +282,8 @@ def from_json(value: Any) -> Event:
             case "adaptive":
                 later = tuple(Later(**{**x, "event": from_json(x["event"])}) for x in fields["later"])
                 return Adaptive(**{**fields, "first": from_json(fields["first"]), "later": later})
+            case "capped":
+                return Capped(**{**fields, "event": from_json(fields["event"])})
     except (TypeError, KeyError) as exc:
         raise ConfigError(f"the event of type {value['type']!r} does not have the fields it needs: {exc}.") from exc
     raise ConfigError(f"there is no event of type {value.get('type')!r}.")
@@ -285,6 +307,8 @@ def describe(event: Event) -> str:
             return "; ".join(describe(e) for e in events) or "nothing"
         case Adaptive(first, later, _):
             return "; ".join([describe(first), *(f"then, chosen later: {describe(x.event)}" for x in later)])
+        case Capped(inside, epsilon, delta):
+            return f"{describe(inside)}; within epsilon {epsilon:g} at {delta:g} whatever was chosen"
 
 
 def _kinds(event: Event) -> set[Kind]:
@@ -326,7 +350,7 @@ def _most(event: Event) -> Kind:
             return (Exposure(rate, sigma, steps),)
         case ClassScheduled(sigma, rates, rows):
             return (Exposure(max(rates), sigma, max(rows)),)
-        case Tuned():
+        case Tuned() | Capped():
             return (Point(event.epsilon, event.delta),)
         case Composed(events):
             return tuple(exposure for part in events for exposure in _most(part))

@@ -45,6 +45,7 @@ from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.privacy import accountant, adaptive
 from dpvision.privacy.events import (
+    LEAST_SIGMA,
     Adaptive,
     Budget,
     Composed,
@@ -62,7 +63,7 @@ FORMAT = 1
 # A line is short; a longer one was not written by this file, and is not read into memory.
 MOST_BYTES = 64 << 20
 # What reading lines that somebody made by hand can raise.
-UNSOUND = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
+UNSOUND = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -444,9 +445,14 @@ def home() -> Path:
 def _require_own(folder: Path) -> None:
     """Whoever may write to the folder can replace ledgers, or keys by their own."""
     try:
-        mode = os.stat(folder).st_mode
+        status = os.stat(folder)
     except OSError:
         return  # made later, for the owner only; or a clear error where it is used
+    mode = status.st_mode
+    if status.st_uid not in (os.getuid(), 0):
+        raise PrivacyError(
+            f"{folder}: belongs to another user, who could replace ledgers or keys. Fix: a DPVISION_HOME of your own."
+        )
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PrivacyError(
             f"{folder}: its group or all others may write to it, so anybody could replace ledgers or keys. Fix: "
@@ -542,6 +548,8 @@ def _require_within(account: Account, after: Event, event: Event) -> None:
             "charged. Fix: for this a smaller --delta, of which a tuning gives up half; or a training, which gives up "
             "none; or plan it before the first run."
         )
+    if isinstance(after, Adaptive) and after.later[-1].sigma <= LEAST_SIGMA:
+        epsilon = math.inf  # no Gaussian that is counted here dominates it
     if _uses_up(after, budget.delta):
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}. What was charged gives up "

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.privacy.events import Event, Exposure, Kind, Point, apart, exposures
+from dpvision.privacy.events import Capped, Event, Exposure, Kind, Point, apart, exposures
 
 Floats = NDArray[np.float64]
 
@@ -76,6 +76,8 @@ class _Total(NamedTuple):
 
 def epsilon(event: Event, delta: float) -> float:
     """The least epsilon that this accountant proves at `delta`; never too low."""
+    if isinstance(event, Capped):
+        return event.epsilon if delta >= event.delta else math.inf
     return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
 
 

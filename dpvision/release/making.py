@@ -31,7 +31,6 @@ from dpvision.config import to_dict
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.encoders import encoder, extract
 from dpvision.errors import ConfigError, PrivacyError
-from dpvision.heads.charged import charged
 from dpvision.heads.rows import Preparation, Rows
 from dpvision.learners import DiscriminantLearner, LinearLearner, fit_moments
 from dpvision.mechanism.streams import Key
@@ -173,15 +172,14 @@ def make(
         _require_free(out, place)
         with folders.whole(out) as folder:  # before the charge: where it can not be made, nothing is paid for
             key = _key(place, test_key)
-            charge = charged(
-                accounts.first,
-                Budget(config.budget or config.epsilon, config.delta),
+            charge, accounts = accounts.charge(
                 prepared.event(),
-                key,
+                Budget(config.budget or config.epsilon, config.delta),
+                fingerprint=prepared.fingerprint,
+                sketch=prepared.sketch,
                 id=mechanism.name(key, prepared.event()),
                 run=f"release {secrets.token_hex(4)}",
-                sketch=prepared.sketch,
-                accounts=accounts,
+                private=key.private,
             )
             # On the disk from here on.
             status = "private" if charge.private else "NOT PRIVATE"

@@ -17,7 +17,7 @@ from dpvision import sealed
 from dpvision.config import Config, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.privacy.events import (
-    Adaptive,
+    Capped,
     Composed,
     Event,
     Exposure,
@@ -57,7 +57,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "known_data_set": reference.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
         "public_facts": _public_facts(facts, config),
         "probe": _probe(own, config, proved["guarantee"]["epsilon"]),
-        "phases": spent.phases(event, config, before=len(own) < len(parts(event)))
+        "phases": spent.phases(event, config, before=len(parts(event)) - len(own))
         if proved["status"] == "private"
         else [],
         "audit": audits.figures(audits.of_run(run.folder, event, config)),
@@ -73,7 +73,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             fixed_key=facts["private"] is not True,
             ledger=account is not None,
             branches=len(own),
-            whole=len(own) < 2 or isinstance(event, Adaptive),
+            whole=len(own) < 2 or isinstance(event, Capped),
             tuned=facts["tuning"] is not None,
             pictures=bool(tested.examples(run, classes=classes, weights=weights)),
             public_licence=config.public_licence,
@@ -96,7 +96,8 @@ def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
 def _proved(facts: dict[str, Any], config: Config, event: Event) -> dict[str, Any]:
     """The guarantee and the mechanism that it is about."""
     secret = facts["private"] is True  # anything else, and the card claims nothing
-    figures = guarantee.figures(event, config.delta)
+    delta = max(config.delta, event.delta) if isinstance(event, Capped) else config.delta
+    figures = guarantee.figures(event, delta)
     bounds = [1.0] * len(attack.FALSE_POSITIVE_RATES)
     status = wording.FIXED_KEY
     if secret and figures["epsilon"] is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpvision.privacy import accountant, adaptive, gdp, quick
-from dpvision.privacy.events import Adaptive, Event
+from dpvision.privacy.events import Adaptive, Capped, Event
 from dpvision.report import attack
 
 APPROXIMATE = "approximate: central limit, not a bound"
@@ -32,12 +32,15 @@ def figures(event: Event, delta: float) -> dict[str, Any]:
             "label": APPROXIMATE,
         },
         "composition": composition(event),
+        "meter": proven(event.event, delta) if isinstance(event, Capped) else None,
         **accounting(),
     }
 
 
 def composition(event: Event) -> str:
     """Which composition the figures rest on."""
+    if isinstance(event, Capped):
+        return adaptive.CAPPED
     return adaptive.CHOSEN_LATER if isinstance(event, Adaptive) else adaptive.PLANNED
 
 

@@ -18,48 +18,41 @@ from dpvision.report import guarantee
 MOST_PHASES = 12
 
 
-def phases(event: Event, config: Config, *, before: bool) -> list[dict[str, Any]]:
-    """In their order: name, steps, and epsilon of all up to the end of each. `before`: the first event is earlier."""
+def phases(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:
+    """In their order: name, steps, and epsilon of all up to the end of each. The first `before` events are earlier."""
     own = list(parts(event))
     told: list[dict[str, Any]] = []
-    done: list[Event] = []
+    done: list[list[Event]] = []
     if before:
-        done.append(own.pop(0))
+        done += [[own.pop(0)] for _ in range(before)]
         told.append(_phase("weights to start from, trained privately", None, done, config.delta))
     step = 0
     for part in own:
         if not isinstance(part, PoissonGaussian):
             return []
         cuts = sorted({step, step + part.steps, *(c for c in _cuts(config) if step < c < step + part.steps)})
+        done.append([])
         for first, end in pairwise(cuts):
-            done.append(replace(part, steps=end - first))
+            done[-1].append(replace(part, steps=end - first))
             told.append(_phase(_name(config, first), end - first, done, config.delta))
         step += part.steps
     return told if len(told) <= MOST_PHASES else []
 
 
-def _phase(name: str, steps: int | None, done: list[Event], delta: float) -> dict[str, Any]:
+def _phase(name: str, steps: int | None, done: list[list[Event]], delta: float) -> dict[str, Any]:
     return {
         "name": name,
         "steps": steps,
-        "epsilon_so_far": guarantee.proven(adaptive.compose(_joined(done), delta), delta),
+        "epsilon_so_far": guarantee.proven(adaptive.compose([_joined(part) for part in done], delta), delta),
     }
 
 
-def _joined(done: list[Event]) -> tuple[Event, ...]:
-    """Stretches of one mechanism as one: the account of the whole is then that of the card."""
-    joined: list[Event] = []
-    for each in done:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(each, PoissonGaussian)
-            and isinstance(last, PoissonGaussian)
-            and (last.rate, last.sigma) == (each.rate, each.sigma)
-        ):
-            joined[-1] = replace(last, steps=last.steps + each.steps)
-        else:
-            joined.append(each)
-    return tuple(joined)
+def _joined(stretches: list[Event]) -> Event:
+    """Stretches of one part: of one mechanism, so they are one again, as the card counts it."""
+    first = stretches[0]
+    if not isinstance(first, PoissonGaussian):
+        return first
+    return replace(first, steps=sum(each.steps for each in stretches if isinstance(each, PoissonGaussian)))
 
 
 def _cuts(config: Config) -> list[int]:

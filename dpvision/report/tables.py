@@ -15,6 +15,12 @@ MOST_CHARGES = 300
 ATTACK_HEAD = ("wrongly reported outside", "found inside, at most")
 
 
+def _composition(proved: dict[str, Any]) -> list[Row]:
+    """What the epsilon rests on. Cards of version 0.1 do not state it."""
+    rows: list[Row] = [("epsilon rests on", proved["composition"])] if proved.get("composition") else []
+    return rows + ([("meter, not a bound", upper(proved["meter"]))] if proved.get("meter") is not None else [])
+
+
 def figures(card: dict[str, Any]) -> list[Row]:
     """What one looks for first."""
     accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
@@ -22,6 +28,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
     rows: list[Row] = [
         ("epsilon", upper(card["guarantee"]["epsilon"])),
         ("delta", f"{card['guarantee']['delta']:g}"),
+        *_composition(card["guarantee"]),
         ("unit", f"one {card['unit']}"),
         ("neighbouring data sets", card["adjacency"]),
         (

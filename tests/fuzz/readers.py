@@ -127,9 +127,11 @@ def _kept_features(place: Path, corpus: Path) -> None:
 
 def _state(place: Path, corpus: Path) -> None:
     from dpvision.models import build
+    from dpvision.privacy.events import Budget
     from dpvision.state import State, event_charged
 
-    event_charged(State.load(place / "operator" / "state.safetensors", build("linear", (1, 8, 8), classes=4, seed=0)))
+    state = State.load(place / "operator" / "state.safetensors", build("linear", (1, 8, 8), classes=4, seed=0))
+    event_charged(state, Budget(3.0, 1e-5), before=0)
 
 
 def _reopen(place: Path, corpus: Path) -> None:

@@ -334,3 +334,71 @@ def test_a_damaged_list_of_images_stops_a_run(tmp_path: Path, own_home: Path) ->
     shutil.rmtree(own_home)
     ledger_of("ab" * 32).open(Budget(1.0, 1e-5))  # an account without images, such as one by name, overlaps with none
     spend(one_pixel(tmp_path), tmp_path / "second", COPY)
+
+
+def test_copies_that_start_at_the_same_time_find_each_other(tmp_path: Path, own_home: Path) -> None:
+    """Accounts are looked for again when they are charged: hours may have passed since the plan was shown."""
+    source = write(tmp_path / "data.npz", **digits(slice(0, 300)))
+    prepared = [train.prepare(s, replace(COPY, epsilon=3.0)) for s in (source, one_pixel(tmp_path))]
+    accounts = [choose(p.fingerprint, p.sketch) for p in prepared]
+    assert not any(each.first.exists() or each.overlaps for each in accounts), "neither knows of the other"
+    told = {"budget": Budget(3.1, 1e-5), "run": "r"}
+    for number, (one, to) in enumerate(zip(prepared, accounts, strict=True)):
+        given = {"fingerprint": one.fingerprint, "sketch": one.sketch, "id": str(number), **told}
+        if number == 0:
+            charge, now = to.charge(one.event(), **given)
+            assert charge.event == one.event() and now.first.fingerprint == one.fingerprint
+        else:
+            with pytest.raises(BudgetSpent):
+                to.charge(one.event(), **given)
+            smaller = Gaussian(200.0)
+            assert to.charge(smaller, **given)[1].first.fingerprint == prepared[0].fingerprint
+    assert len(ledgers(own_home)) == 1, "no second account"
+
+
+def test_one_shared_image_is_on_no_card(tmp_path: Path) -> None:
+    """Where one image decides what a card lists, the card tells who was there."""
+    spend(write(tmp_path / "a.npz", **digits(slice(0, 300))), tmp_path / "first")
+    others = digits(slice(300, 600))
+    without = spend(write(tmp_path / "b.npz", **others), tmp_path / "without", replace(COPY, epsilon=0.1, budget=9.0))
+    one = {name: np.concatenate([rows, digits(slice(0, 1))[name]]) for name, rows in others.items()}
+    with_one = spend(write(tmp_path / "c.npz", **one), tmp_path / "with", replace(COPY, epsilon=0.1))
+    assert without["overlapping_accounts"] == []
+    ours = read_accounts(
+        {"accounts": json.loads((tmp_path / "with" / "operator" / "run.json").read_text())["accounts"]}
+    )
+    assert ours.first.fingerprint == choose(*_named(tmp_path / "b.npz")).first.fingerprint
+    assert len(with_one["overlapping_accounts"]) == 1, "the account that is charged, and not that of one image"
+    assert without["not_covered"] == [x for x in with_one["not_covered"] if "other accounts" not in x]
+
+
+def _named(path: Path) -> tuple[str, overlap.Sketch]:
+    prepared = train.prepare(str(path), COPY)
+    return prepared.fingerprint, prepared.sketch
+
+
+def test_a_budget_is_set_on_the_data_sets_own_account(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    first = write(tmp_path / "a.npz", **digits(slice(0, 300)))
+    copy = write(tmp_path / "b.npz", **digits(slice(150, 450)))
+    assert command("train", first, "--epsilon", 1, "--steps", 3, "--out", tmp_path / "run", home=home)[0] == 0
+    assert command("ledger", copy, "--set-budget", 50, home=home)[0] == 0
+    code, out, _ = command("ledger", first, "--json", home=home)
+    assert code == 0 and json.loads(out[out.index("{") :])["budget"]["epsilon"] == 1.0
+
+
+def test_a_branch_is_tried_before_it_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other settings, threads or processors compute otherwise: the trial of the first ones says nothing of these."""
+    from dpvision import prepare as preparing
+    from tests.guarantees.stopping import until
+
+    tried: list[int | None] = []
+    verify = preparing.verify
+    monkeypatch.setattr(preparing, "verify", lambda *a, **k: (tried.append(k["physical"]), verify(*a, **k)))
+    source = write(tmp_path / "data.npz", **digits(slice(0, 300)))
+    prepared = train.prepare(source, replace(SETTINGS, epsilon=0.5, physical=1))
+    run = train.begin(prepared, tmp_path / "run")
+    train.proceed(run, prepared, stop=until(2))
+    assert tried == [1], "once in a process for the same settings"
+    train.proceed(run, train.reopen(run, {"physical": 64}))
+    assert tried == [1, 64]

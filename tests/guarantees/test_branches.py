@@ -19,7 +19,7 @@ from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch,
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant, adaptive, quick
-from dpvision.privacy.events import PoissonGaussian
+from dpvision.privacy.events import Capped, PoissonGaussian
 from dpvision.privacy.ledger import Account, ledger_of
 from tests.guarantees.commands import write_data
 from tests.guarantees.stopping import until
@@ -115,8 +115,12 @@ def test_the_card_of_a_branch_counts_its_whole_path(data: str, tmp_path: Path) -
     assert before
     outcome = train.proceed(run, train.reopen(run, {"sigma": before * 2}))
     path = (PoissonGaussian(0.1, before, 30), PoissonGaussian(0.1, before * 2, 18))  # all that was charged
-    assert outcome.event == adaptive.compose(path, 1e-5)
-    assert accountant.epsilon(outcome.event, 1e-5) == _account(prepared).spent() > accountant.epsilon(path[0], 1e-5)
+    assert outcome.event == Capped(adaptive.compose(path, 1e-5), 20.0, 1e-5), "results may have decided on the branch"
+    made = report.card(run, _account(prepared))
+    assert made["guarantee"]["epsilon"] == 20.0 and made["guarantee"]["composition"] == adaptive.CAPPED
+    assert made["guarantee"]["meter"] == _account(prepared).spent() > accountant.epsilon(path[0], 1e-5)
+    assert {x["epsilon"] for x in runs.read_lines(run.metrics)} == {20.0}
+    assert all(0 < x["true_positive_rate_at_most"] <= 1 for x in made["attack_success"])
 
 
 def test_who_stops_early_states_the_whole_charge_everywhere(data: str, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         50, "the account opened with ten times delta", "a budget that nobody asked for",
-        ("dpvision.charging", "config.epsilon, config.delta), unit", "config.epsilon, 10 * config.delta), unit"),
+        ("dpvision.charging", "config.epsilon, config.delta),", "config.epsilon, 10 * config.delta),"),
         by="accounts",
     ),
     _bug(

@@ -13,6 +13,7 @@ from dpvision.privacy import accountant, adaptive, gdp, quick
 from dpvision.privacy.events import (
     Adaptive,
     Budget,
+    Capped,
     ClassScheduled,
     Composed,
     Event,
@@ -232,3 +233,31 @@ def test_many_later_runs_still_pass(ledger: Ledger) -> None:
         account = ledger.spend(PoissonGaussian(0.01, 8.0, 20), id=f"{i}", run=f"{i}")
     planned = accountant.epsilon(Composed((PoissonGaussian(0.01, 8.0, 600),)), DELTA)
     assert planned < account.spent() < BUDGET.epsilon
+
+
+def test_charges_of_nothing_are_read_and_cost_nothing(ledger: Ledger) -> None:
+    """Earlier versions wrote such lines when a run was ended early."""
+    nothing = PoissonGaussian(0.1, 2.0, 0)
+    ledger.spend(nothing, id="0", run="r")
+    spent = ledger.spend(TRAINING, id="a", run="r").spent()
+    account = ledger.spend(nothing, id="b", run="r")
+    assert account.spent() == spent == accountant.epsilon(TRAINING, DELTA) and account.composition == adaptive.PLANNED
+    assert ledger.spend(TRAINING, id="c", run="r").total == adaptive.compose((TRAINING, TRAINING), DELTA)
+
+
+def test_what_no_gaussian_dominates_is_refused(ledger: Ledger) -> None:
+    ledger.set_budget(Budget(1e6, DELTA))
+    ledger.spend(Gaussian(5.0), id="a", run="r")
+    with pytest.raises(BudgetSpent):
+        ledger.spend(Gaussian(2e-3, 10_000), id="b", run="r")
+
+
+def test_a_cap_states_the_budget_and_keeps_what_was_done() -> None:
+    inside = adaptive.compose((TRAINING, EVENTS["rare"]), DELTA)
+    capped = Capped(inside, 8.0, DELTA)
+    assert accountant.epsilon(capped, DELTA) == quick.epsilon(capped, DELTA) == 8.0
+    assert accountant.epsilon(capped, 1e-6) == np.inf
+    assert parts(capped) == parts(inside) and from_json(to_json(capped)) == capped
+    profile = accountant.profile(capped, [0.0, 4.0, 8.0, 20.0])
+    assert profile[0] == pytest.approx(np.tanh(4.0), rel=1e-4) and profile[2] == profile[3] == DELTA
+    assert adaptive.compose((capped, TRAINING), DELTA) == adaptive.compose((*parts(inside), TRAINING), DELTA)

@@ -106,7 +106,7 @@ def test_the_card_begins_with_its_head(private_run: Run, fixed_key_run: Run) -> 
 def test_phases_add_up_to_the_whole() -> None:
     config = Config(n=1000, batch=100, steps=200, sigma=2.0, probe_steps=40)
     earlier, changed = Gaussian(9.0), replace(EVENT, sigma=3.0, steps=50)
-    told = spent.phases(Composed((earlier, EVENT, changed)), config, before=True)
+    told = spent.phases(Composed((earlier, EVENT, changed)), config, before=1)
     assert [(p["name"], p["steps"]) for p in told] == [
         ("weights to start from, trained privately", None),
         ("the head first", 40),
@@ -118,7 +118,7 @@ def test_phases_add_up_to_the_whole() -> None:
         assert phase["epsilon_so_far"] == pytest.approx(
             accountant.epsilon(adaptive.compose(events, config.delta), config.delta)
         )
-    centred = spent.phases(EVENT, Config(part="centred-head"), before=False)
+    centred = spent.phases(EVENT, Config(part="centred-head"), before=0)
     assert [(p["name"], p["steps"]) for p in centred] == [("mean of the features", 1), ("the head", 199)]
 
 
