@@ -402,3 +402,18 @@ def test_a_branch_is_tried_before_it_is_charged(tmp_path: Path, monkeypatch: pyt
     assert tried == [1], "once in a process for the same settings"
     train.proceed(run, train.reopen(run, {"physical": 64}))
     assert tried == [1, 64]
+
+
+def test_every_branch_is_charged_to_every_account(tmp_path: Path, own_home: Path) -> None:
+    from tests.guarantees.stopping import until
+
+    left, right, whole = halves_and_whole(tmp_path)
+    for number, source in enumerate((left, right)):
+        spend(source, tmp_path / str(number), replace(SETTINGS, epsilon=0.3, budget=9.0))
+    prepared = train.prepare(whole, replace(COPY, epsilon=0.5))
+    run = train.begin(prepared, tmp_path / "run")
+    train.proceed(run, prepared, stop=until(2))
+    assert train.proceed(run, train.reopen(run, {"lr": 0.5})).complete
+    name = run.facts()["run"]
+    counts = [sum(charge.run == name for charge in each.account().charges) for each in ledgers(own_home)]
+    assert counts == [2, 2], "the first part, and what was changed"
