@@ -109,3 +109,25 @@ def test_weights_are_secret() -> None:
     """Another key, other weights: they come from the cipher and not from a seed."""
     draws = [RandomWeights(0.5, 1.0).shares(Key.fresh().stream("w", step=0), 100, degree=9) for _ in range(2)]
     assert not np.array_equal(*draws)
+
+
+@pytest.mark.parametrize("count", [1, 30, N, 4 * N])
+def test_weights_depend_on_their_own_words_and_public_numbers(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many records there are: a weight that follows the number drawn would move when one record more is."""
+    from dpvision.release import mixtures as module
+
+    used: list[np.ndarray] = []
+    summed = module.summed
+    monkeypatch.setattr(module, "summed", lambda z, chosen, shares: (used.append(shares), summed(z, chosen, shares))[1])
+    x, y = data()
+    rows = rows_of(np.tile(x, (4, 1))[:count], np.tile(y, 4)[:count])
+    weights = RandomWeights(0.5, 0.25)
+    mixtures = Mixtures(rows, Poisson(9, N, 40), degree=9, weights=weights)
+    mixtures.name = lambda key, event: "same"  # type: ignore[method-assign]
+    mixed(tmp_path, mixtures, sigma=1.0)
+    assert used
+    for number, shares in enumerate(used):
+        words = KEY.stream("weights", step=number, branch="same")
+        assert np.array_equal(shares, weights.shares(words, len(shares), degree=9))
