@@ -194,7 +194,7 @@ def test_a_tuning_and_a_run_share_the_budget(
 def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_path: Path) -> None:
     found = prepared(parts)
     accounts = choose(found.first.fingerprint, found.first.sketch)
-    charge = tune._charged(found, "run", accounts)
+    charge, _ = tune._charged(found, "run", accounts)
     account = ledger_of(found.first.fingerprint).account()
     trial, tuned = (
         found.event.trials[0],

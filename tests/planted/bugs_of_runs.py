@@ -108,7 +108,7 @@ BUGS_OF_RUNS = (
     _bug(
         46, "the released weights chosen by accuracy on the test split", "best-epoch selection, not counted",
         (TRAIN, 'vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights',
-         'line = metrics.line(state, prepared, model, test)\n'
+         'line = metrics.line(state, prepared, model, test, 0.0)\n'
          '    best = line.get("test_accuracy_ema", 0) >= line.get("test_accuracy_last", 0)\n'
          "    vector_to_parameters(state.ema if best else state.weights"), by="held out",
     ),
