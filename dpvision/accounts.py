@@ -224,7 +224,11 @@ def list_overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     ):
         raise DataError("operator/run.json: accounts is not what a run writes.")
     decided = isinstance(entry, dict) and (entry.get("new_account") is not None or entry.get("named") is True)
-    overlaps = [each for each in overlaps if each["charged"] or (decided and each["share"] >= overlap.SHARE)]
+    overlaps = [
+        each
+        for each in overlaps
+        if each["charged"] or (decided and max(each["share"], each["share_of_account"]) >= overlap.SHARE)
+    ]
     return [
         {
             "account": each["account"],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import secrets
@@ -29,7 +30,7 @@ from dpvision.config import Config, merged, to_dict
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.mechanism.streams import Key
-from dpvision.privacy import adaptive
+from dpvision.privacy import accountant, adaptive
 from dpvision.privacy.events import Budget, Capped, Event, exposures, from_json, to_json
 
 
@@ -175,12 +176,25 @@ def event_charged(state: State, budget: Budget, *, before: int) -> Event:
     """What the run was charged for, with what its first weights revealed: the first `before` events of its path.
 
     Branches are chosen one after the other, and results may decide how many there are. Where there are several, the
-    composition of those there are is a meter, and what holds is the account's budget.
+    composition of those there are is a meter, and what holds is the account's budget. Added to it is what holds of the
+    first weights, which may have been charged elsewhere.
     """
-    here = charged_here(state)
-    total = adaptive.compose((*state.path, here), state.config.delta)
-    branches = [event for event in (*state.path[before:], here) if any(exposures(event))]
-    return Capped(total, budget.epsilon, budget.delta) if len(branches) > 1 else total
+    here, delta = charged_here(state), state.config.delta
+    total = adaptive.compose((*state.path, here), delta)
+    first, branches = state.path[:before], [e for e in (*state.path[before:], here) if any(exposures(e))]
+    if len(branches) < 2 and not any(isinstance(event, Capped) for event in first):
+        return total
+    points = [_point(event, delta) for event in first]
+    points.append((budget.epsilon, budget.delta) if len(branches) > 1 else _point(here, delta))
+    epsilon = math.fsum(e for e, _ in points)
+    return Capped(total, epsilon, math.fsum(d for _, d in points)) if math.isfinite(epsilon) else total
+
+
+def _point(event: Event, delta: float) -> tuple[float, float]:
+    """An epsilon and a delta that hold, whatever results decided."""
+    if isinstance(event, Capped):
+        return event.epsilon, event.delta
+    return accountant.epsilon(event, delta), delta
 
 
 def software() -> str:

@@ -288,8 +288,8 @@ def _proceed(
         charge(run, prepared, model, team, data, paid) if team.first else await_charge(run, prepared, model, team, data)
     )
 
-    budget = read_accounts(run.facts()).first.account().budget
-    event = event_charged(state, budget, before=len(prepared.before))
+    granted = read_accounts(run.facts()).first.account().largest_budget
+    event = event_charged(state, granted, before=len(prepared.before))
     epsilon = metrics.stated_epsilon(event, config.delta)
     seen, stretches = Seen(), phases(prepared)
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])

@@ -18,7 +18,7 @@ from dpvision.audit.canaries import claimed_mu
 from dpvision.audit.one_run import OneRun, guesses_for, one_run
 from dpvision.audit.profile import Verdict
 from dpvision.privacy import accountant
-from dpvision.privacy.events import Event, exposures
+from dpvision.privacy.events import Capped, Composed, Event, exposures, parts
 
 
 def of_mechanism(verdict: Verdict, *, proved: float) -> dict[str, Any]:
@@ -45,9 +45,10 @@ def audit_carried(
     run: runs.Run, scores: NDArray[np.float64], inside: NDArray[np.bool_], *, event: Event, delta: float
 ) -> OneRun:
     """The bound of the canaries that a run carried, into audit.json; what is known of each, into operator/."""
-    guesses = guesses_for(len(scores), max(map(claimed_mu, exposures(event))), delta=delta)
+    done = exposures(Composed(parts(event)))  # the steps, not what bounds them
+    guesses = guesses_for(len(scores), max(map(claimed_mu, done)), delta=delta)
     found = one_run(scores, inside, guesses=guesses, delta=delta)
-    proved = accountant.epsilon(event, delta)
+    proved = accountant.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
     kept = {"inside": [int(x) for x in inside], "scores": scores.tolist()}
     atomic.write(run.operator / "canaries.json", json.dumps(kept) + "\n")
     section = {

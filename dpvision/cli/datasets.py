@@ -116,6 +116,7 @@ def ledger(
     from dpvision import console
     from dpvision.accounts import choose, describe_shares
     from dpvision.data import identify, load
+    from dpvision.errors import ConfigError
     from dpvision.privacy import overlap
     from dpvision.privacy.events import Budget
     from dpvision.privacy.ledger import ledger_of
@@ -131,6 +132,11 @@ def ledger(
         console.say(f"account {each.ledger.account().id} has {describe_shares(each)}")
     if drop_plan or set_budget is not None:
         book = ledger_of(fingerprint)  # a decision about this data set, never about another's account
+        if not book.exists() and accounts.first.exists():
+            raise ConfigError(
+                f"{source}: has no account of its own; its runs are charged to account {accounts.first.account().id}, "
+                "which has some of the same images. Fix: name the data set of that account."
+            )
     if drop_plan and book.exists():
         book.drop_plan()
     if set_budget is not None:

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpvision import inference, train
+from dpvision.accounts import read_accounts
 from dpvision.config import Config, merged
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
@@ -106,10 +107,10 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         self.card_ = said.card(
             outcome.event,
             self.delta_,
-            accounts.first.account(),
+            read_accounts(run.facts()).first.account(),
             read_off=prepared.read_off,
             private=outcome.private,
-            overlaps=run.facts()["accounts"]["overlaps"],
+            accounts=run.facts()["accounts"],
         )
         self.released_ = inference.released(run.folder).model
         return self

@@ -95,7 +95,7 @@ class PrivateRelease(TransformerMixin, BaseEstimator):
                 account,
                 read_off=facts["read_off"],
                 private=facts["private"],
-                overlaps=facts.pop("accounts")["overlaps"],
+                accounts=facts.pop("accounts"),
             )
             card = {**facts, **told}
             atomic.write(place / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)

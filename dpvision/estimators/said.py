@@ -23,7 +23,7 @@ def card(
     *,
     read_off: Sequence[str],
     private: bool,
-    overlaps: Sequence[dict[str, Any]] = (),
+    accounts: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """As plain JSON values. `dpvision report RUN` writes the whole card of a run."""
     return {
@@ -39,7 +39,7 @@ def card(
             "charges": len(account.charges),
             "composition": account.composition,
         },
-        "overlapping_accounts": list_overlaps({"accounts": {"overlaps": list(overlaps)}}),
+        "overlapping_accounts": list_overlaps({"accounts": accounts or {}}),
         "read_off": list(read_off),
         "tuning": TUNING,
         "not_covered": [

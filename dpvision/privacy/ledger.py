@@ -165,6 +165,12 @@ class Account:
         return adaptive.CHOSEN_LATER if self._chosen_later > 1 else adaptive.PLANNED
 
     @property
+    def largest_budget(self) -> Budget:
+        """The most that was ever granted: one that is lowered after seeing results bounds nothing that they led to."""
+        budgets = [budget for _, budget in self.budgets] or [self.budget]
+        return Budget(max(b.epsilon for b in budgets), max(b.delta for b in budgets))
+
+    @property
     def budget_changes(self) -> list[dict[str, Any]]:
         """What the budget was changed to after it was first set, and when."""
         return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in self.budgets[1:]]

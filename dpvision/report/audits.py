@@ -10,7 +10,7 @@ from dpvision.config import Config
 from dpvision.errors import ConfigError
 from dpvision.mechanism.sampling import PoissonSampler
 from dpvision.privacy import accountant
-from dpvision.privacy.events import Event
+from dpvision.privacy.events import Capped, Event
 from dpvision.report.figures import percent
 
 SECTIONS = {
@@ -32,7 +32,8 @@ def of_run(folder: Path, event: Event, config: Config) -> dict[str, dict[str, An
         raise ConfigError("config.toml: batch, n, steps and sigma must be there; those of a finished run are.")
     # Where settings changed on the way, an audit's runs have the last ones in all steps: that claims less, or more.
     last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
-    proved, tested = (accountant.epsilon(x, config.delta) for x in (event, last))
+    delta = max(config.delta, event.delta) if isinstance(event, Capped) else config.delta
+    proved, tested = accountant.epsilon(event, delta), accountant.epsilon(last, config.delta)
     return audit_file.judged(folder, proved=proved, tested=tested, delta=config.delta)
 
 

@@ -54,6 +54,7 @@ def no_figures(delta: float) -> dict[str, Any]:
         "rdp_epsilon": None,
         "approximate": {"gdp_central_limit_mu": None, "gdp_central_limit_epsilon": None, "label": APPROXIMATE},
         "composition": None,
+        "meter": None,
         **accounting(),
     }
 

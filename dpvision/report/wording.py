@@ -126,13 +126,13 @@ def not_covered(
         )
     if branches > 1:
         said.append(
-            f"Settings or software changed during the training (changes: {branches - 1}). All of it is counted in "
-            "epsilon"
+            f"Settings or software changed during the training (changes: {branches - 1}). "
             + (
-                ", each part with all the steps it was charged for"
+                "As results may have decided on it, epsilon is the budget of the account, for whatever was decided"
                 if whole
-                else " as far as it went. The run was made by a version that did not count the steps that each part "
-                "was charged for and never did: if results decided where a part ended, only the ledger's total holds"
+                else "All of it is counted in epsilon as far as it went. The run was made by a version that did not "
+                "count the steps that each part was charged for and never did: if results decided where a part "
+                "ended, only the ledger's total holds"
             )
             + "; if somebody chose the settings by the test accuracy so far, that accuracy flatters."
         )

@@ -382,7 +382,8 @@ def test_a_budget_is_set_on_the_data_sets_own_account(tmp_path: Path) -> None:
     first = write(tmp_path / "a.npz", **digits(slice(0, 300)))
     copy = write(tmp_path / "b.npz", **digits(slice(150, 450)))
     assert command("train", first, "--epsilon", 1, "--steps", 3, "--out", tmp_path / "run", home=home)[0] == 0
-    assert command("ledger", copy, "--set-budget", 50, home=home)[0] == 0
+    code, _, err = command("ledger", copy, "--set-budget", 50, home=home)
+    assert code == 2 and "has no account of its own" in err
     code, out, _ = command("ledger", first, "--json", home=home)
     assert code == 0 and json.loads(out[out.index("{") :])["budget"]["epsilon"] == 1.0
 

@@ -19,7 +19,7 @@ from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch,
 from dpvision.mechanism import noise
 from dpvision.mechanism.streams import Key
 from dpvision.privacy import accountant, adaptive, quick
-from dpvision.privacy.events import Capped, PoissonGaussian
+from dpvision.privacy.events import Budget, Capped, PoissonGaussian
 from dpvision.privacy.ledger import Account, ledger_of
 from tests.guarantees.commands import write_data
 from tests.guarantees.stopping import until
@@ -138,6 +138,38 @@ def test_who_stops_early_states_the_whole_charge_everywhere(data: str, tmp_path:
     assert header["guarantee"]["epsilon"] == charged
     assert accountant.epsilon(outcome.event, 1e-5) == charged
     assert {x["epsilon"] for x in runs.read_lines(run.metrics)} == {quick.epsilon(outcome.event, 1e-5)}
+
+
+def test_a_budget_that_is_lowered_afterwards_is_not_the_cap(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run")
+    train.proceed(run, prepared, stop=until(12))
+    train.proceed(run, train.reopen(run, {"lr": 0.5}), stop=until(3))
+    ledger = ledger_of(prepared.fingerprint)
+    ledger.set_budget(Budget(ledger.account().spent() + 0.1, 1e-5))
+    assert train.proceed(run, train.reopen(run)).event.epsilon == 20.0  # type: ignore[union-attr]
+
+
+def test_the_cap_of_a_changed_run_has_what_its_first_weights_revealed(data: str, tmp_path: Path) -> None:
+    """Those may have been charged to another account, whose budget is not this one's."""
+    first, prepared = _begin(data, tmp_path / "first")
+    assert train.proceed(first, prepared).complete
+    alone = accountant.epsilon(prepared.event(), 1e-5)
+    run, again = _begin(data, tmp_path / "run", pretrained=str(first.weights))
+    train.proceed(run, again, stop=until(12))
+    changed = train.proceed(run, train.reopen(run, {"lr": 0.5})).event
+    assert isinstance(changed, Capped) and (changed.epsilon, changed.delta) == (20.0 + alone, 2e-5)
+    made = report.card(run, _account(again))
+    assert made["guarantee"]["delta"] == 2e-5 and made["guarantee"]["epsilon"] == changed.epsilon
+    third, last = _begin(data, tmp_path / "third", pretrained=str(run.weights), epsilon=0.5)
+    event = train.proceed(third, last).event
+    assert isinstance(event, Capped) and event.epsilon > changed.epsilon, "the cap of the weights stays"
+
+
+def test_a_changed_run_with_canaries_ends(data: str, tmp_path: Path) -> None:
+    run, prepared = _begin(data, tmp_path / "run", canaries=20)
+    train.proceed(run, prepared, stop=until(12))
+    assert train.proceed(run, train.reopen(run, {"lr": 0.5})).complete
+    assert report.card(run, _account(prepared))["audit"]["one_run"]["refuted"] is False
 
 
 def test_a_refused_branch_changes_nothing_and_the_old_one_goes_on(data: str, tmp_path: Path) -> None:

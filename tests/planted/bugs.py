@@ -212,8 +212,8 @@ BUGS = (
     ),
     _bug(
         28, "a resumed run forgets what was done before", "Opacus save_checkpoint",
-        ("dpvision.state", "adaptive.compose((*state.path, here), state.config.delta)",
-         "adaptive.compose((here,), state.config.delta)"), by="resume",
+        ("dpvision.state", "adaptive.compose((*state.path, here), delta)", "adaptive.compose((here,), delta)"),
+        by="resume",
     ),
     _bug(
         28, "each run has the whole budget", "Opacus save_checkpoint (analogue)",
