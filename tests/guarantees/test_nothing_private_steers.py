@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from dpvision import report, runs, train
 from dpvision.config import Config
+from dpvision.mechanism.clip.seen import Seen
 from dpvision.privacy.ledger import ledger_of
 from dpvision.report import wording
 from tests.guarantees.commands import write_data
@@ -24,12 +27,18 @@ def _finished(source: Path, folder: Path, config: Config, key: str | None = None
     return run, report.card(run, ledger_of(prepared.fingerprint).account())
 
 
-def test_losses_that_are_not_finite_stop_nothing(tmp_path: Path) -> None:
-    """An error that depends on private losses would tell of them. Their units contribute zero."""
-    config = replace(SETTINGS, lr=3e38, steps=20, momentum=0.9)
-    run, _ = _finished(write_data(tmp_path / "data.npz"), tmp_path / "run", config, key="the same each time")
-    losses = [line["mean_loss"] for line in runs.read_lines(run.operator / "log.jsonl")]
-    assert len(losses) == 20 and not np.isfinite(losses).all(), "there were such losses"
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1e30, 0.0])
+def test_losses_steer_nothing(loss: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and shares that were clipped are private: whatever they are, the run ends with the same weights."""
+    prepared = train.prepare(str(write_data(tmp_path / "data.npz")), SETTINGS)
+    usual, odd = (train.begin(prepared, tmp_path / name, test_key="the same each time") for name in ("usual", "odd"))
+    assert train.proceed(usual, prepared).complete
+    flush = Seen.flush
+    monkeypatch.setattr(Seen, "flush", lambda self: {**flush(self), "mean_loss": loss, "clipped_share": abs(loss)})
+    assert train.proceed(odd, prepared).complete
+    assert len(runs.read_lines(odd.operator / "log.jsonl")) == SETTINGS.steps
+    assert load_file(odd.weights).keys() == load_file(usual.weights).keys()
+    assert all(torch.equal(x, load_file(usual.weights)[name]) for name, x in load_file(odd.weights).items())
 
 
 def test_without_a_test_split_there_is_no_accuracy(tmp_path: Path) -> None:
