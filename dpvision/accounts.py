@@ -26,11 +26,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpvision import atomic
 from dpvision.errors import BudgetSpent, ConfigError, DataError, PrivacyError
 from dpvision.privacy import overlap
 from dpvision.privacy.events import Budget, Event
-from dpvision.privacy.ledger import Account, Charge, Ledger, home, ledger_of
+from dpvision.privacy.ledger import Account, Charge, Ledger, hold, home, ledger_of
 from dpvision.privacy.overlap import Overlap, Sketch
 
 LONGEST_REASON = 300
@@ -44,7 +43,7 @@ class Accounts:
     others: tuple[Ledger, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     new_account: str | None = None
-    named: bool = False  # the one account that a fit was told to use
+    named: bool = False  # the one account that a fit was asked to use
 
     def require_room(self, event: Event, config: Any) -> None:
         """Refuse what any of the accounts would refuse, before any of them is charged."""
@@ -66,13 +65,14 @@ class Accounts:
 
     def plan(self, event: Event, config: Any, sketch: Sketch) -> Account:
         """Enter the event in the plan of every account that it would be charged to; the first one's plan comes back."""
-        self.require_room(event, config)
         unit = getattr(config, "unit", "image")
-        self.first.open(Budget(config.budget or config.epsilon, config.delta), unit=unit)
-        overlap.keep(self.first, sketch)
-        for ledger in self.others:
-            ledger.plan(event, run="planned", unit=unit)
-        return self.first.plan(event, run="planned", unit=unit)
+        with _one_at_a_time():
+            self.require_room(event, config)
+            self.first.open(Budget(config.budget or config.epsilon, config.delta), unit=unit)
+            overlap.keep(self.first, sketch)
+            for ledger in self.others:
+                ledger.plan(event, run="planned", unit=unit)
+            return self.first.plan(event, run="planned", unit=unit)
 
     def charge(
         self,
@@ -175,13 +175,7 @@ def read_accounts(facts: Mapping[str, Any]) -> Accounts:
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """One run at a time, of all that use this home."""
-    folder = home() / "ledgers"
-    try:
-        atomic.make_folder(folder)
-        lock = folder / "charging.lock"
-    except OSError as exc:
-        raise PrivacyError(f"{folder}: cannot be written ({exc}), so nothing was charged.") from exc
-    with atomic.alone(lock):
+    with hold(home() / "ledgers" / "charging.lock"):
         yield
 
 

@@ -23,8 +23,8 @@ of DISTANCE per number:
      whole releases add: d numbers are, jointly, within d 2^-100 of the ideal law. The accountant takes quick.SAMPLER
      off delta for them.
 
-What is trusted and not proven: that AES-CTR's words cannot be told from uniform ones, and that numpy's log, sqrt, cos
-and sin are right within 16 units in the last place (compared with 60 digits in the tests).
+What is trusted and not proven: that AES-CTR's words cannot be distinguished from uniform ones, and that numpy's log,
+sqrt, cos and sin are right within 16 units in the last place (compared with 60 digits in the tests).
 The one branch on values asks whether a number is near a middle, which does not depend on its size.
 
     edge case                      behaviour

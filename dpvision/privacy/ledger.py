@@ -324,15 +324,7 @@ class Ledger:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process, or thread, at a time."""
-        with ExitStack() as stack:
-            try:
-                atomic.make_folder(self.path.parent)
-                stack.enter_context(atomic.alone(self.path.with_suffix(".lock")))
-            except (OSError, DataError) as exc:
-                raise PrivacyError(
-                    f"{self.path}: the ledger can not be locked ({exc}), so nothing was charged. Fix: give write "
-                    f"access to {self.path.parent}."
-                ) from exc
+        with hold(self.path.with_suffix(".lock")):
             yield
 
     def _read(self) -> list[dict[str, Any]]:
@@ -476,6 +468,21 @@ def home_is(place: Path) -> Iterator[None]:
         _elsewhere.reset(token)
 
 
+@contextmanager
+def hold(lock: Path) -> Iterator[None]:
+    """One process, or thread, at a time; where that cannot be had, nothing is charged."""
+    with ExitStack() as stack:
+        try:
+            atomic.make_folder(lock.parent)
+            stack.enter_context(atomic.alone(lock))
+        except (OSError, DataError) as exc:
+            raise PrivacyError(
+                f"{lock}: the ledger cannot be locked ({exc}), so nothing was charged. Fix: give write access to "
+                f"{lock.parent}."
+            ) from exc
+        yield
+
+
 def ledger_of(fingerprint: str) -> Ledger:
     return Ledger(home() / "ledgers", fingerprint)
 
@@ -521,7 +528,7 @@ def _with_charge(
     group = Group(events, None, tuple(x for x in account.plan if x != (at, event)))
     if "sigma" in line:
         group = replace(group, later=Later(group.event, line["sigma"], line["leak"]))
-    elif account.groups:  # written before later runs were told from the first
+    elif account.groups:  # by a version that did not tell later runs from the first
         group = replace(group, later=account.next_group(event)[0].later)  # type: ignore[union-attr]
     return (*account.groups, group), ()
 
@@ -536,7 +543,7 @@ def _require_unit(account: Account, unit: str) -> None:
 
 
 def _require_room(account: Account, event: Event) -> None:
-    """The event, with all that is planned, fits into the budget beside all that was charged."""
+    """The event, with all that is planned, fits into the budget with all that was charged."""
     _require_within(account, account.total_with(event), event)
 
 
