@@ -141,13 +141,11 @@ def stopping(steps: int, epsilon: float) -> tuple[float, float]:
     mu = gdp.mu_of_point(epsilon, DELTA) / math.sqrt(steps)
     width = mu / 60  # of the grid, a small part of a step's loss, which is N(mu^2 / 2, mu^2)
     losses = np.arange(-4.0, 12.0, width)
-    shift = round(mu**2 / 2 / width)  # the mean is on the grid to a hair
-    kernel = np.exp(-((np.arange(-480, 481) * width / mu) ** 2) / 2)
+    kernel = np.exp(-(((np.arange(-600, 601) * width - mu**2 / 2) / mu) ** 2) / 2)
     kernel /= kernel.sum()
 
     def expected(value: Floats) -> Floats:
-        smooth = np.convolve(np.pad(value, 480, mode="edge"), kernel, mode="valid")
-        return np.pad(smooth, (0, shift), mode="edge")[shift:]
+        return np.convolve(np.pad(value, 600, mode="edge"), kernel[::-1], mode="valid")
 
     values = [np.zeros_like(losses), np.zeros_like(losses)]
     for t in range(steps, 0, -1):
