@@ -21,7 +21,7 @@ test-slow: .venv/ready
 
 # Hostile files and command lines, new ones each time; a fifth of an hour on an idle core.
 fuzz: .venv/ready
-	DPVISION_FUZZ=$${DPVISION_FUZZ:-10000} $(BIN)/pytest tests/fuzz
+	DPVISION_FUZZ=$${DPVISION_FUZZ:-10000} $(BIN)/pytest tests/system/fuzz
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -6,8 +6,9 @@ import statistics
 import time
 
 from benchmarks.results import Figure, main
-from dpvision.privacy import accountant, calibrate, quick
-from dpvision.privacy.events import Budget, PoissonGaussian
+from dpvision.core import accountant, quick
+from dpvision.core.events import Budget, PoissonGaussian
+from dpvision.settings import calibrate
 
 RATE, DELTA = 4096 / 50_000, 1e-5
 TABLE = [

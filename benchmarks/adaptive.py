@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from benchmarks.results import Figure, main
-from dpvision.privacy import accountant, adaptive, calibrate, gdp, quick
-from dpvision.privacy.events import Adaptive, Budget, Composed, Event, Gaussian, Later, PoissonGaussian
+from dpvision.core import accountant, adaptive, gdp, quick
+from dpvision.core.events import Adaptive, Budget, Composed, Event, Gaussian, Later, PoissonGaussian
+from dpvision.settings import calibrate
 
 Floats = NDArray[np.float64]
 DELTA = 1e-5

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from benchmarks.results import Figure, main
-from dpvision import runs
 from dpvision.audit.bound import lower_bound
 from dpvision.audit.canaries import Coins
 from dpvision.audit.mechanisms import mechanisms
 from dpvision.audit.profile import verdict
-from dpvision.privacy.events import Budget
+from dpvision.core.events import Budget
+from dpvision.storage import run_folder
 
 DELTA, CUT = 1e-5, 0.83
 QUICK = {3.0: 10_000}  # epsilon -> canaries of each mechanism, with as many again for the cut
@@ -59,9 +59,9 @@ def _mechanisms(epsilon: float, canaries: int) -> list[Figure]:
 
 def _one_run(epsilon: float) -> list[Figure]:
     """A training on the built-in digits that carries 500 canaries, and one without."""
-    from dpvision.config import Config
-    from dpvision.prepare import prepare
-    from dpvision.train import begin, proceed
+    from dpvision.private.training.prepare import prepare
+    from dpvision.private.training.train import begin, proceed
+    from dpvision.settings.training import Config
 
     figures, hits = [], {}
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +72,7 @@ def _one_run(epsilon: float) -> list[Figure]:
             run = begin(prepared, Path(folder) / f"run {canaries}")
             hits[canaries] = proceed(run, prepared).accuracy
             if canaries:
-                found = runs.read_json(run.folder / "audit.json")["one_run"]
+                found = run_folder.read_json(run.folder / "audit.json")["one_run"]
                 name = f"one run at epsilon {epsilon:g}, 500 canaries: epsilon at least"
                 figures.append(Figure(name, found["epsilon_at_least"], high=epsilon))
         os.environ.pop("DPVISION_HOME")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
-from dpvision import timing, train
-from dpvision.recipes import recipe
+from dpvision.private.training import timing, train
+from dpvision.settings.recipes import recipe
 
 QUICK = {"batch": 128}  # 1/32 of a step's images; a step of the whole recipe takes a quarter of an hour here
 

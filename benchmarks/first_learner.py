@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
-from dpvision import train
-from dpvision.config import Config
-from dpvision.privacy import accountant
+from dpvision.core import accountant
+from dpvision.private.training import train
+from dpvision.settings.training import Config
 
 # small-cnn on MNIST takes minutes; it is left out here.
 REAL = {"mnist": ("linear",), "dermamnist": ("linear", "small-cnn")}

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.results import Figure, main
 from dpvision.audit import PAPER, attack, estimate, lower_bound, paper_sigma, scheduled, sound_sigma
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Budget, ClassScheduled
+from dpvision.core import accountant
+from dpvision.core.events import Budget, ClassScheduled
 
 BUDGET = Budget(1.0, 1e-5)
 RUNS = 40_000  # of each world

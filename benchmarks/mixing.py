@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results import Figure, main
-from dpvision.heads.rows import Preparation, Rows
-from dpvision.mechanism.streams import Key
-from dpvision.privacy.events import Budget
-from dpvision.privacy.ledger import Charge, Ledger
-from dpvision.release.mixtures import BLOCK, Mixtures
-from dpvision.release.sampling import Poisson
-from dpvision.release.weights import RandomWeights
+from dpvision.core.events import Budget
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.row_sampling import Poisson
+from dpvision.private.statistics.mixture_weights import RandomWeights
+from dpvision.private.statistics.mixtures import BLOCK, Mixtures
+from dpvision.private.statistics.rows import Preparation, Rows
 
 RECORDS, WIDTH, CLASSES, ROWS, DEGREE, SIGMA = 60_000, 3_969, 10, 60_000, 64, 1.0
 SECONDS, GIGABYTES = 60.0, 4.0

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from benchmarks.results import Figure, main
-from dpvision.mechanism import noise
-from dpvision.mechanism.streams import Key
+from dpvision.core import noise
+from dpvision.core.keys import Key
 
 SIZE = 2_700_000  # weights of a WRN-16-4
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
+from dpvision.core.events import Budget
+from dpvision.core.ledger import ledger_of
 from dpvision.data import Split, identify, load
-from dpvision.privacy import overlap
-from dpvision.privacy.events import Budget
-from dpvision.privacy.ledger import ledger_of
-from dpvision.public.taught_by import pixel_digests
+from dpvision.private.accounts import overlap
+from dpvision.public.provenance import pixel_digests
 
 NAMES = ("mnist", "fashion_mnist", "cifar10", "dermamnist")
 IMAGES = 0.005  # of different images may be taken for the same

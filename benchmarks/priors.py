@@ -21,12 +21,12 @@ from benchmarks.priors_plot import draw
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
 from benchmarks.trainings import Case, Done, figures, mean, table, trained
-from dpvision import train
+from dpvision.core import accountant
+from dpvision.core.events import PoissonGaussian
 from dpvision.models import build, load_public
-from dpvision.pretrain.run import Settings, pretrain
-from dpvision.privacy import accountant
-from dpvision.privacy.events import PoissonGaussian
-from dpvision.recipes import recipe
+from dpvision.private.training import train
+from dpvision.public.pretrain.run import Settings, pretrain
+from dpvision.settings.recipes import recipe
 
 PICTURE = Path(__file__).with_name("priors.png")
 # Linear probing (Fig. 6, Table 4 and 15) and all phases (Table 1), on CIFAR-10; DermaMNIST (Table 2): Tang et al. 2023.

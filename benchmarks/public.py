@@ -19,14 +19,14 @@ from benchmarks.public_parts import NETWORK, PUBLIC, SAMPLES, Parts, scratch
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand
 from benchmarks.trainings import Case, Done, difference, figures, table, trained
-from dpvision import train
 from dpvision.audit.hessian import curvature
 from dpvision.audit.subject import subject
-from dpvision.config import Config
-from dpvision.mechanism.clip import ClippedSum, Public
 from dpvision.models import build
-from dpvision.prepare import each_loss
+from dpvision.private.engine import ClippedSum, Public
+from dpvision.private.training import train
+from dpvision.private.training.prepare import each_loss
 from dpvision.public import assist
+from dpvision.settings.training import Config
 
 EPSILON, SEEDS = 2.0, 3
 DATA = ("fashion_mnist", "cifar10")

@@ -16,13 +16,13 @@ import numpy as np
 
 from benchmarks.shared_data import unpacked
 from dpvision.data import identify, load
-from dpvision.diffusion.fit import Settings as Fit
-from dpvision.diffusion.fit import fit
-from dpvision.diffusion.model import Kind
-from dpvision.diffusion.quality import classifier
-from dpvision.diffusion.quality.pictures import Pictures
-from dpvision.diffusion.sample import Draw, sample
 from dpvision.public.batches import Source
+from dpvision.public.diffusion.fit import Settings as Fit
+from dpvision.public.diffusion.fit import fit
+from dpvision.public.diffusion.model import Kind
+from dpvision.public.diffusion.sample import Draw, sample
+from dpvision.public.quality import classifier
+from dpvision.public.quality.pictures import Pictures
 from dpvision.public.settings import Settings as Warm
 from dpvision.public.split import split
 from dpvision.public.warmup import warm_up

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
-from dpvision.heads import fit_head
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Budget
-from dpvision.privacy.ledger import Ledger, home
-from dpvision.recipes import release_recipe
-from dpvision.release.making import Encoded, Prepared, make, prepare
-from dpvision.release.papers_account import papers_sigma
-from dpvision.release.settings import changed
-from dpvision.report import released
+from dpvision.audit.papers_account import papers_sigma
+from dpvision.core import accountant
+from dpvision.core.events import Budget
+from dpvision.core.ledger import Ledger, home
+from dpvision.private.statistics import fit_head
+from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
+from dpvision.released.report import released
+from dpvision.settings.recipes import release_recipe
+from dpvision.settings.release import changed
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 ROWS, MOMENTS = "linear discriminant of the rows", "linear discriminant of the moments"

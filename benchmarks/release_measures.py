@@ -20,26 +20,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.measures.collapse import collapse
+from benchmarks.measures.distance import distances_to_others
+from benchmarks.measures.labels import histogram, label_noise, mixed_labels, signal_to_noise
+from benchmarks.measures.simulation import simulate
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
+from dpvision.audit.inversion import correlations, invert
+from dpvision.audit.losses import cross_entropies, membership_auc
+from dpvision.core.events import Budget
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Ledger
+from dpvision.core.row_sampling import Poisson, Sampler, hierarchical
 from dpvision.data import load
-from dpvision.heads.rows import Preparation, Rows
-from dpvision.inputs import to_tensor
-from dpvision.measures.collapse import collapse
-from dpvision.measures.distance import distances_to_others
-from dpvision.measures.inversion import correlations, invert
-from dpvision.measures.labels import histogram, label_noise, mixed_labels, signal_to_noise
-from dpvision.measures.membership import cross_entropies, membership_auc
-from dpvision.measures.sheet import contact_sheet
-from dpvision.measures.simulation import simulate
-from dpvision.mechanism.streams import Key
+from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
-from dpvision.privacy.calibrate import sigma_of
-from dpvision.privacy.events import Budget
-from dpvision.privacy.ledger import Ledger
-from dpvision.release.degree import optimal_degree, optimal_nu
-from dpvision.release.mixtures import BLOCK, Mixtures
-from dpvision.release.sampling import Poisson, Sampler, hierarchical
+from dpvision.private.statistics.mixtures import BLOCK, Mixtures
+from dpvision.private.statistics.rows import Preparation, Rows
+from dpvision.public.quality.sheet import contact_sheet
+from dpvision.settings.calibrate import sigma_of
+from dpvision.settings.degree import optimal_degree, optimal_nu
 
 BUDGET = Budget(8.0, 1e-5)
 KEY = Key.for_tests("release measures")

@@ -17,14 +17,14 @@ from typing import Any
 
 from benchmarks.results import Figure, machine
 from benchmarks.shared_data import at_hand, unpacked, unpacked_in_two
-from dpvision import train
-from dpvision.config import Config, to_dict
+from dpvision.core import accountant
 from dpvision.models import digest_of
 from dpvision.models.patches import CONSTANTS
-from dpvision.pretrain import dictionary
-from dpvision.privacy import accountant
-from dpvision.recipes import recipe
-from dpvision.report.metrics import last_accuracy, read
+from dpvision.private.training import train
+from dpvision.public import dictionary
+from dpvision.released.report.metrics import last_accuracy, read
+from dpvision.settings.recipes import recipe
+from dpvision.settings.training import Config, to_dict
 
 KEPT = Path(__file__).with_name("trainings.jsonl")
 

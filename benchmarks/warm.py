@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.results import Figure, main
-from dpvision.memory import keep_freed_memory
 from dpvision.models import build
+from dpvision.models.memory import keep_freed_memory
 from dpvision.public.batches import Source
 from dpvision.public.settings import Settings
 from dpvision.public.warmup import State

@@ -8,13 +8,13 @@ __version__ = "0.2.0"
 
 # Name -> module. Loaded on first use, so that `import dpvision` costs nothing.
 _HOMES = {
-    "Budget": "dpvision.privacy.events",
-    "Composed": "dpvision.privacy.events",
-    "ClassScheduled": "dpvision.privacy.events",
-    "Config": "dpvision.config",
+    "Budget": "dpvision.core.events",
+    "Composed": "dpvision.core.events",
+    "ClassScheduled": "dpvision.core.events",
+    "Config": "dpvision.settings.training",
     "DPVisionError": "dpvision.errors",
-    "Gaussian": "dpvision.privacy.events",
-    "PoissonGaussian": "dpvision.privacy.events",
+    "Gaussian": "dpvision.core.events",
+    "PoissonGaussian": "dpvision.core.events",
     "PrivacyWarning": "dpvision.errors",
     "PrivateImageClassifier": "dpvision.estimators",
     "PrivateRelease": "dpvision.estimators",

@@ -21,9 +21,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn.svm import SVC
 
-from dpvision.diffusion import edm
-from dpvision.diffusion.points import MLP, fit_points
-from dpvision.diffusion.sampler import falling_sigmas, heun
+from dpvision.public.diffusion import edm
+from dpvision.public.diffusion.sampler import falling_sigmas, heun
+from examples.points import MLP, fit_points
 
 TURNS, WIDTH = 1.5, 0.02
 COUNTS = (100, 250, 2500)

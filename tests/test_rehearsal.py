@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dpvision.config import Config
+from dpvision.core import accountant
+from dpvision.core.events import PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.plan import plan, scaled_down
-from dpvision.privacy import accountant
-from dpvision.privacy.events import PoissonGaussian
+from dpvision.settings.plan import plan, scaled_down
+from dpvision.settings.training import Config
 
 
 @pytest.mark.parametrize("factor", [1, 4, 16, 33.3])

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from dpvision.audit.canaries import FRESH, Coins, Progress, Scores
+from dpvision.audit.losses import cross_entropies
 from dpvision.audit.membership import Membership, attack_success
 from dpvision.audit.training_canaries import Training, training_scores
-from dpvision.config import Config
+from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split, load
 from dpvision.errors import ConfigError, DataError
-from dpvision.inference import Released, released
-from dpvision.inputs import Inputs
-from dpvision.measures.membership import cross_entropies
-from dpvision.mechanism.sampling import PoissonSampler
+from dpvision.models.inputs import Inputs
+from dpvision.released.inference import Released, released
+from dpvision.settings.training import Config
 from dpvision.views import Views
 
 # Canaries that share a run: fewer where each is several images.

@@ -5,7 +5,7 @@ release, around records of few features (release_canaries.py). The second reads 
 the operator, and never goes into the folder:
 
     membership    a classifier of the released rows, and its losses on training and on test images
-    inversion     of mixtures: images that explain released rows (measures/inversion.py), each beside the image that it
+    inversion     of mixtures: images that explain released rows (audit/inversion.py), each beside the image that it
                   is most like among the training and among as many test images; and of single records without noise,
                   which shows what the attack sees where nothing hides them. Rows that were drawn from moments are
                   nobody's, so there is nothing to invert.
@@ -25,19 +25,19 @@ from torch import Tensor, nn
 
 from dpvision.audit.canaries import FRESH, Coins, Scores
 from dpvision.audit.canaries import Progress as Counted
+from dpvision.audit.inversion import correlations, invert
+from dpvision.audit.losses import cross_entropies
 from dpvision.audit.membership import Membership, attack_success
 from dpvision.audit.release_canaries import mixture_scores, moments_scores
 from dpvision.data import Split
-from dpvision.encoders import Encoder
-from dpvision.heads.rows import Preparation, Rows
-from dpvision.inputs import to_tensor
-from dpvision.learners import DiscriminantLearner
-from dpvision.measures.inversion import correlations, invert
-from dpvision.measures.membership import cross_entropies
-from dpvision.release.finished import Finished
-from dpvision.release.folder import read_rows
-from dpvision.release.making import mechanism_of, told_to_learners, weights_of
-from dpvision.release.reading import features_of, made_by, split_of
+from dpvision.models.inputs import to_tensor
+from dpvision.private.features.as_released import features_of, made_by, split_of
+from dpvision.private.features.encoders import Encoder
+from dpvision.private.statistics.release import mechanism_of, told_to_learners, weights_of
+from dpvision.private.statistics.rows import Preparation, Rows
+from dpvision.released.finished import Finished
+from dpvision.released.folder import read_rows
+from dpvision.released.learners import DiscriminantLearner
 
 # Canaries that share a release of rows, and of moments, whose numbers grow with the square.
 IN_ROWS, IN_MOMENTS = 200, 40

@@ -29,10 +29,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.core.events import Budget, Event, Exposure, Kind, apart
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Charge, Ledger
 from dpvision.errors import ConfigError
-from dpvision.mechanism.streams import Key
-from dpvision.privacy.events import Budget, Event, Exposure, Kind, apart
-from dpvision.privacy.ledger import Charge, Ledger
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.audit.hessian import PHYSICAL, trainable
-from dpvision.mechanism.clip import ClippedSum, Loss
+from dpvision.private.engine import ClippedSum, Loss
 
 Progress = Callable[[int], None]
 

@@ -1,4 +1,4 @@
-"""What audits found, as sections of audit.json (audit_file.py), which may leave.
+"""What audits found, as sections of audit.json (record.py), which may leave.
 
 The coins and scores of canaries themselves are in operator/canaries.json. What was computed from private images is in
 neither.
@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision import atomic, audit_file, runs
+from dpvision.audit import record
 from dpvision.audit.canaries import claimed_mu
 from dpvision.audit.one_run import OneRun, guesses_for, one_run
 from dpvision.audit.profile import Verdict
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Capped, Composed, Event, exposures, parts
+from dpvision.core import accountant, files
+from dpvision.core.events import Capped, Composed, Event, exposures, parts
+from dpvision.storage import run_folder
 
 
 def of_mechanism(verdict: Verdict, *, proved: float) -> dict[str, Any]:
     """A verdict as plain values, beside the epsilon of all that was done: settings may have changed on the way."""
     return {
-        "epsilon_proved": audit_file.provable(proved),
+        "epsilon_proved": record.provable(proved),
         "epsilon_tested": verdict.epsilon,
         "epsilon_at_least": verdict.bound.epsilon,
         "delta": verdict.delta,
@@ -42,7 +43,7 @@ def of_mechanism(verdict: Verdict, *, proved: float) -> dict[str, Any]:
 
 
 def audit_carried(
-    run: runs.Run, scores: NDArray[np.float64], inside: NDArray[np.bool_], *, event: Event, delta: float
+    run: run_folder.Run, scores: NDArray[np.float64], inside: NDArray[np.bool_], *, event: Event, delta: float
 ) -> OneRun:
     """The bound of the canaries that a run carried, into audit.json; what is known of each, into operator/."""
     done = exposures(Composed(parts(event)))  # the steps, not what bounds them
@@ -50,9 +51,9 @@ def audit_carried(
     found = one_run(scores, inside, guesses=guesses, delta=delta)
     proved = accountant.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
     kept = {"inside": [int(x) for x in inside], "scores": scores.tolist()}
-    atomic.write(run.operator / "canaries.json", json.dumps(kept) + "\n")
+    files.write(run.operator / "canaries.json", json.dumps(kept) + "\n")
     section = {
-        "epsilon_proved": audit_file.provable(proved),
+        "epsilon_proved": record.provable(proved),
         "epsilon_at_least": found.epsilon,
         "delta": delta,
         "confidence": found.confidence,
@@ -61,5 +62,5 @@ def audit_carried(
         "right": found.right,
         "refuted": found.refutes(proved),
     }
-    audit_file.record(run.folder, "one_run", section)
+    record.record(run.folder, "one_run", section)
     return found

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from dpvision import atomic, runs
 from dpvision.audit import dynamics, geometry_pictures
 from dpvision.audit.gradient_plane import Cloud, Concentration, Group, concentration
 from dpvision.audit.hessian import Curvature, curvature
 from dpvision.audit.subject import Subject, of_class
+from dpvision.core import files
 from dpvision.errors import ConfigError, PrivacyError
-from dpvision.prepare import each_loss
+from dpvision.private.training.prepare import each_loss
+from dpvision.storage import run_folder
 
 Progress = Callable[[str, int, int], None]
 
@@ -35,7 +36,7 @@ class Place:
 
     def write(self, name: str, data: bytes | str) -> Path:
         self.folder.mkdir(parents=not self.private, exist_ok=True, mode=0o700 if self.private else 0o755)
-        atomic.write(self.folder / name, data, mode=0o600 if self.private else 0o644)
+        files.write(self.folder / name, data, mode=0o600 if self.private else 0o644)
         return self.folder / name
 
 
@@ -54,7 +55,7 @@ def place(weights: Path, out: Path, *, private: bool) -> Place:
     """Where results go: `out`, or a folder of that name in the operator folder of the run."""
     folder = out
     if private:
-        run = runs.Run(Path(os.path.abspath(weights)))
+        run = run_folder.Run(Path(os.path.abspath(weights)))
         if not run.operator.is_dir() or not (run.folder / "config.toml").exists():
             raise ConfigError(
                 f"{weights}: not the folder of a run, and what is measured on private data is written into a run's "

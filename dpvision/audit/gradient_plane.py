@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.mechanism.clip import ClippedSum, Loss
+from dpvision.private.engine import ClippedSum, Loss
 
 Group = tuple[Tensor, Tensor]  # images and their targets
 Progress = Callable[[int, int], None]

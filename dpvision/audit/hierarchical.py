@@ -38,9 +38,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from dpvision.audit import random_rows
+from dpvision.core import gdp
+from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
-from dpvision.privacy import calibrate, gdp, random_rows
-from dpvision.privacy.events import Budget
+from dpvision.settings import calibrate
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

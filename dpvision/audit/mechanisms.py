@@ -11,10 +11,10 @@ from dpvision.audit import hierarchical
 from dpvision.audit.canaries import Coins, Scores
 from dpvision.audit.release_canaries import head_scores, mixture_scores, moments_scores
 from dpvision.audit.training_canaries import Training, training_scores
-from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.privacy import calibrate
-from dpvision.privacy.events import Budget, ClassScheduled
-from dpvision.release.sampling import Poisson, Scheduled, in_turn
+from dpvision.core.events import Budget, ClassScheduled
+from dpvision.core.row_sampling import Poisson, Scheduled, in_turn
+from dpvision.core.sampling import PoissonSampler
+from dpvision.settings import calibrate
 from dpvision.views import Views
 
 RATE, STEPS, HEAD_STEPS = 0.25, 8, 5

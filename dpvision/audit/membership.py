@@ -1,6 +1,6 @@
 """Who was in the data, by a model's answers: loss threshold, and LiRA with a few shadow models.
 
-    loss threshold   "in" where the loss is small (Yeom et al. 2018); measures/membership.py has its AUC
+    loss threshold   "in" where the loss is small (Yeom et al. 2018); audit/losses.py has its AUC
     LiRA             (Carlini et al. 2022, arXiv 2112.03570) phi = log p_y - log(1 - p_y) of a record, against what
                      models give it that were trained without it, and, online, against those trained with it:
 
@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
+from dpvision.audit.losses import membership_auc
 from dpvision.errors import ConfigError
-from dpvision.measures.membership import membership_auc
 
 Floats = NDArray[np.float64]
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.audit.replaced import replaced
-from dpvision.mechanism.streams import Stream
-from dpvision.release.sampling import Chosen, Poisson, Scheduled
-from dpvision.release.weights import RandomWeights
+from dpvision.core.keys import Stream
+from dpvision.core.row_sampling import Chosen, Poisson, Scheduled
+from dpvision.private.statistics.mixture_weights import RandomWeights
 
 Block = Any  # the step of the stream that a block of rows gets its coins from
 Toss = tuple[int, int]  # row of the block, record

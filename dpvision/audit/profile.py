@@ -36,8 +36,8 @@ from dpvision.audit.bound import (
     lower_bound,
 )
 from dpvision.audit.canaries import Scores
+from dpvision.core import accountant
 from dpvision.errors import ConfigError
-from dpvision.privacy import accountant
 
 EPSILONS = 64
 # Draws of canaries that are in, over all runs, from which on the matched filter may raise an alarm.

@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 
 from dpvision.audit.mixture_coins import MixtureCoins
 from dpvision.audit.replaced import replaced
-from dpvision.mechanism import noise
-from dpvision.mechanism.clip import Public
-from dpvision.mechanism.private_sum import Fetch, PrivateSum
-from dpvision.mechanism.streams import KEY_BYTES, Key, Stream
-from dpvision.privacy.events import Event
-from dpvision.privacy.ledger import Account, Ledger
+from dpvision.core import noise
+from dpvision.core.events import Event
+from dpvision.core.keys import KEY_BYTES, Key, Stream
+from dpvision.core.ledger import Account, Ledger
+from dpvision.private.engine import Public
+from dpvision.private.training.private_sum import Fetch, PrivateSum
 
 Data = TypeVar("Data")
 # Purpose, step, rank and branch of the stream that the noise comes from; the call's number, if nobody knows.

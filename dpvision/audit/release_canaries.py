@@ -27,15 +27,15 @@ from dpvision.audit.canaries import (
     score,
     throw_away_ledgers,
 )
+from dpvision.core.events import Exposure, Gaussian, exposures
+from dpvision.core.row_sampling import Poisson, Sampler, Scheduled
 from dpvision.errors import ConfigError
-from dpvision.heads.releases import Releases
-from dpvision.heads.rows import BoundedSum, Preparation, Rows
-from dpvision.heads.setup import setup
-from dpvision.privacy.events import Exposure, Gaussian, exposures
-from dpvision.release.mixtures import Mixtures
-from dpvision.release.moments import Moments
-from dpvision.release.sampling import Poisson, Sampler, Scheduled
-from dpvision.release.weights import RandomWeights
+from dpvision.private.statistics.mixture_weights import RandomWeights
+from dpvision.private.statistics.mixtures import Mixtures
+from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.releases import Releases
+from dpvision.private.statistics.rows import BoundedSum, Preparation, Rows
+from dpvision.private.statistics.setup import setup
 
 
 def mixture_scores(

@@ -36,8 +36,7 @@ import numpy as np
 import torch
 
 from dpvision.audit.recording import Asked, Recording, Use, record
-from dpvision.mechanism.noise import ARITHMETIC_SLACK
-from dpvision.privacy.events import (
+from dpvision.core.events import (
     Adaptive,
     Capped,
     ClassScheduled,
@@ -48,6 +47,7 @@ from dpvision.privacy.events import (
     Tuned,
     parts,
 )
+from dpvision.core.noise import ARITHMETIC_SLACK
 
 Data = TypeVar("Data")
 # What float64 arithmetic of this comparison may add, as a share of the sensitivity.

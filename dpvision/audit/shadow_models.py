@@ -27,19 +27,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision import atomic, runs, sealed
 from dpvision.audit.auditing import answers, of_membership
 from dpvision.audit.canaries import ANY_BUDGET
 from dpvision.audit.membership import Floats, Membership, attack_success, confidences, lira, roc, shadows
-from dpvision.config import Config
+from dpvision.core import files
+from dpvision.core.ledger import home, home_is
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
-from dpvision.inference import released
-from dpvision.inputs import units
-from dpvision.prepare import prepare, prepare_read
-from dpvision.privacy.ledger import home, home_is
-from dpvision.state import State
-from dpvision.train import begin, proceed
+from dpvision.private.training.prepare import prepare, prepare_read
+from dpvision.private.training.state import State
+from dpvision.private.training.train import begin, proceed
+from dpvision.private.training.units import units
+from dpvision.released.inference import released
+from dpvision.settings.training import Config
+from dpvision.storage import run_folder, sealed
 
 # In turn, each shadow model is attacked by the others: everybody must be in one of them and out of one.
 FEWEST = 4
@@ -89,7 +90,7 @@ class Pool:
 class Planned:
     """An attack that can be made: of which run, with how many shadow models, on whose records."""
 
-    run: runs.Run
+    run: run_folder.Run
     source: str
     count: int
     config: Config
@@ -97,7 +98,7 @@ class Planned:
     pool: Pool
 
 
-def plan(run: runs.Run, source: str, *, count: int) -> Planned:
+def plan(run: run_folder.Run, source: str, *, count: int) -> Planned:
     """Refuse what can not be attacked; nothing is done yet."""
     if count < FEWEST or count % 2:
         raise ConfigError(f"--shadows {count}: it must be an even number, {FEWEST} at least, such as 8.")
@@ -111,7 +112,7 @@ def plan(run: runs.Run, source: str, *, count: int) -> Planned:
 def attack_by_shadows(planned: Planned, *, progress: Progress = lambda *_: None) -> Lira:
     """Train the shadow models, remove them, and tell what they find."""
     run, config, data, pool, count = planned.run, planned.config, planned.data, planned.pool, planned.count
-    with runs.only_one(run), throw_away_home(run.operator / "shadows") as place:
+    with run_folder.only_one(run), throw_away_home(run.operator / "shadows") as place:
         fit = _training(data, pool.records, config, planned.source, place, count, progress)
         seed = secrets.randbits(63)
         phi, inside = shadows(fit, pool.records.labels, count=count, units=pool.of, seed=seed)
@@ -203,8 +204,8 @@ def throw_away_home(place: Path) -> Iterator[Path]:
     A link in its place is refused: keys would be kept, and things removed, wherever it leads.
     """
     priors = home().absolute() / "priors"
-    atomic.remove_folder(place)  # of one that was killed
-    atomic.make_folder(place)
+    files.remove_folder(place)  # of one that was killed
+    files.make_folder(place)
     if priors.is_dir():
         (place / "priors").symlink_to(priors)
     try:

@@ -14,15 +14,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from dpvision import __version__, runs, sealed
+from dpvision import __version__
 from dpvision.audit.gradient_plane import Group
 from dpvision.data import Dataset, load
 from dpvision.errors import ConfigError, DataError
-from dpvision.inference import released
-from dpvision.inputs import to_tensor
 from dpvision.models import Featured, build, digest_of, head_alone, load_public, train_only
+from dpvision.models.inputs import to_tensor
 from dpvision.models.parts import head_of
-from dpvision.unaccounted import require_unaccounted
+from dpvision.private.accounts.unaccounted import require_unaccounted
+from dpvision.released.inference import released
+from dpvision.storage import run_folder, sealed
 
 FORMAT = "dpvision-geometry-1"
 
@@ -107,7 +108,7 @@ def _network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, 
             raise ConfigError(f"{weights}: its model is {said['model']}, not {model}. Fix: leave out --model.")
         made = released(weights)
         data = load(source, classes=list(made.classes), size=made.shape[1:], channels=made.shape[0])
-        part = runs.Run(weights).config().part if weights.is_dir() else "all"
+        part = run_folder.Run(weights).config().part if weights.is_dir() else "all"
         return made.model, data, "head" if part == "centred-head" else part
     if model is None:
         raise ConfigError(f"{weights}: does not say which network it is of. Fix: --model NAME, or the folder of a run.")

@@ -27,12 +27,13 @@ from dpvision.audit.canaries import (
     score,
     throw_away_ledgers,
 )
+from dpvision.core.events import Exposure
+from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split
-from dpvision.inputs import Inputs, fetcher
-from dpvision.mechanism.clip import STYLES, ClippedSum, Public
-from dpvision.mechanism.private_sum import Fetch, PrivateSum
-from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.privacy.events import Exposure
+from dpvision.models.inputs import Inputs
+from dpvision.private.engine import STYLES, ClippedSum, Public
+from dpvision.private.training.private_sum import Fetch, PrivateSum
+from dpvision.private.training.units import fetcher
 from dpvision.public import assist
 from dpvision.views import Views
 

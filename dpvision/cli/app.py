@@ -56,6 +56,6 @@ def word_list(text: str) -> list[str]:
 
 def given(arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings among a verb's arguments that were given: they have the names that they have in Config."""
-    from dpvision.config import SETTINGS
+    from dpvision.settings.training import SETTINGS
 
     return {k: v for k, v in arguments.items() if k in SETTINGS and v is not None}

@@ -52,17 +52,17 @@ def audit(
         refuted = _release(place, source, runs, confidence, operator, weights)
     else:
         refuted = _run(place, source, runs, confidence, shadows)
-    from dpvision import console
+    from dpvision.cli import screen
 
     if refuted:
-        console.say(
+        screen.say(
             "REFUTED: what was found is more than the claim allows. By canaries in other runs of the mechanism that is "
             f"chance once in {1 / (1 - confidence):.0f} audits of a true claim: audit again with more --runs. By those "
             "in the run itself, once in 20 runs, and auditing again tells the same. If it stays, do not release it, "
             "and report it (SECURITY.md)."
         )
         raise SystemExit(4)
-    console.say("not refuted: no test here showed more than the claim allows.")
+    screen.say("not refuted: no test here showed more than the claim allows.")
 
 
 def _require_what_fits(
@@ -83,12 +83,12 @@ def _require_what_fits(
 
 
 def _run(place: Path, source: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
-    from dpvision import console
     from dpvision.audit import auditing
+    from dpvision.cli import screen
     from dpvision.cli.reporting import write_report
-    from dpvision.privacy.events import from_json
-    from dpvision.report import audits
-    from dpvision.runs import Run, fact
+    from dpvision.core.events import from_json
+    from dpvision.released.report import audits
+    from dpvision.storage.run_folder import Run, fact
 
     folder = Run(place)
     config = folder.config()
@@ -103,32 +103,32 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
         from dpvision.audit.shadow_models import plan
 
         planned = plan(folder, source, count=shadows)
-    with console.counting_bar("canaries") as progress:
+    with screen.counting_bar("canaries") as progress:
         scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
-        console.say(
+        screen.say(
             f"canaries in this run: {carried['right']} of {carried['guesses']} guesses right; epsilon at least "
             f"{carried['epsilon_at_least']:.3f}"
         )
     if source is not None:
-        from dpvision.inference import released
+        from dpvision.released.inference import released
 
         _losses(folder.operator, auditing.losses_of(place, source), released(place).classes, allowed)
     if planned is not None:
         _shadows(folder, planned, allowed)
     for path in write_report(folder):
-        console.say(f"wrote {path}")
+        screen.say(f"wrote {path}")
     return found.refuted or bool((carried or {}).get("refuted"))
 
 
 def _release(
     place: Path, source: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
 ) -> bool:
-    from dpvision import console
     from dpvision.audit import auditing_release
-    from dpvision.release.finished import finished
-    from dpvision.report import audits, released
+    from dpvision.cli import screen
+    from dpvision.released.finished import finished
+    from dpvision.released.report import audits, released
 
     release = finished(place)
     audits.of_release(place, release.event, release.settings.delta)  # a file that is not ours is refused first
@@ -136,16 +136,16 @@ def _release(
         raise ConfigError(f"--operator {operator}: is in the release, which leaves. Fix: a folder elsewhere.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
         raise ConfigError(f"--operator {operator}: is a release or a run, which leaves. Fix: a folder of its own.")
-    with console.counting_bar("canaries") as progress:
+    with screen.counting_bar("canaries") as progress:
         scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, release.event, delta=release.settings.delta, confidence=confidence)
     for path in released.write_audited(release):
-        console.say(f"wrote {path}")
+        screen.say(f"wrote {path}")
     if source is not None and operator is not None:
-        from dpvision import atomic
+        from dpvision.core import files
 
-        atomic.make_folder(Path(os.path.abspath(operator)))
-        with console.named_bars() as bars:
+        files.make_folder(Path(os.path.abspath(operator)))
+        with screen.named_bars() as bars:
             losses = auditing_release.losses_of(release, source, weights=weights, progress=bars)
         _losses(operator, losses, release.classes, allowed)
         _inversion(operator, auditing_release.inversion_of(release, source, weights=weights))
@@ -154,19 +154,19 @@ def _release(
 
 def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
     """What canaries say, on the screen and in audit.json and audit.svg; and what the claim allows."""
-    from dpvision import atomic, audit_file, console
-    from dpvision.audit import findings, membership
+    from dpvision.audit import findings, membership, record
     from dpvision.audit.profile import ENOUGH_DRAWN, verdict
-    from dpvision.privacy import accountant
-    from dpvision.report.attack import most_true_positives
+    from dpvision.cli import screen
+    from dpvision.core import accountant, files
+    from dpvision.released.report.attack import most_true_positives
 
     found, proved = verdict(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
-    audit_file.record(place, "mechanism", findings.of_mechanism(found, proved=proved))
+    record.record(place, "mechanism", findings.of_mechanism(found, proved=proved))
     rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
     allowed = (rates, most_true_positives(scores.claimed, rates))
     curve = membership.roc(scores.with_record, scores.without)
     picture = membership.draw({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
-    atomic.write(place / "audit.svg", picture, mode=0o644)
+    files.write(place / "audit.svg", picture, mode=0o644)
     mu, profile = found.estimate, found.profile
     shown = {
         "proved": f"epsilon at most {proved:.4f} at delta {found.delta:g}",
@@ -178,21 +178,21 @@ def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: flo
         shown["tested"] = f"the last settings alone, which claim epsilon {found.epsilon:.4f}; others came before them"
     if found.drawn < ENOUGH_DRAWN:
         shown["estimate"] += "; too few canaries were drawn for an alarm by it"
-    console.table(shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
+    screen.table(shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
     return found, allowed
 
 
 def _losses(operator: Path, attacked: Any, classes: tuple[str, ...], allowed: Any) -> None:
     """Who was in, by losses: into the operator's folder."""
-    from dpvision import console
     from dpvision.audit import auditing, membership
+    from dpvision.cli import screen
 
     found, scores = attacked
     told = auditing.of_membership(found, classes)
     curves = {"losses": membership.roc(scores["members"], scores["others"])}
     _for_the_operator(operator, "membership", told, curves, allowed)
     worst = max(told["by_class"].items(), key=lambda x: x[1], default=("none", 0.5))
-    console.say(
+    screen.say(
         f"losses of {found.members:,} members and {found.others:,} others (for your eyes only): AUC {found.auc:.4f}, "
         f"worst class {worst[0]!r} {worst[1]:.4f}; at 1% wrongly reported, {found.found[0.01]:.2%} are found. In "
         f"{operator}: membership.json, membership.svg"
@@ -201,29 +201,29 @@ def _losses(operator: Path, attacked: Any, classes: tuple[str, ...], allowed: An
 
 def _shadows(folder: Any, planned: Any, allowed: Any) -> None:
     """LiRA: into operator/."""
-    from dpvision import console
     from dpvision.audit.shadow_models import WARNING, attack_by_shadows
+    from dpvision.cli import screen
 
-    with console.counting_bar("shadow models") as progress:
+    with screen.counting_bar("shadow models") as progress:
         found = attack_by_shadows(planned, progress=progress)
     _for_the_operator(folder.operator, "lira", found.told(), found.curves, allowed)
     for name, one in (("this model", found.this_model), ("shadow models in turn", found.shadows_in_turn)):
-        console.say(
+        screen.say(
             f"LiRA, {name}: {one.members:,} members and {one.others:,} others, AUC {one.auc:.4f}; at 0.1% and 1% "
             f"wrongly reported, {one.found[0.001]:.2%} and {one.found[0.01]:.2%} are found"
         )
-    console.say(f"{WARNING} In {folder.operator}: lira.json, lira.svg")
+    screen.say(f"{WARNING} In {folder.operator}: lira.json, lira.svg")
 
 
 def _for_the_operator(operator: Path, name: str, told: Any, curves: Any, allowed: Any) -> None:
     import json
 
-    from dpvision import atomic
     from dpvision.audit import membership
+    from dpvision.core import files
 
-    atomic.write(operator / f"{name}.json", json.dumps(told, indent=1) + "\n")
+    files.write(operator / f"{name}.json", json.dumps(told, indent=1) + "\n")
     picture = membership.draw(curves, allowed=allowed, title="FOR THE OPERATOR'S EYES ONLY")
-    atomic.write(operator / f"{name}.svg", picture)
+    files.write(operator / f"{name}.svg", picture)
 
 
 def _inversion(operator: Path, found: Any) -> None:
@@ -231,18 +231,19 @@ def _inversion(operator: Path, found: Any) -> None:
     import io
     import json
 
-    from dpvision import atomic, console
-    from dpvision.measures.sheet import contact_sheet
+    from dpvision.cli import screen
+    from dpvision.core import files
+    from dpvision.public.quality.sheet import contact_sheet
 
     if isinstance(found, str):
-        console.say(f"no inversion: {found}.")
+        screen.say(f"no inversion: {found}.")
         return
     told = {name: getattr(found, name) for name in ("alone", "members", "others", "compared")}
-    atomic.write(operator / "inversion.json", json.dumps(told, indent=1) + "\n")
+    files.write(operator / "inversion.json", json.dumps(told, indent=1) + "\n")
     sheet = io.BytesIO()
     contact_sheet(sheet, found.lines)
-    atomic.write(operator / "inversion.png", sheet.getvalue())
-    console.say(
+    files.write(operator / "inversion.png", sheet.getvalue())
+    screen.say(
         f"inversion (for your eyes only): images of released rows correlate {found.members:.3f} with the nearest of "
         f"{found.compared:,} training images, and {found.others:.3f} with the nearest of as many test images; those of "
         f"records alone and without noise {found.alone:.3f} with themselves (where that is low, the attack is weak "

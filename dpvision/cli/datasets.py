@@ -17,11 +17,11 @@ def check(source: Data, /, *, classes: Classes = None, size: Size = None, json: 
 
     Example: `dpvision check digits`
     """
-    from dpvision import console
+    from dpvision.cli import screen
     from dpvision.data import check as look
 
     findings = look(source, classes=class_list(classes), size=size)
-    (console.as_json if json else console.show_findings)(console.findings_json(findings))
+    (screen.as_json if json else screen.show_findings)(screen.findings_json(findings))
     if findings.broken or findings.problems:
         sys.exit(3)
 
@@ -41,11 +41,11 @@ def pack(
 
     Example: `dpvision data pack photos --out photos.pack`
     """
-    from dpvision import console
+    from dpvision.cli import screen
     from dpvision.data import pack as pack_into
-    from dpvision.public import taught_by
+    from dpvision.public import provenance
 
-    with console.counting_bar("packing") as progress:
+    with screen.counting_bar("packing") as progress:
         made = pack_into(
             source,
             out,
@@ -55,8 +55,8 @@ def pack(
             skip_broken=bool(skip_broken),
             progress=progress,
         )
-    taught_by.carry(source, made)
-    console.say(f"wrote {made}; use it wherever a data set is asked for")
+    provenance.carry(source, made)
+    screen.say(f"wrote {made}; use it wherever a data set is asked for")
 
 
 @data_app.command
@@ -81,17 +81,17 @@ def split(
     """
     from dataclasses import replace
 
-    from dpvision import console
+    from dpvision.cli import screen
     from dpvision.data import fingerprint, identify, load
-    from dpvision.public import taught_by
+    from dpvision.public import provenance
     from dpvision.public.split import split as cut
 
     data = load(source, classes=class_list(classes), size=size, channels=channels, skip_broken=bool(skip_broken))
-    console.show_parts(cut(data, out, public=public, seed=seed, digest=lambda part: identify(part)[1]), out)
+    screen.show_parts(cut(data, out, public=public, seed=seed, digest=lambda part: identify(part)[1]), out)
     for part in ("public", "private"):
-        taught_by.carry(source, out / f"{part}.npz")
+        provenance.carry(source, out / f"{part}.npz")
     if fingerprint(replace(data.train, originals=None)) != fingerprint(data.train):
-        console.say(
+        screen.say(
             "note: images were resized or recoloured, so an account of the originals does not know those of the parts."
         )
 
@@ -113,15 +113,15 @@ def ledger(
 
     Example: `dpvision ledger digits`, or, a decision of the data's owner, `dpvision ledger digits --set-budget 10`
     """
-    from dpvision import console
-    from dpvision.accounts import choose, describe_shares
+    from dpvision.cli import screen
+    from dpvision.core.events import Budget
+    from dpvision.core.ledger import ledger_of
     from dpvision.data import identify, load
     from dpvision.errors import ConfigError
-    from dpvision.privacy import overlap
-    from dpvision.privacy.events import Budget
-    from dpvision.privacy.ledger import ledger_of
-    from dpvision.public.taught_by import pixel_digests
-    from dpvision.report.charges import lines
+    from dpvision.private.accounts import overlap
+    from dpvision.private.accounts.accounts import choose, describe_shares
+    from dpvision.public.provenance import pixel_digests
+    from dpvision.released.report.charges import lines
 
     options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
     train = load(source, **options).train
@@ -129,7 +129,7 @@ def ledger(
     accounts = choose(fingerprint, overlap.sketch(digests, pixel_digests(train.images), images=train.images))
     book = accounts.first
     for each in accounts.overlaps if not json else ():
-        console.say(f"account {each.ledger.account().id} has {describe_shares(each)}")
+        screen.say(f"account {each.ledger.account().id} has {describe_shares(each)}")
     if drop_plan or set_budget is not None:
         book = ledger_of(fingerprint)  # a decision about this data set, never about another's account
         if not book.exists() and accounts.first.exists():
@@ -143,8 +143,8 @@ def ledger(
         new = Budget(set_budget, delta or (book.account().budget.delta if book.exists() else 1e-5))
         account = book.set_budget(new) if book.exists() else book.open(new)
     elif not book.exists():
-        console.say(f"no run was ever charged to this data; its ledger would be {book.path}")
+        screen.say(f"no run was ever charged to this data; its ledger would be {book.path}")
         return
     else:
         account = book.account()
-    console.show_account(account, lines(account), file=book.path, json=json)
+    screen.show_account(account, lines(account), file=book.path, json=json)

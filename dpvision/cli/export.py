@@ -32,11 +32,11 @@ def export(
     Example: `dpvision export runs/first --to onnx`, or
     `dpvision export runs/first --to safetensors --out first.safetensors`
     """
-    from dpvision import console
-    from dpvision.exported import export as write
-    from dpvision.exported import require_free
-    from dpvision.report import card
-    from dpvision.runs import Run
+    from dpvision.cli import screen
+    from dpvision.released.export import export as write
+    from dpvision.released.export import require_free
+    from dpvision.released.report import card
+    from dpvision.storage.run_folder import Run
 
     folder = Run(Path(os.path.abspath(run)))
     folder.config()
@@ -45,8 +45,8 @@ def export(
     made = card(folder, account_of(folder))
     apart = write(folder.weights, made, out, to=to, force=force)
     if apart is not None:
-        console.say(f"onnxruntime and the network differ by {apart:.1g} at most, on random images")
+        screen.say(f"onnxruntime and the network differ by {apart:.1g} at most, on random images")
     if made["status"] == "private":
-        console.say(f"wrote {out}: it may leave, with its card inside")
+        screen.say(f"wrote {out}: it may leave, with its card inside")
     else:
-        console.say(f"wrote {out}: {made['status']}; it must not leave")
+        screen.say(f"wrote {out}: {made['status']}; it must not leave")

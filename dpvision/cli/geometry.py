@@ -43,9 +43,9 @@ def geometry(
     Example: `dpvision geometry runs/first digits --private`, or, for images that anybody may see,
     `dpvision geometry warmed/weights.safetensors parts/public.npz --model wrn-10-1`
     """
-    from dpvision import console
     from dpvision.audit import geometry as audit
     from dpvision.audit.subject import subject
+    from dpvision.cli import screen
 
     where = audit.place(weights, out, private=private)
     looked, *others = (
@@ -55,10 +55,10 @@ def geometry(
     )
     what = " and ".join(f"{s.facts['images']:,} images of {s.name}" for s in (looked, *others))
     if private:
-        console.say(f"measuring on {what}, which are PRIVATE: no noise protects any of this; for your eyes only")
+        screen.say(f"measuring on {what}, which are PRIVATE: no noise protects any of this; for your eyes only")
     else:
-        console.say(f"measuring on {what}, taken as PUBLIC: figures and pictures tell about them. If not: --private")
-    with console.named_bars() as bars:
+        screen.say(f"measuring on {what}, taken as PUBLIC: figures and pictures tell about them. If not: --private")
+    with screen.named_bars() as bars:
         found = audit.measure(
             looked,
             top=top,
@@ -71,7 +71,7 @@ def geometry(
     first, second = found.groups
     ratio = "none: the last is not positive" if found.curvature.ratio is None else f"{found.curvature.ratio:.4g}"
     named = {1: "lambda_1", top: f"lambda_{top}"}
-    console.table(
+    screen.table(
         {
             "loss, accuracy": f"{found.point.loss:.4g}, {found.point.accuracy:.2%}",
             **{name: f"{values.values[i - 1]:.5g} +- {values.errors[i - 1]:.1g}" for i, name in named.items()},
@@ -84,7 +84,7 @@ def geometry(
         title=f"mean loss, {found.curvature.weights:,} weights",
     )
     if not values.converged:
-        console.say(f"note: after {values.products} products the eigenvalues are known no better than the errors say")
+        screen.say(f"note: after {values.products} products the eigenvalues are known no better than the errors say")
     audit.save(where, looked, found)
     whose = "for your eyes only: never release it" if private else "may be released wherever the weights may"
-    console.say(f"wrote {where.folder}: geometry.json, spectrum.svg, gradients.svg ({whose})")
+    screen.say(f"wrote {where.folder}: geometry.json, spectrum.svg, gradients.svg ({whose})")

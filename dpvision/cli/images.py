@@ -25,15 +25,15 @@ def images(
 
     Example: `dpvision images dead-leaves-mixed --count 1000 --out leaves`
     """
-    from dpvision import console
-    from dpvision.randimages import PROCESSES
-    from dpvision.randimages.gallery import save
+    from dpvision.cli import screen
+    from dpvision.public.random import PROCESSES
+    from dpvision.public.random.gallery import save
 
     if process is None:
         what = [[name, (draws.__doc__ or "").split("\n")[0]] for name, draws in PROCESSES.items()]
-        console.grid(["process", "what"], what)
+        screen.grid(["process", "what"], what)
         return
     place = out or Path(process)
-    with console.counting_bar("drawing") as progress:
+    with screen.counting_bar("drawing") as progress:
         save(process, place, count=count, side=size, seed=seed, workers=workers, progress=progress)
-    console.say(f"wrote {place}; look at {place / 'contact_sheet.png'}")
+    screen.say(f"wrote {place}; look at {place / 'contact_sheet.png'}")

@@ -49,6 +49,6 @@ def _fail(message: str, code: int, *, debug: bool) -> None:
 
 def _first_to_tell() -> bool:
     """Of several ranks that stop, one tells why."""
-    from dpvision import distributed
+    from dpvision.private.training import ranks
 
-    return distributed.first_to_tell()
+    return ranks.first_to_tell()

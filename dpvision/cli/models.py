@@ -33,10 +33,10 @@ def evaluate(
 
     Example: `dpvision eval runs/first digits`
     """
-    from dpvision import console
-    from dpvision.config import Config
+    from dpvision.cli import screen
     from dpvision.errors import ConfigError
-    from dpvision.inference import evaluate as measure
+    from dpvision.released.inference import evaluate as measure
+    from dpvision.settings.training import Config
 
     if examples and not keep:
         raise ConfigError("--examples puts test images on the report. Fix: --keep too, if that is meant.")
@@ -44,19 +44,19 @@ def evaluate(
     result = measure(run, source, split=split, size=size, keep=keep, examples=examples)
     if keep:
         from dpvision.cli.reporting import write_report
-        from dpvision.runs import Run
+        from dpvision.storage.run_folder import Run
 
         write_report(Run(Path(os.path.abspath(run))))
     if json:
-        console.as_json(result)
+        screen.as_json(result)
     else:
-        console.say(
+        screen.say(
             f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}; mean over the classes "
             f"{result['balanced_accuracy']:.2%}; always answering {result['majority_class']!r} would give "
             f"{result['majority_share']:.2%}"
         )
         rows = [[k, f"{v['images']:,}", f"{v['recall']:.1%}"] for k, v in result["classes"].items()]
-        console.grid(["class", "images", "found"], rows)
+        screen.grid(["class", "images", "found"], rows)
 
 
 @app.command
@@ -75,14 +75,15 @@ def predict(
 
     Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`
     """
-    from dpvision import atomic, console
-    from dpvision.inference import predict as guess
+    from dpvision.cli import screen
+    from dpvision.core import files
+    from dpvision.released.inference import predict as guess
 
-    with console.counting_bar("predicting") as progress:
+    with screen.counting_bar("predicting") as progress:
         if out is None:
             failed = guess(run, images, sys.stdout.write, probabilities=probabilities, progress=progress)
         else:
-            with atomic.writing(out, mode=0o644) as file:
+            with files.writing(out, mode=0o644) as file:
                 failed = guess(
                     run,
                     images,
@@ -90,7 +91,7 @@ def predict(
                     probabilities=probabilities,
                     progress=progress,
                 )
-            console.say(f"wrote {out}")
+            screen.say(f"wrote {out}")
     if failed:
         told = "a file" if failed == 1 else f"{failed:,} files"
         raise DataError(f"{images}: {told} can not be read; the column problem says why. All others are predicted.")

@@ -40,23 +40,23 @@ def plan(
     steps
         Number of steps; by default 30 expected passes, 50 below 5,000 units.
     """
-    from dpvision import console
-    from dpvision.plan import plan as solve
-    from dpvision.plan import scaled_down
+    from dpvision.cli import screen
+    from dpvision.settings.plan import plan as solve
+    from dpvision.settings.plan import scaled_down
 
     answer = solve(n=n, batch=batch, steps=steps, epsilon=epsilon, sigma=sigma, delta=delta, confirm=confirm)
     if scale_down is not None:
         answer["rehearsal"] = scaled_down(answer, scale_down)
     if json:
-        console.as_json(answer)
+        screen.as_json(answer)
         return
     rough, rehearsal = answer.pop("approximate"), answer.pop("rehearsal", None)
     rows = {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()}
-    console.table(
+    screen.table(
         {**rows, "approximate": f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (no bound)"}
     )
     if rehearsal is not None:
-        console.table(
+        screen.table(
             {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in rehearsal.items()},
             title="rehearsal",
         )
@@ -78,11 +78,11 @@ def release(
 
     Example: `dpvision plan release --n 60000 --epsilon 1 --classes 10`
     """
-    from dpvision import console
-    from dpvision.plan import plan_release
+    from dpvision.cli import screen
+    from dpvision.settings.plan import plan_release
 
     answer = plan_release(recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta)
     if json:
-        console.as_json(answer)
+        screen.as_json(answer)
     else:
-        console.table({k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()})
+        screen.table({k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()})

@@ -41,10 +41,10 @@ def pretrain(
         _dictionary(model, out, process=process or "dead-leaves-mixed", size=size, seed=seed)
         return
     process = process or "stylegan-oriented"
-    from dpvision import console
-    from dpvision.pretrain.check import recognised
-    from dpvision.pretrain.run import Progress, Settings, learned
-    from dpvision.pretrain.run import pretrain as learn
+    from dpvision.cli import screen
+    from dpvision.public.pretrain.check import recognised
+    from dpvision.public.pretrain.run import Progress, Settings, learned
+    from dpvision.public.pretrain.run import pretrain as learn
 
     settings = Settings(
         process=process,
@@ -59,35 +59,35 @@ def pretrain(
         loss=loss,
         seed=seed,
     )
-    with console.counting_bar("pretraining") as bar, console.stoppable() as stop:
+    with screen.counting_bar("pretraining") as bar, screen.stoppable() as stop:
 
         def watch(at: Progress) -> None:
             bar(at.step, at.steps)
 
         done = learn(settings, out, workers=workers, watch=watch, stop=stop)
     if not done:
-        console.say(f"stopped; go on with the same command (its state is in {out})")
+        screen.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
     trunks = (learned(settings), learned(settings, out))
     first, last = (recognised(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
-    console.say(f"of 200 new random images {last:.1%} are known again in another view, and {first:.1%} before learning")
+    screen.say(f"of 200 new random images {last:.1%} are known again in another view, and {first:.1%} before learning")
     weights = out / "weights.safetensors"
-    console.say(
+    screen.say(
         f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --model {model} --pretrained {weights} "
         "--probe-steps 96`"
     )
 
 
 def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
-    from dpvision import console
-    from dpvision.pretrain.dictionary import Settings, save
-    from dpvision.pretrain.run import require_free
+    from dpvision.cli import screen
+    from dpvision.public.dictionary import Settings, save
+    from dpvision.public.pretrain.run import require_free
 
     require_free(out)
-    with console.counting_bar("dictionary") as progress:
+    with screen.counting_bar("dictionary") as progress:
         save(Settings(model, (3, size, size), process=process, seed=seed), out, progress)
     weights = out / "weights.safetensors"
-    console.say(
+    screen.say(
         f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --recipe patches --model {model} "
         f"--pretrained {weights}`"
     )

@@ -52,11 +52,12 @@ def quality(
             raise ConfigError(f"{path}: is there already. Fix: another --out.")
     if picture == out:
         raise ConfigError(f"{out}: is the name of the picture; the figures are JSON. Fix: --out quality.json.")
-    from dpvision import atomic, console
+    from dpvision.cli import screen
+    from dpvision.core import files
     from dpvision.data import Split, load
-    from dpvision.diffusion.quality.classifier import Training
-    from dpvision.diffusion.quality.measuring import measure
-    from dpvision.diffusion.quality.pictures import Pictures
+    from dpvision.public.quality.classifier import Training
+    from dpvision.public.quality.measuring import measure
+    from dpvision.public.quality.pictures import Pictures
 
     data = load(real, size=size)
     parts: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
@@ -70,7 +71,7 @@ def quality(
     def pictures(name: str, of: Split) -> Pictures:
         return Pictures(name, of.images, of.labels)
 
-    with console.named_bars() as progress:
+    with screen.named_bars() as progress:
         found = measure(
             pictures(synthetic, drawn),
             pictures(f"{real} ({split})", reference),
@@ -87,12 +88,12 @@ def quality(
             progress=progress,
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(picture, found.picture())
-    atomic.write(out, dumps(found.json(), indent=1, allow_nan=False) + "\n")
+    files.write(picture, found.picture())
+    files.write(out, dumps(found.json(), indent=1, allow_nan=False) + "\n")
     if json:
-        console.as_json(found.json())
+        screen.as_json(found.json())
         return
-    console.table({name: f"{value:.4g}" for name, value in found.figures.items()}, title=f"{synthetic} against {real}")
+    screen.table({name: f"{value:.4g}" for name, value in found.figures.items()}, title=f"{synthetic} against {real}")
     for note in found.notes:
-        console.say(f"  note: {note}")
-    console.say(f"wrote {out}; {picture} shows synthetic images above their nearest real ones")
+        screen.say(f"  note: {note}")
+    screen.say(f"wrote {out}; {picture} shows synthetic images above their nearest real ones")

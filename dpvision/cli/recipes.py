@@ -25,15 +25,16 @@ def recipes(
     """
     import inspect
 
-    from dpvision import atomic, console
-    from dpvision.config import write_toml
-    from dpvision.recipes import RECIPES, RELEASES
-    from dpvision.recipes import recipe as named
-    from dpvision.release.settings import Release, useless
+    from dpvision.cli import screen
+    from dpvision.core import files
+    from dpvision.settings.recipes import RECIPES, RELEASES
+    from dpvision.settings.recipes import recipe as named
+    from dpvision.settings.release import Release, useless
+    from dpvision.settings.training import write_toml
 
     if action == "list":
         for verb, known in (("train", RECIPES), ("release", RELEASES)):
-            console.grid(
+            screen.grid(
                 [f"recipe of {verb}", "what"], [[k, (f.__doc__ or "").split("\n")[0]] for k, f in known.items()]
             )
         return
@@ -46,12 +47,12 @@ def recipes(
     # Epsilon is a decision, which no recipe makes.
     text = "".join(line for line in lines if line.split(" = ")[0] not in left_out)
     if action == "show":
-        console.say(inspect.getdoc({**RECIPES, **RELEASES}[name]) or "")
-        console.say()
-        console.say(text.rstrip())
+        screen.say(inspect.getdoc({**RECIPES, **RELEASES}[name]) or "")
+        screen.say()
+        screen.say(text.rstrip())
     else:
         target = out or Path(f"{name}.toml")
         if target.exists():
             raise ConfigError(f"{target}: exists already. Fix: another --out.")
-        atomic.write(target, text, mode=0o644)
-        console.say(f"wrote {target}; use it with `dpvision {verb} DATA --epsilon EPSILON --config {target}`")
+        files.write(target, text, mode=0o644)
+        screen.say(f"wrote {target}; use it with `dpvision {verb} DATA --epsilon EPSILON --config {target}`")

@@ -75,9 +75,9 @@ def release(
     Example: `dpvision release digits --epsilon 1`
     """
     flags = {k: v for k, v in locals().items() if k in _FLAGS and v is not None}
-    from dpvision.config import checked, read_toml
-    from dpvision.recipes import release_recipe
-    from dpvision.release.settings import Release, changed
+    from dpvision.settings.recipes import release_recipe
+    from dpvision.settings.release import Release, changed
+    from dpvision.settings.training import checked, read_toml
 
     stated = {} if config is None else read_toml(config)
     if "weights" in stated and config is not None:
@@ -96,36 +96,37 @@ def release(
     settings = changed(release_recipe(named), checked(Release, stated, source=str(config)))
     settings = changed(settings, checked(Release, flags, source="command line"))
 
-    from dpvision import console, distributed
-    from dpvision.accounts import choose
-    from dpvision.release.folder import next_free
-    from dpvision.release.making import Encoded, make, prepare, require_encoder, require_possible
-    from dpvision.report import released
+    from dpvision.cli import screen
+    from dpvision.private.accounts.accounts import choose
+    from dpvision.private.statistics.release import Encoded, make, prepare, require_encoder, require_possible
+    from dpvision.private.training import ranks
+    from dpvision.released.folder import next_free
+    from dpvision.released.report import released
 
-    distributed.start()
+    ranks.start()
     prepared = prepare(source, settings)
-    first = distributed.rank() == 0
+    first = ranks.rank() == 0
     if accounting == "paper":
-        from dpvision.release.papers_account import compare
+        from dpvision.audit.papers_account import compare
 
         table = compare(prepared.config, len(prepared.data.classes))
-        console.table(table, title="the published account, for comparison")
-        console.say("comparison only: nothing was written, nothing was charged.")
+        screen.table(table, title="the published account, for comparison")
+        screen.say("comparison only: nothing was written, nothing was charged.")
         return
     accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if first:
-        console.show_release(prepared, accounts)
+        screen.show_release(prepared, accounts)
     out, test_key = out or next_free(), os.environ.get("DPVISION_TEST_KEY") or None
     require_possible(prepared, out, test_key, accounts)
     if plan:
         if first:
-            console.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+            screen.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run:
         require_encoder(prepared)
-        console.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
+        screen.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
         return
-    with console.named_bars(shown=first) as progress:
+    with screen.named_bars(shown=first) as progress:
         encoded = Encoded(prepared, progress)  # by all ranks together
         if not first:
             return  # one charge, one noise
@@ -139,11 +140,11 @@ def release(
             progress=progress,
         )
     for name, value in (card["accuracy"] or {}).items():
-        console.say(f"test accuracy, {name}: {value:.2%}")
+        screen.say(f"test accuracy, {name}: {value:.2%}")
     if card["status"] == "private":
-        console.say(f"wrote {out}: what may leave, with card.md and README.md")
+        screen.say(f"wrote {out}: what may leave, with card.md and README.md")
     else:
-        console.say(f"wrote {out}: {card['status']}; it must not leave")
+        screen.say(f"wrote {out}: {card['status']}; it must not leave")
 
 
 @app.command
@@ -163,20 +164,20 @@ def features(
 
     Example: `dpvision features releases/1 digits --out test.safetensors`
     """
-    from dpvision import console
-    from dpvision.release.folder import write_arrays
-    from dpvision.release.reading import features_of
+    from dpvision.cli import screen
+    from dpvision.private.features.as_released import features_of
+    from dpvision.released.folder import write_arrays
 
     if out.exists() or out.suffix != ".safetensors":
         raise ConfigError(f"{out}: must be a new file that ends in .safetensors. Fix: another --out.")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: make it first, or another --out.")
-    with console.named_bars() as progress:
+    with screen.named_bars() as progress:
         arrays = features_of(
             folder, source, split=split, weights=weights, classes=class_list(classes), progress=progress
         )
     write_arrays(out, arrays, mode=0o600)
-    console.say(f"wrote {out}: features {arrays['features'].shape} and labels, as private as the images")
+    screen.say(f"wrote {out}: features {arrays['features'].shape} and labels, as private as the images")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

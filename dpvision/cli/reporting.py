@@ -25,16 +25,16 @@ def report(
 
     Example: `dpvision report runs/first`
     """
-    from dpvision import console
-    from dpvision.evaluation import PICTURES
-    from dpvision.runs import Run
+    from dpvision.cli import screen
+    from dpvision.released.evaluation import PICTURES
+    from dpvision.storage.run_folder import Run
 
     folder = Run(Path(os.path.abspath(run)))
     folder.config()
     if no_examples:
         (folder.folder / PICTURES).unlink(missing_ok=True)
     for path in write_report(folder):
-        console.say(f"wrote {path}")
+        screen.say(f"wrote {path}")
 
 
 @app.command
@@ -46,15 +46,15 @@ def board(
 
     Example: `dpvision board runs --out runs/board.html`
     """
-    from dpvision import console
-    from dpvision.report.board import write
+    from dpvision.cli import screen
+    from dpvision.released.report.board import write
 
     if not folders:
         raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"{out}: can not be written as a page. Fix: --out board.html, in a folder that is there.")
     out = Path(os.path.abspath(out))
-    console.say(f"wrote {out}: {write(list(folders), out):,} runs")
+    screen.say(f"wrote {out}: {write(list(folders), out):,} runs")
 
 
 @app.command
@@ -68,33 +68,33 @@ def study(
 
     Example: `dpvision train digits --epsilon 1 --study --out runs/looked`, then `dpvision study runs/looked`
     """
-    from dpvision import console
-    from dpvision.runs import Run
-    from dpvision.study import plot
+    from dpvision.cli import screen
+    from dpvision.private.training.gradient_study import plot
+    from dpvision.storage.run_folder import Run
 
     if not folders:
         raise ConfigError("study needs at least one run that was trained with --study.")
     looked = [Run(Path(os.path.abspath(f))) for f in folders]
     out = out or looked[0].operator / "gradients.svg"
     for name, deviation in plot(looked, out).items():
-        console.say(f"{name}: deviation over the weights {deviation:.4g}")
-    console.say(f"wrote {out} (for your eyes only)")
+        screen.say(f"{name}: deviation over the weights {deviation:.4g}")
+    screen.say(f"wrote {out} (for your eyes only)")
 
 
 def write_report(run: Any) -> list[Path]:
-    from dpvision import console
-    from dpvision.privacy.ledger import home
-    from dpvision.report import write
+    from dpvision.cli import screen
+    from dpvision.core.ledger import home
+    from dpvision.released.report import write
 
     account = account_of(run)
     if account is None and (run.folder / "ledger.jsonl").exists():
-        console.say(f"note: there is no ledger of this data in {home()}: card and report lose it. Fix: DPVISION_HOME.")
+        screen.say(f"note: there is no ledger of this data in {home()}: card and report lose it. Fix: DPVISION_HOME.")
     return write(run, account)
 
 
 def account_of(run: Any) -> Any:
     """The account of a run's data set, where there is one here."""
-    from dpvision.accounts import read_accounts
+    from dpvision.private.accounts.accounts import read_accounts
 
     book = read_accounts(run.facts()).first
     return book.account() if book.exists() else None

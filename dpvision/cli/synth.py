@@ -34,11 +34,11 @@ def words(
 
     Example: `dpvision synth words --model sd-turbo --classes cat,dog --prompts "a photo of a {class}" --out synthetic`
     """
-    from dpvision import console
-    from dpvision.synthesis.prompts import sample
+    from dpvision.cli import screen
+    from dpvision.public.prompts import sample
 
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    with console.counting_bar("synthesising") as progress:
+    with screen.counting_bar("synthesising") as progress:
         sample(
             model,
             out,
@@ -51,7 +51,7 @@ def words(
             seed=seed,
             progress=progress,
         )
-    console.say(f"wrote {out}; use it with `dpvision train DATA --recipe dp-mix-diff --synthetic {out}`")
+    screen.say(f"wrote {out}; use it with `dpvision train DATA --recipe dp-mix-diff --synthetic {out}`")
 
 
 @synth.command
@@ -86,12 +86,13 @@ def fit(
 
     Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
-    from dpvision import console, data
-    from dpvision.device import device_named
-    from dpvision.diffusion.fit import Progress, Settings
-    from dpvision.diffusion.fit import fit as learn
-    from dpvision.diffusion.model import Kind
-    from dpvision.unaccounted import note_of, require_unaccounted
+    from dpvision import data
+    from dpvision.cli import screen
+    from dpvision.models.device import device_named
+    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
+    from dpvision.public.diffusion.fit import Progress, Settings
+    from dpvision.public.diffusion.fit import fit as learn
+    from dpvision.public.diffusion.model import Kind
 
     device_named(device)
     found = data.load(public, size=resize)
@@ -100,7 +101,7 @@ def fit(
     height, width, channels = found.train.images.shape[1:]
     kind = Kind((channels, height, width), found.classes, method=method, size=size)
     settings = Settings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
-    with console.named_bars() as bar, console.stoppable() as stop:
+    with screen.named_bars() as bar, screen.stoppable() as stop:
 
         def watch(at: Progress) -> None:
             if minutes is None:
@@ -122,9 +123,9 @@ def fit(
             stop=stop,
         )
     if not done:
-        console.say(f"stopped; go on with the same command (its state is in {out})")
+        screen.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
-    console.say(f"wrote {out}; draw from it with `dpvision synth sample {out} --count 50000 --out synthetic.npz`")
+    screen.say(f"wrote {out}; draw from it with `dpvision synth sample {out} --count 50000 --out synthetic.npz`")
 
 
 @synth.command
@@ -152,10 +153,11 @@ def guide(
     Example: `dpvision synth guide edm parts/public.npz --out guide`, then
     `dpvision synth sample edm --guide guide --count 50000 --out guided.npz`
     """
-    from dpvision import console, data
-    from dpvision.device import device_named
-    from dpvision.diffusion.guide import Settings, fit_guide
-    from dpvision.unaccounted import note_of, require_unaccounted
+    from dpvision import data
+    from dpvision.cli import screen
+    from dpvision.models.device import device_named
+    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
+    from dpvision.public.diffusion.guide import Settings, fit_guide
 
     device_named(device)
     found = data.load(public, size=resize)
@@ -171,13 +173,13 @@ def guide(
         seed=seed,
     )
     arrays = found.train.images, found.train.labels
-    with console.named_bars() as bar, console.stoppable() as stop:
+    with screen.named_bars() as bar, screen.stoppable() as stop:
         originals = note_of(public, found.train)
         done = fit_guide(model, settings, *arrays, out, originals=originals, device=device, watch=bar, stop=stop)
     if not done:
-        console.say(f"stopped; go on with the same command (its state is in {out})")
+        screen.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
-    console.say(
+    screen.say(
         f"wrote {out}; use it with `dpvision synth sample {model} --guide {out} --weight 1 --count 50000 "
         "--out guided.npz`"
     )
@@ -204,16 +206,17 @@ def sample(
 
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
-    from dpvision import console, sealed
-    from dpvision.device import device_named
-    from dpvision.diffusion.guide import load_guide
-    from dpvision.diffusion.sample import Draw
-    from dpvision.diffusion.sample import sample as draw_all
+    from dpvision.cli import screen
+    from dpvision.models.device import device_named
+    from dpvision.public.diffusion.guide import load_guide
+    from dpvision.public.diffusion.sample import Draw
+    from dpvision.public.diffusion.sample import sample as draw_all
+    from dpvision.storage import sealed
 
     device_named(device)
     led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
-    with console.named_bars() as bar, console.stoppable() as stop:
+    with screen.named_bars() as bar, screen.stoppable() as stop:
         done = draw_all(
             model,
             draw,
@@ -226,6 +229,6 @@ def sample(
             stop=stop,
         )
     if not done:
-        console.say(f"stopped; go on with the same command (what is drawn is in {out}.parts)")
+        screen.say(f"stopped; go on with the same command (what is drawn is in {out}.parts)")
         sys.exit(130)
-    console.say(f"wrote {out} and {out.with_suffix('.png')}; use it with `dpvision train DATA --synthetic {out}`")
+    screen.say(f"wrote {out} and {out.with_suffix('.png')}; use it with `dpvision train DATA --synthetic {out}`")

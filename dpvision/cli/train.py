@@ -130,10 +130,10 @@ def train(
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
     flags = {name: _READ_AS[name](value) if name in _READ_AS else value for name, value in given(locals()).items()}
-    from dpvision.config import Config, merged, read_toml
-    from dpvision.recipes import recipe as named
-    from dpvision.runs import next_free, require_free
-    from dpvision.trackers import require
+    from dpvision.private.training.trackers import require
+    from dpvision.settings.recipes import recipe as named
+    from dpvision.settings.training import Config, merged, read_toml
+    from dpvision.storage.run_folder import next_free, require_free
 
     require(track)
     stated = {} if config is None else read_toml(config)
@@ -151,34 +151,35 @@ def train(
     if not (dry_run or plan):
         require_free(out := out or next_free())
 
-    from dpvision import console, distributed
-    from dpvision.accounts import choose
-    from dpvision.prepare import prepare
-    from dpvision.train import begin, require_room_for_canaries
+    from dpvision.cli import screen
+    from dpvision.private.accounts.accounts import choose
+    from dpvision.private.training import ranks
+    from dpvision.private.training.prepare import prepare
+    from dpvision.private.training.train import begin, require_room_for_canaries
 
-    distributed.start()
-    with console.counting_bar("preparing") as progress:
+    ranks.start()
+    with screen.counting_bar("preparing") as progress:
         prepared = prepare(source, settings, progress)
     if settings.sigma is not None:
         _require_noise(prepared)
     accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
-    if distributed.rank() == 0:
-        console.show_training(prepared, accounts)
+    if ranks.rank() == 0:
+        screen.show_training(prepared, accounts)
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
-            console.say(
+            screen.say(
                 f"note: recipe {settings.recipe} is meant to start from a prior, and none is given: weights are "
                 "random. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
             )
     if plan:
         require_room_for_canaries(prepared)
-        if distributed.rank() == 0:
-            console.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+        if ranks.rank() == 0:
+            screen.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run or out is None:
         accounts.require_room(prepared.event(), prepared.config)
         require_room_for_canaries(prepared)
-        if distributed.rank() == 0:
-            console.say("dry run: no run was made, nothing was charged.")
+        if ranks.rank() == 0:
+            screen.say("dry run: no run was made, nothing was charged.")
         return
     test_key = os.environ.get("DPVISION_TEST_KEY") or None
     _train_on(begin(prepared, out, test_key=test_key, accounts=accounts), prepared, track)
@@ -208,19 +209,20 @@ def resume(
     Example: `dpvision resume runs/first`
     """
     flags = given(locals())
-    from dpvision import console, distributed
-    from dpvision.runs import Run
-    from dpvision.trackers import require
-    from dpvision.train import reopen
+    from dpvision.cli import screen
+    from dpvision.private.training import ranks
+    from dpvision.private.training.trackers import require
+    from dpvision.private.training.train import reopen
+    from dpvision.storage.run_folder import Run
 
     require(track)
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if this is no run
     if flags and folder.facts().get("complete") is True:
         raise ConfigError(f"{run}: the run is finished, so {', '.join(flags)} can not change. Fix: a new run.")
-    distributed.start()
-    if distributed.rank() == 0:
-        console.note_other_ranks(folder.facts(), distributed.ranks())
+    ranks.start()
+    if ranks.rank() == 0:
+        screen.note_other_ranks(folder.facts(), ranks.ranks())
     _train_on(folder, reopen(folder, flags), track)
 
 
@@ -239,8 +241,8 @@ _READ_AS: dict[str, Callable[[str], Any]] = {
 
 def _require_noise(prepared: Any) -> None:
     """A noise that was asked for, beside an epsilon that was."""
-    from dpvision.privacy import accountant
-    from dpvision.privacy.rounding import upper
+    from dpvision.core import accountant
+    from dpvision.core.rounding import upper
 
     config = prepared.config
     told = accountant.epsilon(prepared.event(), config.delta)
@@ -252,38 +254,39 @@ def _require_noise(prepared: Any) -> None:
 
 
 def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
-    from dpvision import console, distributed, trackers
-    from dpvision.report import on_weights
-    from dpvision.train import proceed
+    from dpvision.cli import screen
+    from dpvision.private.training import ranks, trackers
+    from dpvision.private.training.train import proceed
+    from dpvision.released.report import on_weights
 
-    alone, first = distributed.ranks() == 1, distributed.rank() == 0
-    with console.counting_bar("features") as progress:
+    alone, first = ranks.ranks() == 1, ranks.rank() == 0
+    with screen.counting_bar("features") as progress:
         prepared.warm(progress)
     with (
         trackers.opened(track if first else (), run.folder) as there,
-        console.stoppable() as stop,
-        console.training_bar(prepared.config.epsilon, shown=first) as watch,
+        screen.stoppable() as stop,
+        screen.training_bar(prepared.config.epsilon, shown=first) as watch,
     ):
         outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there, tell=on_weights)
     if not outcome.complete:
         if first:
-            launch = "dpvision" if alone else f"torchrun --nproc-per-node {distributed.ranks()} -m dpvision"
-            console.say(f"stopped; every step is charged and saved. Go on with: {launch} resume {run.folder}")
+            launch = "dpvision" if alone else f"torchrun --nproc-per-node {ranks.ranks()} -m dpvision"
+            screen.say(f"stopped; every step is charged and saved. Go on with: {launch} resume {run.folder}")
         sys.exit(130)
     if not first:
         return
-    from dpvision import study
-    from dpvision.report import card, sentence
+    from dpvision.private.training import gradient_study
+    from dpvision.released.report import card, sentence
 
     paths = write_report(run)
     if prepared.config.study:
         picture = run.operator / "gradients.svg"
-        study.plot([run], picture)
-        console.say(f"gradients before clipping, for your eyes only: {picture}")
-    console.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
+        gradient_study.plot([run], picture)
+        screen.say(f"gradients before clipping, for your eyes only: {picture}")
+    screen.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
     if outcome.accuracy is not None:
-        most = console.majority(prepared.data.test, prepared.data.classes)
+        most = screen.majority(prepared.data.test, prepared.data.classes)
         which = f"{prepared.config.release} weights, a choice made before training"
-        console.say(f"test accuracy {outcome.accuracy:.2%} ({which}){most}")
-    console.say(sentence(card(run, None)))
-    console.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
+        screen.say(f"test accuracy {outcome.accuracy:.2%} ({which}){most}")
+    screen.say(sentence(card(run, None)))
+    screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")

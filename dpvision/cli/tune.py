@@ -48,9 +48,9 @@ def tune(
     Example: `dpvision tune private.npz --epsilon 3 --grid lr=1,2,4 --score public.npz --out runs/tuned`
     """
     flags = given(locals())
-    from dpvision.config import Config, merged, read_toml
-    from dpvision.recipes import recipe as named
-    from dpvision.runs import next_free, require_free
+    from dpvision.settings.recipes import recipe as named
+    from dpvision.settings.training import Config, merged, read_toml
+    from dpvision.storage.run_folder import next_free, require_free
 
     if classes is not None:
         flags["classes"] = class_list(classes)
@@ -66,28 +66,28 @@ def tune(
     if not dry_run:
         require_free(out := out or next_free())
 
-    from dpvision import console
-    from dpvision.accounts import choose
+    from dpvision.cli import screen
     from dpvision.cli.reporting import write_report
-    from dpvision.report import card, sentence
-    from dpvision.tune import prepare, proceed, without_times
+    from dpvision.private.accounts.accounts import choose
+    from dpvision.private.training.tune import prepare, proceed, without_times
+    from dpvision.released.report import card, sentence
 
     prepared = prepare(source, settings, values, score=score, trials=trials, eta=eta)
     accounts = choose(prepared.first.fingerprint, prepared.first.sketch, new_account=new_account)
-    console.show_tuning(prepared, accounts)
+    screen.show_tuning(prepared, accounts)
     if dry_run or out is None:
         accounts.require_room(prepared.event, prepared.first.config)
-        console.say("dry run: no run was made, nothing was charged.")
+        screen.say("dry run: no run was made, nothing was charged.")
         return
-    with console.counting_bar("trials so far") as progress:  # how many there will be is not told
+    with screen.counting_bar("trials so far") as progress:  # how many there will be is not told
         run = proceed(prepared, out, accounts=accounts, watch=lambda done: progress(done, done + 1))
     paths = write_report(run)
     without_times(run)
     told = run.facts()["tuning"]
     chosen = ", ".join(f"{name} {value}" for name, value in told["chosen"].items())
-    console.say(f"chosen: {chosen}; right on {told['score_of_the_chosen']:.2%} of the public images")
-    console.say(sentence(card(run, None)))
-    console.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
+    screen.say(f"chosen: {chosen}; right on {told['score_of_the_chosen']:.2%} of the public images")
+    screen.say(sentence(card(run, None)))
+    screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
 
 
 def _values(text: str) -> tuple[str, list[Any]]:

@@ -64,7 +64,7 @@ def warm(
     Example: `dpvision warm parts/public.npz --also synthetic.npz --balance --model wrn-10-1 --out warmed`
     """
     given = {k: v for k, v in locals().items() if v is not None}
-    from dpvision import console
+    from dpvision.cli import screen
     from dpvision.public.settings import NAMED, Settings
     from dpvision.public.warmup import Progress, require_free, warm_up
 
@@ -79,14 +79,14 @@ def warm(
     height, width, depth = first.images.shape[1:]
     options |= {"size": (height, width), "channels": depth}
     sources = [first, *(_read(source, consented, classes=list(names), **options)[0] for source in also or ())]
-    with console.named_bars() as bar, console.stoppable() as stop:
+    with screen.named_bars() as bar, screen.stoppable() as stop:
 
         def watch(at: Progress) -> None:
             bar("warm-up", at.step, at.steps)
 
         done = warm_up(chosen, sources, out, classes=names, device=device, every=save_every, watch=watch, stop=stop)
     if not done:
-        console.say(f"stopped; go on with the same command (its state is in {out})")
+        screen.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
     _tell(out, chosen.model)
 
@@ -94,8 +94,8 @@ def warm(
 def _read(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """The images to train on, and the classes; test and validation images of a source are not looked at."""
     from dpvision.data import identify, load
+    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
     from dpvision.public.batches import Source
-    from dpvision.unaccounted import note_of, require_unaccounted
 
     data = load(source, **options)
     train = data.train
@@ -115,23 +115,23 @@ def _repeated(card: dict[str, Any]) -> str:
 def _tell(out: Path, model: str) -> None:
     import json
 
-    from dpvision import console
+    from dpvision.cli import screen
 
     card = json.loads((out / "card.json").read_text())
     rows = {f"on {s['name']}, trained on": s for s in card["sources"]}
     rows |= {"held out": card["held_out"]} if card["held_out"] else {}
-    console.grid(
+    screen.grid(
         ["images", "number", "loss", "accuracy"],
         [[name, f"{s['images']:,}", f"{s['loss']:.4f}", f"{s['accuracy']:.2%}"] for name, s in rows.items()],
     )
     missing = [name for name, count in zip(card["classes"], card["of_each_class"], strict=True) if not count]
     if missing:
-        console.say(f"note: no image of class {', '.join(missing)} was there to learn from.")
+        screen.say(f"note: no image of class {', '.join(missing)} was there to learn from.")
     speed = card["images_seen"] / max(card["seconds"], 0.1)
-    console.say(f"by {card['optimiser']}, views by {', '.join(card['augment']) or 'nothing'}{_repeated(card)}")
-    console.say(f"{card['steps']:,} steps in {card['seconds']:.0f} s, {speed:,.0f} images/s")
+    screen.say(f"by {card['optimiser']}, views by {', '.join(card['augment']) or 'nothing'}{_repeated(card)}")
+    screen.say(f"{card['steps']:,} steps in {card['seconds']:.0f} s, {speed:,.0f} images/s")
     weights = out / "weights.safetensors"
-    console.say(
+    screen.say(
         f"wrote {weights}; use it with `dpvision train PRIVATE --epsilon EPSILON --model {model} "
         f"--pretrained {weights}`"
     )

@@ -1,7 +1,7 @@
 """Which account a fit is charged to: that of its images, or one by name; never a new one that hides earlier charges.
 
     account=None     the account of these very images, and every other account that shares some of them: the rule of
-                     dpvision/accounts.py, which the command line follows too
+                     dpvision/private/accounts/accounts.py, which the command line follows too
     account="name"   that one account, for whatever data: every fit of a search, and whatever follows it
     account_of(X)    gives the name of the account that X itself has, also in `dpvision train`
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from dpvision.accounts import Accounts, choose, describe_shares
+from dpvision.core.ledger import Ledger, ledger_of
+from dpvision.core.rounding import upper
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, PrivacyWarning
-from dpvision.privacy.ledger import Ledger, ledger_of
-from dpvision.privacy.overlap import Sketch
-from dpvision.privacy.rounding import upper
+from dpvision.private.accounts.accounts import Accounts, choose, describe_shares
+from dpvision.private.accounts.overlap import Sketch
 
 
 def account_of(X: Any) -> str:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d, vali
 
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, PrivacyWarning
-from dpvision.public.taught_by import pixel_digests
+from dpvision.public.provenance import pixel_digests
 
 Bounds = tuple[float, float] | None
 

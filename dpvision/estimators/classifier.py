@@ -15,19 +15,21 @@ from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpvision import inference, train
-from dpvision.accounts import read_accounts
-from dpvision.config import Config, merged
+from dpvision.core import accountant
+from dpvision.core.ledger import home
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
 from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
-from dpvision.inputs import to_tensor
-from dpvision.leftovers import key_of_fit
-from dpvision.prepare import prepare_read
-from dpvision.privacy import accountant, overlap
-from dpvision.privacy.ledger import home
-from dpvision.recipes import recipe as named
+from dpvision.models.inputs import to_tensor
+from dpvision.private.accounts import overlap
+from dpvision.private.accounts.accounts import read_accounts
+from dpvision.private.training import train
+from dpvision.private.training.prepare import prepare_read
+from dpvision.released import inference
+from dpvision.settings.recipes import recipe as named
+from dpvision.settings.training import Config, merged
+from dpvision.storage.leftovers import key_of_fit
 
 AT_A_TIME = 1024
 

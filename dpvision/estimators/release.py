@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpvision import atomic
-from dpvision.config import checked
+from dpvision.core import accountant, files
+from dpvision.core.events import from_json
+from dpvision.core.ledger import Account, home
 from dpvision.errors import PrivacyError
 from dpvision.estimators import said
 from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
-from dpvision.inputs import to_tensor
-from dpvision.leftovers import key_of_fit
-from dpvision.privacy import accountant, overlap
-from dpvision.privacy.events import from_json
-from dpvision.privacy.ledger import Account, home
-from dpvision.recipes import release_recipe
-from dpvision.release import folder as folders
-from dpvision.release.making import Encoded, make, name_of_key, prepare_read, require_possible
-from dpvision.release.settings import Release, changed
+from dpvision.models.inputs import to_tensor
+from dpvision.private.accounts import overlap
+from dpvision.private.statistics.release import Encoded, make, name_of_key, prepare_read, require_possible
+from dpvision.released import folder as folders
+from dpvision.settings.recipes import release_recipe
+from dpvision.settings.release import Release, changed
+from dpvision.settings.training import checked
+from dpvision.storage.leftovers import key_of_fit
 
 AT_A_TIME = 1024
 
@@ -98,7 +98,7 @@ class PrivateRelease(TransformerMixin, BaseEstimator):
                 accounts=facts.pop("accounts"),
             )
             card = {**facts, **told}
-            atomic.write(place / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
+            files.write(place / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
             return card
 
         with key_of_fit(name_of_key(prepared, folder)):

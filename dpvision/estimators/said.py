@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dpvision.accounts import list_overlaps
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Event, to_json
-from dpvision.privacy.ledger import Account
+from dpvision.core import accountant
+from dpvision.core.events import Event, to_json
+from dpvision.core.ledger import Account
+from dpvision.released.report.overlaps import list_overlaps
 
 TUNING = (
     "every fit on the account is in its total; settings chosen by scores on private images, or tried on them "

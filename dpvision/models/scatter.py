@@ -9,7 +9,7 @@ from dpvision.models.featured import Featured
 from dpvision.models.scattering import ANGLES, Scattering
 from dpvision.models.small import linear
 
-# Mean and deviation of each kind of channel over images of a random process, dead leaves (synthesis/dead_leaves.py).
+# Mean and deviation of each kind of channel over images of a random process, dead leaves (tests/models/dead_leaves.py).
 AVERAGE = (0.5, 0.16)
 FINE, COARSE = (0.0130, 0.0106), (0.0205, 0.0148)  # of the first order
 TURNED = ((0.0038, 0.0027), (0.0032, 0.0022), (0.0022, 0.0014), (0.0015, 0.00094), (0.0013, 0.00084))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpvision.mechanism.clip import Public
+from dpvision.core.clipping import Public
 
 METHODS = ("none", "weights", "dope", "mirror", "adadps")
 SMALLEST = 1e-12  # gamma: no division by zero

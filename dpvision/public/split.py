@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision import __version__, atomic
+from dpvision import __version__
+from dpvision.core import files
 from dpvision.errors import ConfigError
 
 FORMAT = "dpvision-split-1"
@@ -104,11 +105,11 @@ def split(source: Source, out: Path, *, public: int, seed: int, digest: Callable
         "classes": list(source.classes),
         "source": {"name": source.name, "images": len(train.labels), "digest": digest(train)},
     }
-    atomic.make_folder(out)
+    files.make_folder(out)
     for name, splits in parts.items():
         splits = numbered_anew(splits)
         data = as_npz(splits)
-        atomic.write(out / f"{name}.npz", data)
+        files.write(out / f"{name}.npz", data)
         said[name] = {
             "file": f"{name}.npz",
             "images": len(splits["train"].labels),
@@ -117,7 +118,7 @@ def split(source: Source, out: Path, *, public: int, seed: int, digest: Callable
             "blake2b": hashlib.blake2b(data, digest_size=32).hexdigest(),
         }
     said["public_rows"] = rows.tolist()
-    atomic.write(out / "split.json", json.dumps(said) + "\n")
+    files.write(out / "split.json", json.dumps(said) + "\n")
     return said
 
 

@@ -26,16 +26,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision import __version__, atomic, checkpoint, sealed
-from dpvision.device import device_named
+from dpvision import __version__
+from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.memory import keep_freed_memory
 from dpvision.models import build, train_only
-from dpvision.public import sharpness, taught_by
+from dpvision.models.device import device_named
+from dpvision.models.memory import keep_freed_memory
+from dpvision.public import provenance, sharpness
 from dpvision.public.adversarial import worst_near
 from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, views
 from dpvision.public.settings import Settings
 from dpvision.public.split import aside
+from dpvision.storage import checkpoint, sealed
 from dpvision.views import Coins
 
 FORMAT = "dpvision-warm-1"
@@ -98,7 +100,7 @@ def require_free(folder: Path) -> None:
         raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
     if not folder.exists() or (folder / "state.safetensors").exists():
         return
-    if not all(map(atomic.left_by_a_kill, folder.iterdir())):
+    if not all(map(files.left_by_a_kill, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 
@@ -193,7 +195,7 @@ class State:
         return {"images": len(rows), "loss": loss / len(rows), "accuracy": right / len(rows)}
 
     def save(self, folder: Path) -> None:
-        atomic.make_folder(folder)
+        files.make_folder(folder)
         header = {
             "format": FORMAT,
             "of": self._of,
@@ -202,7 +204,7 @@ class State:
             "sum": repr(self._sum),
             "curve": json.dumps(self.curve),
         }
-        atomic.write(folder / "state.safetensors", checkpoint.dump(self._tensors(), header))
+        files.write(folder / "state.safetensors", checkpoint.dump(self._tensors(), header))
 
     def resume(self, folder: Path) -> None:
         """Go on from the folder's state, if there is one; it must be of the same settings and sources."""
@@ -231,7 +233,7 @@ class State:
 
     def finish(self, folder: Path) -> None:
         """The network and a card that says where it comes from; the state is not needed any more."""
-        atomic.make_folder(folder)
+        files.make_folder(folder)
         said = {"format": FORMAT, "of": self._of, "learned_from": self._learned_from()}
         data = checkpoint.dump(self.model.state_dict(), said)
         card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), "steps": self.steps}
@@ -243,12 +245,12 @@ class State:
         card["held_out"] = self.measured(self._held) if len(self._held) else None
         card["curve"] = self.curve
         card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
-        atomic.write(folder / "weights.safetensors", data, mode=0o644)
-        atomic.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
+        files.write(folder / "weights.safetensors", data, mode=0o644)
+        files.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
         (folder / "state.safetensors").unlink(missing_ok=True)
 
     def _learned_from(self) -> str:
-        return taught_by.both(taught_by.both((s.taught_by, taught_by.note(s.images))) for s in self.sources)
+        return provenance.both(provenance.both((s.taught_by, provenance.note(s.images))) for s in self.sources)
 
     def _by_source(self) -> list[dict[str, Any]]:
         """Each source with what the network makes of its images that were trained on."""

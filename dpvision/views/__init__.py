@@ -6,8 +6,8 @@ mixing.py         mixup and cutmix inside one image's pool
 plan.py           K views of each image, with their targets
 """
 
+from dpvision.core.unit_random import Coins
 from dpvision.views.augment import OPERATIONS, Augment
-from dpvision.views.coins import Coins
 from dpvision.views.plan import Views
 
 __all__ = ["OPERATIONS", "Augment", "Coins", "Views"]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from dpvision.core.unit_random import Coins
 from dpvision.errors import ConfigError
 from dpvision.views.autoaugment import autoaugment
-from dpvision.views.coins import Coins
 from dpvision.views.colour import grayscale, jitter
 from dpvision.views.cutout import cutout
 from dpvision.views.resized_crop import resized_crop

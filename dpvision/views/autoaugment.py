@@ -25,8 +25,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from dpvision.core.unit_random import Coins
 from dpvision.views import eight_bit
-from dpvision.views.coins import Coins
 from dpvision.views.colour import require_colours
 
 LEVELS = 11  # 0 to 10

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dpvision.core.unit_random import Coins
 from dpvision.errors import ConfigError
-from dpvision.views.coins import Coins
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
 MEAN_BITS = 20

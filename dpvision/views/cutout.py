@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpvision.views.coins import Coins
+from dpvision.core.unit_random import Coins
 
 GREY = 0.0
 

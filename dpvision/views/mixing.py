@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpvision.views.coins import Coins
+from dpvision.core.unit_random import Coins
 
 # (u, v, share of u, coins) -> mixture and its share of u; images (B, M, C, H, W), shares (B, M)
 Mix = Callable[[Tensor, Tensor, Tensor, Coins], tuple[Tensor, Tensor]]

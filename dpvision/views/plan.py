@@ -30,9 +30,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dpvision.core.unit_random import Coins
 from dpvision.errors import ConfigError, DataError
 from dpvision.views.augment import Augment
-from dpvision.views.coins import Coins
 from dpvision.views.eight_bit import from_bytes
 from dpvision.views.mixing import MIXES, members, mixed, pairs
 

@@ -8,7 +8,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from dpvision.views.coins import Coins
+from dpvision.core.unit_random import Coins
 
 ATTEMPTS = 10
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpvision.views.coins import Coins
+from dpvision.core.unit_random import Coins
 
 PAD = 4
 

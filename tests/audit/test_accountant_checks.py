@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpvision.audit.accountant_checks import DELTAS, SETTINGS, certain, too_low
-from dpvision.privacy import accountant, gdp, quick
-from dpvision.privacy.events import PoissonGaussian
+from dpvision.core import accountant, gdp, quick
+from dpvision.core.events import PoissonGaussian
+from tests.core.accountant_checks import DELTAS, SETTINGS, certain, too_low
 
 
 @pytest.mark.parametrize("sigma", [0.7, 2.0, 10.0])

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpvision import audit_file, runs
-from dpvision.audit import auditing, findings
+from dpvision.audit import auditing, findings, record
 from dpvision.audit.canaries import Coins
 from dpvision.audit.profile import verdict
 from dpvision.cli.app import app
-from dpvision.config import Config, merged
+from dpvision.core import accountant
+from dpvision.core.events import Gaussian, from_json
 from dpvision.errors import ConfigError
-from dpvision.prepare import prepare
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Gaussian, from_json
-from dpvision.report import audits
-from dpvision.train import begin, proceed, reopen
-from tests.guarantees.commands import write_data
+from dpvision.private.training.prepare import prepare
+from dpvision.private.training.train import begin, proceed, reopen
+from dpvision.released.report import audits
+from dpvision.settings.training import Config, merged
+from dpvision.storage import run_folder
+from tests.system.runs.commands import write_data
 
 
 def _say(*words: str | Path) -> None:
@@ -46,9 +46,9 @@ def test_an_audit_writes_its_figures_into_the_run_and_its_card(
     home, folder = finished
     monkeypatch.setenv("DPVISION_HOME", str(home))
     _say("audit", folder / "run", folder / "data.npz", "--runs", "3000", "--confidence", "0.999")
-    said, run = capsys.readouterr().out, runs.Run(folder / "run")
+    said, run = capsys.readouterr().out, run_folder.Run(folder / "run")
     assert "epsilon at most 2.99" in said and "not refuted" in said and "for your eyes only" in said
-    found = runs.read_json(run.folder / "audit.json")
+    found = run_folder.read_json(run.folder / "audit.json")
     mechanism, carried = found["mechanism"], found["one_run"]
     assert mechanism["epsilon_at_least"] <= mechanism["epsilon_proved"] < 3 and mechanism["canaries"] == 3000
     assert mechanism["mu"]["low"] < mechanism["mu"]["claimed"] and carried["canaries"] == 200
@@ -61,8 +61,8 @@ def test_an_audit_writes_its_figures_into_the_run_and_its_card(
 
 
 def test_what_private_images_tell_is_for_the_operator(finished: tuple[Path, Path]) -> None:
-    run = runs.Run(finished[1] / "run")
-    told = runs.read_json(run.operator / "membership.json")
+    run = run_folder.Run(finished[1] / "run")
+    told = run_folder.read_json(run.operator / "membership.json")
     assert 0.3 < told["auc"] < 0.7 and told["members"] == 200 and told["others"] == 60
     released = [p for p in run.folder.iterdir() if p.is_file()]
     assert not any(p.name.startswith("membership") for p in released)
@@ -117,7 +117,7 @@ def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The mechanism in the code has too little noise: the audit says so, and so does the card."""
-    from dpvision.mechanism import noise
+    from dpvision.core import noise
 
     home, folder = finished
     monkeypatch.setenv("DPVISION_HOME", str(home))
@@ -133,7 +133,7 @@ def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
 
 
 def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Path) -> None:
-    run = runs.Run(tmp_path)
+    run = run_folder.Run(tmp_path)
     (tmp_path / "operator").mkdir()
     config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
     assert audits.figures(audits.of_run(tmp_path, event, config)) is None
@@ -155,6 +155,6 @@ def test_what_is_proved_is_of_all_steps_also_where_settings_changed_on_the_way(
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     assert proceed(run, reopen(run, {"sigma": 20.0})).complete
     _say("audit", run.folder, "--runs", "200")
-    told, event = audit_file.read(run.folder)["mechanism"], from_json(run.facts()["event"])
+    told, event = record.read(run.folder)["mechanism"], from_json(run.facts()["event"])
     assert told["epsilon_proved"] == accountant.epsilon(event, 1e-5) > 4 * told["epsilon_tested"]
     assert "the last settings alone" in " ".join(capsys.readouterr().out.split())

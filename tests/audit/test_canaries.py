@@ -11,13 +11,13 @@ from dpvision.audit.canaries import Coins, claimed_mu, log_ratio, throw_away_led
 from dpvision.audit.mechanisms import mechanisms
 from dpvision.audit.profile import verdict
 from dpvision.audit.training_canaries import Training, training_scores
+from dpvision.core import noise
+from dpvision.core.clipping import Flat
+from dpvision.core.events import Budget, Exposure, Gaussian
+from dpvision.core.keys import Key
+from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
-from dpvision.mechanism import noise
-from dpvision.mechanism.clip.styles import Flat
-from dpvision.mechanism.private_sum import PrivateSum
-from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.mechanism.streams import Key
-from dpvision.privacy.events import Budget, Exposure, Gaussian
+from dpvision.private.training.private_sum import PrivateSum
 
 DELTA = 1e-5
 CASES = mechanisms(Budget(3.0, DELTA))

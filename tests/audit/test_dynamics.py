@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from dpvision.audit import dynamics, geometry_pictures
 from dpvision.audit.hessian import PHYSICAL
 from dpvision.models import build
-from dpvision.prepare import each_loss
-from tests.mechanism.clip.oracle import unit_gradients
+from dpvision.private.training.prepare import each_loss
+from tests.private.engine.oracle import unit_gradients
 
 
 def _images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

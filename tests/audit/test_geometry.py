@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from dpvision import atomic, checkpoint, train
 from dpvision.audit import geometry
 from dpvision.audit.hessian import curvature
 from dpvision.audit.subject import subject
 from dpvision.cli import main
-from dpvision.config import Config
+from dpvision.core import files
 from dpvision.data import load
 from dpvision.errors import PrivacyError
 from dpvision.models import build
-from dpvision.prepare import each_loss
+from dpvision.private.training import train
+from dpvision.private.training.prepare import each_loss
+from dpvision.settings.training import Config
+from dpvision.storage import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
 FEW = ("--most", 60, "--probes", 4)
@@ -67,7 +69,7 @@ def _weights(path: Path, model: str = "linear", classes: int = 10) -> Path:
     network = build(model, (1, 8, 8), classes=classes, seed=3)
     torch.manual_seed(0)
     tensors = {n: t + 0.1 * torch.randn_like(t) for n, t in network.state_dict().items()}
-    atomic.write(path, checkpoint.dump(tensors, {"format": "some"}))
+    files.write(path, checkpoint.dump(tensors, {"format": "some"}))
     return path
 
 

@@ -18,7 +18,7 @@ from dpvision.audit.lanczos import Eigenvalues, Product, largest
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
 from dpvision.models.standardise import StandardisedConv2d
-from dpvision.prepare import each_loss
+from dpvision.private.training.prepare import each_loss
 
 
 def _matrix(spectrum: Sequence[float], seed: int = 0) -> Tensor:

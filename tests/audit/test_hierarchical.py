@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from dpvision.audit import PAPER, Attack, Setting, attack, lower_bound, paper_sigma, scheduled, setting, sound_sigma
+from dpvision.core import accountant
+from dpvision.core.events import Budget, ClassScheduled
 from dpvision.errors import ConfigError
-from dpvision.privacy import accountant
-from dpvision.privacy.events import Budget, ClassScheduled
 
 BUDGET = Budget(1.0, 1e-5)
 SMALL = Setting(rows=30, chance=0.3, rate=0.25, others=12, balance=1.5)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpvision.audit.losses import cross_entropies, membership_auc
 from dpvision.audit.membership import attack_success, confidences, draw, lira, roc, shadows
 from dpvision.errors import ConfigError
-from dpvision.measures.membership import cross_entropies, membership_auc
 
 RECORDS, WIDTH, CLASSES = 400, 60, 3
 

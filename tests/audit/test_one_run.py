@@ -12,18 +12,18 @@ import torch
 from scipy import stats
 from torch import nn
 
-from dpvision import runs
 from dpvision.audit.one_run import guesses_for, least_epsilon, one_run, p_value, right_guesses
-from dpvision.carried import Carried, inside, toss
-from dpvision.config import Config, merged
+from dpvision.core import noise
+from dpvision.core.keys import Key
+from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError
-from dpvision.mechanism import noise
-from dpvision.mechanism.clip import ClippedSum
-from dpvision.mechanism.sampling import PoissonSampler
-from dpvision.mechanism.streams import Key
-from dpvision.prepare import prepare
-from dpvision.train import begin, proceed
-from tests.guarantees.commands import write_data
+from dpvision.private.engine import ClippedSum
+from dpvision.private.training.canaries import Carried, inside, toss
+from dpvision.private.training.prepare import prepare
+from dpvision.private.training.train import begin, proceed
+from dpvision.settings.training import Config, merged
+from dpvision.storage import run_folder
+from tests.system.runs.commands import write_data
 
 DELTA = 1e-5
 
@@ -133,7 +133,7 @@ def test_coins_are_fair_secret_and_checked() -> None:
 SETTINGS = {"epsilon": 3.0, "canaries": 200, "steps": 30, "batch": 100, "budget": 50.0}
 
 
-def _train(tmp_path: Path, name: str, *, stops: int = 0, **changes) -> runs.Run:
+def _train(tmp_path: Path, name: str, *, stops: int = 0, **changes) -> run_folder.Run:
     prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS | changes, source="test"))
     run, left = begin(prepared, tmp_path / name, test_key="canaries"), iter([False] * stops + [True])
     if stops:
@@ -145,8 +145,8 @@ def _train(tmp_path: Path, name: str, *, stops: int = 0, **changes) -> runs.Run:
 def test_a_training_with_canaries_is_audited_by_itself_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     write_data(tmp_path / "data.npz")
     whole = _train(tmp_path, "whole")
-    found = runs.read_json(whole.folder / "audit.json")["one_run"]
-    kept = runs.read_json(whole.operator / "canaries.json")
+    found = run_folder.read_json(whole.folder / "audit.json")["one_run"]
+    kept = run_folder.read_json(whole.operator / "canaries.json")
     assert found["canaries"] == 200 == len(kept["scores"]) and not found["refuted"]
     scores, there = np.array(kept["scores"]), np.array(kept["inside"], dtype=bool)
     assert scores[there].mean() > scores[~there].mean()
@@ -170,7 +170,7 @@ def test_a_run_whose_noise_is_wrong_is_refuted_by_its_own_canaries(
     monkeypatch.setattr(noise, "release", too_quiet)
     write_data(tmp_path / "data.npz")
     run = _train(tmp_path, "quiet", epsilon=1.0)
-    assert runs.read_json(run.folder / "audit.json")["one_run"]["refuted"]
+    assert run_folder.read_json(run.folder / "audit.json")["one_run"]["refuted"]
 
 
 @pytest.mark.parametrize("changes", [{"canaries": 2000}, {"canaries": 1000, "model": "small-cnn", "probe_steps": 2}])
@@ -179,7 +179,7 @@ def test_too_many_canaries_are_refused_before_anything_is_charged(tmp_path: Path
     prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS | changes, source="test"))
     with pytest.raises(ConfigError, match=r"a step learns .* weights"):
         begin(prepared, tmp_path / "run", test_key="canaries")
-    assert not (tmp_path / "run").exists() and not list(runs.home().glob("ledgers/*.jsonl"))
+    assert not (tmp_path / "run").exists() and not list(run_folder.home().glob("ledgers/*.jsonl"))
 
 
 def test_other_coins_are_other_data(tmp_path: Path) -> None:

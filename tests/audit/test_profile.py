@@ -9,9 +9,9 @@ from scipy import stats
 from dpvision.audit.bound import estimate, lower_bound
 from dpvision.audit.canaries import Scores, claimed_mu, log_ratio
 from dpvision.audit.profile import profile_test, verdict
+from dpvision.core import gdp
+from dpvision.core.events import Exposure, Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.privacy import gdp
-from dpvision.privacy.events import Exposure, Gaussian, PoissonGaussian
 
 DELTA = 1e-5
 

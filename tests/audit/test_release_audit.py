@@ -17,13 +17,13 @@ from dpvision.audit.canaries import Coins
 from dpvision.audit.profile import verdict
 from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
+from dpvision.core.events import from_json
+from dpvision.core.row_sampling import in_turn
 from dpvision.errors import ConfigError, DataError
-from dpvision.privacy.events import from_json
-from dpvision.release.finished import finished
-from dpvision.release.sampling import in_turn
-from dpvision.report import wording
-from tests.guarantees.commands import write_data
-from tests.release.small import files, made, small
+from dpvision.released.finished import finished
+from dpvision.released.report import wording
+from tests.private.statistics.releases.small import files, made, small
+from tests.system.runs.commands import write_data
 
 RECIPES = ("moments", "class-schedule", "neuromix", "neuromix-hs", "dpmix")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpvision import runs
 from dpvision.audit import shadow_models
 from dpvision.audit.membership import shadows
 from dpvision.cli.app import app
+from dpvision.core import ledger as ledgers
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
-from dpvision.privacy import ledger as ledgers
-from tests.guarantees.commands import write_data
+from dpvision.storage import run_folder
+from tests.system.runs.commands import write_data
 
 RECORDS = 60  # of each split; with random labels, so that only who remembers them knows them
 
@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lira_finds_who_was_in_and_leaves_nothing_behind(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home, run = finished / "home", runs.Run(finished / "run")
+    home, run = finished / "home", run_folder.Run(finished / "run")
     monkeypatch.setenv("DPVISION_HOME", str(home))
     ledgers, operator = _everything(home), _everything(run.operator)
     _say("audit", run.folder, finished / "data.npz", "--runs", "200", "--confidence", "0.999", "--shadows", "4")
@@ -71,7 +71,7 @@ def test_lira_finds_who_was_in_and_leaves_nothing_behind(
 
 
 def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, run = finished / "home", runs.Run(finished / "run")
+    home, run = finished / "home", run_folder.Run(finished / "run")
     monkeypatch.setenv("DPVISION_HOME", str(home))
     left = run.operator / "shadows" / "keys"
     left.mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_another_thread_keeps_the_true_home(tmp_path: Path, own_home: Path) -> N
 
 def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPVISION_HOME", str(finished / "home"))
-    run, source = runs.Run(finished / "run"), str(finished / "data.npz")
+    run, source = run_folder.Run(finished / "run"), str(finished / "data.npz")
     for count in (2, 5):
         with pytest.raises(ConfigError, match="even number, 4 at least"):
             shadow_models.plan(run, source, count=count)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpvision import train
-from dpvision.config import Config
 from dpvision.data import check, load
 from dpvision.errors import DataError
+from dpvision.private.training import train
+from dpvision.settings.training import Config
 
 LINKS: dict[str, Callable[[Path, Path], None]] = {
     "symbolic": lambda old, new: new.symlink_to(old.name),

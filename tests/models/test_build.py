@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from dpvision.errors import ConfigError
-from dpvision.mechanism.clip import verify
 from dpvision.models import MODELS, build
 from dpvision.models.resnet9 import resnet9
 from dpvision.models.small_alexnet import small_alexnet
 from dpvision.models.vit import Vit
-from tests.mechanism.clip.oracle import each_loss
+from dpvision.private.engine import verify
 from tests.models.sizes import size_of
+from tests.private.engine.oracle import each_loss
 
 GREY, COLOUR, DERMA, LARGE = (1, 28, 28), (3, 32, 32), (3, 28, 28), (3, 64, 64)
 # Too large to run here; their own tests run a small one.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpvision.mechanism.clip import verify
 from dpvision.models import Featured, build, head_alone
 from dpvision.models.vit import Vit
-from tests.mechanism.clip.oracle import each_loss
+from dpvision.private.engine import verify
+from tests.private.engine.oracle import each_loss
 
 
 def _featured() -> Featured:

@@ -7,7 +7,7 @@ import torch
 
 from dpvision.models import Featured, build
 from dpvision.models.scattering import Scattering
-from dpvision.synthesis.dead_leaves import dead_leaves
+from tests.models.dead_leaves import dead_leaves
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])

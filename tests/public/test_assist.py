@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpvision.mechanism.clip import ClippedSum, Public
 from dpvision.models import build
-from dpvision.prepare import each_loss
+from dpvision.private.engine import ClippedSum, Public
+from dpvision.private.training.prepare import each_loss
 from dpvision.public import assist
 from dpvision.public.assist import Assisted
 

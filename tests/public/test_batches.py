@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.inputs import to_tensor
+from dpvision.models.inputs import to_tensor
 from dpvision.public.batches import Images, Source, chosen, per_pass, require_augment, views
 from dpvision.views import Coins
 

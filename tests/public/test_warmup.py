@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpvision import checkpoint, sealed
 from dpvision.data import identify, load
 from dpvision.errors import ConfigError, DPVisionError
-from dpvision.inputs import Inputs, accuracy
 from dpvision.models import build, load_public
+from dpvision.models.inputs import Inputs, accuracy
 from dpvision.public.batches import Source
 from dpvision.public.settings import CIFAR_10, CIFAR_100, Settings
 from dpvision.public.warmup import State, warm_up
-from tests.guarantees.commands import start, write_data
-from tests.guarantees.stopping import until
+from dpvision.storage import checkpoint, sealed
 from tests.public.words import Say, say
+from tests.system.runs.commands import start, write_data
+from tests.system.runs.stopping import until
 
 __all__ = ["say"]
 CLASSES = tuple("abcd")

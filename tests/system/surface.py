@@ -54,7 +54,7 @@ def surface() -> dict[str, Any]:
 
 
 def _recipes() -> list[str]:
-    from dpvision import recipes
+    from dpvision.settings import recipes
 
     return sorted([*recipes.RECIPES, *recipes.RELEASES])
 

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from dpvision.errors import ConfigError
-from dpvision.inputs import to_tensor
+from dpvision.models.inputs import to_tensor
 from dpvision.views import eight_bit
 from dpvision.views.autoaugment import OPERATIONS, POLICY, autoaugment
 from tests.views.builders import coins_of, images_of, same_bits

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpvision.views import OPERATIONS, Coins, Views, coins, mixing, plan
+from dpvision.core import unit_random
+from dpvision.views import OPERATIONS, Coins, Views, mixing, plan
 from tests.views.builders import CLASSES, SEED, by_image, images_of, labels_of, public_set, same_bits
 
 EVERY = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
@@ -163,13 +164,13 @@ def test_a_person_changes_nobody_elses_views() -> None:
 
 
 def _coins_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = coins.Coins._words
+    original = unit_random.Coins._words
 
     def by_position(self: Coins, shape: tuple[int, ...]) -> np.ndarray:
         self._units = np.arange(len(self), dtype=np.uint64)
         return original(self, shape)
 
-    monkeypatch.setattr(coins.Coins, "_words", by_position)
+    monkeypatch.setattr(unit_random.Coins, "_words", by_position)
 
 
 def _mixing_across_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
         rng = np.random.default_rng(self._draws)
         return rng.integers(0, 2**63, (len(self), *shape), dtype=np.int64).astype(np.uint64) * np.uint64(2)
 
-    monkeypatch.setattr(coins.Coins, "_words", shared)
+    monkeypatch.setattr(unit_random.Coins, "_words", shared)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""How a unit's gradient is bounded. Each style states its own sensitivity, from which the noise is computed.
+
+    flat         g * min(1, C / |g|)                                    sensitivity C
+    automatic    g * C / (|g| + stability)                              sensitivity C (Bu et al. 2023)
+    per-layer    each layer l by itself to C / sqrt(layers)             sensitivity sqrt(sum_l C_l^2) = C
+
+The factors depend on the norms of that unit alone. A unit whose norm is not finite has factor 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpvision.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Public:
+    """Public vectors that shape a contribution, each flat and as long as all trainable parameters together."""
+
+    scale: Tensor | None = None  # a diagonal preconditioner, applied first
+    shift: Tensor | None = None  # taken off each unit's gradient before clipping
+    perturbations: Sequence[Tensor] = ()  # one per view: view k is differentiated at w + v_k
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Scale down to norm C what is above it."""
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        _require_bound(self.bound)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound
+
+    def bounds(self, names: Sequence[str]) -> dict[str, float]:
+        """The most that each parameter's part of a contribution can be."""
+        return dict.fromkeys(names, self.bound)
+
+    def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
+        """(units, parameters) of squared norms -> factors of the same shape."""
+        norms = squares.sum(1, keepdim=True).sqrt()
+        return (self.bound / norms.clamp(min=self.bound)).expand_as(squares)
+
+
+@dataclass(frozen=True)
+class Automatic(Flat):
+    """Give every gradient nearly the norm C, so that C and the learning rate are one setting instead of two."""
+
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not LEAST_BOUND <= self.stability < math.inf:
+            raise ConfigError(
+                f"stability is {self.stability}: it must be at least {LEAST_BOUND}: below, norms lose their digits."
+            )
+
+    def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
+        norms = squares.sum(1, keepdim=True).sqrt()
+        return (self.bound / (norms + self.stability)).expand_as(squares)
+
+
+class PerLayer:
+    """Clip each layer by itself: one C for all of them, split evenly, or a bound for each layer by name."""
+
+    def __init__(self, bound: float | Mapping[str, float]) -> None:
+        for one in bound.values() if isinstance(bound, Mapping) else [bound]:
+            _require_bound(one)
+        self._bound = bound if isinstance(bound, int | float) else dict(bound)
+
+    @property
+    def sensitivity(self) -> float:
+        if isinstance(self._bound, dict):
+            return math.sqrt(sum(c * c for c in self._bound.values()))
+        return float(self._bound)
+
+    def bounds(self, names: Sequence[str]) -> dict[str, float]:
+        layers = list(dict.fromkeys(layer_of(n) for n in names))
+        if isinstance(self._bound, dict):
+            if set(layers) != set(self._bound):
+                wrong = sorted(set(layers) ^ set(self._bound))
+                raise ConfigError(f"per-layer bounds must name every trainable layer and no other; see {wrong[0]!r}.")
+            return {n: self._bound[layer_of(n)] for n in names}
+        return dict.fromkeys(names, self._bound / math.sqrt(len(layers)))
+
+    def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
+        bounds = self.bounds(names)
+        factors = torch.empty_like(squares)
+        layers = [layer_of(n) for n in names]
+        for layer in dict.fromkeys(layers):
+            columns = [i for i, other in enumerate(layers) if other == layer]
+            bound = bounds[names[columns[0]]]
+            norms = squares[:, columns].sum(1, keepdim=True).sqrt()
+            factors[:, columns] = bound / norms.clamp(min=bound)
+        return factors
+
+
+# Squares of float32 numbers lose their digits below.
+LEAST_BOUND = 1e-12
+Style = Flat | Automatic | PerLayer
+STYLES: dict[str, Callable[[float], Style]] = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
+
+
+def layer_of(name: str) -> str:
+    """The module that owns a parameter."""
+    return name.rpartition(".")[0]
+
+
+def _require_bound(bound: float) -> None:
+    if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
+        raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be between {LEAST_BOUND} and 1e12.")

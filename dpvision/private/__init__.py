@@ -1,0 +1,1 @@
+"""Sees private records before the noise. Whatever leaves from here was charged and noised first."""

@@ -1,0 +1,256 @@
+"""Finds other accounts with many of the same images: a data set with one image changed has a fingerprint of its own.
+
+Next to each ledger lie digests of its images, several of each: of the image as it came, of its pixels in 8 bits, of
+rows as they were given to an estimator, and of parts of it that stay the same in another type, by other bounds, in RGB
+and after small edits (blocks.py). An image is on an account when any of the exact digests is there, or enough of its
+parts. Up to 65,536 images of an account are kept, all of them or a random sample.
+
+Two data sets overlap by a share of the new one's images and by a share of those on the account. An account with SHARE
+of either is charged (accounts.py). The smaller SHARE is, the fewer people may be on two accounts that do not
+know of each other; it is ten times the rate at which different images of one kind (the training and the test split of
+MNIST, benchmarks/overlap.py) are taken for the same, so a data set of other people's images is not charged.
+
+What is charged to an account adds its images there, as a group of its own: whoever overlaps with any of the groups
+overlaps with the account. Shares are read off the private data, without noise: not for release.
+
+Accounts of earlier versions have a text file of the smallest digests of all kinds (`.sketch`). It is still read, and
+compared by exact digests.
+
+A file that cannot be read is refused: nobody could tell whether the images are on its account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.core import files
+from dpvision.core.ledger import SHARE, Ledger, home
+from dpvision.errors import DPVisionError, LedgerMismatch
+from dpvision.private.accounts.blocks import AGREEING, PARTS, SCATTERED, digest_blocks
+
+NOTED = 0.001  # from this share on it is mentioned; from SHARE on it is charged
+MOST = 1 << 16  # images of an account whose digests are kept
+# With fewer images to compare, that none is the same says little.
+ENOUGH = 30
+EXACT = 5  # digests of an image as a whole: as it came, as it is trained on, and raw_digests of the estimators
+COLUMNS = EXACT + PARTS
+OLD_SKETCH = 1 << 14
+OLD_KINDS = 3  # digests that an image had in a sketch of an earlier version, at most
+_FORMAT = "dpvision-images-1"
+_U64 = np.dtype("<u8")
+
+Table = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """(n, COLUMNS) digests of n images, 0 where there is none. Blank images have none at all."""
+
+    digests: Table
+
+    @property
+    def rows(self) -> Table:
+        """Of the images that have digests."""
+        return self.digests[self.digests.any(axis=1)]
+
+    @property
+    def exact(self) -> Sketch:
+        """Without the parts of images: the same files or pixels only."""
+        return Sketch(np.where(np.arange(COLUMNS) < EXACT, self.digests, np.uint64(0)))
+
+
+NOTHING = Sketch(np.zeros((0, COLUMNS), np.uint64))
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Another account, the share of the new images that are on it, and the share of its images that are among them."""
+
+    ledger: Ledger
+    of_ours: float
+    of_theirs: float
+
+    @property
+    def share(self) -> float:
+        return max(self.of_ours, self.of_theirs)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is large enough to be charged."""
+        return self.share >= SHARE
+
+
+def sketch(*kinds: Sequence[bytes], images: NDArray[np.generic] | None = None) -> Sketch:
+    """The digests of images: lists with one digest per image, and those of the parts of (n, H, W, C) images."""
+    digests = np.zeros((len(kinds[0]), COLUMNS), np.uint64)
+    for column, kind in enumerate(kinds):
+        digests[:, column] = _numbers(kind)
+    if images is not None:
+        digests[:, EXACT:], drawn = digest_blocks(images)
+        digests[~drawn] = 0
+    return Sketch(digests)
+
+
+def both(known: Sketch, *kinds: Sequence[bytes]) -> Sketch:
+    """A sketch, and other digests of the same images in the same order; b"" where an image has none."""
+    digests = known.digests.copy()
+    for column, kind in enumerate(kinds, EXACT - len(kinds)):
+        digests[:, column] = np.where(known.digests.any(axis=1), _numbers(kind), np.uint64(0))
+    return Sketch(digests)
+
+
+def _numbers(digests: Sequence[bytes]) -> Table:
+    return np.frombuffer(b"".join(d[:8].ljust(8, b"\0") for d in digests), ">u8").astype(np.uint64)
+
+
+def keep(ledger: Ledger, ours: Sketch) -> None:
+    """Add the images to those that are kept next to a ledger, as a group; those that are there already stay."""
+    with ledger.locked():
+        known, groups = NOTHING.digests, np.zeros(0, np.uint64)
+        if ledger.images_path.exists():
+            try:
+                _, known, groups = _read(ledger.images_path)
+            except (OSError, ValueError):
+                return  # damaged: left as it is
+        rows = ours.rows
+        _, first = np.unique(rows[:, 0], return_index=True)
+        rows = rows[np.sort(first)]
+        new = rows[~np.isin(rows[:, 0], known[:, 0])]
+        if not len(new):
+            return
+        group = min(int(groups.max()) + 1, MOST - 1) if len(groups) else 0
+        together = np.concatenate([known, new])
+        groups = np.concatenate([groups, np.full(len(new), group, np.uint64)])
+        chosen = np.argsort(together[:, 0], kind="stable")[:MOST]  # digests are random numbers, so this is a sample
+        files.write(ledger.images_path, _dump(ledger.fingerprint, together[chosen], groups[chosen]))
+
+
+def find(fingerprint: str, ours: Sketch, *, least: float = SHARE) -> list[Overlap]:
+    """Other accounts with at least this share of the images, the largest first."""
+    found = [Overlap(ledger, *kept.shares(ours)) for ledger, kept in _all_but(fingerprint)]
+    return sorted((each for each in found if each.share >= least), key=lambda each: -each.share)
+
+
+def undecided(fingerprint: str, ours: Sketch) -> list[Ledger]:
+    """Accounts of so many images that their sample cannot show whether these few are among them."""
+    return [ledger for ledger, kept in _all_but(fingerprint) if not kept.decides(ours)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What lies next to a ledger: the images of this version, the sketch of an earlier one, or both."""
+
+    images: tuple[Table, NDArray[np.uint64]] | None
+    old: Table | None
+
+    def shares(self, ours: Sketch) -> tuple[float, float]:
+        """Of our images that are theirs, and of their images that are ours; the larger one where there are two."""
+        new = (0.0, 0.0) if self.images is None else _shares(ours.rows, *self.images)
+        old = (0.0, 0.0) if self.old is None else _old_shares(ours.rows, self.old)
+        return max(new[0], old[0]), max(new[1], old[1])
+
+    def decides(self, ours: Sketch) -> bool:
+        """Whether these images would show, if all of them were on the account."""
+        rows, kept = ours.rows, 0
+        if self.images is not None:
+            kept = len(self.images[0])
+            if kept >= MOST and len(rows) * kept < ENOUGH * _size(self.images[0]):
+                return False
+        if self.old is None or len(self.old) < OLD_SKETCH or kept > OLD_SKETCH // OLD_KINDS:
+            return True
+        return bool(((rows[:, :EXACT] > 0) & (rows[:, :EXACT] <= self.old[-1])).sum() >= ENOUGH)
+
+
+def _size(theirs: Table) -> float:
+    """How many images an account has: all that are kept, or an estimate from how far up the smallest digests go."""
+    return len(theirs) if len(theirs) < MOST else len(theirs) * 2.0**64 / float(theirs[:, 0].max())
+
+
+def _shares(ours: Table, theirs: Table, groups: NDArray[np.uint64]) -> tuple[float, float]:
+    if not len(ours) or not len(theirs):
+        return 0.0, 0.0
+    shared = _are_among(theirs, ours)
+    sizes, hits = np.bincount(groups.astype(np.int64)), np.bincount(groups[shared].astype(np.int64))
+    of_theirs = float(np.max(hits / np.maximum(sizes[: len(hits)], 1), initial=0.0))
+    if len(theirs) < MOST:
+        return float(_are_among(ours, theirs).mean()), of_theirs
+    return min(1.0, float(shared.mean()) * _size(theirs) / len(ours)), of_theirs
+
+
+def _are_among(these: Table, those: Table) -> NDArray[np.bool_]:
+    """Which of these images are among those: by any exact digest, or by enough of their parts."""
+    hits = np.isin(these, those) & (these > 0)
+    scattered, quadrants = hits[:, EXACT : EXACT + SCATTERED], hits[:, EXACT + SCATTERED :]
+    parts = (scattered.sum(axis=1) >= AGREEING) | (quadrants.sum(axis=1) >= AGREEING)
+    return np.asarray(hits[:, :EXACT].any(axis=1) | parts)
+
+
+def _old_shares(ours: Table, old: Table) -> tuple[float, float]:
+    """By a sketch of an earlier version, which has the smallest digests of all kinds together."""
+    exact = ours[:, :EXACT]
+    hits = np.isin(exact, old) & (exact > 0)
+    of_theirs = min(1.0, OLD_KINDS * float(np.isin(old, exact).mean())) if len(old) else 0.0
+    if not len(ours) or not len(old):
+        return 0.0, 0.0
+    if len(old) < OLD_SKETCH:
+        return float(hits.any(axis=1).mean()), of_theirs
+    comparable = (exact > 0) & (exact <= old[-1])
+    counts = comparable.sum(axis=0)
+    shares = hits.sum(axis=0) / np.maximum(counts, 1)
+    return float(np.max(shares[counts >= min(ENOUGH, counts.max())], initial=0.0)), of_theirs
+
+
+def _all_but(fingerprint: str) -> Iterator[tuple[Ledger, _Kept]]:
+    folder = home() / "ledgers"
+    for stem in sorted({path.stem for kind in ("images", "sketch") for path in folder.glob(f"*.{kind}")}):
+        new, old = folder / f"{stem}.images", folder / f"{stem}.sketch"
+        path = new
+        try:
+            owner, images, sketched = "", None, None
+            if new.exists():
+                owner, *table = _read(new)
+                images = table[0], table[1]
+            if old.exists():
+                path = old
+                owner, sketched = _read_old(old)
+            ledger = Ledger(folder, owner)
+        except (DPVisionError, OSError, ValueError) as exc:
+            raise LedgerMismatch(
+                f"{path}: cannot be read ({exc}), so nobody can tell whether these images are on its account. Fix: "
+                "restore it from a copy; or remove it, and the next run on that account's data writes it again."
+            ) from exc
+        if owner != fingerprint:
+            yield ledger, _Kept(images, sketched)
+
+
+def _dump(fingerprint: str, rows: Table, groups: NDArray[np.uint64]) -> bytes:
+    """A line of text, then the groups and the columns that are not empty, as 64-bit numbers."""
+    used = np.flatnonzero(rows.any(axis=0))
+    header = f"{_FORMAT} {fingerprint} {','.join(map(str, used))}\n".encode()
+    return header + np.column_stack([groups, rows[:, used]]).astype(_U64).tobytes()
+
+
+def _read(path: Path) -> tuple[str, Table, NDArray[np.uint64]]:
+    data = files.read(path, most=(1 << 12) + MOST * (COLUMNS + 1) * 8)
+    header, _, body = data.partition(b"\n")
+    kind, owner, columns = header[: 1 << 12].decode("ascii").split(" ")
+    used = [int(column) for column in columns.split(",")]
+    if kind != _FORMAT or used != sorted(set(used)) or used[0] != 0 or used[-1] >= COLUMNS:
+        raise ValueError("it is not what a run writes")
+    table = np.frombuffer(body, _U64).reshape(-1, len(used) + 1)
+    rows, groups = np.zeros((len(table), COLUMNS), np.uint64), table[:, 0]
+    rows[:, used] = table[:, 1:]
+    if not len(table) or len(table) > MOST or groups.max() >= MOST or not rows[:, 0].all():
+        raise ValueError("it is not what a run writes")
+    return owner, rows, groups
+
+
+def _read_old(path: Path) -> tuple[str, Table]:
+    """Sorted; the first 64 bits of each digest."""
+    owner, *members = files.read(path, most=1 << 20).decode("ascii").split()[: OLD_SKETCH + 1]
+    return owner, np.array(sorted(int(member[:16].ljust(16, "0"), 16) for member in members), np.uint64)

@@ -1,0 +1,202 @@
+"""Convolutions: the data gradient for the whole pass at once, the weight gradient one unit at a time.
+
+A unit's weight gradient is computed in one of two ways, chosen from the shapes alone so that a run can be repeated:
+the library's own kernel over the unit's images, or a matrix product with the unfolded patches of a few images, which
+wins where filters are large, images small, or the stride is above 1 (measured in benchmarks/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpvision.private.engine.aligned import ALIGNMENT, aligned
+from dpvision.private.engine.rules.linear import otherwise, sums_by_unit
+from dpvision.private.engine.trace import ALWAYS, Data, Pass, Sink, plain, rule_for
+
+# Patches unfolded at a time, in bytes: what fits a core's own cache.
+PATCH_BYTES = 2 << 20
+# From here on the library's kernel spends more time on rearranging its result than on computing it.
+LARGE_FILTERS = 1 << 17
+FEW_POSITIONS = 2048
+# From so many output channels on, products are faster with them last in memory.
+MANY_CHANNELS = 256
+# The least number of images in a convolution: by filters of one position or a line of them, and by others.
+LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, options: Any, current: Pass, sinks: Any) -> Tensor:
+        ctx.options, ctx.current, ctx.sinks = options, current, sinks
+        stride, padding, dilation, groups = options
+        arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
+        one_row = len(x) == current.images  # of each image: then a unit's views can lie side by side
+        ctx.waits = bool(one_row and sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
+        y = _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        kept = y.clone() if ctx.waits else None  # the model may change its own in place
+        ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        x, weight, bias, y = ctx.saved_tensors
+        of_weight, of_bias = ctx.sinks
+        spans = ctx.current.spans(dy, "convolution")
+        if weight.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            dy = dy.contiguous(memory_format=torch.channels_last)
+        sums = None
+        if of_bias or (ctx.waits and bias is not None):
+            sums = sums_by_unit(dy.flatten(2).transpose(1, 2), spans)
+        if of_weight and ctx.waits:
+            views = of_weight.all_views(x, dy, y, None if bias is None else bias * sums)
+            if views is not None:
+                count = ctx.current.together.views
+                of_all = [slice(s.start * count, s.stop * count) for s in spans]
+                _weight_gradients(of_weight, views[0], views[1], weight, of_all, ctx.options)
+        elif of_weight:
+            _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
+        if of_bias:
+            of_bias.put(sums)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = _with_blanks(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
+        return dx, None, None, None, None, None
+
+
+def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any) -> None:
+    """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
+
+    def whole(e: int, row: Tensor, add: bool) -> None:
+        gradient = _backward(aligned(dy[spans[e]]), aligned(x[spans[e]]), weight, options, of_input=False)
+        row.add_(gradient) if add else row.copy_(gradient)
+
+    if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
+        sink.write(whole)
+        return
+    by_patches = _by_patches(sink.current, x, dy, weight, spans, options)
+    always = max(options[0]) > 1 or weight.shape[2:].numel() == 1
+    few = FEW_POSITIONS // dy.shape[2:].numel() if weight.numel() >= LARGE_FILTERS else 0
+
+    def one(e: int, row: Tensor, add: bool) -> None:
+        (by_patches if always or spans[e].stop - spans[e].start < few else whole)(e, row, add)
+
+    sink.write(one, (2, 3, 1, 0) if weight.shape[0] >= MANY_CHANNELS else (0, 2, 3, 1))
+
+
+def _by_patches(
+    current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any
+) -> Callable[[int, Tensor, bool], None]:
+    """dW = D'U, with U the patches under each output position, unfolded for a few images at a time."""
+    stride, padding, dilation, _ = options
+    filters, channels, *kernel = weight.shape
+    height, width = dy.shape[2:]
+    patch_bytes = height * width * kernel[0] * kernel[1] * channels * x.element_size()
+    most = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
+    size = (most, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
+    padded = current.slots.scratch(("padded", *padding), size, x)  # the border stays zero: only `inside` is written
+    inside = padded[:, padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
+    image, row_, column, channel = padded.stride()
+    windows = padded.as_strided(
+        (most, height, width, *kernel, channels),
+        (image, row_ * stride[0], column * stride[1], row_ * dilation[0], column * dilation[1], channel),
+    )
+    patches = current.slots.scratch(("patches",), tuple(windows.shape), x)
+    inputs, outputs = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
+
+    def one(e: int, row: Tensor, add: bool) -> None:
+        try:
+            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in either order that convolutions ask for
+        except RuntimeError:  # the weight is used in another way too, which decided the order
+            flat = row.permute(0, 2, 3, 1).reshape(filters, -1)
+        for start in range(spans[e].start, spans[e].stop, most):
+            stop = min(start + most, spans[e].stop)
+            inside[: stop - start].copy_(inputs[start:stop])
+            patches[: stop - start].copy_(windows[: stop - start])
+            u = patches[: stop - start].reshape(-1, flat.shape[1])
+            d = aligned(outputs[start:stop].reshape(-1, filters))
+            again = add or start > spans[e].start
+            torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
+        if flat.data_ptr() != row.data_ptr():
+            row.copy_(flat.view(filters, *kernel, channels).permute(0, 3, 1, 2))
+
+    return one
+
+
+def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: bool) -> Tensor:
+    stride, padding, dilation, groups = options
+    mask = [of_input, not of_input, False]
+    zeros = [0] * len(stride)
+    out = torch.ops.aten.convolution_backward(
+        dy, x, weight, None, stride, padding, dilation, False, zeros, groups, mask
+    )
+    return out[0] if of_input else out[1]
+
+
+def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
+
+    Small is one, and below 16 for filters with all axes but one, or all, of length 1. The layout stays, since it too
+    chooses the kernel. The result is never a view, so that the model may change it in place.
+    """
+    if tensors[0].dtype == torch.float64:
+        return _in_float64(function, *tensors)
+    count = len(tensors[0])
+    kernel = list(weight.shape[2:])
+    least = LEAST_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else LEAST_IMAGES
+    if count >= least:
+        return function(*tensors)
+    return function(*(_filled(t, least) for t in tensors))[:count].clone()
+
+
+def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The kernel makes a product for each image, which rounds by where that starts in memory: if not alike, alone."""
+    y = function(*tensors)
+    if all(t[0].numel() * t.element_size() % ALIGNMENT == 0 for t in (*tensors, y)):
+        return y
+    return torch.cat([function(*(t[i : i + 1].clone() for t in tensors)) for i in range(len(y))])
+
+
+def _filled(images: Tensor, count: int) -> Tensor:
+    if images.stride(0) != images[0].numel():
+        images = images.clone()  # dense, with its axes in the same order in memory
+    filled = images.new_empty_strided((count, *images.shape[1:]), images.stride()).zero_()
+    filled[: len(images)] = images
+    return filled
+
+
+def _numbers(value: Any, axes: int) -> list[int]:
+    return [int(value)] * axes if isinstance(value, int) else [int(v) for v in value] * (axes // len(value))
+
+
+ALWAYS |= {F.conv1d, F.conv2d, F.conv3d}
+
+
+@rule_for(F.conv1d, F.conv2d, F.conv3d)
+def conv(
+    current: Pass,
+    func: Any,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    axes = weight.dim() - 2
+    if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data) or input.dim() != axes + 2:
+        return otherwise(current, func, input, weight, bias, stride, padding, dilation, groups)
+    current.spans(input, f"convolution with {current.name_of(weight)}")
+    stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
+    if isinstance(padding, str):
+        total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        input = F.pad(input, [side for t in reversed(total) for side in (t // 2, t - t // 2)])
+        padding = 0
+    options = (stride, _numbers(padding, axes), dilation, groups)
+    sinks = (current.sink(weight), current.sink(bias))
+    return _Conv.apply(plain(input), plain(weight), plain(bias), options, current, sinks)

@@ -1,0 +1,62 @@
+"""Embedding: a unit's gradient adds its output gradients to the rows that its own indices name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpvision.errors import UnsafeLayer
+from dpvision.private.engine.rules.linear import otherwise
+from dpvision.private.engine.trace import ALWAYS, Data, Pass, plain, rule_for
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indices: Tensor, weight: Tensor, padding: int, current: Pass, sink: Any) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.rows, ctx.padding, ctx.current, ctx.sink = weight.shape[0], padding, current, sink
+        return F.embedding(indices, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        (indices,) = ctx.saved_tensors
+        spans = ctx.current.spans(dy, "Embedding")
+
+        def one(e: int, row: Tensor, add: bool) -> None:
+            where = indices[spans[e]]
+            gradient = torch.ops.aten.embedding_dense_backward(dy[spans[e]], where, ctx.rows, ctx.padding, False)
+            row.add_(gradient) if add else row.copy_(gradient)
+
+        if ctx.sink is not None:
+            ctx.sink.write(one)
+        return None, None, None, None, None
+
+
+ALWAYS |= {F.embedding}
+
+
+@rule_for(F.embedding)
+def embedding(
+    current: Pass,
+    func: Any,
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if max_norm is not None or scale_grad_by_freq:
+        raise UnsafeLayer(
+            f"Embedding with {current.name_of(weight)}: max_norm and scale_grad_by_freq let the batch as a whole "
+            "change the weights. Fix: leave them out."
+        )
+    if not isinstance(input, Data) or isinstance(weight, Data):
+        return otherwise(current, func, input, weight, padding_idx)
+    current.spans(input, f"Embedding with {current.name_of(weight)}")
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return _Embedding.apply(plain(input), plain(weight), padding, current, current.sink(weight))

@@ -1,0 +1,214 @@
+"""Where the units' gradients wait until their norms are known: one slot per parameter, one row per unit.
+
+A slot keeps its rows in the order of memory that its rule writes fastest (convolutions: channels last), padded with
+zeros; everything that is done to rows here is done number by number, so the order only matters once, at the end.
+
+A linear layer that sees one row of each unit keeps no gradient at all, but the two factors of it: the unit's input x
+and output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. Several rows
+might cancel, and the factors' rounding would not be small beside what is left: those are written down.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpvision.models.memory import zeros
+from dpvision.private.engine.exact import BLOCK, ExactSum, rounding_of_products, squares
+
+# Norms of rows at least this long are taken right after each is written.
+NOTED = 1 << 16
+# What rounding factors may add to a contribution, as a share of the bound: a part of noise.ARITHMETIC_SLACK.
+MOST_ROUNDING = 6.5e-5
+
+
+class Slot:
+    """Per-unit gradients of one parameter."""
+
+    def __init__(self, name: str, like: Tensor, capacity: int, bound: float, *, factored: bool = False) -> None:
+        self.factored = factored  # whether factors may be kept instead of rows
+        self.name, self.shape, self.numel = name, tuple(like.shape), like.numel()
+        self._device, self._dtype = like.device, like.dtype
+        block = BLOCK if self.numel >= BLOCK else 16
+        self._padded = max(1, math.ceil(self.numel / block)) * block
+        self._block = block
+        self._capacity = capacity
+        self._rows: Tensor | None = None
+        self._order: tuple[int, ...] = tuple(range(len(self.shape)))
+        self.total = ExactSum(self._padded, bound, like.device)
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._input_squares = torch.empty(0)
+        self._settled = False
+        self._norms: list[Tensor] = []
+        self.used = False
+
+    def reset(self) -> None:
+        self.used = False
+        self.forget()
+        self._factors = None
+
+    def inherit(self, previous: Slot) -> None:
+        self._order, self._settled = previous._order, previous._settled
+        self.total = previous.total
+
+    def prefer(self, order: tuple[int, ...]) -> None:
+        """The order of axes in memory; only the first one to ask decides, as sums of different orders can not mix."""
+        if not self._settled:
+            self._order, self._settled = order, True
+
+    def rows(self, units: int) -> Tensor:
+        """(units, *shape), to be written or added to."""
+        self._settled = True
+        flat = self._flat(units)[:, : self.numel]
+        sizes = [self.shape[a] for a in self._order]
+        inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
+        return flat.unflatten(1, sizes).permute(0, *(i + 1 for i in inverse)) if sizes else flat.squeeze(1)
+
+    def put(self, values: Tensor) -> None:
+        """Write (units, *shape) values, or add them where the slot was used before."""
+        self.spread()
+        self.forget()
+        rows = self.rows(len(values))
+        rows.add_(values) if self.used else rows.copy_(values)
+        self.used = True
+
+    def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
+        """(units, d) and (units, p) whose outer product is the gradient; only where the slot is not used yet."""
+        self._factors = (inputs, outputs)
+        self.used = True
+
+    def spread(self) -> None:
+        """Turn factors into rows: the weight is used a second time."""
+        if self._factors is not None:
+            inputs, outputs = self._factors
+            self._factors = None
+            torch.mul(outputs.unsqueeze(2), inputs.unsqueeze(1), out=self.rows(len(inputs)))
+
+    def transform(self, units: int, scale: Tensor | None, shift: Tensor | None) -> None:
+        """rows <- scale * rows - shift, for flat public vectors in the parameter's own order."""
+        self.spread()
+        self.forget()
+        rows = self.rows(units)
+        if not self.used:
+            rows.zero_()
+            self.used = True
+        if scale is not None:
+            rows.mul_(scale.view(self.shape))
+        if shift is not None:
+            rows.sub_(shift.view(self.shape))
+
+    def squares(self, units: int) -> Tensor:
+        """|row|^2 of each unit, in float64; not finite where the row is not."""
+        if not self.used:
+            return torch.zeros(units, dtype=torch.float64, device=self._device)
+        if self._factors is not None:
+            inputs, outputs = self._factors
+            self._input_squares = squares(inputs)
+            return self._input_squares * squares(outputs)
+        if len(self._norms) == units:
+            norms = torch.stack(self._norms)
+        else:
+            norms = torch.linalg.vector_norm(self._flat(units).view(units, -1, self._block), dim=2)
+        return norms.double().square_().sum(1)
+
+    def forget(self) -> None:
+        """The rows are about to change."""
+        self._norms.clear()
+
+    def note(self, unit: int) -> None:
+        """Take the norms of a large row while it is still in the cache; they hold until the row changes."""
+        if self._padded >= NOTED:
+            self._norms.append(torch.linalg.vector_norm(self._flat(unit + 1)[unit].view(-1, self._block), dim=1))
+
+    def inner(self, units: int, direction: Tensor) -> Tensor:
+        """<row, direction> of each unit, in float64."""
+        self.spread()
+        if not self.used:
+            return torch.zeros(units, dtype=torch.float64, device=self._device)
+        return (self.rows(units).double() * direction.view(self.shape)).reshape(units, -1).sum(1)
+
+    def add(self, factors: Tensor, bad: Tensor) -> None:
+        """Add sum_e factors[e] * row[e] to the total; rows that are not finite have factor 0 and count as zero."""
+        if not self.used:
+            return
+        if self._factors is not None:
+            found = (*self._factors, self._input_squares.sqrt().unsqueeze(1))
+            inputs, outputs, norms = (torch.where(bad.unsqueeze(1), 0.0, f) if bad.any() else f for f in found)
+            self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1), norms.squeeze(1))
+            return
+        rows = self._flat(len(factors))
+        if bad.any():
+            rows[bad] = 0
+        self.total.add(rows, factors)
+
+    def add_to(self, out: Tensor) -> None:
+        """Add the total to a flat vector in the parameter's own order; the next total starts at zero."""
+        total = self.total.take()
+        if total is not None:
+            sizes = [self.shape[a] for a in self._order]
+            inverse = sorted(range(len(sizes)), key=lambda i: self._order[i])
+            out.add_(total[: self.numel].view(sizes).permute(inverse).reshape(-1))
+
+    def absorb(self, other: Slot) -> None:
+        """Take over another slot's total, if it lies in memory in the same order."""
+        if self._order == other._order:
+            self.total.absorb(other.total)
+
+    def _flat(self, units: int) -> Tensor:
+        if self._rows is None:
+            self._rows = zeros(self._capacity, self._padded, self._dtype, self._device)
+        return self._rows[:units]
+
+
+def _factored(parameters: dict[str, Tensor]) -> set[str]:
+    """Matrices for which factors are cheaper, as long as the rounding of all of them together is small enough."""
+    found, error = set(), 0.0
+    for name, parameter in parameters.items():
+        if parameter.dim() == 2 and 4 * sum(parameter.shape) <= parameter.numel():
+            error += rounding_of_products(*parameter.shape) ** 2
+            if error > MOST_ROUNDING**2:
+                break
+            found.add(name)
+    return found
+
+
+class Slots(dict[str, Slot]):
+    """The slots of all trainable parameters, by name."""
+
+    def __init__(self, parameters: dict[str, Tensor], capacity: int, bounds: dict[str, float]) -> None:
+        factored = _factored(parameters)
+        super().__init__((n, Slot(n, p, capacity, bounds[n], factored=n in factored)) for n, p in parameters.items())
+        self.capacity = capacity
+        self._scratch: dict[tuple[object, ...], Tensor] = {}
+
+    def scratch(self, use: tuple[object, ...], size: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory for one use and size, zero at first, kept: fresh memory costs more than what is done with it here."""
+        key = (*use, size, like.dtype, like.device)
+        if key not in self._scratch:
+            self._scratch[key] = torch.zeros(size, dtype=like.dtype, device=like.device)
+        return self._scratch[key]
+
+    def inherit(self, previous: Slots) -> None:
+        """Take over the sums of slots that had room for fewer units."""
+        for name, slot in self.items():
+            slot.inherit(previous[name])
+
+    def reset(self) -> None:
+        for slot in self.values():
+            slot.reset()
+
+    def squares(self, units: int) -> Tensor:
+        """(units, parameters)"""
+        return torch.stack([slot.squares(units) for slot in self.values()], dim=1)
+
+    def absorb(self, others: Slots) -> None:
+        """Take over the totals of others, where they lie in memory in the same order."""
+        for name, slot in self.items():
+            slot.absorb(others[name])
+
+    def add_to(self, out: Tensor) -> None:
+        """Add the totals to one flat vector, and start again at zero."""
+        for slot, part in zip(self.values(), out.split([slot.numel for slot in self.values()]), strict=True):
+            slot.add_to(part)

@@ -1,0 +1,80 @@
+"""Class sums, class counts and a second moment, released once; everyone may draw rows from them (gaussians.py).
+
+One vector is released for all: ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1. Where the counts are
+declared public there is no c.
+
+Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ), of length at most sqrt(a^2 + b^2 + c^2) = 1
+(lda.py), and moves nobody else's. The event is Gaussian(sigma, 1), and it comes out only for a charge of such an
+event, which exists only once it is on the disk, under the name that `name` gives: records, settings and software all
+shape it. What is drawn from the result, and learned, is post-processing. The unit is one image: the charge must say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpvision.core.events import Event, Gaussian, to_json
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Charge
+from dpvision.errors import ConfigError, PrivacyError
+from dpvision.private.statistics.charged import secret_name
+from dpvision.private.statistics.lda import class_statistics
+from dpvision.private.statistics.releases import Releases
+from dpvision.private.statistics.rows import Rows
+from dpvision.private.statistics.second_moment import to_matrix
+from dpvision.released.gaussians import ClassMoments
+from dpvision.storage.software import computing
+
+
+class Moments:
+    """What one release tells, and how: private rows; `share` is a^2, `counts_share` c^2 unless counts are declared."""
+
+    def __init__(
+        self, rows: Rows, *, share: float, counts_share: float, n: int, class_counts: Sequence[int] | None = None
+    ) -> None:
+        c2 = 0.0 if class_counts is not None else counts_share
+        if not (0 < share < 1 and 0 <= c2 < 1 - share) or (class_counts is None and not c2):
+            raise ConfigError(
+                f"share is {share} and counts_share {counts_share}: both must be above 0 and leave something for the "
+                "class sums."
+            )
+        self.a, self.b, self.c = math.sqrt(share), math.sqrt(1 - share - c2), math.sqrt(c2)
+        self.n, self.class_counts, self._rows = n, class_counts, rows
+
+    def event(self, sigma: float) -> Gaussian:
+        return Gaussian(sigma, 1)
+
+    def name(self, key: Key, event: Event) -> str:
+        """Of the charge and the noise."""
+        rows, settings = self._rows, f"{self.a!r} {self.b!r} {self.c!r} {self.n} {self.class_counts!r}"
+        what = f"moments {settings} {rows.classes} {to_json(event)} {computing()}"
+        return secret_name(key, "name of a release", what, (rows.x, rows.labels))
+
+    def released(self, charge: Charge, key: Key) -> ClassMoments:
+        """The noisy moments."""
+        event = charge.event
+        if not isinstance(event, Gaussian) or event != self.event(event.sigma):
+            raise PrivacyError(f"{event} was charged, which is not one release of every record.")
+        if charge.id != self.name(key, event):
+            raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
+        rows = self._rows
+        d, k = rows.width, rows.classes
+        asked = class_statistics(rows, a=self.a, b=self.b, c=self.c)
+        got = Releases(charge, key).noisy(asked)
+        noise = event.sigma * asked.sensitivity
+        sums, rest = got[: d * k].reshape(d, k) / self.b, got[d * k :]
+        counts, noise_of_counts = np.asarray(self.class_counts, dtype=np.float64), 0.0
+        if self.c:
+            counts, rest, noise_of_counts = rest[:k] / self.c, rest[k:], noise / self.c
+        return ClassMoments(
+            sums=sums,
+            counts=counts,
+            second=to_matrix(rest / self.a, d),
+            n=self.n,
+            noise_of_sums=noise / self.b,
+            noise_of_counts=noise_of_counts,
+            noise_of_second=noise / self.a,
+        )

@@ -1,0 +1,437 @@
+"""Make a release. It reads top to bottom as things happen: features, charge, noise, rows, card.
+
+Formal guarantee: for two data sets of which one has one image more, and an encoder and a map that are public functions
+of each image alone, all that is in the released folder satisfies the guarantee of the event on its card. The event is
+in the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone
+(mixtures.py, moments.py), which does what the charge says and no more. Accuracy on a test split is told without noise,
+where there is one: it is about the test images, and the card says so.
+
+If it is killed after the charge, the key is still there: the same command makes the same bits and is not charged again.
+When the folder is whole, the key is destroyed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.core import accountant, files
+from dpvision.core.events import Budget, Event, to_json
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Account
+from dpvision.core.rounding import upper
+from dpvision.data import Dataset, Split, identify, load
+from dpvision.errors import ConfigError, PrivacyError
+from dpvision.models import build, digest_of
+from dpvision.private.accounts import overlap
+from dpvision.private.accounts.accounts import Accounts, choose
+from dpvision.private.accounts.unaccounted import require_not_taught_by
+from dpvision.private.features.encoders import encoder, extract
+from dpvision.private.features.public_map import PROCESS, whitening
+from dpvision.private.statistics.mixture_weights import RandomWeights
+from dpvision.private.statistics.mixtures import Mixtures
+from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.rows import Preparation, Rows
+from dpvision.public.provenance import pixel_digests
+from dpvision.released import folder as folders
+from dpvision.released.gaussians import RIDGE, ClassMoments
+from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_moments
+from dpvision.settings.release import Release
+from dpvision.settings.training import to_dict
+from dpvision.storage import run_folder, sealed
+
+Progress = Callable[[str, int, int], None]
+WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
+Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
+AT_A_TIME = 512
+MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
+# What each file says of itself, and what that means.
+STATUS = {
+    "private": "may leave: its noise is secret, and card.json has the guarantee",
+    "NOT PRIVATE": "must not leave: made with a fixed key, for tests only",
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data and the complete settings, and which public facts the data itself gave."""
+
+    data: Dataset
+    config: Release
+    read_off: tuple[str, ...]
+    fingerprint: str  # of the records in any order: finds the ledger
+    in_order: str
+    sketch: overlap.Sketch
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        height, width, channels = self.data.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def of_rows(self) -> tuple[Any, ...]:
+        """All that private rows depend on."""
+        config = self.config
+        weights = None if config.weights is None else digest_of(Path(config.weights))
+        return self.in_order, config.encoder, weights, config.rank, config.bound, self.shape, tuple(self.data.classes)
+
+    @property
+    def sigma(self) -> float:
+        assert self.config.sigma  # complete
+        return self.config.sigma
+
+    def event(self) -> Event:
+        return self.config.event(self.sigma, len(self.data.classes))
+
+
+def prepare(source: str, settings: Release) -> Prepared:
+    """Read the data and complete the settings from public numbers. Nothing is random, written or charged."""
+    read = load(
+        source,
+        classes=settings.classes,
+        size=settings.size,
+        channels=settings.channels,
+        skip_broken=settings.skip_broken,
+    )
+    return prepare_read(read, settings, source=source)
+
+
+def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
+    """The same for data that is in memory."""
+    known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
+    read_off = data.inferred if known else (*data.inferred, "number of images")
+    channels = data.train.images.shape[3]
+    complete = settings.complete(len(data.train), len(data.classes), channels)
+    if settings.weights is not None:
+        note = sealed.said_unchanged(Path(settings.weights)).get("learned_from", "")
+        require_not_taught_by(data, note, f"{settings.weights}: was trained without privacy on")
+    fingerprint, in_order, digests = identify(data.train)
+    sketch = overlap.sketch(digests, pixel_digests(data.train.images), images=data.train.images)
+    return Prepared(data, complete, read_off, fingerprint, in_order, sketch)
+
+
+class Encoded:
+    """The private rows, of length at most 1, and how they were made: by public rules, each image alone."""
+
+    def __init__(self, prepared: Prepared, progress: Progress = lambda *_: None) -> None:
+        config, self.classes, self.of = prepared.config, len(prepared.data.classes), prepared.of_rows
+        assert config.encoder  # complete
+        self._progress = progress
+        self.encoder = encoder(
+            config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
+        )
+        self.preparation = Preparation(unit=True) if config.bound is None else Preparation(bound=config.bound)
+        if config.rank:
+            white = whitening(self.encoder, rank=config.rank, progress=lambda *done: progress("random images", *done))
+            self.preparation = Preparation(whitening=white)
+        train, test = prepared.data.train, prepared.data.test
+        self.rows = Rows.of(self._features(train), train.labels, self.preparation, classes=self.classes)
+        self.test: Labelled | None = None
+        if test is not None:
+            self.test = self.preparation.apply(self._features(test))[0], np.asarray(test.labels)
+
+    def _features(self, split: Split) -> NDArray[np.float32]:
+        """By all ranks together, where there are several."""
+        return extract(self.encoder, split, lambda *done: self._progress("features", *done))
+
+
+def make(
+    prepared: Prepared,
+    out: Path,
+    *,
+    write_card: WriteCard,
+    encoded: Encoded | None = None,
+    test_key: str | None = None,
+    accounts: Accounts | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """The released folder at `out`; its card, which `write_card` writes into the folder.
+
+    `encoded` may be that of an earlier release of the same data with the same features. `accounts` are those that will
+    be charged; by default those that the images are found on.
+    """
+    out, config = Path(os.path.abspath(out)), prepared.config
+    accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
+    place = require_possible(prepared, out, test_key, accounts)
+    encoded = encoded or Encoded(prepared, progress)
+    if encoded.of != prepared.of_rows:
+        raise PrivacyError("the rows are of other data or features than those that would be charged.")
+    mechanism = mechanism_of(encoded.rows, config)
+    told = told_to_learners(mechanism, prepared.sigma)
+
+    with _only_one(place, out):
+        _require_free(out, place)
+        with folders.whole(out) as folder:  # before the charge: where it can not be made, nothing is paid for
+            key = _key(place, test_key)
+            charge, accounts = accounts.charge(
+                prepared.event(),
+                Budget(config.budget or config.epsilon, config.delta),
+                fingerprint=prepared.fingerprint,
+                sketch=prepared.sketch,
+                id=mechanism.name(key, prepared.event()),
+                run=f"release {secrets.token_hex(4)}",
+                private=key.private,
+            )
+            # On the disk from here on.
+            status = "private" if charge.private else "NOT PRIVATE"
+            moments, mark = None, {"status": status}  # one entry: in a header, several would be in any order
+            if isinstance(mechanism, Moments):
+                moments = mechanism.released(charge, key)
+                _write_moments(folder, moments, mark)
+                blocks = _drawn(moments, config)
+            else:
+                blocks = mechanism.blocks(charge, key)
+            folders.write_rows(folder, _counted(blocks, config, progress), mark)
+            if encoded.preparation.whitening is not None:
+                white = encoded.preparation.whitening
+                folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
+            said = {**mark, "status_means": STATUS[status]}
+            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
+            facts = _facts(prepared, encoded, mechanism, told)
+            facts["accounts"] = accounts.to_facts()
+            facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
+            facts["files"] = folders.digests(folder)
+            if encoded.test is not None:
+                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
+            card = write_card(folder, facts, accounts.first.account())
+        Key.destroy(place)
+    return card
+
+
+def require_possible(
+    prepared: Prepared, out: Path, test_key: str | None = None, accounts: Accounts | None = None
+) -> Path:
+    """Refuse what would be refused later, before hours of features; where the key is.
+
+    A release that was killed after its charge finds its key there, and has paid already; so may one with a fixed key.
+    """
+    place = run_folder.key_path(name_of_key(prepared, out))
+    _require_free(out, place)
+    mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
+    told = accountant.epsilon(prepared.event(), prepared.config.delta)
+    if told > prepared.config.epsilon:
+        raise ConfigError(
+            f"sigma {prepared.sigma:g} makes it epsilon {upper(told, 4)}, more than the {prepared.config.epsilon:g} "
+            "that is asked for. Fix: leave sigma out, and the least noise that keeps epsilon is computed."
+        )
+    if not place.exists() and not test_key:
+        accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
+        accounts.require_room(prepared.event(), prepared.config)
+    return place
+
+
+def require_encoder(prepared: Prepared) -> None:
+    """Refuse what `Encoded` would refuse first, without the minutes that a dictionary of patches takes."""
+    name, shape, weights = str(prepared.config.encoder), prepared.shape, prepared.config.weights
+    if weights is None and name.startswith("patches"):
+        build("patches-1024" if name == "patches" else name, shape, classes=2, seed=0)
+    else:
+        encoder(name, shape, weights)
+
+
+def _require_free(out: Path, place: Path) -> None:
+    """A release that was killed after its folder was whole, and before its key was destroyed, is finished here."""
+    if (out / "card.json").is_file() and place.exists():
+        Key.destroy(place)
+    folders.require_free(out)
+
+
+def accuracy(
+    folder: Path,
+    test: Labelled,
+    classes: int,
+    moments: ClassMoments | None,
+    told: dict[str, float],
+) -> dict[str, float]:
+    """Of classifiers that anyone can make from the released folder, on the test split."""
+    features, targets = folders.read_rows(folder)
+    learner = DiscriminantLearner(classes=classes, **told).fit(features, targets)
+    found = {"linear discriminant of the rows": float(learner.score(*test))}
+    if moments is None and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
+        descent = LinearLearner(classes=classes).fit(features, targets)
+        found["softmax regression on the rows"] = float(descent.score(*test))
+    if moments is not None:
+        found["linear discriminant of the moments"] = float(learner_of(moments).score(*test))
+    return found
+
+
+def learner_of(moments: ClassMoments) -> DiscriminantLearner:
+    """In closed form, without rows."""
+    learner = fit_moments(
+        moments.sums,
+        moments.sizes,
+        moments.second,
+        n=moments.n,
+        noise_sums=moments.noise_of_sums,
+        noise_moment=moments.noise_of_second,
+        ridge=RIDGE,
+    )
+    assert isinstance(learner, DiscriminantLearner)
+    return learner
+
+
+def told_to_learners(mechanism: Mixtures | Moments, sigma: float) -> dict[str, float]:
+    """What a learner may know of the rows: the standard deviation of their noise, and how many records are in one."""
+    if isinstance(mechanism, Moments):
+        return {}
+    return {
+        "noise_x": mechanism.noise_of_features(sigma),
+        "noise_y": mechanism.noise_of_labels(sigma),
+        "degree": mechanism.records_in_a_row,
+    }
+
+
+def mechanism_of(rows: Rows, config: Release) -> Mixtures | Moments:
+    """What complete settings do to rows."""
+    assert config.n  # complete
+    if config.kind == "moments":
+        return Moments(
+            rows,
+            share=config.share,
+            counts_share=config.counts_share,
+            n=config.n,
+            class_counts=config.class_counts,
+        )
+    assert config.degree
+    sampler = config.sampler(rows.classes)
+    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights_of(config))
+
+
+def weights_of(config: Release) -> RandomWeights | None:
+    """Of the records in a mixture; None where all count alike."""
+    if config.alpha is None:
+        return None
+    assert config.degree
+    return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
+
+
+def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]) -> dict[str, Any]:
+    """What was done to the rows, for a card and for learners."""
+    if isinstance(mechanism, Moments):
+        return {
+            "name": "moments",
+            "labels": _meaning(mechanism),
+            "rows_are": "drawn by public coins from one Gaussian for each class, with one covariance for all",
+            "class_counts": "declared public" if config.class_counts else "released with noise",
+        }
+    return {
+        "name": f"mixtures, {config.sampling} sampling",
+        "labels": _meaning(mechanism),
+        "rows_are": "the features of those drawn, added up and divided by their expected number, plus noise; "
+        "noise alone where nobody was drawn",
+        **told,
+    }
+
+
+def name_of_key(prepared: Prepared, out: Path) -> str:
+    """The same for the same command: a release that was killed finds its key again."""
+    all_of_it = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
+    return hashlib.blake2b(all_of_it.encode(), digest_size=8).hexdigest()
+
+
+def _key(place: Path, test_key: str | None) -> Key:
+    kept = Key.kept(place)
+    if test_key:
+        return Key.for_tests(test_key)  # which needs no keeping, and must not take a secret one's place
+    if kept is not None and kept.private:
+        return kept  # not written again: a kill would leave a copy that nobody destroys
+    key = Key.fresh()
+    key.keep(place)  # on the disk before it is used
+    return key
+
+
+@contextmanager
+def _only_one(place: Path, out: Path) -> Iterator[None]:
+    """Let one process at a time make a release; a second one is told so."""
+    files.make_folder(place.parent)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(files.alone(place.with_suffix(".lock"), wait=False))
+        except BlockingIOError:
+            raise ConfigError(f"{out}: another process is making this release. Fix: wait for it.") from None
+        yield
+
+
+def _drawn(moments: ClassMoments, config: Release) -> Iterator[folders.Block]:
+    assert config.rows
+    coins = np.random.default_rng(config.seed)
+    for start in range(0, config.rows, AT_A_TIME):
+        yield moments.draw(min(AT_A_TIME, config.rows - start), coins)
+
+
+def _counted(blocks: Iterator[folders.Block], config: Release, progress: Progress) -> Iterator[folders.Block]:
+    done = 0
+    assert config.rows
+    for features, labels in blocks:
+        done += len(features)
+        yield features, labels
+        progress("rows", done, config.rows)
+
+
+def _write_moments(folder: Path, moments: ClassMoments, mark: dict[str, str]) -> None:
+    arrays = {"sums": moments.sums, "counts": moments.counts, "second": moments.second}
+    noise = {name: np.array(getattr(moments, name)) for name in ("noise_of_sums", "noise_of_counts", "noise_of_second")}
+    folders.write_arrays(folder / "moments.safetensors", {**arrays, **noise, "n": np.array(moments.n)}, mark)
+
+
+def _meaning(mechanism: Mixtures | Moments) -> str:
+    """Of the labels."""
+    if isinstance(mechanism, Moments):
+        return "the number of each row's class, counted from 0; drawn by public coins, as the row was"
+    if mechanism.public_labels:
+        return "the number of each row's class, counted from 0; public, so it has no noise"
+    return "the share of each class in each row, with noise: below 0 and above 1 too"
+
+
+def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | Moments) -> dict[str, Any]:
+    hard = isinstance(mechanism, Moments) or mechanism.public_labels
+    labels = {"dtype": "int64", "shape": ["rows"]} if hard else {"dtype": "float32", "shape": ["rows", rows.classes]}
+    return {
+        "format": folders.FORMAT,
+        "rows": prepared.config.rows,
+        "width": rows.width,
+        "classes": list(prepared.data.classes),
+        "files": sorted(path.name for path in folder.glob("rows-*.safetensors")),
+        "features": {"dtype": "float32", "shape": ["rows", rows.width]},
+        "labels": {**labels, "meaning": _meaning(mechanism)},
+    }
+
+
+def _facts(
+    prepared: Prepared, encoded: Encoded, mechanism: Mixtures | Moments, told: dict[str, float]
+) -> dict[str, Any]:
+    """What a card says of it. Nothing here depends on the private records but what was read off and said so."""
+    config, found, width = prepared.config, encoded.encoder, encoded.rows.width
+    public: dict[str, dict[str, Any]] = {}
+    if config.weights:
+        public["encoder"] = {"file": Path(config.weights).name, "digest": digest_of(Path(config.weights))}
+    return {
+        "class_names": list(prepared.data.classes),
+        "image_shape": list(prepared.data.train.images.shape[1:]),
+        "read_off": list(prepared.read_off),
+        "config": to_dict(config.without_folders()),
+        "public": public,
+        "features": {
+            "encoder": found.name,
+            "origin": found.origin,
+            "weights": found.weights,
+            "map": f"whitened by random images ({PROCESS}), {width} directions, each row brought to length 1"
+            if config.rank
+            else "each row brought to length 1"
+            if config.bound is None
+            else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
+        },
+        "mechanism": _told(mechanism, config, told),
+        "persons": prepared.data.train.persons is not None,
+        "skipped_broken": config.skip_broken or prepared.data.skipped_broken,
+    }

@@ -1,0 +1,174 @@
+"""Private rows of length at most 1, made from features one row at a time by public rules; and sums over them.
+
+Formal guarantee: row i of what `Preparation.apply` returns depends on row i of the features and on public numbers only,
+and its Euclidean length is at most 1, whatever is in it. So adding or removing one image adds or removes one row of
+length at most 1 and moves no other.
+
+    what is in the row             what it becomes
+    shorter than `bound`           divided by `bound`
+    longer than `bound`            shortened to length 1
+    NaN or infinite somewhere      zero, with no class: it is in no sum and in no count
+    too small to be measured       at most length 1 (it is measured again after it was stretched)
+
+float32 keeps a row within 2^-24 of itself, and the row is made shorter by 2^-22 first, so it stays within length 1.
+That a row does not depend on those beside it, not even in its last bit, is tested and not proven: it is up to the
+library that multiplies matrices. What that may add is a share of the sensitivity far below noise.ARITHMETIC_SLACK.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.core.arrays import Floats, as_classes, as_matrix
+from dpvision.errors import ConfigError
+from dpvision.private.statistics.whitening import Whitening
+
+# Rows that are worked on at a time, in float64.
+AT_A_TIME = 256
+# Beyond this a feature is cut, so that no square of one is out of range.
+LARGEST = 1e100
+# Room for rounding to float32.
+SHORTER = 1 - 2.0**-22
+
+
+class BoundedSum(NamedTuple):
+    """A sum over private rows, with the most by which one row more or less moves it in Euclidean length."""
+
+    total: Floats
+    sensitivity: float
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to each row before anything is learned from it, and again to each row that is classified.
+
+    bound       rows longer than this are shortened to it; then all are divided by it
+    unit        every row is brought to length 1, not only the longer ones
+    whitening   a public linear map that goes first; its rows are brought to length 1
+    intercept   a constant feature of this length beside a row of length 1; the two share the length of 1
+    centre      one release more is spent on the mean row, which is then taken off each row (centre.py)
+    """
+
+    bound: float = 1.0
+    unit: bool = False
+    whitening: Whitening | None = None
+    intercept: float = 0.0
+    centre: bool = False
+
+    def __post_init__(self) -> None:
+        if self.centre and self.intercept:
+            raise ConfigError("intercept: the mean row takes a constant off. Fix: leave intercept or centre out.")
+        if not (isinstance(self.bound, int | float) and 0 < self.bound < math.inf):
+            raise ConfigError(f"bound is {self.bound!r}: the most length of a row must be a finite number above 0.")
+        if not (isinstance(self.intercept, int | float) and 0 <= self.intercept < math.inf):
+            raise ConfigError(f"intercept is {self.intercept!r}: it must be a finite number, 0 for none.")
+        if self.whitening is not None and not isinstance(self.whitening, Whitening):
+            raise ConfigError("whitening must be made by Whitening.of(public features).")
+        if self.bound != 1 and (self.unit or self.whitening):
+            raise ConfigError("bound has no effect on rows that are brought to length 1. Fix: leave bound out.")
+
+    @property
+    def constant(self) -> float:
+        """The constant feature, as it is in a prepared row."""
+        return float(np.float32(self.intercept / math.hypot(1.0, self.intercept) * SHORTER))
+
+    def apply(self, features: Any, *, name: str = "features") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """(N, d) features -> rows of length at most 1, and which of them had numbers only.
+
+        They have as many columns as the features, or as the whitening's rank; and one more for an intercept.
+        """
+        found = as_matrix(features, name)
+        if self.whitening is not None and found.shape[1] != len(self.whitening.mean):
+            raise ConfigError(
+                f"{name} have {found.shape[1]} columns, but the whitening was made from {len(self.whitening.mean)}."
+            )
+        width = found.shape[1] if self.whitening is None else self.whitening.width
+        out = np.zeros((len(found), width + (self.intercept > 0)), dtype=np.float32)
+        finite = np.zeros(len(found), dtype=np.bool_)
+        for start in range(0, len(found), AT_A_TIME):
+            count = min(AT_A_TIME, len(found) - start)
+            block = np.zeros((AT_A_TIME, found.shape[1]))  # always as many: a product rounds alike whatever is beside
+            block[:count] = found[start : start + count]
+            with np.errstate(over="ignore", invalid="ignore"):  # what is out of range becomes a row of zeros
+                x, good = self._apply(block)
+            out[start : start + count], finite[start : start + count] = x[:count], good[:count]
+        return out, finite
+
+    def _apply(self, x: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+        finite = np.asarray(np.isfinite(x).all(axis=1))
+        x = np.where(finite[:, None], np.clip(x, -LARGEST, LARGEST), 0.0)
+        if self.whitening is not None:
+            x = self.whitening.apply(x)
+        if self.unit or self.whitening is not None:
+            length = lengths(x)
+            x = np.divide(x, length, out=np.zeros_like(x), where=length > 0)
+        else:
+            x = x / self.bound
+        x = x / np.maximum(1.0, lengths(x))
+        if self.intercept:
+            x = np.hstack([x, np.full((len(x), 1), self.intercept)]) / math.hypot(1.0, self.intercept)
+        finite = finite & np.isfinite(x).all(axis=1)
+        return np.where(finite[:, None], x * SHORTER, 0.0), finite
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Prepared rows with their classes; -1 is the class of a row that is in no sum."""
+
+    x: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    classes: int
+
+    @staticmethod
+    def of(features: Any, labels: Any, preparation: Preparation, *, classes: int) -> Rows:
+        found = as_classes(labels, "labels", classes=classes)
+        x, finite = preparation.apply(features)
+        if len(found) != len(x):
+            raise ConfigError(f"there are {len(x)} rows of features and {len(found)} labels: they must be as many.")
+        return Rows(x, np.where(finite, found, -1), classes)
+
+    @staticmethod
+    def public(features: Any, preparation: Preparation) -> Rows:
+        """Public rows without classes, prepared as the private ones."""
+        x, finite = preparation.apply(features, name="public")
+        if len(x) < 2 or not finite.all():
+            raise ConfigError("public must have at least 2 rows, of finite numbers only.")
+        return Rows(x, np.full(len(x), -1), classes=0)
+
+    @staticmethod
+    def none(classes: int) -> Rows:
+        """No rows, to try settings on."""
+        return Rows(np.zeros((0, 1), np.float32), np.zeros(0, np.int64), classes)
+
+    @property
+    def width(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which rows have numbers only; public rows, which have no class, all do."""
+        return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
+
+    def blocks(self) -> Iterator[tuple[Floats, Floats]]:
+        """AT_A_TIME rows at a time, with their classes as 0 and 1 (all 0 where there is none), in float64.
+
+        The last block is filled up with rows of zeros that have no class, which are in no sum: a product rounds a row
+        by how many there are.
+        """
+        one_hot = np.vstack([np.eye(self.classes), np.zeros(self.classes)])
+        for start in range(0, len(self.x), AT_A_TIME):
+            some = self.x[start : start + AT_A_TIME]
+            x, labels = np.zeros((AT_A_TIME, self.width)), np.full(AT_A_TIME, -1)
+            x[: len(some)], labels[: len(some)] = some, self.labels[start : start + AT_A_TIME]
+            yield x, one_hot[labels]
+
+
+def lengths(x: Floats) -> Floats:
+    """(N, 1) Euclidean lengths."""
+    return np.sqrt(np.einsum("nd,nd->n", x, x))[:, None]

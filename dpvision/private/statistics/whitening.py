@@ -1,0 +1,78 @@
+"""A public linear map that makes features of public images alike in all directions; private rows only pass through it.
+
+    x -> W (x - m),    W = (C + q tr(C)/d I)^(-1/2),    m and C the mean and the covariance of the public features
+
+With a `rank` only the directions in which public features differ most are kept, each as one coordinate:
+
+    x -> (E + q tr(C)/d)^(-1/2) V^T (x - m)             V and E the first `rank` eigenvectors and eigenvalues of C
+
+Formal guarantee: none is needed here. It is made from public features alone, for instance those of random images, and
+is then a public function of each private row on its own; rows are brought to length 1 after it (rows.py), so the
+sensitivity of every sum stays what it is. Whoever makes it from private features has broken the guarantee: nothing can
+tell.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpvision.core.arrays import Floats, as_matrix
+from dpvision.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """The map: `matrix` is W^T, `mean` is m, `ridge` is q."""
+
+    matrix: Floats
+    mean: Floats
+    ridge: float
+
+    @staticmethod
+    def of(public_features: Any, *, ridge: float = 0.1, rank: int | None = None) -> Whitening:
+        """The whitening of public features; `ridge` is what is added to each direction, as a share of the mean one."""
+        x = as_matrix(public_features, "public_features").astype(np.float64)
+        if len(x) < 2 or not np.isfinite(x).all():
+            raise ConfigError("public_features must have at least 2 rows, of finite numbers only.")
+        require_ridge(ridge)
+        mean = x.mean(axis=0)
+        values, vectors = np.linalg.eigh(ridged(covariance(x), ridge))
+        if rank is None:
+            return Whitening(vectors / np.sqrt(values) @ vectors.T, mean, ridge)
+        if not 1 <= rank <= x.shape[1]:
+            raise ConfigError(f"rank is {rank}: it must be from 1 to {x.shape[1]}, the number of features.")
+        return Whitening((vectors / np.sqrt(values))[:, : -rank - 1 : -1], mean, ridge)
+
+    @property
+    def width(self) -> int:
+        """Of what comes out."""
+        return self.matrix.shape[1]
+
+    def apply(self, x: Floats) -> Floats:
+        return (x - self.mean) @ self.matrix
+
+    def __repr__(self) -> str:
+        return f"Whitening({len(self.mean)} features to {self.width}, ridge={self.ridge:g})"
+
+
+def covariance(x: Floats) -> Floats:
+    """mean (x - m)(x - m)^T."""
+    centred = x - x.mean(axis=0)
+    return np.asarray(centred.T @ centred / len(x))
+
+
+def ridged(c: Floats, q: float) -> Floats:
+    """C + q tr(C)/d I."""
+    d = len(c)
+    if not np.trace(c) > 0:
+        raise ConfigError("the public features are all the same, so they say nothing about directions.")
+    return c + q * np.trace(c) / d * np.eye(d)
+
+
+def require_ridge(ridge: float) -> None:
+    if not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
+        raise ConfigError(f"ridge is {ridge!r}: it must be a finite number above 0, such as 0.1.")

@@ -1,0 +1,204 @@
+"""The state of a run between two steps, and the branch it is on: what names its noise and its charge.
+
+Formal guarantee: two stretches of training with the same branch name, key and step draw the same noise for the same
+weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
+noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
+point is another branch. A state that goes on under the same noise is signed with the run's key: one that was made by
+hand is refused. A branch is named when it is first charged, and by the very features that it computes with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from dpvision.core import accountant, adaptive, files
+from dpvision.core.events import Budget, Capped, Event, exposures, from_json, to_json
+from dpvision.core.keys import Key
+from dpvision.core.sampling import PoissonSampler
+from dpvision.errors import ConfigError, DataError, LedgerMismatch
+from dpvision.private.training import ranks as distributed
+from dpvision.settings.training import Config, merged, to_dict
+from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage.software import computing
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the next step needs, and every bit of it a function of noisy sums only."""
+
+    weights: Tensor
+    momentum: Tensor
+    ema: Tensor
+    config: Config
+    key: str  # name of the key's file
+    private: bool  # False once a fixed key was used
+    step: int = 0
+    branch: str = ""  # names the noise and the charge; it has no name before it is charged
+    data: str = ""  # names all that it computes with: records, public files, the bytes of features
+    first: int = 0  # the step at which this branch began
+    path: tuple[Event, ...] = ()  # what the first weights revealed, and earlier branches as they were charged
+    software: str = ""
+    digest: str = ""  # of the file it was read from
+    second: Tensor | None = None  # AdaDPS: the second moment of public gradients
+    canaries: Tensor | None = None  # the score of each so far: a function of noisy sums too
+
+    def dump(self) -> bytes:
+        header = {
+            "step": str(self.step),
+            "first": str(self.first),
+            "branch": self.branch,
+            "data": self.data,
+            "key": self.key,
+            "private": json.dumps(self.private),
+            "software": self.software or software(),
+            "config": json.dumps(to_dict(self.config), sort_keys=True),
+            "path": json.dumps([to_json(e) for e in self.path]),
+        }
+        key = Key.kept(run_folder.key_path(self.key))
+        tensors = {name: getattr(self, name) for name in tensors_of(self.config)}
+        return checkpoint.dump(tensors, header, sign=None if key is None else key.sign)
+
+    def save(self, run: run_folder.Run) -> None:
+        files.write(run.state, self.dump())
+
+    @staticmethod
+    def config_of(header: dict[str, str], path: Path) -> Config:
+        try:
+            return merged(Config(), json.loads(header["config"]), source=str(path))
+        except sealed.UNSOUND as exc:
+            raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
+
+    @staticmethod
+    def load(path: Path, model: nn.Module) -> State:
+        flat = parameters_to_vector(trainable(model)).detach()
+        config = State.config_of(sealed.read(path).header, path)
+        names = tensors_of(config)
+        like = dict.fromkeys(names, flat)
+        if "canaries" in like:
+            like["canaries"] = torch.empty(config.canaries, dtype=torch.float64, device="meta")
+        tensors, header = checkpoint.load(path, like)
+        try:
+            key = Key.kept(run_folder.key_path(header["key"]))
+            if key is not None and header.get("signature") != key.sign(header["digest"]):
+                raise DataError(f"{path}: was not written by this run. Fix: restore the run folder from a backup.")
+            state = State(
+                **tensors,
+                config=State.config_of(header, path),
+                key=header["key"],
+                private=header["private"] == "true",
+                step=int(header["step"]),
+                branch=header["branch"],
+                data=header["data"],
+                first=int(header["first"]),
+                path=tuple(from_json(e) for e in json.loads(header["path"])),
+                software=header["software"],
+                digest=header["digest"],
+            )
+        except sealed.UNSOUND as exc:
+            raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
+        config = state.config
+        if not (config.batch and config.n and config.sigma and 0 <= state.first <= state.step <= (config.steps or 0)):
+            raise DataError(f"{path}: its header is not that of a run's state (settings or steps are missing).")
+        return state
+
+
+def tensors_of(config: Config) -> tuple[str, ...]:
+    """What of a state is tensors, each as long as all that is trained, but for the canaries' scores."""
+    second = ("second",) if config.assist == "adadps" else ()
+    return ("weights", "momentum", "ema", *second, *(("canaries",) if config.canaries else ()))
+
+
+def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
+    """Names a stretch of training by everything that shapes it: the same name means the same bits."""
+    first = hashlib.blake2b(state.weights.numpy().tobytes(), digest_size=16).hexdigest()
+    where = [state.branch, state.step, state.digest if state.branch else first]
+    shaping = [*where, config.hash(), data, software(), key]
+    return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
+
+
+def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[State, Key]:
+    """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
+    before = state.config
+    key = Key.kept(run_folder.key_path(state.key))
+    if key and state.branch and config.hash() == before.hash() and state.software == software():
+        if state.data != data:
+            raise LedgerMismatch(
+                "the training data, a public file or the kept features are not those that the run began with, and the "
+                "same noise would show the difference. Fix: remove the run's features from $DPVISION_HOME/features, "
+                "and they are computed anew; or restore the files, or start a new run."
+            )
+        return replace(state, config=config, private=state.private and key.private), key
+    if (config.steps or 0) < state.step:
+        raise ConfigError(f"{state.step} steps are done already; steps can not be set to {config.steps}.")
+    if config.hash() != before.hash() and before.steps == config.steps == state.step:
+        raise ConfigError(f"all {state.step} steps are done, so settings can not change any more. Fix: a new run.")
+    name = state.key
+    if key is None:  # without the old key the old noise can not be drawn again
+        name, key = secrets.token_hex(8), Key.fresh()
+        key.keep(run_folder.key_path(name))
+    return replace(
+        state,
+        config=config,
+        key=name,
+        private=state.private and key.private,
+        branch=branch_name(state, config, data=data, key=key.label(name)),
+        data=data,
+        first=state.step,
+        path=(*state.path, charged_here(state)) if state.branch else state.path,
+        software=software(),
+    ), key
+
+
+def charged_here(state: State) -> Event:
+    """What the state's branch was charged for: all of its steps, also those that were never done.
+
+    Whoever stops a training where it looks good, and states the epsilon of the steps so far, states too little: which
+    steps were done then depends on what was seen.
+    """
+    config = state.config
+    assert config.sigma and config.batch and config.n and config.steps
+    return PoissonSampler(config.batch, config.n, config.steps).event(config.sigma, first=state.first)
+
+
+def event_charged(state: State, budget: Budget, *, before: int) -> Event:
+    """What the run was charged for, with what its first weights revealed: the first `before` events of its path.
+
+    Branches are chosen one after the other, and results may decide how many there are. Where there are several, the
+    composition of those there are is a meter, and what holds is the account's budget. Added to it is what holds of the
+    first weights, which may have been charged elsewhere.
+    """
+    here, delta = charged_here(state), state.config.delta
+    total = adaptive.compose((*state.path, here), delta)
+    first, branches = state.path[:before], [e for e in (*state.path[before:], here) if any(exposures(e))]
+    if len(branches) < 2 and not any(isinstance(event, Capped) for event in first):
+        return total
+    points = [_point(event, delta) for event in first]
+    points.append((budget.epsilon, budget.delta) if len(branches) > 1 else _point(here, delta))
+    epsilon = math.fsum(e for e, _ in points)
+    return Capped(total, epsilon, math.fsum(d for _, d in points)) if math.isfinite(epsilon) else total
+
+
+def _point(event: Event, delta: float) -> tuple[float, float]:
+    """An epsilon and a delta that hold, whatever results decided."""
+    if isinstance(event, Capped):
+        return event.epsilon, event.delta
+    return accountant.epsilon(event, delta), delta
+
+
+def software() -> str:
+    """What computes, and who with: anything else may round otherwise, or toss other coins, so it gets fresh noise."""
+    ranks = f", {distributed.ranks()} ranks" if distributed.ranks() > 1 else ""
+    return f"{computing()}, {torch.get_num_threads()} threads{ranks}"
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]

@@ -1,0 +1,174 @@
+"""A U-Net for images of any side, after DDPM++ (Song et al. 2021) as Karras et al. 2022 use it; its size is a dial."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpvision.errors import ConfigError
+from dpvision.public.diffusion.embedding import Embedding
+
+SKIP_SCALE = math.sqrt(0.5)  # the sum of two branches keeps its variance
+
+
+@dataclass(frozen=True)
+class Size:
+    """Channels at each resolution, from the finest. On processors the finest are what costs: they are few there."""
+
+    channels: tuple[int, ...]
+    blocks: int = 1  # at each resolution on the way down; one more on the way up
+    attention: tuple[int, ...] = (1,)  # at which resolutions, 0 is the finest
+    dropout: float = 0.0
+    patch: int = 2  # pixels a side that become channels of one place
+
+
+SIZES = {
+    "tiny": Size((16, 40)),  # 0.3 million weights
+    "small": Size((32, 80)),  # 1 million
+    "medium": Size((64, 128, 192), patch=1, dropout=0.1),  # 7 million
+    "paper": Size((256, 256, 256), blocks=4, dropout=0.13, patch=1),  # 56 million
+}
+
+
+def size_named(name: str) -> Size:
+    if name not in SIZES:
+        raise ConfigError(f"there is no U-Net of size {name!r}. There are: {', '.join(SIZES)}.")
+    return SIZES[name]
+
+
+def normalisation(width: int) -> nn.GroupNorm:
+    groups = next(g for g in (32, 24, 16, 12, 8, 6, 4, 3, 2, 1) if width % g == 0 and width >= 4 * g)
+    return nn.GroupNorm(groups, width, eps=1e-6)
+
+
+def convolution(cin: int, cout: int, *, kernel: int = 3, zero: bool = False) -> nn.Conv2d:
+    """Glorot's uniform weights; `zero` is nearly none, where a branch or the whole network starts as nothing."""
+    layer = nn.Conv2d(cin, cout, kernel, padding=kernel // 2)
+    nn.init.xavier_uniform_(layer.weight, gain=1e-5 if zero else 1.0)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+def linear(cin: int, cout: int) -> nn.Linear:
+    layer = nn.Linear(cin, cout)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class UNet(nn.Module):
+    """(B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
+
+    Resolutions halve until the channels are used up or a side is odd: 28 -> 14 -> 7.
+    """
+
+    def __init__(self, size: Size, shape: tuple[int, int, int], *, classes: int) -> None:
+        super().__init__()
+        channels, *sides = shape
+        if any(side % size.patch for side in sides):
+            raise ConfigError(
+                f"images of {sides[0]}x{sides[1]} can not be cut into patches of {size.patch}x{size.patch}. "
+                f"Fix: --resize to a multiple of {size.patch}, or a --size without patches (medium, paper)."
+            )
+        self.patch = size.patch
+        sides = [side // size.patch for side in sides]
+        halvings = next((n for n in range(len(size.channels)) if any(side % 2 ** (n + 1) for side in sides)), None)
+        widths = size.channels if halvings is None else size.channels[: halvings + 1]
+        pixels, first = channels * size.patch**2, widths[0]
+        base = max(first // 2, 32)
+        self.embedding = Embedding(base, 4 * base, classes=classes)
+        self.enter = convolution(pixels, first)
+
+        def block(cin: int, cout: int, level: int, *, attends: bool, resample: int = 0) -> Block:
+            attends = attends and level in size.attention
+            return Block(cin, cout, 4 * base, resample=resample, attention=attends, dropout=size.dropout)
+
+        down, skips, width = [], [first], first
+        for level, out in enumerate(widths):
+            if level:
+                down.append(block(width, out, level, attends=False, resample=-1))
+                skips.append(out)
+            for number in range(size.blocks):
+                cin = width if number == 0 and not level else out
+                down.append(block(cin, out, level, attends=True))
+                skips.append(out)
+            width = out
+        last = len(widths) - 1
+        self.down = nn.ModuleList(down)
+        self.middle = nn.ModuleList([block(width, width, last, attends=True), block(width, width, last, attends=False)])
+        up = []
+        for level, out in reversed(list(enumerate(widths))):
+            if level < last:
+                up.append(block(width, out, level, attends=False, resample=1))
+            for number in range(size.blocks + 1):
+                cin = out + skips.pop()
+                up.append(block(cin, out, level, attends=number == size.blocks))
+            width = out
+        self.up = nn.ModuleList(up)
+        self.norm, self.leave = normalisation(first), convolution(first, pixels, zero=True)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor, noise: Tensor, labels: Tensor, augment: Tensor | None = None) -> Tensor:
+        vector = self.embedding(noise, labels, augment)
+        x = F.pixel_unshuffle(x, self.patch).contiguous(memory_format=torch.channels_last)
+        x = self.enter(x)
+        skips = [x]
+        for block in self.down:
+            x = block(x, vector)
+            skips.append(x)
+        for block in self.middle:
+            x = block(x, vector)
+        for block in self.up:
+            if not block.resample:
+                x = torch.cat([x, skips.pop()], dim=1)
+            x = block(x, vector)
+        x = self.leave(F.silu(self.norm(x)))
+        return F.pixel_shuffle(x, self.patch)
+
+
+class Block(nn.Module):
+    """Two convolutions around a skip, told of noise and class in between; then attention, if asked for."""
+
+    def __init__(self, cin: int, cout: int, told: int, *, resample: int, attention: bool, dropout: float) -> None:
+        super().__init__()
+        self.resample, self.dropout = resample, dropout  # resample -1 halves the sides, 1 doubles them
+        self.norm0, self.conv0 = normalisation(cin), convolution(cin, cout)
+        self.tell = linear(told, cout)
+        self.norm1, self.conv1 = normalisation(cout), convolution(cout, cout, zero=True)
+        self.skip = convolution(cin, cout, kernel=1) if cin != cout else None
+        self.attention = Attention(cout) if attention else None
+
+    def forward(self, x: Tensor, vector: Tensor) -> Tensor:
+        y = self.conv0(self._resampled(F.silu(self.norm0(x))))
+        y = F.silu(self.norm1(y + self.tell(vector)[:, :, None, None]))
+        y = self.conv1(F.dropout(y, self.dropout, self.training))
+        # A 1x1 convolution and a mean or a copy of neighbours commute: it goes where there are fewer places.
+        x = self._resampled(x) if self.resample < 0 else x
+        x = x if self.skip is None else self.skip(x)
+        x = self._resampled(x) if self.resample > 0 else x
+        x = (x + y) * SKIP_SCALE
+        return x if self.attention is None else self.attention(x)
+
+    def _resampled(self, x: Tensor) -> Tensor:
+        if self.resample < 0:
+            return F.avg_pool2d(x, 2)
+        return F.interpolate(x, scale_factor=2, mode="nearest") if self.resample > 0 else x
+
+
+class Attention(nn.Module):
+    """Every place looks at every other, with one head, around a skip."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv = normalisation(width), convolution(width, 3 * width, kernel=1)
+        self.project = convolution(width, width, kernel=1, zero=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H W, 3 C)
+        seen = F.scaled_dot_product_attention(*places.chunk(3, dim=2))
+        seen = seen.transpose(1, 2).reshape(x.shape).contiguous(memory_format=torch.channels_last)
+        return (x + self.project(seen)) * SKIP_SCALE

@@ -1,0 +1,159 @@
+"""Maps of the plane onto itself: what a program does to its coordinates before it looks at them.
+
+The image is the square from -1 to 1. Every function draws one map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpvision.public.random.draws import between, heads, scale, whole
+from dpvision.public.random.lattice_noise import looked_up, noise_table
+
+Floats = NDArray[np.floating]
+Plane = tuple[Floats, Floats]
+Warp = Callable[[Floats, Floats], Plane]
+
+
+def placed(toss: Generator) -> Warp:
+    """Turned, zoomed, stretched and shifted."""
+    angle, zoom, stretch = any_angle(toss), scale(toss, 0.4, 1.4), scale(toss, 0.7, 1.4)
+    right, down = between(toss, -0.7, 0.7), between(toss, -0.7, 0.7)
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        x, y = turned(x, y, angle)
+        return zoom * stretch * x + right, zoom / stretch * y + down
+
+    return warp
+
+
+def polar(toss: Generator) -> Warp:
+    """Radius, or its logarithm, and angle, mirrored so that it closes; sheared it is a spiral."""
+    arms, pull, spiral = whole(toss, 1, 6), scale(toss, 0.5, 2), between(toss, -1, 1) if heads(toss, 0.4) else 0
+    logarithmic = heads(toss)
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        r = np.sqrt(x * x + y * y)
+        far = np.log(r + 0.02) if logarithmic else 2 * r
+        return pull * far, 2 * mirrored(arms * np.arctan2(y, x) / pi + spiral * far) - 1
+
+    return warp
+
+
+def kaleidoscope(toss: Generator) -> Warp:
+    """The same wedge all around, every other one mirrored."""
+    wedge, turn = pi / whole(toss, 2, 6), between(toss, 0, pi)
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        r, angle = np.sqrt(x * x + y * y), wedge * mirrored(np.arctan2(y, x) / wedge) + turn
+        return r * np.cos(angle), r * np.sin(angle)
+
+    return warp
+
+
+def tiled(toss: Generator) -> Warp:
+    """The same tile everywhere, mirrored or in rows that are shifted like bricks."""
+    tiles, mirror, brick = scale(toss, 0.7, 2.5), heads(toss), between(toss, 0, 1) if heads(toss) else 0
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        x, y = tiles * x, tiles * y
+        if mirror:
+            return 2 * mirrored(x) - 1, 2 * mirrored(y) - 1
+        row = np.rint(y)
+        x = x + brick * row
+        return 2 * (x - np.rint(x)), 2 * (y - row)
+
+    return warp
+
+
+def folded(toss: Generator) -> Warp:
+    """Folded, turned and magnified a few times: the same figure at many scales."""
+    grow, angles = between(toss, 1.1, 1.6), [any_angle(toss) for _ in range(whole(toss, 2, 5))]
+    right, down = between(toss, 0.2, 0.8), between(toss, 0, 0.6)
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        for angle in angles:
+            x, y = turned(grow * (np.abs(x) - right), grow * (np.abs(y) - down), angle)
+        return x, y
+
+    return warp
+
+
+def swirled(toss: Generator) -> Warp:
+    """Turned about the centre, the more so the nearer to it."""
+    strength, reach = between(toss, -6, 6), scale(toss, 0.5, 3)
+    return lambda x, y: turned(x, y, strength * np.exp(-reach * (x * x + y * y)))
+
+
+def rippled(toss: Generator) -> Warp:
+    """Shifted by sines of the other coordinate, a few times, each finer than the last."""
+    finer, first, much = between(toss, 1.4, 2), scale(toss, 1.5, 6), between(toss, 0.4, 1.4)
+    phases = toss.random((whole(toss, 1, 4), 2), np.float32) * 2 * pi
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        pace = first
+        for one, other in phases:
+            x = x + much / pace * np.sin(pace * y + one)
+            y = y + much / pace * np.sin(pace * x + other)
+            pace = pace * finer
+        return x, y
+
+    return warp
+
+
+def stirred(toss: Generator) -> Warp:
+    """Shifted by noise."""
+    table, pace, much = noise_table(toss, between(toss, 1.2, 2.2)), scale(toss, 2, 10), between(toss, 0.1, 0.6)
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        u, v = pace * x, pace * y
+        return x + much * looked_up(table, u, v), y + much * looked_up(table, v, -u)
+
+    return warp
+
+
+def inverted(toss: Generator) -> Warp:
+    """Inside out, about a point."""
+    right, down, size = between(toss, -0.8, 0.8), between(toss, -0.8, 0.8), scale(toss, 0.3, 1.5)
+
+    def warp(x: Floats, y: Floats) -> Plane:
+        x, y = x - right, y - down
+        much = size / (x * x + y * y + 0.05)
+        return x * much, y * much
+
+    return warp
+
+
+def squared(toss: Generator) -> Warp:
+    """z^2 + c of the complex plane."""
+    right, down = between(toss, -1, 1), between(toss, -1, 1)
+    return lambda x, y: (x * x - y * y + right, 2 * x * y + down)
+
+
+def pixelated(toss: Generator) -> Warp:
+    """In blocks."""
+    fine = scale(toss, 3, 12)
+    return lambda x, y: (np.rint(fine * x) / fine, np.rint(fine * y) / fine)
+
+
+def any_angle(toss: Generator) -> Floats:
+    return 2 * pi * toss.random(1, np.float32)
+
+
+def turned(x: Floats, y: Floats, angle: Floats) -> Plane:
+    c, s = np.cos(angle), np.sin(angle)
+    return c * x - s * y, s * x + c * y
+
+
+def mirrored(x: Floats) -> Floats:
+    """Up and down between 0 and 1: a triangular wave of period 2 that is |x| about zero."""
+    return np.abs(x - 2 * np.rint(x / 2))
+
+
+COMMON = (polar, kaleidoscope, tiled, folded, swirled, rippled, stirred, inverted, squared)
+WARPS = (*COMMON, *COMMON, rippled, stirred, pixelated)  # how often each is drawn

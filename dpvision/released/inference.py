@@ -1,0 +1,157 @@
+"""Use a released model: load it from its weights file alone, measure its accuracy, classify images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpvision.data import identify, image_batches, load
+from dpvision.errors import ConfigError, DataError
+from dpvision.models import build
+from dpvision.models.inputs import Inputs, answers, to_tensor
+from dpvision.released import evaluation
+from dpvision.storage import checkpoint, sealed
+from dpvision.storage.run_folder import Run
+
+
+@dataclass(frozen=True)
+class Released:
+    """A model with the shape of its images (channels, height, width) and its classes."""
+
+    model: nn.Module
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+
+
+def released(run: Path) -> Released:
+    """The model of a run folder, or of a weights.safetensors file given by name."""
+    path = run / "weights.safetensors" if run.is_dir() else run
+    if not path.exists():
+        fix = f"finish the run with `dpvision resume {run}`" if (run / "operator").is_dir() else "the folder of a run"
+        raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
+    header = sealed.read(path).header
+    try:
+        if header["format"] != "dpvision-weights-1":
+            raise ValueError(f"format {header['format']!r}")
+        channels, height, width = (int(x) for x in json.loads(header["shape"]))
+        classes = tuple(str(c) for c in json.loads(header["classes"]))
+        if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= 4096 and 2 <= len(classes) <= 100_000):
+            raise ValueError("an impossible shape or number of classes")
+        name = header["model"]
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
+    with torch.device("meta"):  # shapes only: a small file must not make a large model
+        sketch = build(name, (channels, height, width), classes=len(classes), seed=0)
+    tensors, _ = checkpoint.load(path, sketch.state_dict())
+    model = build(name, (channels, height, width), classes=len(classes), seed=0)
+    model.load_state_dict(tensors)
+    return Released(model.eval(), (channels, height, width), classes)
+
+
+def evaluate(
+    run: Path, source: str, *, split: str, size: int | None = None, keep: bool = False, examples: int = 0
+) -> dict[str, Any]:
+    """Accuracy on one split of a data set whose classes and shape are the model's.
+
+    With `keep`, what was found on the test split of the run's own data goes into its folder, for the report.
+    """
+    if keep and (split != "test" or not (run / "operator").is_dir()):
+        raise ConfigError(f"{run}: only what a run does on its test split is kept. Fix: --split test, and its folder.")
+    made = released(run)
+    data = load(source, classes=list(made.classes), size=size or made.shape[1:], channels=made.shape[0])
+    part = {"train": data.train, "val": data.val, "test": data.test}[split]
+    if part is None or not len(part.labels):
+        raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
+    _same_shape(source, part.images.shape, made)
+    labels = np.asarray(part.labels)
+    named, chances = answers(made.model, Inputs(part))
+    right = named == labels
+    if keep:
+        if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
+            raise ConfigError(f"{source}: not the data that {run} was trained on, so it is not kept. Fix: that data.")
+        digest, classes = sealed.read(Run(run).weights).header["digest"], len(made.classes)
+        evaluation.write(run, part, named, chances, classes=classes, weights=digest, examples=examples)
+    counts = np.bincount(labels, minlength=len(made.classes))
+    recalls = {
+        name: {"images": int(counts[i]), "recall": float(right[labels == i].mean())}
+        for i, name in enumerate(made.classes)
+        if counts[i]
+    }
+    return {
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean([r["recall"] for r in recalls.values()])),
+        "majority_class": made.classes[int(counts.argmax())],
+        "majority_share": float(counts.max() / len(labels)),
+        "images": len(labels),
+        "split": split,
+        "classes": recalls,
+    }
+
+
+def predict(
+    run: Path,
+    images: Path,
+    write: Callable[[str], object],
+    *,
+    probabilities: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    at_a_time: int = 256,
+) -> int:
+    """Lines of CSV to `write`, as they are found: file, class, probability, problem. Returns how many have a problem.
+
+    A file that can not be read has a line with the reason and no class. With `probabilities`, a column for each class
+    follows. Memory holds `at_a_time` images, however many there are.
+    """
+    made = released(run)
+    channels, *sides = made.shape
+    write(_line("file", "class", "probability", "problem", *_columns(made.classes if probabilities else ())))
+    done = failed = 0
+    for some in image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time):
+        with torch.no_grad():
+            chances = iter(made.model(to_tensor(some.images)).softmax(1) if len(some.images) else ())
+        for name, problem in zip(some.names, some.problems, strict=True):
+            if problem is not None:
+                failed += 1
+                write(_line(name, "", "", problem, *([""] * len(made.classes) if probabilities else ())))
+                continue
+            each = next(chances).tolist()
+            best = max(range(len(each)), key=each.__getitem__)
+            rest = [f"{chance:.4f}" for chance in each] if probabilities else ()
+            write(_line(name, made.classes[best], f"{each[best]:.4f}", "", *rest))
+        done += len(some.names)
+        progress(done, some.of)
+    return failed
+
+
+def _columns(classes: tuple[str, ...]) -> list[str]:
+    return [f"probability of {name}" for name in classes]
+
+
+def _line(*cells: str) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow([_inert(cell) for cell in cells])
+    return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A cell that a spreadsheet will not take for a formula, nor a terminal for an order."""
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
+
+
+def _same_shape(source: str, shape: tuple[int, ...], made: Released) -> None:
+    height, width, channels = shape[1:]
+    if (channels, height, width) != made.shape:
+        raise DataError(
+            f"{source}: its images are {height}x{width}x{channels}; the model takes "
+            f"{made.shape[1]}x{made.shape[2]}x{made.shape[0]}."
+        )

@@ -1,0 +1,62 @@
+"""card.md: the card as a page of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dpvision.core.events import describe, from_json
+from dpvision.core.rounding import upper
+from dpvision.released.report import front_matter, tables
+from dpvision.released.report.figures import names, plain
+from dpvision.released.report.wording import sentence
+
+
+def render(card: dict[str, Any], charges: list[dict[str, Any]]) -> str:
+    """The whole page. Below what the Hub reads, the sentence comes first."""
+    parts = ["# Privacy card", sentence(card)]
+    if card["status"] != "private":
+        parts.insert(1, f"**{card['status']}**")
+    parts += ["## Figures", table(("figure", "value"), tables.figures(card))]
+    parts += ["## What any membership test can do at best", table(tables.ATTACK_HEAD, tables.attack(card))]
+    parts += ["## What is public, and how it is known", table(("fact", "value", "known"), tables.public(card))]
+    shown, more = names(card["public_facts"]["classes"]["value"])
+    parts.append(
+        "Classes: " + ", ".join(map(_code, shown)) + (f" and {more:,} more, all in card.json." if more else ".")
+    )
+    told = tables.phases(card)
+    if told:
+        parts += ["## Epsilon by phase", table(("phase", "steps", "epsilon added", "epsilon of all so far"), told)]
+    parts += ["## What is not covered", "\n".join(f"- {line}" for line in map(escaped, card["not_covered"]))]
+    parts += ["## Accountant", table(("figure", "value", "what it is"), tables.accountant(card))]
+    parts += ["## Settings", table(("setting", "value"), tables.settings(card))]
+    parts += ["## Ledger of the data set", *_ledger(card, charges)]
+    return "\n\n".join([front_matter.of_model(card), *parts]) + "\n"
+
+
+def _ledger(card: dict[str, Any], charges: list[dict[str, Any]]) -> list[str]:
+    if card["data_set"] is None:
+        return ["No ledger was read."]
+    shown, earlier = tables.latest(charges)
+    rows = [(plain(c["time"]), plain(c["run"]), describe(from_json(c["event"])), upper(c["epsilon"])) for c in shown]
+    left_out = [f"{earlier:,} earlier charges are in ledger.jsonl."] if earlier else []
+    return [tables.spent(card), *left_out, table(("time", "run", "charged for", "epsilon of all so far"), rows)]
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(escaped, row)) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Text that means itself: no mark-up, no HTML, no end of the table's cell, no link made of a bare address."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("://", "&#58;//").replace("www.", "www&#46;")
+    return re.sub(r"([\\`*_\[\]|~])", r"\\\1", text).replace("@", "&#64;")
+
+
+def _code(text: str) -> str:
+    """Text between more backticks than it has in a row, so that nothing in it is mark-up."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") or not text else ""
+    return f"{fence}{space}{text}{space}{fence}"

@@ -1,0 +1,141 @@
+"""Solve for the one number that is missing, sigma, steps or rate, so that the budget is used and never exceeded.
+
+Each search moves along a monotone function and returns the end that satisfies the budget. It is driven by the quick
+accountant, which is an upper bound itself; with `confirm` (the default) dp-accounting has the last word, and the
+answer is moved further to the safe side until both agree that the budget holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dpvision.core import gdp, quick
+from dpvision.core.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, apart, describe, exposures
+from dpvision.errors import ConfigError
+
+LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
+MOST_STEPS = MOST_COUNT
+# Relative precision of sigma and rate; the answer is on the safe side of the true one by at most this.
+PRECISION = 1e-5
+
+
+def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
+    """The least noise multiplier with which `steps` steps at `rate`, after `before`, stay within the budget."""
+    return sigma_of(budget, lambda x: PoissonGaussian(rate, x, steps), before=before, confirm=confirm)
+
+
+def sigma_of(
+    budget: Budget, event: Callable[[float], Event], *, before: tuple[Event, ...] = (), confirm: bool = True
+) -> float:
+    """The least noise multiplier with which the event of that multiplier, after `before`, stays within the budget."""
+    kinds = [exposure for kind in exposures(event(1.0)) for exposure in apart(kind)[0]]
+    if not kinds:
+        raise ConfigError("there is nothing to calibrate: the number of steps and the sample rate must be above 0.")
+    _check_room(budget, before)
+    # The central limit is no bound, but a good place to start; from there the bracket grows until it holds the answer.
+    mu = gdp.mu_of_point(budget.epsilon, budget.delta)
+    start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
+    high = min(max(start, LEAST_SIGMA), MOST_SIGMA)
+    low, step = high, 1.02
+    while not _within(budget, event(high), before):
+        low, high, step = high, high * step, step * step
+        if high > MOST_SIGMA:
+            raise ConfigError(
+                f"no noise up to {MOST_SIGMA:g} keeps {describe(event(MOST_SIGMA))}, within epsilon "
+                f"{budget.epsilon:g} at delta {budget.delta:g}. Fix: fewer steps, or a larger epsilon or delta."
+            )
+    while low == high or _within(budget, event(low), before):
+        if low == LEAST_SIGMA:
+            return _confirmed(LEAST_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
+        low, high, step = max(low / step, LEAST_SIGMA), low, step * step
+    value = _bisect(math.log(low), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
+    return _confirmed(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
+
+
+def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
+    """The largest sample rate with which `steps` steps at `sigma`, after `before`, stay within the budget."""
+
+    def event(x: float) -> Event:
+        return PoissonGaussian(min(x, 1.0), sigma, steps)
+
+    _check_room(budget, before)
+    if _within(budget, event(1.0), before):
+        return _confirmed(1.0, budget, event, before, 1 - PRECISION, confirm=confirm)
+    low = 0.5
+    while not _within(budget, event(low), before):
+        low /= 2
+        if low < 1e-12:
+            raise ConfigError(f"no sample rate keeps {steps:,} steps at sigma {sigma:g} within {budget}.")
+    value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
+    return _confirmed(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
+
+
+def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...] = (), confirm: bool = True) -> int:
+    """The largest number of steps at `sigma` and `rate`, after `before`, that stay within the budget."""
+
+    def event(x: float) -> Event:
+        return PoissonGaussian(rate, sigma, int(x))
+
+    _check_room(budget, before)
+    if not _within(budget, event(1), before):
+        raise ConfigError(
+            f"even one step at sigma {sigma:g} and rate {rate:g} exceeds epsilon {budget.epsilon:g} at delta "
+            f"{budget.delta:g}. Fix: more noise, or a larger epsilon."
+        )
+    low, high = 1, 2
+    while _within(budget, event(high), before):
+        low, high = high, high * 2
+        if high > MOST_STEPS:
+            return low
+    while high - low > 1:
+        mid = (low + high) // 2
+        low, high = (mid, high) if _within(budget, event(mid), before) else (low, mid)
+    while confirm and low > 1 and not _truly_within(budget, event(low), before):
+        low -= max(1, low // 10_000)
+    return low
+
+
+def _bisect(bad: float, good: float, holds: Callable[[float], bool]) -> float:
+    """The end that holds of the interval (bad, good), narrowed to PRECISION."""
+    while good - bad > PRECISION:
+        mid = (bad + good) / 2
+        bad, good = (bad, mid) if holds(mid) else (mid, good)
+    return good
+
+
+def _within(budget: Budget, event: Event, before: tuple[Event, ...]) -> bool:
+    return quick.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon
+
+
+def _truly_within(budget: Budget, event: Event, before: tuple[Event, ...]) -> bool:
+    from dpvision.core import accountant
+
+    return accountant.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon
+
+
+def _confirmed(
+    value: float,
+    budget: Budget,
+    event: Callable[[float], Event],
+    before: tuple[Event, ...],
+    factor: float,
+    *,
+    confirm: bool,
+) -> float:
+    for _ in range(40):
+        if not confirm or _truly_within(budget, event(value), before):
+            return value
+        value *= factor
+        factor *= factor  # larger steps each time: a hair is usually enough, and the end is near in any case
+    raise ConfigError(
+        f"dp-accounting can not confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
+        "its rounding is larger than the budget. Fix: fewer steps, or a larger delta."
+    )
+
+
+def _check_room(budget: Budget, before: tuple[Event, ...]) -> None:
+    if before and quick.epsilon(Composed(before), budget.delta) >= budget.epsilon:
+        raise ConfigError(
+            f"what was done before already uses epsilon {budget.epsilon:g} at delta {budget.delta:g}; nothing is left."
+        )

@@ -1,0 +1,158 @@
+"""Answers from public numbers alone: how much noise, how many steps, how large a batch, or what epsilon."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dpvision.core import accountant, gdp, quick
+from dpvision.core.events import Budget, PoissonGaussian, describe
+from dpvision.errors import ConfigError
+from dpvision.settings import calibrate
+from dpvision.settings.recipes import release_recipe
+from dpvision.settings.release import changed
+from dpvision.settings.training import default_batch, default_steps
+
+
+def plan(
+    *,
+    n: int,
+    batch: int | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    sigma: float | None = None,
+    delta: float = 1e-5,
+    confirm: bool = False,
+) -> dict[str, Any]:
+    """Solve for what is missing.
+
+    epsilon given, sigma not    the least sigma (batch and steps have defaults)
+    sigma given, epsilon not    epsilon
+    both given, steps not       the most steps
+    both and steps, not batch   the largest expected batch
+    all four                    an error: nothing is missing
+    """
+    if n < 1:
+        raise ConfigError(f"n is {n}: the number of units must be at least 1.")
+    if batch is not None and not 0 < batch <= n:
+        raise ConfigError(f"batch is {batch} and n is {n}: it must be 0 < batch <= n.")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps is {steps}: it must be at least 1.")
+    if epsilon is None and sigma is None:
+        raise ConfigError("plan needs --epsilon (to find the noise) or --sigma (to find epsilon).")
+    solved_for = "epsilon" if epsilon is None else "sigma" if sigma is None else "steps" if steps is None else "batch"
+    if solved_for == "batch" and batch is not None:
+        raise ConfigError("n, batch, steps, sigma and epsilon are all given: leave out the one to solve for.")
+    budget = Budget(1.0 if epsilon is None else epsilon, delta)
+    if solved_for == "batch":
+        assert sigma is not None and steps is not None
+        if quick.epsilon(PoissonGaussian(1 / n, sigma, steps), delta) > budget.epsilon:
+            raise ConfigError(
+                f"even an expected batch of 1 in {n:,} exceeds epsilon {budget.epsilon:g} at sigma {sigma:g} and "
+                f"{steps:,} steps. Fix: more noise, fewer steps, or a larger epsilon."
+            )
+        batch = max(1, int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n))
+    batch = default_batch(n) if batch is None else batch
+    rate = batch / n
+    if solved_for == "steps":
+        assert sigma is not None
+        steps = calibrate.steps(budget, sigma=sigma, rate=rate, confirm=confirm)
+    steps = default_steps(n, batch) if steps is None else steps
+    if sigma is None:
+        sigma = calibrate.sigma(budget, rate=rate, steps=steps, confirm=confirm)
+    return _answer(n, batch, PoissonGaussian(rate, sigma, steps), delta, solved_for=solved_for, confirm=confirm)
+
+
+def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
+    """A cheap rehearsal on public data: batch and sigma by `factor`, the same steps and the same noise in a step.
+
+    The noise of a mean gradient is sigma / batch, which stays; so do the steps. What changes is epsilon, which is much
+    larger: settings are found on public data this way and then used at full size (Sander et al. 2023, TAN).
+    """
+    if not factor >= 1:
+        raise ConfigError(f"scale-down is {factor:g}: it must be at least 1.")
+    batch = max(1, round(answer["batch"] / factor))
+    sigma = answer["sigma"] * batch / answer["batch"]
+    event = PoissonGaussian(batch / answer["n"], sigma, answer["steps"])
+    epsilon = quick.epsilon(event, answer["delta"])
+    if math.isfinite(epsilon):
+        command = f"dpvision train PUBLIC --n {answer['n']} --epsilon {math.ceil(epsilon) + 1} --batch {batch} "
+        command += f"--steps {answer['steps']} --sigma {sigma!r}"
+    else:
+        command = "none: with so little noise no epsilon can be proven, and every training states one"
+    return {
+        "batch": batch,
+        "sigma": sigma,
+        "steps": answer["steps"],
+        "noise_of_the_mean": sigma / batch,
+        "epsilon": epsilon,
+        "command": command,
+        "note": "for public data: with this little noise nothing private may be used",
+    }
+
+
+def _answer(
+    n: int, batch: int, event: PoissonGaussian, delta: float, *, solved_for: str, confirm: bool
+) -> dict[str, Any]:
+    epsilon = quick.epsilon(event, delta)
+    approximate = gdp.central_limit_mu(event)
+    answer: dict[str, Any] = {
+        "n": n,
+        "batch": batch,
+        "sample_rate": event.rate,
+        "steps": event.steps,
+        "sigma": event.sigma,
+        "epsilon": epsilon,
+        "delta": delta,
+        "mu": gdp.mu_of_curve(lambda at: quick.profile(event, at), epsilon),
+        "passes": event.steps * event.rate,
+        "solved_for": solved_for,
+        "accountant": "dpvision quick PLD, an upper bound; a run is charged by dp-accounting's PLD (--confirm)",
+        "approximate": {
+            "label": "approximate: central limit, not a bound",
+            "mu": approximate,
+            "epsilon": gdp.gaussian_epsilon(approximate, delta),
+        },
+    }
+    if confirm:
+        from dpvision.core import accountant
+
+        answer |= {
+            "accountant": accountant.NAME,
+            "quick_epsilon": epsilon,
+            "epsilon": accountant.epsilon(event, delta),
+            "mu": accountant.mu(event, delta),
+            "rdp_epsilon": accountant.rdp_epsilon(event, delta),
+        }
+    return answer
+
+
+def plan_release(
+    recipe: str,
+    *,
+    n: int,
+    epsilon: float,
+    classes: int,
+    rows: int | None = None,
+    degree: float | None = None,
+    delta: float = 1e-5,
+) -> dict[str, Any]:
+    """The degree, the noise and what it guarantees, of a release by this recipe."""
+    asked = {"n": n, "epsilon": epsilon, "delta": delta, "rows": rows, "degree": degree}
+    settings = changed(release_recipe(recipe), {k: v for k, v in asked.items() if v is not None})
+    whole = settings.complete(n, classes, channels=1)
+    assert whole.sigma
+    event = whole.event(whole.sigma, classes)
+    answer = {
+        "recipe": recipe,
+        "n": whole.n,
+        "classes": classes,
+        "rows": whole.rows,
+        "degree": whole.degree,
+        "sigma": whole.sigma,
+        "epsilon": accountant.epsilon(event, delta),
+        "delta": delta,
+        "charged": describe(event),
+        "approximate_epsilon_by_central_limit": gdp.gaussian_epsilon(gdp.central_limit_mu(event), delta),
+    }
+    return {k: v for k, v in answer.items() if v is not None}

@@ -1,0 +1,1 @@
+"""Files: run folders, tensors with a header, and what software wrote them."""

@@ -1,1 +1,0 @@
-"""Public images that no private image had a part in."""

@@ -1,0 +1,139 @@
+"""A fit is charged before it is there, composes with others, and says what it was told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.pipeline import make_pipeline
+
+import dpvision
+from dpvision.core import accountant
+from dpvision.data import load
+from dpvision.errors import BudgetSpent, ConfigError, PrivacyError, PrivacyWarning
+from dpvision.estimators import PrivateImageClassifier, account_of, ledger
+from dpvision.private.training import train
+from dpvision.released.learners import DiscriminantLearner
+from dpvision.released.report import card
+from dpvision.storage import run_folder
+from tests.estimators.cases import classifier, digits, release
+from tests.one_thread import one_thread  # noqa: F401
+
+
+def test_a_fit_learns_and_says_what_it_told() -> None:
+    x, y = digits()
+    found = classifier(epsilon=6.0).fit(x[:1200], y[:1200])
+    assert found.score(x[1200:], y[1200:]) > 0.6
+    assert list(found.classes_) == list(range(10)) and 5.9 < found.epsilon_ <= 6 and found.delta_ == 1e-5
+    p = found.predict_proba(x[1200:])
+    assert p.shape == (597, 10) and np.allclose(p.sum(axis=1), 1)
+    assert np.array_equal(found.decision_function(x[1200:]).argmax(axis=1), found.predict(x[1200:]))
+    account = ledger(account_of(x[:1200])).account()
+    assert [accountant.epsilon(c.event, 1e-5) for c in account.charges] == [found.epsilon_]
+    assert found.card_["data_set"]["account"] == account.id and found.card_["read_off"] == []
+    json.dumps(found.card_, allow_nan=False)
+    whole = card(run_folder.Run(found.run_folder_), account)  # what `dpvision report` writes
+    assert whole["guarantee"]["epsilon"] == found.epsilon_ and whole["public_facts"]["classes"]["known"] == "declared"
+
+
+def test_the_charge_comes_before_the_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = digits()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_descend", killed)
+    found = classifier()
+    with pytest.raises(KeyboardInterrupt):
+        found.fit(x[:200], y[:200])
+    assert len(ledger(account_of(x[:200])).account().charges) == 1 and not hasattr(found, "released_")
+
+
+def test_fits_compose_and_the_budget_refuses() -> None:
+    x, y = digits()
+    found = classifier(epsilon=1.0, budget=2.5)
+    found.fit(x[:200], y[:200])
+    with pytest.warns(PrivacyWarning, match="1 charges"):
+        found.fit(x[:200], y[:200])
+    spent = ledger(account_of(x[:200])).account().spent()
+    assert 1.3 < spent <= 2.5 and found.card_["data_set"]["epsilon_spent"] == spent
+    with pytest.warns(PrivacyWarning), pytest.raises(BudgetSpent):
+        classifier(epsilon=2.4).fit(x[:200], y[:200])
+    assert ledger(account_of(x[:200])).account().spent() == spent
+
+
+def test_the_command_line_and_a_fit_share_the_account_of_the_data() -> None:
+    data = load("digits")
+    assert (
+        account_of(data.train.images)
+        == dpvision.private.training.prepare.prepare("digits", dpvision.Config()).fingerprint
+    )  # type: ignore[attr-defined]
+
+
+def test_classes_that_are_read_off_are_said_aloud() -> None:
+    x, y = digits()
+    names = np.array([f"digit {i}" for i in range(10)])
+    with pytest.warns(PrivacyWarning, match="read off y"):
+        found = classifier(classes=None, n=None, steps=2).fit(x[:200], names[y[:200]])
+    assert found.card_["read_off"] == ["classes", "number of images"]
+    assert sum("epsilon does not cover it" in line for line in found.card_["not_covered"]) == 2
+    whole = card(run_folder.Run(found.run_folder_), None)
+    assert whole["public_facts"]["classes"]["known"] == "read off the data"
+    assert set(found.predict(x[:50])) <= set(names)
+
+
+def test_declared_classes_are_all_there_are() -> None:
+    x, y = digits()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = classifier(classes=list(range(10)), steps=2).fit(x[:200], y[:200])
+    assert list(found.classes_) == list(range(10))
+    with pytest.raises(ValueError, match="none of the declared"):
+        classifier(classes=9).fit(x[:200], y[:200])
+
+
+def test_values_are_scaled_by_public_bounds_alone() -> None:
+    x, y = digits()
+    with pytest.raises(ValueError, match="bounds"):
+        classifier().fit(x[:200].astype(float), y[:200])
+    with pytest.raises(ConfigError, match="bounds"):
+        classifier(bounds=(1, 0)).fit(x[:200], y[:200])
+    found = classifier(bounds=(0, 255), steps=2).fit(x[:200].astype(float), y[:200])
+    far = x[:1].astype(float)
+    far[0, 0, 0] = 1e9
+    near = far.clip(0, 255)
+    assert np.array_equal(found.decision_function(far), found.decision_function(near))
+    with pytest.raises(ValueError, match="shape"):
+        found.predict(x[:5, :, :4])
+    with pytest.raises(ValueError, match="reshape"):
+        classifier().fit(np.zeros((4, 8, 8, 2)), [0, 1, 0, 1])
+
+
+def test_more_than_was_asked_for_is_refused() -> None:
+    x, y = digits()
+    with pytest.raises(PrivacyError, match="more than the 1 asked for"):
+        classifier(epsilon=1.0, settings={"full_batch": True, "sigma": 0.5}).fit(x[:200], y[:200])
+
+
+def test_a_release_and_what_learns_from_it() -> None:
+    x, y = digits()
+    found = release(epsilon=4.0).fit(x[:1200], y[:1200])
+    assert found.released_.shape == (500, 64) and 3.9 < found.epsilon_ <= 4
+    learner = DiscriminantLearner().fit(found.released_, found.released_labels_)
+    assert learner.score(found.transform(x[1200:]), y[1200:]) > 0.7
+    assert json.loads((found.run_folder_ / "card.json").read_text()) == found.card_
+    assert len(ledger(account_of(x[:1200])).account().charges) == 1
+    with pytest.raises(PrivacyError, match="released_"):
+        make_pipeline(release(), DiscriminantLearner()).fit(x[:1200], y[:1200])
+    assert len(ledger(account_of(x[:1200])).account().charges) == 1
+
+
+def test_names_are_loaded_when_they_are_used() -> None:
+    assert dpvision.PrivateImageClassifier is PrivateImageClassifier
+    code = "import sys, dpvision; print([m for m in ('torch', 'sklearn', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,194 @@
+"""Encoders by name: public functions of one image, named by all that their rows depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpvision.errors import ConfigError, DataError, UnsafeLayer
+from dpvision.models import build, digest_of, head_alone
+from dpvision.models.efficientnet_lite import Convolution, efficientnet_lite0
+from dpvision.models.head import require_last
+from dpvision.models.inputs import to_tensor
+from dpvision.models.scattering import Scattering
+from dpvision.private.features import cache, encoders
+from dpvision.private.features.encoders import Encoder, encoder, extract, named
+from dpvision.public import dictionary
+from dpvision.storage import checkpoint
+from tests.private.features.rank_worker import records
+
+GREY, COLOUR = (1, 8, 8), (3, 8, 8)
+
+
+def _weights(path: Path, name: str, *, seed: int = 5, shape: tuple[int, int, int] = GREY) -> Path:
+    save_file(build(name, shape, classes=10, seed=seed).state_dict(), path)
+    return path
+
+
+def test_pixels_are_the_pixels_from_0_to_1() -> None:
+    split = records(20)
+    rows = extract(encoder("pixels", GREY), split)
+    assert isinstance(rows, np.memmap) and rows.dtype == np.float32
+    np.testing.assert_allclose(rows, split.images.reshape(20, -1) / 255, atol=1e-6)
+    assert "[0, 1]" in encoder("pixels", GREY).origin
+    np.testing.assert_allclose(extract(encoder("linear", GREY), split), rows * 2 - 1, atol=1e-6)
+
+
+def test_scattering_is_the_transform_in_a_row() -> None:
+    split, scattering = records(5), encoder("scattering", GREY)
+    whole = Scattering(GREY)(to_tensor(split.images)).flatten(1)
+    np.testing.assert_array_equal(extract(scattering, split), whole.numpy())
+    assert scattering.width == whole.shape[1] and scattering.weights is None and "nothing" in scattering.origin
+    assert encoder("scatter-linear", GREY).width == whole.shape[1]
+
+
+def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default one for the images' shape, as a training has it; here a small one stands in."""
+    asked: list[dictionary.Settings] = []
+    shape = (1, 12, 12)
+
+    def kept(settings: dictionary.Settings, *_: object) -> Path:
+        asked.append(settings)
+        dictionary.save(replace(settings, images=30, patches=3000), tmp_path / "prior")
+        return tmp_path / "prior" / "weights.safetensors"
+
+    monkeypatch.setattr(encoders.dictionary, "kept", kept)
+    made = encoder("patches-256", shape)
+    assert asked == [dictionary.Settings("patches-256", shape)]
+    given = encoder("patches-256", shape, tmp_path / "prior" / "weights.safetensors")
+    images = torch.rand(3, *shape) * 2 - 1
+    rows = made.features(images)
+    assert torch.equal(rows, given.features(images)) and rows.shape == (3, 2 * 9 * 256)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(3))
+    assert made.weights == digest_of(tmp_path / "prior" / "weights.safetensors")
+    assert "dead-leaves" in made.origin and "no photograph" in made.origin
+
+
+@pytest.mark.parametrize("name", ["vit-tiny", "small-cnn", "scatter-cnn"])
+def test_a_model_gives_what_its_head_gets(name: str, tmp_path: Path) -> None:
+    file = _weights(tmp_path / "public.safetensors", name)
+    found, model = encoder(name, GREY, file), build(name, GREY, classes=10, seed=5)
+    images = torch.rand(5, *GREY) * 2 - 1
+    assert torch.equal(found.features(images), head_alone(model).features(images).flatten(1))
+    assert found.name == name and found.weights == digest_of(file) and "public.safetensors" in found.origin
+    cache.require_separate(found, GREY)
+
+
+def test_known_weights_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(encoders.ORIGINS, "vit-tiny", encoders.ORIGINS["dinov2-vits14"])
+    origin = encoder("vit-tiny", GREY, _weights(tmp_path / "dino.safetensors", "vit-tiny")).origin
+    assert "Apache-2.0" in origin and "may contain images of benchmarks" in origin and "dino.safetensors" in origin
+    assert "unknown" in encoder("small-cnn", GREY, _weights(tmp_path / "w.safetensors", "small-cnn")).origin
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "error", "reason"),
+    [
+        ("vit-tiny", None, ConfigError, "must have taught"),
+        ("scatter-cnn", None, ConfigError, "must have taught"),
+        ("pixels", "some", ConfigError, "would not be used"),
+        ("scatter-linear", "some", ConfigError, "would not be used"),
+        ("vit-tiny", "missing", DataError, "no such file"),
+        ("vit-tiny", "private", DataError, "private data"),
+        ("nothing", None, ConfigError, "no model named"),
+    ],
+)
+def test_what_is_no_public_encoder(
+    name: str, weights: str | None, error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    file = None if weights is None else tmp_path / f"{weights}.safetensors"
+    if weights == "some":
+        _weights(tmp_path / "some.safetensors", "vit-tiny")
+    if weights == "private":
+        tensors = build("vit-tiny", GREY, classes=10, seed=0).state_dict()
+        (tmp_path / "private.safetensors").write_bytes(checkpoint.dump(tensors, {"event": "{}"}))
+    with pytest.raises(error, match=reason):
+        encoder(name, GREY, file)
+
+
+def test_rows_are_named_by_what_they_depend_on(tmp_path: Path) -> None:
+    files = [_weights(tmp_path / f"{seed}.safetensors", "vit-tiny", seed=seed) for seed in (1, 2)]
+    one, other = (encoder("vit-tiny", GREY, file) for file in files)
+    names = {
+        "same": named(one, records()),
+        "weights": named(other, records()),
+        "records": named(one, records(seed=1)),
+        "fewer": named(one, records(20)),
+        "network": named(encoder("pixels", GREY), records()),
+    }
+    assert len({cache.file(name) for name in names.values()}) == len(names)
+    assert names["same"] == named(encoder("vit-tiny", GREY, files[0]), records())
+
+
+def test_rows_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    one = extract(encoder("pixels", GREY), records(), lambda done, count: seen.append(done))
+    assert seen[-1] == len(records())
+    monkeypatch.setattr(Encoder, "features", lambda self, x: torch.zeros(len(x), 64))  # asked for the shape alone
+    np.testing.assert_array_equal(extract(encoder("pixels", GREY), records()), one)
+
+
+def test_images_of_another_shape_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\(3, 8, 8\).*\(1, 8, 8\)"):
+        extract(encoder("pixels", COLOUR), records())
+
+
+class _Mixes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_an_encoder_that_mixes_images_is_refused_before_it_sees_any() -> None:
+    mixing = Encoder("mixing", GREY, _Mixes(), piece=8, origin="a test")
+    with pytest.raises(UnsafeLayer, match="mixes"):
+        extract(mixing, records())
+    assert not cache.file(named(mixing, records())).exists()
+
+
+class _Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(len(x)).view(-1, 1, 1, 1)
+
+
+def test_an_encoder_that_looks_at_places_is_refused_by_name() -> None:
+    counting = Encoder("counting", GREY, _Counts(), piece=8, origin="a test")
+    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another place"):
+        extract(counting, records())
+    assert not cache.file(named(counting, records())).exists()
+
+
+class _BendsWhatItsHeadSays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.head(self.body(x)))
+
+
+def test_a_head_of_zeros_does_not_hide_what_comes_after_it() -> None:
+    model = _BendsWhatItsHeadSays()
+    with pytest.raises(ConfigError, match="not its last layer"):
+        require_last(model, head_alone(model), (4,))
+    assert not model.head.weight.any(), "the trial leaves the weights as they were"
+
+
+def test_efficientnet_treats_images_alone_and_pads_as_its_authors_do() -> None:
+    model = efficientnet_lite0((3, 32, 32), 5, side=32)
+    parts, images = head_alone(model), torch.rand(9, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    rows = parts.features(images)
+    assert rows.shape == (9, 1280) and torch.equal(parts.features(images[4:5])[0], rows[4])
+    found = model.prepare(torch.tensor([-1.0, 1.0]).view(1, 1, 1, 2).expand(1, 3, 32, 2).repeat(1, 1, 1, 16))
+    assert torch.allclose(found[0, 0, 0, :2], torch.tensor([-127 / 128, 1.0]))
+    for length, kernel, stride, padding in ((8, 3, 2, (0, 1)), (8, 5, 2, (1, 2)), (7, 3, 2, (1, 1)), (7, 5, 1, (2, 2))):
+        convolution = Convolution(1, 1, kernel, stride=stride)
+        assert convolution._padding(length) == padding
+        assert convolution(torch.zeros(1, 1, length, length)).shape[2] == -(-length // stride)

@@ -1,0 +1,47 @@
+"""Small releases of scikit-learn's digits: pixels, few directions, few random images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpvision.private.features import public_map
+from dpvision.private.statistics.release import make, prepare
+from dpvision.released.report import released
+from dpvision.settings.recipes import release_recipe
+from dpvision.settings.release import Release, changed
+
+RANK = 20
+IMAGES = 200  # random images behind a map
+
+
+def small(recipe: str, **values: Any) -> Release:
+    """The recipe at epsilon 8, with features that take no time."""
+    features = {} if recipe == "dpmix" else {"encoder": "pixels", "rank": RANK}
+    rows = {"rows": 600} if recipe == "moments" else {}
+    return changed(release_recipe(recipe), {"epsilon": 8.0, **features, **rows, **values})
+
+
+def made(out: Path, settings: Release, *, source: str = "digits", **named: Any) -> dict[str, Any]:
+    return make(prepare(source, settings), out, write_card=released.write, **named)
+
+
+@contextmanager
+def sharing(maps: Path, home: Path) -> Iterator[None]:
+    """A home of its own, in which maps and features, which nothing here depends on, are those of all tests."""
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("priors", "features"):
+        (maps / name).mkdir(exist_ok=True)
+        (home / name).symlink_to(maps / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPVISION_HOME", str(home))
+        patch.setattr(public_map, "IMAGES", IMAGES)
+        yield
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

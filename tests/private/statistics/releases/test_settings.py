@@ -1,0 +1,159 @@
+"""Settings of a release: mistakes are named, nothing is ignored in silence, and what is open comes from public numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dpvision.core import accountant
+from dpvision.core.events import ClassScheduled, Gaussian, PoissonGaussian
+from dpvision.errors import ConfigError
+from dpvision.settings.recipes import RECIPES, RELEASES, recipe, release_recipe
+from dpvision.settings.release import LEAST_DRAWN, Release, changed, useless
+from dpvision.settings.training import checked
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"n": 10, "class_counts": (4, 5)}, "add up to 9, but n is 10"),
+        ({"class_counts": ()}, "class_counts"),
+        ({"class_counts": (5, -1)}, "class_counts"),
+        ({"kind": "moment"}, "kind is 'moment'"),
+        ({"sampling": "uniform"}, "sampling is 'uniform'"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"rank": -1}, "rank is -1"),
+        ({"rank": 5, "bound": 2.0}, "bound"),
+        ({"rank": 0, "bound": 0.0}, "bound is 0"),
+        ({"rows": 0}, "rows is 0"),
+        ({"n": -3}, "n is -3"),
+        ({"sigma": float("inf")}, "sigma is inf"),
+        ({"degree": float("nan")}, "degree is nan"),
+        ({"seed": -1}, "seed"),
+        ({"budget": 0.0}, "budget"),
+    ],
+)
+def test_wrong_values_are_named(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Release(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"balence": 1.0}, "Did you mean 'balance'"),
+        ({"counts-shar": 0.1}, "Did you mean 'counts_share'"),
+        ({"rows": "many"}, "rows"),
+        ({"rows": True}, "rows"),
+        ({"class_counts": [1.5, 2]}, "class_counts"),
+        ({"epsilon": float("nan")}, "epsilon"),
+    ],
+)
+def test_unknown_settings_and_other_kinds_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(Release, values, source="a file")
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
+    base = release_recipe(name)
+    others = {"sampling": "poisson", "degree": 3.0, "drawn": 2.0, "balance": 1.0, "alpha": 0.5, "most_weight": 2.0}
+    if base.kind == "mixtures":
+        others = {"share": 0.4, "counts_share": 0.02, "most_weight": 2.0}
+        others |= {} if base.sampling == "hierarchical" else {"drawn": 2.0}
+        others |= {"balance": 2.0} if base.sampling == "class-schedule" else {}
+    assert set(others) == useless(base)
+    for key, value in others.items():
+        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} has no use for it"):
+            changed(base, {key: value})
+    if base.kind == "mixtures":
+        assert changed(base, {"alpha": 0.5, "most_weight": 2.0, "sampling": "hierarchical", "drawn": 2.0}).drawn == 2.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "classes", "said"),
+    [
+        (Release(delta=0.01), 100, 10, "delta is 0.01 and n is 100"),
+        (Release(delta=0.01, n=100), 50, 10, "delta is 0.01 and n is 100"),
+        (Release(class_counts=(50, 50)), 100, 10, "2 numbers, and there are 10 classes"),
+        (Release(), 1, 10, "at least 2"),
+        (Release(kind="mixtures", degree=200.0), 100, 10, "degree"),
+        (Release(epsilon=1000.0), 1500, 10, "epsilon 1000 at delta 1e-05 would let sigma be 0.05"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(settings: Release, n: int, classes: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings.complete(n, classes, channels=1)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "class-schedule", "hierarchical"])
+@pytest.mark.parametrize("sigma", [None, 0.05])
+def test_a_delta_that_allows_no_noise_is_refused(sampling: str, sigma: float | None) -> None:
+    """One row that a record is in with a chance of 8e-4, and delta 9e-4: delta alone covers that it is told.
+
+    Where rows are of one class, 16e-4: that is half of it.
+    """
+    few = Release(kind="mixtures", sampling=sampling, rows=1, degree=0.8, delta=9e-4, drawn=2.0, sigma=sigma, seed=1)
+    with pytest.raises(ConfigError, match=r"delta is 0\.0009.* chance of 0\.00(08|16): .*Fix: .*--delta"):
+        few.complete(1000, 2, channels=1)
+    enough = replace(few, delta=1e-5, sigma=None).complete(1000, 2, channels=1)
+    assert enough.sigma and enough.sigma > 0.25
+    with pytest.raises(ConfigError, match=r"delta is 0\.0002"):
+        replace(few, delta=2e-4).complete(1000, 2, channels=1)
+
+
+def test_the_declared_number_counts_and_not_the_true_one() -> None:
+    """So a release shows nothing of the true one: neither in its noise nor in its number of rows."""
+    for name in ("moments", "class-schedule", "neuromix"):
+        base = changed(release_recipe(name), {"n": 1500, "epsilon": 8.0})
+        assert base.complete(1437, 10, channels=1) == base.complete(1499, 10, channels=1)
+        counted = changed(release_recipe(name), {"class_counts": (150,) * 10, "epsilon": 8.0})
+        assert counted.complete(1437, 10, channels=1).n == 1500
+    assert Release().complete(1437, 10, 1).rows == LEAST_DRAWN
+    assert Release().complete(50_000, 10, 1).rows == 50_000
+    assert changed(release_recipe("neuromix"), {"sigma": 9.0}).complete(1437, 10, 1).rows == 1437
+    assert [Release().complete(99, 2, c).encoder for c in (1, 3)] == ["scatter-linear", "patches-256"]
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_event_of_each_recipe(name: str) -> None:
+    """All of the budget is used, and no more."""
+    whole = changed(release_recipe(name), {"epsilon": 8.0}).complete(1500, 10, channels=1)
+    assert whole.sigma and whole.recipe == name
+    event = whole.event(whole.sigma, 10)
+    kinds = {
+        "moments": Gaussian,
+        "class-schedule": ClassScheduled,
+        "neuromix-hs": ClassScheduled,
+        "neuromix-cifar100": ClassScheduled,
+    }
+    assert isinstance(event, kinds.get(name, PoissonGaussian))
+    assert 7.9 < accountant.epsilon(event, whole.delta) <= 8.0
+
+
+def test_rates_of_declared_classes() -> None:
+    """Each class's rows have as many of it: the rate of a small class is higher, and never above 1."""
+    base = changed(release_recipe("class-schedule"), {"degree": 30.0, "class_counts": (60, 20, 300, 0)})
+    whole = base.complete(380, 4, channels=1)
+    assert whole.rates(4) == (0.5, 1.0, 0.1, 1.0)
+    assert whole.sigma
+    event = whole.event(whole.sigma, 4)
+    assert isinstance(event, ClassScheduled) and max(event.rates) == 1.0
+
+
+def test_recipes_of_one_verb_are_not_those_of_the_other() -> None:
+    assert not RELEASES.keys() & RECIPES.keys()
+    with pytest.raises(ConfigError, match="one of `dpvision train`"):
+        release_recipe("linear")
+    with pytest.raises(ConfigError, match="one of `dpvision release`"):
+        recipe("neuromix")
+    with pytest.raises(ConfigError, match="Did you mean 'neuromix-hs'"):
+        release_recipe("neuromix-h")
+
+
+def test_no_folder_of_the_operator_is_told() -> None:
+    told = Release(encoder="resnet9", weights="/home/somebody/secret/w.safetensors").without_folders()
+    assert told.weights == "w.safetensors"

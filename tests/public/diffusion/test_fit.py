@@ -1,0 +1,191 @@
+"""A fit goes on as if it had not been stopped, learns, and refuses what it can not learn from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpvision.errors import ConfigError, DataError, DPVisionError
+from dpvision.public.diffusion.fit import Progress, Settings, State, fit
+from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes, to_model
+from dpvision.storage import checkpoint, sealed
+
+KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
+SETTINGS = Settings(batch=4, warm=8, augment=0.5, flip=True)
+LABELS = np.arange(12) % 2
+
+
+def pictures() -> np.ndarray:
+    """Dark ones and bright ones."""
+    coins = np.random.default_rng(0)
+    return (coins.integers(0, 20, (12, 8, 8, 1)) + 180 * LABELS[:, None, None, None]).astype(np.uint8)
+
+
+def learn(folder: Path, **changes) -> bool:  # type: ignore[no-untyped-def]
+    arguments = {"kind": KIND, "settings": SETTINGS, "images": pictures(), "labels": LABELS, "steps": 4} | changes
+    return fit(folder=folder, **arguments)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fits") / "one-step"
+    learn(folder, steps=1)
+    return folder
+
+
+@pytest.fixture
+def begun(fitted: Path, tmp_path: Path) -> Path:
+    """A fit of one step, for this test alone."""
+    return Path(shutil.copytree(fitted, tmp_path / "begun"))
+
+
+@pytest.mark.parametrize(("method", "after"), [("edm", 0), ("edm", 3), ("ddpm", 1)])
+def test_stopped_and_gone_on_is_the_same_to_the_bit(method: str, after: int, tmp_path: Path) -> None:
+    kind, asked = replace(KIND, method=method), iter([False] * after + [True])
+    assert learn(tmp_path / "straight", kind=kind)
+    assert not learn(tmp_path / "stopped", kind=kind, stop=lambda: next(asked))
+    assert not (tmp_path / "stopped" / "weights.safetensors").exists()
+    assert learn(tmp_path / "stopped", kind=kind)
+    one, other = (load_file(tmp_path / name / "state.safetensors") for name in ("straight", "stopped"))
+    assert one.keys() == other.keys()
+    assert all(bool((one[name] == other[name]).all()) for name in one)
+    one, other = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("straight", "stopped"))
+    assert one == other
+
+
+def test_it_goes_on_after_its_end_and_says_so_at_it(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    assert learn(tmp_path / "a", steps=2) and learn(tmp_path / "a", steps=4, watch=seen.append)
+    assert learn(tmp_path / "b")
+    assert [at.step for at in seen] == [3, 4] and seen[-1].done == 1
+    one, other = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("a", "b"))
+    assert one == other
+    card = json.loads((tmp_path / "b" / "card.json").read_text())
+    assert card["images_seen"] == 16 and card["steps"] == 4 and card["classes"] == ["low", "high"]
+    assert (tmp_path / "b" / "grid-4.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_minutes_end_it(tmp_path: Path) -> None:
+    steps: list[int] = []
+    assert learn(tmp_path, steps=None, minutes=0.005, watch=lambda at: steps.append(at.step))
+    assert steps and json.loads((tmp_path / "card.json").read_text())["seconds"] >= 0.3
+
+
+def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a loss that tosses no coins, 2 + 2 + 1 images give what 5 at once give."""
+
+    def loss(network, y, labels, numbers):  # type: ignore[no-untyped-def]
+        return (network(y, torch.zeros(len(y)), labels, numbers) - y).square().mean()
+
+    monkeypatch.setitem(METHODS, "edm", replace(METHODS["edm"], loss=loss))
+    y, labels = to_model(pictures()[:5]), torch.from_numpy(LABELS[:5])
+    told = {}
+    for pieces in (1, 3):
+        state = State(KIND, replace(SETTINGS, batch=5, pieces=pieces), "", "cpu")
+        told[pieces] = state._gradients(y, labels, torch.ones(5, 9))
+    assert told[1][0] == pytest.approx(told[3][0], rel=1e-5)
+    assert any(gradient.any() for gradient in told[1][1])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(told[1][1], told[3][1], strict=True))
+
+
+def test_it_learns_and_the_weights_are_read_back(tmp_path: Path) -> None:
+    losses: list[float] = []
+    settings = Settings(batch=16, lr=1e-3, warm=160)
+    learn(tmp_path, settings=settings, steps=80, watch=lambda at: losses.append(at.loss))
+    assert np.mean(losses[-20:]) < 0.8 * np.mean(losses[:10])
+    kind, network, _ = load(tmp_path)
+    assert kind == KIND and not any(p.requires_grad for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.zeros((0, 8, 8, 1), np.uint8), "labels": np.zeros(0, int)}, "there are none"),
+        ({"labels": np.zeros(12, int)}, "'high' has none.*Fix"),
+        ({"labels": LABELS + 1}, "from 0 to 1"),
+        ({"images": pictures()[:, :4]}, "no .* images"),
+        ({"labels": LABELS[:3]}, "no .* images"),
+    ],
+)
+def test_data_that_can_not_be_learned(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        learn(tmp_path / "new", **changes)
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_that_can_not_be(tmp_path: Path) -> None:
+    for changes in ({"steps": None}, {"steps": 0}, {"steps": None, "minutes": float("nan")}):
+        with pytest.raises(ConfigError):
+            learn(tmp_path / "new", **changes)
+    for wrong in ({"batch": 0}, {"lr": float("nan")}, {"seed": -1}, {"augment": 2.0}, {"pieces": 9, "batch": 8}):
+        with pytest.raises(ConfigError):
+            Settings(**wrong)
+    for wrong in ({"method": "gan"}, {"size": "huge"}, {"shape": (2, 8, 8)}, {"classes": ()}):
+        with pytest.raises(ConfigError):
+            replace(KIND, **wrong)
+
+
+def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("words")
+    with pytest.raises(ConfigError, match="other files"):
+        learn(tmp_path)
+
+
+def test_another_model_other_settings_and_other_images_are_not_mixed(begun: Path) -> None:
+    for changes, message in (
+        ({"kind": replace(KIND, method="ddpm")}, "other settings"),
+        ({"settings": replace(SETTINGS, lr=0.5)}, "other settings"),
+        ({"images": 255 - pictures()}, "other public images"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            learn(begun, **changes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("step", "text"),
+        ("step", "-1"),
+        ("seconds", "nan"),
+        ("settings", "[" * 20_000),
+        ("public", None),
+        ("model", "{"),
+    ],
+)
+def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, begun: Path) -> None:
+    file = begun / "state.safetensors"
+    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    with pytest.raises(DPVisionError):
+        learn(begun)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["{", "[]", '{"shape": [1, 8, 8]}', '{"shape": [1, 1e9, 8], "classes": ["a"], "method": "edm", "size": "tiny"}'],
+)
+def test_weights_made_by_hand_are_one_clear_error(model: str, begun: Path) -> None:
+    file = begun / "weights.safetensors"
+    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"} | {"model": model}
+    file.write_bytes(checkpoint.dump(load_file(file), header))
+    with pytest.raises(DataError, match=r"weights\.safetensors"):
+        load(begun)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="synth fit"):
+        load(tmp_path)
+
+
+def test_pixels_there_and_back() -> None:
+    every = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
+    assert np.array_equal(to_bytes(to_model(every)), every)
+    assert np.array_equal(to_bytes(to_model(every / np.float32(255))), every)
+    assert to_bytes(to_model(every) * 1.5).max() == 255

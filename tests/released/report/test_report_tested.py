@@ -1,0 +1,159 @@
+"""What is said of the test split is what the model does there; edited files are refused; pictures must be asked for."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from run_folder import account, card_of, make, released
+from sklearn.metrics import confusion_matrix
+
+from dpvision.data import Split
+from dpvision.errors import DataError
+from dpvision.released import evaluation
+from dpvision.released.report import tested, write
+from dpvision.storage import sealed
+from dpvision.storage.run_folder import Run
+
+CLASSES = 2
+
+
+def _answers(seed: int = 0, *, images: int = 300, classes: int = CLASSES) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, images)
+    guesses = np.where(rng.random(images) < 0.8, labels, rng.integers(0, classes, images))
+    return guesses, rng.uniform(0.3, 1.0, images), labels
+
+
+def _evaluate(run: Run, *, examples: int = 0) -> str:
+    """Both files, and the digest of the weights that they are about."""
+    guesses, chances, labels = _answers()
+    images = np.random.default_rng(1).integers(0, 255, (len(labels), 6, 5, 3)).astype(np.uint8)
+    digest = sealed.read(run.weights).header["digest"]
+    evaluation.write(
+        run.folder, Split(images, labels, None), guesses, chances, classes=CLASSES, weights=digest, examples=examples
+    )
+    return digest
+
+
+def test_figures_are_those_of_scikit_learn() -> None:
+    guesses, chances, labels = _answers(classes=7)
+    found = evaluation.measured(guesses, chances, labels, classes=7)
+    table = confusion_matrix(labels, guesses, labels=range(7))
+    assert found["confusion"] == table.tolist()
+    assert found["right"] == table.trace()
+    apart = table - np.diag(table.diagonal())
+    assert found["confused"][0][2] == apart.max() == apart[tuple(found["confused"][0][:2])]
+    right, error = guesses == labels, 0.0
+    for low in np.arange(15) / 15:
+        inside = (chances >= low) & (chances < low + 1 / 15)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - chances[inside].mean())
+    assert found["calibration_error"] == pytest.approx(error)
+    many = evaluation.measured(guesses * 10_000, chances, labels * 10_000, classes=70_000)
+    assert many["confusion"] is None and many["confused"][0][2] == apart.max()
+
+
+def test_a_sure_model_that_is_right_is_calibrated() -> None:
+    sure = evaluation.calibration(np.ones(10), np.ones(10, dtype=bool))
+    assert sure["calibration_error"] == 0 and sure["bins"][-1] == {"images": 10, "accuracy": 1.0, "confidence": 1.0}
+    lost = evaluation.calibration(np.full(4, np.nan), np.zeros(4, dtype=bool))
+    assert lost["bins"][0]["images"] == 4
+
+
+def test_it_is_on_card_and_page_and_there_are_no_pictures_unless_asked_for(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    write(run, account())
+    assert card_of(run)["evaluation"] is None and "What it does on test images" not in released(run)["report.html"]
+    _evaluate(run)
+    write(run, account())
+    texts = released(run)
+    assert "examples.json" not in texts and "<img" not in texts["report.html"]
+    assert "None are shown" in texts["report.html"] and "Epsilon does not cover the test split" in texts["report.html"]
+    guesses, _, labels = _answers()
+    assert card_of(run)["evaluation"]["accuracy"] == (guesses == labels).mean()
+    _evaluate(run, examples=4)
+    write(run, account())
+    texts = released(run)
+    assert texts["report.html"].count("<img") == 8
+    assert texts["report.html"].count('alt="Test image of class cat, named dog"') >= 1
+    assert any("Pictures of test images" in line for line in card_of(run)["not_covered"])
+    shown = json.loads(texts["examples.json"])["examples"]
+    assert [x["class"] == x["named"] for x in shown] == [True] * 4 + [False] * 4
+    _evaluate(run)
+    assert "examples.json" not in released(run)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"images": 301},
+        {"right": 10**400},
+        {"confusion": [[1, 2], [3, "<b>"]]},
+        {"confusion": [[1]]},
+        {"confused": [[0, 5, 1]]},
+        {"bins": []},
+        {"calibration_error": float("nan")},
+        {"classes": None},
+        {"format": "another"},
+        {"weights_digest": "0" * 40},
+    ],
+    ids=lambda edit: next(iter(edit)),
+)
+def test_an_edited_evaluation_is_refused(tmp_path: Path, edit: dict[str, Any]) -> None:
+    run = make(tmp_path / "run")
+    digest = _evaluate(run)
+    assert tested.read(run, classes=CLASSES, weights=digest)
+    path = run.folder / evaluation.FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(DataError, match=r"evaluation\.json.*--keep"):
+        tested.read(run, classes=CLASSES, weights=digest)
+
+
+def _png(mode: str, size: tuple[int, int], kind: str = "PNG") -> str:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, format=kind)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"png": '"><script>alert(1)</script>'},
+        {"png": base64.b64encode(b"<svg onload=alert(1)>").decode()},
+        {"png": _png("RGB", (8, 8), "GIF")},
+        {"png": _png("L", (500, 8))},
+        {"png": 7},
+        {"class": 2},
+        {"named": -1},
+        {"chance": 1.5},
+    ],
+    ids=lambda edit: next(iter(edit)),
+)
+def test_an_edited_picture_is_refused(tmp_path: Path, edit: dict[str, Any]) -> None:
+    run = make(tmp_path / "run")
+    digest = _evaluate(run, examples=1)
+    path = run.folder / evaluation.PICTURES
+    found = json.loads(path.read_text())
+    found["examples"][0] |= edit
+    path.write_text(json.dumps(found))
+    with pytest.raises(DataError, match=r"examples\.json"):
+        tested.examples(run, classes=CLASSES, weights=digest)
+
+
+def test_of_a_picture_only_the_pixels_get_on_the_page(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    digest = _evaluate(run, examples=1)
+    path = run.folder / evaluation.PICTURES
+    found = json.loads(path.read_text())
+    before = found["examples"][0]["png"]
+    hidden = base64.b64decode(found["examples"][0]["png"]) + b"ward-7 of somebody"
+    found["examples"][0]["png"] = base64.b64encode(hidden).decode()
+    path.write_text(json.dumps(found))
+    assert tested.examples(run, classes=CLASSES, weights=digest)[0]["png"] == before

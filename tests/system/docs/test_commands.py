@@ -1,0 +1,48 @@
+"""Every command and option that the documentation names is one of the command line's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from cyclopts import App, CycloptsError, MissingArgumentError
+
+from dpvision.cli.app import app
+from tests.system.docs.blocks import PAGES, ROOT, commands
+
+# Options of other programs that the text speaks of.
+OF_OTHERS = {"--nproc-per-node", "--help", "--debug", "--version", "--upgrade", "--no-deps", "--quick", "--data"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_can_be_given(page: str) -> None:
+    """Parsed, not run: verb, options, and the kinds of their values."""
+    for place, words, whole in commands(page):
+        words = [w for w in words if w not in ("...", "--help", "--debug")]
+        if words[:1] == ["VERB"]:
+            continue
+        try:
+            app.parse_args(words, exit_on_error=False, print_error=False)
+        except MissingArgumentError as error:
+            assert not whole, f"{place}: dpvision {' '.join(words)}: {error}"
+        except CycloptsError as error:
+            raise AssertionError(f"{place}: dpvision {' '.join(words)}: {error}") from error
+
+
+def test_every_option_that_is_named_exists() -> None:
+    known = set(_options(app)) | OF_OTHERS
+    for page in PAGES:
+        for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), 1):
+            for code in re.findall(r"`([^`]+)`", line):
+                for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code):
+                    assert option in known, f"{page}:{number}: {option}"
+
+
+def _options(verbs: App) -> Iterator[str]:
+    if verbs.default_command is not None:
+        for argument in verbs.assemble_argument_collection():
+            yield from argument.names
+    for name in verbs:
+        if not name.startswith("-"):
+            yield from _options(verbs[name])

@@ -1,0 +1,181 @@
+"""kill -9 at random instants, then the same command again, until it comes to its end: what must hold after each kill.
+
+nothing lost             the end has the same bits as if nobody had disturbed it, by no more than the same command
+nothing under-counted    noise is on the disk only where its charge is in the ledger, and it is charged once, in full
+nothing half written     what has its name is whole: tables and headers can be read after every kill
+nothing left over        of a key that noise was drawn from, no copy is left at the end
+a clear message          a command that refuses to go on says that its work is done, and it is
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors.numpy import load
+
+from dpvision.core.ledger import Account, Ledger
+from dpvision.storage import sealed
+from tests.fork_server import ForkServer, Job, changes, said
+from tests.system.kills.verbs import KEY, Verb, World
+
+DONE = ("is there. Fix", "is finished. Fix", "exists already. Fix", "is there already. Fix")
+SECONDS = 300.0  # for one child, on a machine that does other things
+
+
+@dataclass
+class Tally:
+    """How a verb fared."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    ends: int = 0
+
+
+@dataclass
+class Unbroken:
+    """A verb that nobody disturbs: its result, how many changes to the disk it makes, and how long it lives."""
+
+    result: dict[str, bytes]
+    changes: int
+    seconds: float
+
+
+Undisturbed = Callable[[Verb], Unbroken]
+
+
+def unbroken(server: ForkServer, verb: Verb, world: World) -> Unbroken:
+    world.out.parent.mkdir(parents=True)
+    began = time.monotonic()
+    job = server.start(*verb.words(world), home=world.home, key=KEY, arena=world.folder)
+    code, _, err = server.wait(job, seconds=SECONDS)
+    assert code == 0, err
+    return Unbroken(verb.result(world), changes(job), time.monotonic() - began)
+
+
+def kill_until_done(
+    server: ForkServer, verb: Verb, supplies: Path, whole: Unbroken, *, kills: int, rng: random.Random
+) -> Tally:
+    """Kill again and again; each time before a random change to the disk, or at a random instant by the clock."""
+    tally = Tally()
+    while sum(tally.kills.values()) < kills:
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder).resolve(), supplies)
+            _one_life(server, verb, world, whole, tally, rng=rng, key=rng.choice([KEY, None]))
+            tally.ends += 1
+    return tally
+
+
+def _one_life(
+    server: ForkServer, verb: Verb, world: World, whole: Unbroken, tally: Tally, *, rng: random.Random, key: str | None
+) -> None:
+    """From nothing to the end, with kills on the way."""
+    world.out.parent.mkdir(parents=True)
+    keys: dict[str, set[bytes]] = {}
+    rows: set[bytes] = set()
+    left = rng.randint(1, 4)
+    while True:
+        words = verb.words(world)
+        die_at = rng.randint(1, whole.changes) if left and rng.random() < 0.6 else None
+        job = server.start(*words, home=world.home, key=key, arena=world.folder, die_at=die_at)
+        if left and die_at is None:
+            code = _disturbed(server, job, after=rng.uniform(0, whole.seconds), hard=rng.random() < 0.7)
+        else:
+            code = server.ended(job, within=SECONDS)
+        left = max(0, left - 1)
+        if code == -signal.SIGKILL:
+            tally.kills[verb.name if words[0] != "resume" else "resume"] += 1
+        _nothing_half_written(verb, world)
+        if verb.private:
+            _nothing_under_counted(verb, world)
+            _remember(world, keys, rows)
+        if code == 0:
+            break
+        out, err = said(job)
+        if code in (2, 3) and verb.files(world) and all(path.exists() for path in verb.files(world)):
+            assert any(words in err for words in DONE), err
+            break
+        assert code in (-signal.SIGKILL, -signal.SIGTERM, 130), f"{verb.name} ended with {code}: {err}"
+        assert code != 130 or "go on with" in out.lower() or "interrupted" in err, (out, err)
+    result = verb.result(world)
+    assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
+    if verb.private:
+        found = account(world.home)
+        (charge,) = found.charges
+        assert charge.private == (key is None)
+        told = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
+        assert told is None if key else 0 < told <= found.spent(), f"{verb.name}: tells {told}, more than was charged"
+        _no_copy_of_the_key(verb, world, keys)
+        assert verb.trains or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
+
+
+def _disturbed(server: ForkServer, job: Job, *, after: float, hard: bool) -> int | None:
+    """Kill it, or ask it to stop, after some seconds; what it ended with."""
+    code = server.ended(job, within=after)
+    if code is None:
+        os.kill(job.pid, signal.SIGKILL if hard else signal.SIGTERM)
+        code = server.ended(job, within=SECONDS)
+    return code
+
+
+def account(home: Path) -> Account:
+    """The only account of this home, read from a copy: reading heals what a crash left."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "ledgers"
+        shutil.copytree(home / "ledgers", copy)
+        (path,) = copy.glob("*.jsonl")
+        first = json.loads(path.read_text().split("\n")[0])
+        return Ledger(copy, first["fingerprint"]).account()
+
+
+def _noise_drawn(world: World) -> bool:
+    """Whether anything on the disk was made with noise."""
+    made = world.out.parent
+    if any(made.rglob("rows-*.safetensors")) or any(made.rglob("moments.safetensors")) or any(made.rglob("card.json")):
+        return True
+    states = list(made.rglob("state.safetensors"))
+    return any(int(sealed.read(path).header["step"]) > 0 for path in states) or any(made.rglob("metrics.jsonl"))
+
+
+def _nothing_half_written(verb: Verb, world: World) -> None:
+    named = [p for p in world.folder.rglob("*") if not any(part.startswith(".") for part in p.parts)]
+    for path in named:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".safetensors":
+            assert load(path.read_bytes()) is not None, f"{verb.name}: {path} is not whole"
+
+
+def _nothing_under_counted(verb: Verb, world: World) -> None:
+    ledgers = world.home / "ledgers"
+    opened = any(path.stat().st_size and b"\n" in path.read_bytes() for path in ledgers.glob("*.jsonl"))
+    charges = account(world.home).charges if opened else ()
+    assert len(charges) <= 1, f"{verb.name}: going on charged again"
+    assert charges or not _noise_drawn(world), f"{verb.name}: noise before its charge"
+
+
+def _remember(world: World, keys: dict[str, set[bytes]], rows: set[bytes]) -> None:
+    """Keys that are there, and rows that a kill left."""
+    for path in (world.home / "keys").glob("*.key"):
+        if len(data := path.read_bytes()) == 40 and any(data[8:]):
+            keys.setdefault(path.stem, set()).add(data[8:])
+    rows |= {p.read_bytes() for p in world.out.parent.rglob("rows-00000.safetensors")}
+
+
+def _no_copy_of_the_key(verb: Verb, world: World, keys: dict[str, set[bytes]]) -> None:
+    used = set(keys)
+    if verb.trains:  # a key that no run folder names was never used
+        used = {sealed.read(world.out / "operator" / "state.safetensors").header["key"]}
+    secrets = {secret for name in used for secret in keys.get(name, ())}
+    for path in world.folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert not any(secret in data for secret in secrets), f"{path} still has the key of a finished {verb.name}"

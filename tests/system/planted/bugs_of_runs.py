@@ -1,0 +1,204 @@
+"""Bugs that only whole runs show: in what a run reads, plans, draws, keeps and says. Numbers go on from bugs.py."""
+
+from __future__ import annotations
+
+from tests.system.planted.bug import planted as _bug
+
+TRAIN, PREPARE, INPUTS, CONFIG = (
+    "dpvision.private.training.train",
+    "dpvision.private.training.prepare",
+    "dpvision.private.training.units",
+    "dpvision.settings.training",
+)
+STEPS = "dpvision.private.training.private_sum"
+TUNE, ASSISTANT, ENCODERS, MAKING = (
+    "dpvision.private.training.tune",
+    "dpvision.private.training.public_gradients",
+    "dpvision.private.features.encoders",
+    "dpvision.private.statistics.release",
+)
+
+WHICH = "which = secrets.randbelow(len(prepared.candidates))"
+HOW_MANY = "range(1, prepared.stopping.draw() + 1)"
+PARTS = "parts = [images_of(int(i)) for i in drawn]"
+N = "        n = n if self.n is None else self.n\n"
+WITH_TEST = """if data.test is not None:
+        both = [np.concatenate([getattr(s, k) for s in (data.train, data.test)]) for k in ("images", "labels")]
+        persons = None if data.train.persons is None else np.concatenate([data.train.persons, data.test.persons])
+        data = type(data)(data.name, data.classes, Split(*both, persons), data.val, data.test, data.inferred)
+    """
+
+BUGS_OF_RUNS = (
+    _bug(
+        40, "classes weighted by their private frequency", "class-balanced losses as they are used without privacy",
+        (TRAIN, "        phase.loss,\n",
+         "        lambda outputs, targets: phase.loss(outputs, targets)\n"
+         "        * (1 / torch.bincount(torch.tensor(prepared.data.train.labels)))[targets],\n"),
+        by="replay whole runs, units apart: training",
+    ),
+    _bug(
+        41, "a person's images cut to the median of those drawn", "group bounds computed from private group sizes",
+        (INPUTS, PARTS, PARTS + "\n            parts = [p[: int(np.median([len(q) for q in parts]))] for p in parts]"),
+        by="fetched, replay persons, replay whole runs, units apart: training",
+    ),
+    _bug(
+        41, "a person's images cut to the mean of all persons", "group bounds computed from private group sizes",
+        (INPUTS, PARTS, PARTS + "\n            parts = [p[: max(1, len(split) // units(split, unit))] for p in parts]"),
+        by="fetched, units apart: training",
+    ),
+    _bug(
+        42, "assistance computed from private images", "public-assisted training without public data",
+        (ASSISTANT, "public = prepared.synthetic", "public = prepared.data.train"),
+        by="replay whole runs, units apart: training",
+    ),
+    _bug(
+        43, "candidates in turn instead of by draw", "grid search charged as a random one; Papernot and Steinke 2022",
+        (TUNE, WHICH, "which = (number - 1) % len(prepared.candidates)"), by="law of tuning",
+    ),
+    _bug(
+        43, "the first candidate more often than the others", "grid search charged as a random one",
+        (TUNE, WHICH, WHICH + " if number > 1 else 0"), by="law of tuning",
+    ),
+    _bug(
+        43, "a fixed number of trials", "Papernot and Steinke 2022: best of a fixed number costs more",
+        (TUNE, HOW_MANY, "range(1, round(prepared.stopping.mean) + 1)"), by="law of tuning",
+    ),
+    _bug(
+        43, "the number of trials by another law of the same mean", "Papernot and Steinke 2022",
+        (TUNE, HOW_MANY, "range(1, tuning.stopping(prepared.stopping.mean, 1.0 - prepared.stopping.eta).draw() + 1)"),
+        by="law of tuning",
+    ),
+    _bug(
+        43, "trials go on until one is good", "optional stopping; Liu and Talwar 2019",
+        (TUNE, "        watch(number)\n", "        watch(number)\n        if found >= 3:\n            break\n"),
+        by="law of tuning",
+    ),
+    _bug(
+        44, "steps by the true number of units although it is declared", "Synthcity; arXiv 2602.17454 (analogue)",
+        (CONFIG, N, "        true = n\n" + N),
+        (CONFIG, "steps = default_steps(n, batch) if", "steps = default_steps(true, batch) if"), by="declared",
+    ),
+    _bug(
+        44, "the batch by the true number of units although it is declared", "opacus #571 (analogue)",
+        (CONFIG, N, "        true = n\n" + N),
+        (CONFIG, "default_batch(n) if self.batch is None", "min(n, default_batch(true)) if self.batch is None"),
+        by="declared",
+    ),
+    _bug(
+        44, "the rank of a release by the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
+        ("dpvision.settings.release", "        n = self.n or (", "        true = n\n        n = self.n or ("),
+        ("dpvision.settings.release", "max(LEAST_RANK, n // 4)", "max(LEAST_RANK, true // 4)"), by="declared",
+    ),
+    _bug(
+        45, "kept features named without the records", "NeuroMixGDP and Handcrafted-DP keep files without the data's name",
+        (PREPARE, "return identify(split)[1], str(self", "return str(len(split)), str(self"), by="kept features",
+    ),
+    _bug(
+        45, "kept rows of an encoder named without the records", "Handcrafted-DP keeps files without the data's name",
+        (ENCODERS, 'return identify(split)[1], "rows"', 'return str(len(split)), "rows"'), by="kept features",
+    ),
+    _bug(
+        45, "kept features named without the network's weights", "NeuroMixGDP keeps files without the encoder's name",
+        (PREPARE, "self.config.part, features.digest(parts), features", "self.config.part, features"),
+        by="kept features",
+    ),
+    _bug(
+        46, "test images among the units of a training", "splits joined before training",
+        (PREPARE, "complete = config.complete(", WITH_TEST + "complete = config.complete("), by="held out, fetched",
+    ),
+    _bug(
+        46, "test images among the rows of a release", "splits joined before a release",
+        (MAKING, "complete = settings.complete(", WITH_TEST + "complete = settings.complete("), by="held out",
+    ),
+    _bug(
+        46, "the released weights chosen by accuracy on the test split", "best-epoch selection, not counted",
+        (TRAIN, 'vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights',
+         'line = metrics.line(state, prepared, model, test, 0.0)\n'
+         '    best = line.get("test_accuracy_ema", 0) >= line.get("test_accuracy_last", 0)\n'
+         "    vector_to_parameters(state.ema if best else state.weights"), by="held out",
+    ),
+    _bug(
+        47, "noise from the stream of the coins", "noise reused: who was drawn can be read off the noise",
+        (STEPS, 'stream = self._key.stream("noise", step=number', 'stream = self._key.stream("sampling", step=number'),
+        by="replay train",
+    ),
+    _bug(
+        47, "the same coins on all ranks", "opacus #662 (analogue)",
+        (STEPS, 'self._key.stream("sampling", step=number, rank=rank', 'self._key.stream("sampling", step=number, rank=0'),
+        by="sampler of training",
+    ),
+    _bug(
+        47, "a changed learning rate goes on with the same noise", "noise reused after a resume or a fork",
+        (CONFIG, 'UPKEEP = ("checkpoint_every",', 'UPKEEP = ("checkpoint_every", "lr",'), by="branches",
+    ),
+    _bug(
+        48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",
+        ("dpvision.core.row_sampling", "found = heads(stream, len(there) * len(rows), rate=self.rate)",
+         "found = heads(stream, len(there) * len(rows), rate=min(1.0, self.rate * self.n / max(1, len(there))))"),
+        by="sampler of releases",
+    ),
+    _bug(
+        48, "weights of a mixture divided by their sum", "Dirichlet weights, RW-Mix as published",
+        ("dpvision.private.statistics.mixture_weights", "        return np.asarray(np.floor(share",
+         "        share = share / max(1e-9, share.sum())\n        return np.asarray(np.floor(share"),
+        by="sampler of releases",
+    ),
+    _bug(
+        49, "stopped when the private loss rises", "early stopping on private data, not counted",
+        (TRAIN, '        images += tally["images"]\n',
+         '        images += tally["images"]\n'
+         '        before, seen.last = getattr(seen, "last", 9.0), tally["mean_loss"]\n'
+         '        if tally["mean_loss"] > before:\n'
+         "            sampler = type(sampler)(sampler.batch, sampler.n, state.step)\n            break\n"),
+        by="replay whole runs",
+    ),
+    _bug(
+        49, "the learning rate halved when the private loss rises", "schedules by private losses, not counted",
+        (TRAIN, '        images += tally["images"]\n',
+         '        images += tally["images"]\n'
+         '        before, seen.last = getattr(seen, "last", 9.0), tally["mean_loss"]\n'
+         '        if tally["mean_loss"] > before:\n            phase = replace(phase, lr=phase.lr / 2)\n'),
+        by="replay whole runs",
+    ),
+    _bug(
+        49, "accuracy on the training split among the metrics", "train metrics released as if they were public",
+        ("dpvision.private.training.metrics", "    return found\n",
+         "    vector_to_parameters(state.weights, trainable(model))\n    if prepared.split(model) is None:\n"
+         '        found["train_accuracy"] = accuracy(model, Inputs(prepared.data.train))\n    return found\n'),
+        by="replay train",
+    ),
+    _bug(
+        49, "the true number of images on the command line", "Synthcity; arXiv 2602.17454 (analogue)",
+        ("dpvision.cli.screen", 'f"{config.unit}; n = {config.n:,} {config.unit}s"',
+         'f"{config.unit}; n = {here:,} {config.unit}s"'), by="said",
+    ),
+    _bug(
+        49, "whitened by private features", "NeuroMixGDP _mean.npy; Handcrafted-DP",
+        (MAKING, "            white = whitening(self.encoder, rank=config.rank, progress=",
+         "            from dpvision.private.statistics.whitening import Whitening\n"
+         "            white = Whitening.of(self._features(prepared.data.train), rank=config.rank) or whitening(\n"
+         "                self.encoder, rank=config.rank, progress="),
+        by="units apart: rows, replay whole runs",
+    ),
+    _bug(
+        49, "second moments of public gradients refreshed by the true number of images", "schedules by private sizes",
+        (ASSISTANT, "max(1, round(config.n / config.batch))", "max(1, round(self._private / config.batch))"),
+        (ASSISTANT, "        public = prepared.synthetic\n",
+         "        public = prepared.synthetic\n        self._private = len(prepared.data.train)\n"),
+        by="any data",
+    ),
+    _bug(
+        50, "the account opened with ten times delta", "a budget that nobody asked for",
+        ("dpvision.private.training.charging", "config.epsilon, config.delta),", "config.epsilon, 10 * config.delta),"),
+        by="accounts",
+    ),
+    _bug(
+        50, "ties of a tuning go to the first trial", "the proof breaks ties by a coin; arXiv 2402.06701",
+        (TUNE, "secrets.randbits(64), trial", "-number, trial"), by="law of tuning",
+    ),
+    _bug(
+        50, "trials scored on private validation images", "tuning on private data, not counted",
+        (TUNE, "Inputs(prepared.score))\n        runs", "Inputs(candidate.data.val or prepared.score))\n        runs"),
+        by="held out, law of tuning",
+    ),
+)  # fmt: skip

@@ -1,0 +1,443 @@
+"""The privacy suite: checks of the real code, each returning its alarms in words; none on code that is sound.
+
+replay ...             neighbours with the same coins, of every mechanism (tests/system/replay/mechanisms.py)
+ranks                  the same for two ranks, whose messages stay in this process
+noise, keys            law, grid and streams of the noise; fresh keys
+sampler of ...         who takes part, at the rate that is charged
+units apart ...        no unit changes what another contributes; any data, held out, fetched, declared, kept features, law of tuning,
+                       branches, accounts, said: what whole runs look at and depend on (whole.py)
+accountant             never below what is certain; no sigma that exceeds the budget
+ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
+unsafe layers          models that mix the images of a batch are refused
+static, auditor        no other random numbers near the noise; scores that say nothing give epsilon 0
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpvision.audit import bound
+from dpvision.audit.neighbours import Records
+from dpvision.core import accountant, adaptive, gdp, noise, quick
+from dpvision.core.events import Adaptive, Budget, Composed, Gaussian, PoissonGaussian, parts
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Ledger
+from dpvision.core.row_sampling import Poisson, Scheduled, hierarchical
+from dpvision.core.sampling import PoissonSampler
+from dpvision.errors import BudgetSpent, UnsafeLayer
+from dpvision.private.engine import ClippedSum, refuse_unsafe, verify
+from dpvision.private.statistics.mixture_weights import RandomWeights
+from dpvision.private.training import train
+from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.private_sum import PrivateSum
+from dpvision.private.training.ranks import Team
+from dpvision.settings import calibrate
+from dpvision.settings.training import Config
+from tests.core import accountant_checks, noise_checks, sampler_checks
+from tests.system.planted import whole
+from tests.system.replay import mechanisms
+from tests.system.replay.mechanisms import MECHANISMS, Mechanism, charged, folder
+from tests.system.replay.pairs import Pair, pairs, replayed
+
+Check = Callable[[int], list[str]]  # of a seed
+
+# Neighbours that show most, and how many records they are beside.
+TELLING = ("huge", "nan", "last of its class", "opposite", "one number")
+SIZES = (7, 0, 3)
+DEVIATION = 2.0**33  # of the noise, in grid steps: so fine that draws hardly repeat
+
+
+def _replay(names: tuple[str, ...], seed: int) -> list[str]:
+    """A few pairs of each mechanism, in both directions; up to the first that is told apart."""
+    for name in names:
+        mechanism = MECHANISMS[name]
+        for pair in _telling(mechanism, seed):
+            *_, found = replayed(mechanism, [pair])
+            if found:
+                return [f"{name}: {found[0]}"]
+    return []
+
+
+def _telling(mechanism: Mechanism, seed: int) -> Iterator[Pair]:
+    """Each size and kind once, added or removed in turn."""
+    few = replace(mechanism, kinds=tuple(kind for kind in TELLING if kind in mechanism.kinds))
+    sizes = [size for size in SIZES if size in mechanism.sizes] or mechanism.sizes
+    every = list(pairs(few, sizes=sizes, seed=seed))
+    return islice((every[i] for place in (0, 1) for i in range(place, len(every), 2)), seed % 2, None, 3)
+
+
+# Two ranks
+
+
+@dataclass(frozen=True)
+class Beside(Team):
+    """A rank whose messages are left in a list for rank 0, which takes its turn last."""
+
+    letters: Any = None
+
+    def total(self, share: Tensor) -> Tensor | None:
+        if not self.first:
+            self.letters.append(share)
+            return None
+        for other in self.letters:
+            share = share + other
+        self.letters.clear()
+        return share
+
+    def from_first(self, value: Tensor) -> Tensor:
+        return value
+
+
+def _two_ranks(records: Records) -> Tensor:
+    """Steps of two ranks; what rank 0 gets, which is what it hands out."""
+    sampler, letters = PoissonSampler(6, 8, 3), list[Tensor]()
+    event, noisy = sampler.event(2.0), []
+    charge = charged(event)
+    model = mechanisms.linear()
+    ranks = [
+        PrivateSum(
+            sampler,
+            ClippedSum(model, each_loss, clip=0.5, one_view=True),
+            mechanisms.KEY,
+            sigma=2.0,
+            charge=charge,
+            first=0,
+            team=Beside(rank, 2, letters),
+        )
+        for rank in (1, 0)
+    ]
+    images, labels = torch.from_numpy(records.x).permute(0, 3, 1, 2), torch.from_numpy(records.labels)
+
+    def fetch(drawn: Any, _seed: int) -> tuple[Tensor, Tensor, list[int]]:
+        return images[drawn], labels[drawn], [1] * len(drawn)
+
+    for step in range(3):
+        noisy.append([one.step(step, len(records), fetch) for one in ranks][-1])
+    return torch.stack(noisy)
+
+
+def _ranks(seed: int) -> list[str]:
+    mechanism = Mechanism(_two_ranks, **mechanisms.IMAGES, sizes=(7, 0))
+    return replayed(mechanism, islice(pairs(mechanism, seed=seed), 0, None, 2))[2][:1]
+
+
+# Noise and coins
+
+
+def _noise(seed: int) -> list[str]:
+    key = Key.for_tests(f"noise {seed}")
+
+    def released(total: np.ndarray, step: int, *, branch: str = "") -> np.ndarray:
+        stream = key.stream("noise", step=step, branch=branch)
+        return noise.release(total, stream, sensitivity=0.5, sigma=2.0)
+
+    scale, grid = noise.noise_scale(64, sensitivity=0.5, sigma=2.0)
+    rows = np.stack([released(np.zeros(64), step) for step in range(400)])
+    found = noise_checks.of_releases(rows, scale=scale)
+    large = released(np.zeros(3 * noise.BLOCK), 9_999)  # made in blocks, none of which may be like another
+    if len(np.unique(large)) < 0.9 * large.size:
+        found.append("a large release has the same noise in several blocks")
+    found += noise_checks.of_draws(
+        noise.rounded_normal(key.stream("noise", step=10_000), 300_000, DEVIATION), scale=DEVIATION
+    )
+    found += noise_checks.of_grid(released(np.random.default_rng(seed).normal(size=64), 3), grid=grid)
+    if not 1.0 <= scale / (0.5 * 2.0) <= 1.01:
+        found.append("the scale is not sigma times the sensitivity, and a little more")
+    if np.array_equal(released(np.zeros(9), 0, branch="a"), released(np.zeros(9), 0, branch="b")):
+        found.append("two branches have the same noise")
+    return found
+
+
+def _sampler_of_training(seed: int) -> list[str]:
+    """Through the steps themselves: whoever is fetched took part. With two ranks, all of both.
+
+    The data has other numbers of units than the public one: the rate must not know.
+    """
+    found = []
+    for batch, n, declared, steps, ranks in ((20, 50, 50, 200, 1), (1, 4, 4, 400, 1), (20, 40, 50, 200, 2)):
+        sampler = PoissonSampler(batch, declared, steps)
+        charge = charged(sampler.event(50.0))
+        model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+        engine = ClippedSum(model, each_loss, clip=1.0, one_view=True)
+        key, letters = Key.for_tests(f"sampler {seed}"), list[Tensor]()
+        teams = [Beside(rank, ranks, letters) for rank in reversed(range(ranks))]
+        private = [PrivateSum(sampler, engine, key, sigma=50.0, charge=charge, first=0, team=team) for team in teams]
+        took_part = np.zeros((steps, n))
+        for step in range(steps):
+
+            def fetch(drawn: Any, _seed: int, row: np.ndarray = took_part[step]) -> tuple[Tensor, Tensor, list[int]]:
+                row[drawn] += 1
+                return torch.zeros(len(drawn), 1, 1, 1), torch.zeros(len(drawn), dtype=torch.int64), [1] * len(drawn)
+
+            for one in private:
+                one.step(step, n, fetch)
+        assert isinstance(charge.event, PoissonGaussian)
+        if took_part.max() > 1:
+            found.append("a unit takes part twice in one step")
+        found += sampler_checks.suspicious(took_part, charge.event.rate)
+    return found
+
+
+def _sampler_of_releases(seed: int) -> list[str]:
+    n, rows, key = 60, 500, Key.for_tests(f"releases {seed}")
+    labels, found = np.arange(n) % 3, []
+    for declared in (n, 80):  # a public number, which the rate follows whatever the data has
+        poisson = Poisson(12.0, declared, rows)
+        found += sampler_checks.suspicious(_in_rows(poisson, labels, key), poisson.event(2.0).rate, groups=labels)
+    weights, few = RandomWeights(0.3, 0.5), (3, 4, 9)
+    shares = [weights.shares(key.stream("weights", step=0), count, degree=12.0) for count in few]
+    if any(not np.array_equal(one, shares[-1][: len(one)]) or one.max() > 1 or one.min() < 0 for one in shares):
+        found.append("a record's weight depends on how many are drawn, or is not from 0 to 1")
+    scheduled = hierarchical(rows, degree=10.0, n=n, classes=3, drawn=1.2, seed=seed)
+    event, drawn = scheduled.event(2.0), _in_rows(scheduled, labels, key)
+    for k in range(3):
+        about = scheduled.table[:, k]
+        if drawn[~about][:, labels == k].any() or about.sum() > event.rows[k]:
+            found.append("a record is in a row that its class is not charged for")
+        found += sampler_checks.suspicious(drawn[about][:, labels == k], event.rates[k])
+    return found
+
+
+def _in_rows(sampler: Poisson | Scheduled, labels: np.ndarray, key: Key) -> np.ndarray:
+    """(rows, records): who is in which, a hundred rows at a time."""
+    found = np.zeros((sampler.rows, len(labels)))
+    for number in range(sampler.rows // 100):
+        part = range(100 * number, 100 * (number + 1))
+        chosen = sampler.choose(labels, part, key.stream("coins", step=number))
+        found[100 * number + np.repeat(np.arange(100), np.diff(chosen.starts)), chosen.members] += 1
+    return found
+
+
+# The account
+
+
+def _accountant(_seed: int) -> list[str]:
+    found = [f"dp-accounting says {x}" for x in accountant_checks.too_low(accountant.epsilon)]
+    found += [f"the quick one says {x}" for x in accountant_checks.too_low(quick.epsilon)]
+    for budget, rate, steps in ((Budget(1.0, 1e-5), 1.0, 10), (Budget(3.0, 1e-5), 0.1, 40)):
+        sigma = calibrate.sigma(budget, rate=rate, steps=steps)
+        if accountant.epsilon(PoissonGaussian(rate, sigma, steps), budget.delta) > budget.epsilon:
+            found.append(f"sigma {sigma} exceeds {budget}")
+    return found
+
+
+def _ledger(_seed: int) -> list[str]:
+    found, event, synced = [], Gaussian(3.0), []
+    with folder() as path:
+        ledger = Ledger(path, "ab" * 16)
+        ledger.open(Budget(3.0, 1e-5))
+        real = os.fsync
+        os.fsync = lambda descriptor: (synced.append(os.readlink(f"/proc/self/fd/{descriptor}")), real(descriptor))[1]
+        try:
+            ledger.spend(event, id="a", run="one")
+            ledger.spend(event, id="b", run="two")
+        finally:
+            os.fsync = real
+        if synced.count(str(ledger.path)) < 2:
+            found.append("a charge is not on the disk when it is said to be")
+        account = Ledger(path, "ab" * 16).account()
+        spent = account.spent()
+        if not spent == account.spent() == Ledger(path, "ab" * 16).account().spent():
+            found.append("asking again gives another answer")
+        if not spent >= accountant.lower_bound(Composed((event, event)), 1e-5) or len(account.charges) != 2:
+            found.append("less is counted than was charged")
+        try:
+            for number in range(8):
+                ledger.spend(Gaussian(3.0), id=f"more {number}", run="three")
+            found.append("more is charged than the budget has")
+        except BudgetSpent:
+            pass
+    return found
+
+
+def _resume(_seed: int) -> list[str]:
+    """A run that is stopped and resumed with another batch: all of its steps are in what it says it tells."""
+    records = Mechanism(_two_ranks, (8, 8, 1), np.uint8, every_class=True).records(12, 0)
+    with folder() as path:
+        os.environ["DPVISION_HOME"] = str(path / "home")
+        np.savez(path / "data.npz", train_images=records.x, train_labels=records.labels)
+        config = Config(model="linear", epsilon=3.0, n=12, batch=6, steps=4, budget=1e4, lr=0.1)
+        prepared = train.prepare(str(path / "data.npz"), config)
+        run = train.begin(prepared, path / "run")
+        asked = iter([False, False, True])
+        train.proceed(run, prepared, stop=lambda: next(asked))
+        outcome = train.proceed(run, train.reopen(run, {"batch": 3}))
+    steps = [event.steps for event in parts(outcome.event) if isinstance(event, PoissonGaussian)]
+    return [] if steps == [4, 2] else [f"4 steps were charged, then 2, and it tells of {steps}"]
+
+
+def _chosen_later(_seed: int) -> list[str]:
+    """A second run that was chosen after the first: dominated at every epsilon, with its leak reserved in delta."""
+    found, first = [], Gaussian(4.0)
+    epsilons = np.linspace(0.0, 20.0, 401)
+    for event in (PoissonGaussian(0.05, 3.0, 300), PoissonGaussian(0.1, 1.0, 1)):
+        total = adaptive.compose((first, event), 1e-5)
+        if not isinstance(total, Adaptive) or parts(total) != (first, event):
+            found.append("a run that was chosen later counts as planned")
+            continue
+        later = total.later[0]
+        most = later.leak + (1 - later.leak) * np.array([gdp.gaussian_delta(1 / later.sigma, e) for e in epsilons])
+        if (accountant.profile(event, epsilons.tolist()) > most * (1 + 1e-9) + 1e-15).any():
+            found.append("a later run reveals more than the Gaussian that it is counted as")
+        if not later.leak <= total.reserve == adaptive.reserve(1e-5) <= accountant.delta(total, 100.0):
+            found.append("the leak is not in delta, or what is reserved for it depends on the runs")
+    return found
+
+
+def _pairs_of_noise(_seed: int) -> list[str]:
+    """Numbers are the correctly rounded ones, also where the words that make them are extreme."""
+    words = Key.for_tests("pairs").stream("words", step=0).words(4 * 3000).reshape(4, 3000).copy()
+    words[0, :1000] >>= np.uint64(44)  # far out
+    for deviation in (2.0**22.5, 2.0**40):
+        drawn = noise.rounded_normal(SimpleNamespace(words=lambda _: words.reshape(-1).copy()), 6000, deviation)
+        for place in range(0, 6000, 3):
+            k = [int(word) for word in words[:, place % 3000]]
+            u, v = k[0] << 64 | k[1], k[2] << 64 | k[3]
+            if drawn[place] != noise.round_exactly(u, v, deviation, sine=place >= 3000):
+                return [f"number {place} at deviation {deviation:g} is not the rounded one"]
+    return []
+
+
+# Models, source, auditor
+
+
+class ByTheLargest(nn.Module):
+    """Couples the images of a batch, and no list of classes knows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.nan_to_num().abs().max()
+
+
+def _unsafe_layers(_seed: int) -> list[str]:
+    loss = partial(F.cross_entropy, reduction="none")
+    coupled = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(32, 3)
+    )
+    scaled = nn.Sequential(nn.Flatten(), ByTheLargest(), nn.Linear(36, 3))
+    attempts: dict[str, Callable[[], object]] = {
+        "batch normalisation": lambda: refuse_unsafe(coupled),
+        "its clipped sum": lambda: ClippedSum(coupled, loss, clip=1.0),
+        "a layer that scales by the batch": lambda: verify(scaled, loss, (1, 6, 6), 3),
+    }
+    found = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            found.append(f"{name} is let through")
+        except UnsafeLayer:
+            pass
+    return found
+
+
+NEAR_THE_NOISE = (
+    "dpvision.core.noise",
+    "dpvision.core.sampling",
+    "dpvision.core.keys",
+    "dpvision.private.training.private_sum",
+    "dpvision.private.statistics.releases",
+    "dpvision.core.bernoulli",
+    "dpvision.private.statistics.mixture_weights",
+    "dpvision.private.statistics.mixtures",
+    "dpvision.private.training.tune",
+    "dpvision.private.training.stopping",
+)
+
+
+def _static(_seed: int) -> list[str]:
+    found = []
+    for name in NEAR_THE_NOISE:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None
+        source = spec.loader.get_source(name)  # type: ignore[attr-defined]
+        found += [f"{name}: {word}" for word in ("Generator", "randn", "np.random", "import random") if word in source]
+    return found
+
+
+def _auditor(seed: int) -> list[str]:
+    rng, found = np.random.default_rng(seed), []
+    for shift in (0.0, -0.3):  # no evidence, and scores that point the wrong way
+        out, into = rng.normal(size=2000), rng.normal(size=2000) + shift
+        if bound.estimate(out, into, delta=1e-5, confidence=1 - 1e-6).low > 0:
+            found.append(f"an estimate of mu above 0 from a shift of {shift}")
+        if shift == 0 and bound.lower_bound(out, into, delta=1e-5, confidence=1 - 1e-6).epsilon > 0:
+            found.append("a lower bound above 0 from nothing")
+    return found
+
+
+def _of(kind: str) -> tuple[str, ...]:
+    return tuple(name for name in MECHANISMS if name.startswith(kind))
+
+
+TRAINED = tuple(name for name in mechanisms.TRAININGS if name.startswith("dp-sgd"))
+OF_IMAGES = mechanisms.TRAININGS | mechanisms.TRAINED | mechanisms.OF_PERSONS
+# They take long, and what they do is in others too; all are in the long form (tests/system/replay/test_replay.py).
+LONG = ("dp-sgd, one at a time", "16 views, few at a time", "diff-mix, K 4", "train, the head and then all")
+VIEWS = ("4 views", "self-mix, K 4", "diff-mix, K 4")
+CHECKS: dict[str, Check] = {
+    "static": _static,
+    "auditor": _auditor,
+    "keys": lambda _: noise_checks.of_keys(),
+    "ledger": _ledger,
+    "noise": _noise,
+    "pairs of noise": _pairs_of_noise,
+    "chosen later": _chosen_later,
+    "unsafe layers": _unsafe_layers,
+    "sampler of training": _sampler_of_training,
+    "sampler of releases": _sampler_of_releases,
+    "replay dp-sgd": partial(_replay, TRAINED),
+    "replay views": partial(_replay, VIEWS),
+    "replay assisted": partial(_replay, ("dope", "mirror", "adadps", "weight multiplicity, K 4")),
+    "replay persons": partial(_replay, ("persons", "persons, 4 views")),
+    "replay heads": partial(_replay, _of("head: ")),
+    "replay baselines": partial(_replay, _of("baseline: ")),
+    "replay releases": partial(_replay, (*_of("moments"), *mechanisms.MIXTURES)),
+    "replay train": partial(_replay, ("train", "train, the head and then all")),
+    "replay whole runs": partial(_replay, tuple(mechanisms.RUNS)),
+    "units apart: training": partial(whole.units_apart, tuple(n for n in OF_IMAGES if n not in LONG)),
+    "units apart: rows": partial(whole.units_apart, tuple(n for n in MECHANISMS if n not in OF_IMAGES)),
+    "any data": partial(whole.any_data, tuple(n for n in MECHANISMS if n not in LONG)),
+    "held out": whole.held_out,
+    "fetched": whole.fetched,
+    "declared": whole.declared,
+    "kept features": whole.kept_features,
+    "law of tuning": whole.law_of_tuning,
+    "branches": whole.branches,
+    "accounts": whole.accounts,
+    "said": whole.said,
+    "ranks": _ranks,
+    "resume": _resume,
+    "accountant": _accountant,
+}
+# What tosses coins of its own: to be run with many seeds.
+STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning")
+
+
+# Under which a check is listed that broke instead of finding something.
+BROKEN = "broken"
+
+
+def alarms(names: tuple[str, ...] = tuple(CHECKS), *, seed: int = 0, first: bool = False) -> dict[str, list[str]]:
+    """Of each check, what it found, where it found anything; with `first`, of the first one that did."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            said = CHECKS[name](seed)
+        except Exception as error:  # an alarm in the clean code, and no way to find a planted bug
+            name, said = BROKEN, [f"{name}: {type(error).__name__}: {error}"]
+        if said:
+            found[name] = said
+            if first:
+                break
+    return found

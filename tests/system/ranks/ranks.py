@@ -1,0 +1,52 @@
+"""Several ranks on this machine: each a process of its own, told by torchrun's variables whom to meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.system.runs.commands import QUIET
+
+Processes = list[subprocess.Popen[str]]
+Result = tuple[int, str, str]  # exit code, output, errors
+
+
+def start(
+    *words: str | Path,
+    ranks: int,
+    home: Path,
+    key: str | None = None,
+    module: str = "dpvision",
+    last: Sequence[str | Path] = (),
+    last_home: Path | None = None,
+) -> Processes:
+    """`python -m module words` on every rank; the last rank may get other words and another home."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    environment = {k: v for k, v in os.environ.items() if k != "DPVISION_TEST_KEY"} | QUIET | meeting
+    environment |= {"DPVISION_TEST_KEY": key} if key else {}
+    processes = []
+    for rank in range(ranks):
+        odd = rank == ranks - 1
+        own = {"RANK": str(rank), "DPVISION_HOME": str(last_home if odd and last_home else home)}
+        command = [sys.executable, "-m", module, *map(str, last if odd and last else words)]
+        processes.append(
+            subprocess.Popen(command, env=environment | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    return processes
+
+
+def finish(processes: Processes, *, seconds: float = 60) -> list[Result]:
+    """What became of each rank; none may take longer."""
+    try:
+        said = [process.communicate(timeout=seconds) for process in processes]
+        return [(process.returncode, out, err) for process, (out, err) in zip(processes, said, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()

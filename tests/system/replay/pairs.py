@@ -1,0 +1,43 @@
+"""Neighbours of every mechanism, replayed: how many there were, what was found, how far the sums moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from dpvision.audit.neighbours import Records, one_more
+from dpvision.audit.recording import record
+from dpvision.audit.replay import Violation, differences, largest_move
+from tests.system.replay.mechanisms import CLASSES, Mechanism
+
+Pair = tuple[str, Records, Records]
+
+
+def pairs(
+    mechanism: Mechanism, *, sizes: Sequence[int] = (), seed: int = 0, most_sizes: int | None = None
+) -> Iterator[Pair]:
+    """(what it is, data, neighbour), the one more added and removed: of every kind and size, or of some sizes each."""
+    sizes = sizes or mechanism.sizes
+    for number, kind in enumerate(mechanism.kinds):
+        for turn in range(len(sizes) if most_sizes is None else most_sizes):
+            size = sizes[(number + 2 * turn) % len(sizes)]
+            fewer = mechanism.records(size, seed + number)
+            at = (number + turn) % (len(fewer) + 1) if mechanism.anywhere else None
+            more = one_more(fewer, kind, classes=CLASSES, seed=seed + number, at=at)
+            yield f"{kind} added to {size}, seed {seed}", fewer, more
+            yield f"{kind} removed from {size + 1}, seed {seed}", more, fewer
+
+
+def replayed(mechanism: Mechanism, some: Iterable[Pair]) -> tuple[int, float, list[str]]:
+    """How many pairs, the largest move of a sum as a share of the sensitivity, and the violations in words."""
+    count, largest, found = 0, 0.0, []
+    for what, data, neighbour in some:
+        before = record(mechanism.run, data)
+        after = record(mechanism.run, neighbour, like=before)
+        violations: list[Violation | str] = [*differences(before, after)]
+        if before.error is None and not before.asked:
+            violations.append("no noise was drawn")
+        if before.error is None and not before.charges:
+            violations.append("nothing was charged")
+        found += [f"{what}: {violation}" for violation in violations]
+        count, largest = count + 1, max(largest, largest_move(before, after))
+    return count, largest, found

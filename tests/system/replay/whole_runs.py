@@ -1,0 +1,253 @@
+"""Whole runs as functions from records to everything that they publish: files of images in, released files out.
+
+Training           `train.prepare`, `begin` and `proceed`, for every way to clip, to make views and to be assisted
+release, tuning    the same for `release.making` and `tune`
+estimators         the scikit-learn classes, from arrays
+
+Public images, the test split and the validation split are the same for all records, so nothing of a result may depend
+on anything but noisy sums. The state of a run is part of what is compared: the guarantee covers every intermediate one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from dpvision.audit.neighbours import Records
+from dpvision.audit.replaced import replaced
+from dpvision.estimators import PrivateImageClassifier, PrivateRelease
+from dpvision.private.features import public_map
+from dpvision.private.statistics import release
+from dpvision.private.training import train, tune
+from dpvision.private.training.stopping import Stopping
+from dpvision.public import dictionary
+from dpvision.settings.recipes import release_recipe
+from dpvision.settings.release import changed
+from dpvision.settings.training import Config
+from dpvision.storage import run_folder
+
+CLASSES, SIDE, N = 4, 12, 12
+SETTINGS = Config(epsilon=3.0, n=N, batch=6, steps=4, budget=1e4, classes=CLASSES, lr=0.1)
+TRIALS = 2
+CARD = ("status", "unit", "guarantee", "events", "read_off", "tuning", "not_covered", "mechanism", "features", "config")
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+@contextmanager
+def fewer_random_images() -> Iterator[None]:
+    """For a dictionary and a whitening that take no time."""
+    init: Any = dictionary.Settings.__init__
+    few = {"images": 40, "patches": 2000}
+    with ExitStack() as stack:
+        short = lambda self, *shape, **more: init(self, *shape, **{**few, **more})  # noqa: E731
+        stack.enter_context(replaced(dictionary.Settings, "__init__", short))
+        stack.enter_context(replaced(public_map, "IMAGES", 100))
+        yield
+
+
+@cache
+def priors() -> str:
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made)
+    return made
+
+
+def public_records(count: int, *, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng([seed, 0xAB])
+    return {
+        "images": rng.integers(0, 256, (count, SIDE, SIDE, 1), dtype=np.uint8),
+        "labels": np.arange(count) % CLASSES,
+    }
+
+
+def write(path: Path, records: Records, *, held_out: int = 0) -> str:
+    """A file of the records with a test and a validation split, which `held_out` chooses; and one of public images."""
+    arrays = {"train_images": records.x, "train_labels": records.labels}
+    for number, (split, count) in enumerate({"val": 12, "test": 40}.items()):
+        there = public_records(count, seed=10 * held_out + number + 1)
+        arrays |= {f"{split}_{name}": values for name, values in there.items()}
+        if records.persons is not None:
+            arrays[f"{split}_persons"] = 1000 * (number + 1) + np.arange(count) // 2
+    if records.persons is not None:
+        arrays["train_persons"] = records.persons
+    np.savez(path / "data.npz", **arrays)
+    public = public_records(3 * CLASSES, seed=77)
+    np.savez(path / "public.npz", train_images=public["images"], train_labels=public["labels"])
+    return str(path / "data.npz")
+
+
+@contextmanager
+def home() -> Iterator[Path]:
+    """A folder with a $DPVISION_HOME of its own; weights made of random images are the same for all."""
+    with folder() as path, fewer_random_images():
+        (path / "home").mkdir()
+        (path / "home" / "priors").symlink_to(priors())
+        before = os.environ.get("DPVISION_HOME")
+        os.environ["DPVISION_HOME"] = str(path / "home")
+        try:
+            yield path
+        finally:
+            os.environ.pop("DPVISION_HOME") if before is None else os.environ.update(DPVISION_HOME=before)
+
+
+def files(path: Path) -> dict[str, object]:
+    return {p.name: p.read_bytes() for p in sorted(path.iterdir()) if p.is_file()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training; with `stop_after`, one that is stopped there and resumed."""
+
+    changes: dict[str, Any]
+    held_out: int = 0
+    stop_after: int | None = None
+    resumed_with: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, records: Records) -> dict[str, object]:
+        with home() as path:
+            source = write(path, records, held_out=self.held_out)
+            prepared = train.prepare(source, self.config(path))
+            run = train.begin(prepared, path / "run")
+            if self.stop_after is not None:
+                asked = iter([False] * self.stop_after + [True])
+                train.proceed(run, prepared, stop=lambda: next(asked))
+                before = load_file(run.state)
+                prepared = train.reopen(run, dict(self.resumed_with))
+                train.proceed(run, prepared)
+                return {**files(run.folder), "state": load_file(run.state), "state before": before}
+            train.proceed(run, prepared)
+            return {**files(run.folder), "state": load_file(run.state)}
+
+    def config(self, path: Path) -> Config:
+        changes = dict(self.changes)
+        if changes.get("assist") or changes.get("k_diff"):
+            changes["synthetic"] = str(path / "public.npz")
+        return replace(SETTINGS, **changes)
+
+
+@dataclass(frozen=True)
+class ReleaseRun:
+    """A released data set."""
+
+    recipe: str
+    changes: dict[str, Any]
+    held_out: int = 0
+
+    def __call__(self, records: Records) -> dict[str, object]:
+        asked = {"n": N, "classes": CLASSES, "epsilon": 3.0, "budget": 1e4, "rows": 16, "encoder": "pixels", "rank": 0}
+        settings = changed(release_recipe(self.recipe), {**asked, **self.changes})
+        with home() as path:
+            prepared = release.prepare(write(path, records, held_out=self.held_out), settings)
+            card = release.make(prepared, path / "out", write_card=_card)
+            return {**files(path / "out"), "card.json": card}
+
+
+def _card(_folder: Path, facts: dict[str, Any], _account: object) -> dict[str, Any]:
+    """What the card is made of; the accounts of a data set are named by its images, and no card tells them."""
+    return {name: value for name, value in facts.items() if name not in ("run", "accounts")}
+
+
+@dataclass(frozen=True)
+class TuningRun:
+    """The best of two trials of two candidates, by fixed draws."""
+
+    changes: dict[str, Any]
+    held_out: int = 0
+
+    def __call__(self, records: Records) -> dict[str, object]:
+        turns = itertools.count()
+        with home() as path, ExitStack() as stack:
+            stack.enter_context(replaced(Stopping, "draw", lambda _: TRIALS))
+            stack.enter_context(replaced(tune.secrets, "randbelow", lambda most: next(turns) % most))
+            stack.enter_context(replaced(tune.secrets, "randbits", lambda _: 0))
+            source = write(path, records, held_out=self.held_out)
+            settings, grid = replace(SETTINGS, **self.changes), {"lr": [0.05, 0.2]}
+            prepared = tune.prepare(source, settings, grid, score=str(path / "public.npz"), trials=2.0)
+            run = tune.proceed(prepared, path / "run")
+            told = run.facts()["tuning"]
+            noted = run_folder.read_lines(run.operator / "trials.jsonl")
+            return {**files(run.folder), "facts": told, "trials": noted}
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A scikit-learn class, fitted."""
+
+    kind: Any
+    settings: dict[str, Any]
+    held_out: int = 0  # there is none
+
+    def __call__(self, records: Records) -> dict[str, object]:
+        with home() as path:
+            made = self.kind(epsilon=3.0, n=N, classes=CLASSES, budget=1e4, out=path / "out", **self.settings)
+            made.fit(records.x, records.labels)
+            found = files(made.run_folder_)
+            found.pop("card.json", None)  # it names the account, by the data
+            card = {name: value for name, value in made.card_.items() if name in CARD}
+            return {**found, "card": card, "epsilon": made.epsilon_, "classes": made.classes_}
+
+
+LINEAR = {"model": "linear"}
+# Clips from far below to far above the norm of usual gradients: below, what scales a loss is clipped away.
+CLIPS = (6.0, 20.0)
+ASSISTED: dict[str, dict[str, Any]] = {
+    "weights": {"augment": ("crop", "flip"), "k_base": 2},
+    "dope": {},
+    "mirror": {},
+    "adadps": {},
+}
+TRAINED: dict[str, Any] = {
+    "train": Run(LINEAR),
+    **{f"train, clip {clip:g}": Run({**LINEAR, "clip": clip}) for clip in CLIPS},
+    "train, everything left open": Run({"model": None, "batch": None, "steps": None, "lr": 4.0, "clip": 6.0}),
+    "train, full batch, last weights": Run(
+        {**LINEAR, "full_batch": True, "batch": None, "clip": 6.0, "momentum": 0.5, "release": "last"}
+    ),
+    "train, automatic": Run({**LINEAR, "clip_style": "automatic", "final_noise": 0.1}),
+    "train, stopped and resumed": Run({**LINEAR, "clip": 6.0, "checkpoint_every": 1}, stop_after=2),
+    "train, resumed with another batch": Run({**LINEAR, "clip": 6.0}, stop_after=2, resumed_with=(("batch", 3),)),
+    "train, with canaries": Run({**LINEAR, "canaries": 30, "clip": 6.0}),
+    "train, the head and then all": Run({"model": "wrn-10-1", "probe_steps": 2, "probe_lr": 1.0}),
+    "train, the mean and then the head": Run({"model": "patches-256", "part": "centred-head"}),
+    "train, the head": Run({"model": "small-cnn", "part": "head", "clip": 2.0}),
+    "train, views": Run({**LINEAR, "augment": ("crop", "flip"), "k_base": 2, "k_self": 1, "k_diff": 1, "clip": 6.0}),
+    **{
+        f"train, assisted by {method}": Run({**LINEAR, "clip": 6.0, "assist": method, "public_batch": 6, **more})
+        for method, more in ASSISTED.items()
+    },
+    "tune": TuningRun({**LINEAR, "clip": 6.0}),
+    "estimator, classifier": Estimator(
+        PrivateImageClassifier, {"model": "linear", "batch": 6, "steps": 4, "lr": 0.1, "clip": 6.0}
+    ),
+}
+OF_PERSONS: dict[str, Any] = {
+    "train, persons": Run({**LINEAR, "unit": "person", "clip": 6.0}),
+    "train, persons, views": Run({**LINEAR, "unit": "person", "augment": ("flip",), "k_base": 2, "clip": 3.0}),
+    "train, persons, assisted": Run({**LINEAR, "unit": "person", "assist": "dope", "public_batch": 6, "clip": 6.0}),
+    "train, persons, the head": Run({"model": "small-cnn", "part": "head", "unit": "person", "clip": 2.0}),
+    "train, persons, with canaries": Run({**LINEAR, "unit": "person", "canaries": 30, "clip": 6.0}),
+}
+RELEASED: dict[str, Any] = {
+    "release, moments": ReleaseRun("moments", {}),
+    "release, moments of whitened features": ReleaseRun("moments", {"rank": 6}),
+    "release, moments of scattering": ReleaseRun("moments", {"encoder": "scattering"}),
+    "release, mixtures": ReleaseRun("neuromix", {"delta": 1e-6, "degree": 2.0}),
+    "estimator, release": Estimator(PrivateRelease, {"encoder": "pixels", "rank": 0, "rows": 16}),
+}
