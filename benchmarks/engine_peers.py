@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.torch_func import ReferenceSum
 from dpvision.private.engine import ClippedSum
-from dpvision.private.engine.reference import ReferenceSum
 
 LOSSES = partial(F.cross_entropy, reduction="none")
 CLIP = 1.0

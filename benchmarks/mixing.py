@@ -15,10 +15,10 @@ from benchmarks.results import Figure, main
 from dpvision.core.events import Budget
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Charge, Ledger
-from dpvision.core.row_sampling import Poisson
+from dpvision.core.rows import Preparation, Rows
+from dpvision.core.sampling import Poisson
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
-from dpvision.private.statistics.rows import Preparation, Rows
 
 RECORDS, WIDTH, CLASSES, ROWS, DEGREE, SIGMA = 60_000, 3_969, 10, 60_000, 64, 1.0
 SECONDS, GIGABYTES = 60.0, 4.0

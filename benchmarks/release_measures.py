@@ -31,12 +31,12 @@ from dpvision.audit.losses import cross_entropies, membership_auc
 from dpvision.core.events import Budget
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
-from dpvision.core.row_sampling import Poisson, Sampler, hierarchical
+from dpvision.core.rows import Preparation, Rows
+from dpvision.core.sampling import Poisson, Sampler, hierarchical
 from dpvision.data import load
 from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
-from dpvision.private.statistics.rows import Preparation, Rows
 from dpvision.public.quality.sheet import contact_sheet
 from dpvision.settings.calibrate import sigma_of
 from dpvision.settings.degree import optimal_degree, optimal_nu

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.row_sampling import Poisson, Sampler
+from dpvision.core.sampling import Poisson, Sampler
 from dpvision.errors import ConfigError
 
 Floats = NDArray[np.float64]

@@ -29,12 +29,12 @@ from dpvision.audit.inversion import correlations, invert
 from dpvision.audit.losses import cross_entropies
 from dpvision.audit.membership import Membership, attack_success
 from dpvision.audit.release_canaries import mixture_scores, moments_scores
+from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Split
 from dpvision.models.inputs import to_tensor
 from dpvision.private.features.as_released import features_of, made_by, split_of
 from dpvision.private.features.encoders import Encoder
 from dpvision.private.statistics.release import mechanism_of, told_to_learners, weights_of
-from dpvision.private.statistics.rows import Preparation, Rows
 from dpvision.released.finished import Finished
 from dpvision.released.folder import read_rows
 from dpvision.released.learners import DiscriminantLearner

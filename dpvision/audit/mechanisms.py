@@ -12,8 +12,7 @@ from dpvision.audit.canaries import Coins, Scores
 from dpvision.audit.release_canaries import head_scores, mixture_scores, moments_scores
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core.events import Budget, ClassScheduled
-from dpvision.core.row_sampling import Poisson, Scheduled, in_turn
-from dpvision.core.sampling import PoissonSampler
+from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled, in_turn
 from dpvision.settings import calibrate
 from dpvision.views import Views
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpvision.audit.replaced import replaced
 from dpvision.core.keys import Stream
-from dpvision.core.row_sampling import Chosen, Poisson, Scheduled
+from dpvision.core.sampling import Chosen, Poisson, Scheduled
 from dpvision.private.statistics.mixture_weights import RandomWeights
 
 Block = Any  # the step of the stream that a block of rows gets its coins from

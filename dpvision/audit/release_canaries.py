@@ -28,18 +28,18 @@ from dpvision.audit.canaries import (
     throw_away_ledgers,
 )
 from dpvision.core.events import Exposure, Gaussian, exposures
-from dpvision.core.row_sampling import Poisson, Sampler, Scheduled
+from dpvision.core.gate import Gate
+from dpvision.core.rows import BoundedSum, Preparation, Rows
+from dpvision.core.sampling import EveryRecord, MixtureSampler, Poisson, Scheduled
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
-from dpvision.private.statistics.releases import Releases
-from dpvision.private.statistics.rows import BoundedSum, Preparation, Rows
 from dpvision.private.statistics.setup import setup
 
 
 def mixture_scores(
-    sampler: Sampler,
+    sampler: MixtureSampler,
     sigma: float,
     *,
     degree: float = 1.0,
@@ -73,7 +73,7 @@ def mixture_scores(
     return found.scores()
 
 
-def _worst(sampler: Sampler, sigma: float) -> tuple[Exposure, list[int]]:
+def _worst(sampler: MixtureSampler, sigma: float) -> tuple[Exposure, list[int]]:
     """What the kind of record meets that is told most about, and its classes; of Poisson mixtures all are alike."""
     if isinstance(sampler, Poisson):
         return Exposure(sampler.rate, sigma, sampler.rows), []
@@ -85,7 +85,9 @@ def _worst(sampler: Sampler, sigma: float) -> tuple[Exposure, list[int]]:
     return worst, [number for number, kind in enumerate(kinds) if kind == worst]
 
 
-def _one_class_each(sampler: Sampler, worst: list[int], canaries: int) -> tuple[Sampler, NDArray[np.int64]]:
+def _one_class_each(
+    sampler: MixtureSampler, worst: list[int], canaries: int
+) -> tuple[MixtureSampler, NDArray[np.int64]]:
     """The sampler with a class for each canary, and the canaries' classes: a label that two share would couple them.
 
     A schedule's columns are repeated, so each canary is in the rows of a class that there is. Where rows are of one
@@ -158,11 +160,11 @@ def head_scores(
             inside, key = coins.split(run, canaries), coins.key(run)
             rows = Rows.of(np.eye(canaries)[inside], np.ones(inside.sum(), np.int64), plan.preparation, classes=2)
             event = Gaussian(sigma * coins.noise, plan.releases)
-            releases = Releases(charge(event, key, f"run {run}"), key)
+            gate = Gate(charge(event, key, f"run {run}"), key, EveryRecord(event.count))
             seen: list[Floats] = []
 
-            def noisy(asked: BoundedSum, releases: Releases = releases, seen: list[Floats] = seen) -> Floats:
-                seen.append(releases.noisy(asked))
+            def noisy(asked: BoundedSum, gate: Gate = gate, seen: list[Floats] = seen) -> Floats:
+                seen.append(gate.next(asked))
                 return seen[-1]
 
             plan.fit(rows, n=canaries, sigma=event.sigma, noisy=noisy, public=None)

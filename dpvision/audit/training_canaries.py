@@ -28,6 +28,7 @@ from dpvision.audit.canaries import (
     throw_away_ledgers,
 )
 from dpvision.core.events import Exposure
+from dpvision.core.gate import Gate
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split
 from dpvision.models.inputs import Inputs
@@ -89,12 +90,8 @@ def training_scores(
             inside, key = coins.split(run, canaries), coins.key(run)
             charged = charge(training.sampler.event(true_sigma), key, f"run {run}")
             private_sum = PrivateSum(
-                training.sampler,
+                Gate(charged, key, training.sampler),
                 _clipped_sum(training, canaries, layers=1),
-                key,
-                sigma=true_sigma,
-                charge=charged,
-                first=0,
                 views=1 if training.views is None else training.views.count,
             )
             z = _seen(private_sum, training, inside, coins.public(run))

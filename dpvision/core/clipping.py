@@ -1,22 +1,32 @@
-"""How a unit's gradient is bounded. Each style states its own sensitivity, from which the noise is computed.
+"""What a clipped sum is: the specification that an engine is compared with, and how a unit's gradient is bounded.
+
+    sum_u clip_C( scale * mean_k grad l(w + v_k; view_uk, target_uk) - shift )
+
+`clipped_sum` computes exactly that, view by view with ordinary autograd: slow, plain, and short enough to be read. The
+engine that trains is checked against it by trial (certify.py). Each style states its own sensitivity, from which the
+noise is computed:
 
     flat         g * min(1, C / |g|)                                    sensitivity C
     automatic    g * C / (|g| + stability)                              sensitivity C (Bu et al. 2023)
     per-layer    each layer l by itself to C / sqrt(layers)             sensitivity sqrt(sum_l C_l^2) = C
 
-The factors depend on the norms of that unit alone. A unit whose norm is not finite has factor 0.
+The factors depend on the norms of that unit alone. A unit whose norm is not finite contributes zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from dpvision.errors import ConfigError
+
+# Outputs and targets -> one number for each image.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -118,3 +128,46 @@ def layer_of(name: str) -> str:
 def _require_bound(bound: float) -> None:
     if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
         raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be between {LEAST_BOUND} and 1e12.")
+
+
+def clipped_sum(
+    model: nn.Module, loss: Loss, style: Style, units: Iterable[tuple[Tensor, Tensor]], public: Public | None = None
+) -> Tensor:
+    """The specification: the sum over units, each its images and targets, as one flat float64 vector."""
+    public = public or Public()
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    sizes = [p.numel() for p in model.parameters() if p.requires_grad]
+    total = torch.zeros(sum(sizes), dtype=torch.float64)
+    for images, targets in units:
+        gradient = mean_gradient(model, loss, images, targets, public.perturbations).double().cpu()
+        if public.scale is not None:
+            gradient = public.scale.double().cpu() * gradient
+        if public.shift is not None:
+            gradient = gradient - public.shift.double().cpu()
+        parts = gradient.split(sizes)
+        squares = torch.stack([part.square().sum() for part in parts])
+        if bool(torch.isfinite(squares.sum())):  # else the unit contributes zero
+            factors = style.factors(squares.unsqueeze(0), names)[0]
+            total += torch.cat([factor * part for factor, part in zip(factors, parts, strict=True)])
+    return total
+
+
+def mean_gradient(
+    model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, perturbations: Sequence[Tensor] = ()
+) -> Tensor:
+    """The mean over a unit's views of the gradient, flat: each view by itself, at w or at its own w + v_k."""
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    sizes = [p.numel() for p in weights.values()]
+    total = torch.zeros(sum(sizes), dtype=images.dtype, device=images.device)
+    for view in range(len(images)):
+        at: dict[str, Tensor] = dict(weights)
+        if len(perturbations):
+            moves = perturbations[view].to(total).split(sizes)
+            at = {name: p + move.view(p.shape) for (name, p), move in zip(weights.items(), moves, strict=True)}
+        with torch.enable_grad():
+            outputs = functional_call(model, at, (images[view : view + 1],))
+            value = loss(outputs, targets[view : view + 1]).sum()
+            gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(weights.values(), gradients, strict=True)]
+        total += torch.cat([g.flatten() for g in filled]).to(total) / len(images)
+    return total.detach()

@@ -49,6 +49,7 @@ from dpvision.core.events import (
     Composed,
     Event,
     Later,
+    Tuned,
     describe,
     exposures,
     from_json,
@@ -77,6 +78,19 @@ class Charge:
     time: str
     private: bool = True  # False: its noise came from a fixed key, so it hides nothing
     new_account: str | None = None  # why it is not on the accounts that have some of the same images
+    ledger: Ledger | None = field(default=None, compare=False, repr=False)  # that it was read from
+    paid_by: Charge | None = field(default=None, compare=False, repr=False)  # of a trial: the charge of its tuning
+
+    def on_disk(self) -> bool:
+        """Whether its ledger, read now, has this very charge; of a trial, that of its tuning."""
+        charge = self.paid_by or self
+        return charge.ledger is not None and charge in charge.ledger.account().charges
+
+    def trial(self, event: Event, *, id: str) -> Charge:
+        """One of the trials that this charge of a tuning pays for, as a charge of its own noise."""
+        if not isinstance(self.event, Tuned) or event not in self.event.trials or not self.on_disk():
+            raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
+        return replace(self, id=id, event=event, paid_by=self)
 
 
 @dataclass(frozen=True)
@@ -318,7 +332,7 @@ class Ledger:
             account = Account(first["account"], Budget(first["epsilon"], first["delta"]), first["unit"], ())
             for line in lines:
                 account = read_line(account, line)
-            return account
+            return replace(account, charges=tuple(replace(charge, ledger=self) for charge in account.charges))
         except (*UNSOUND, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 

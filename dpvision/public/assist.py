@@ -28,6 +28,14 @@ from torch import Tensor
 from dpvision.core.clipping import Public
 
 METHODS = ("none", "weights", "dope", "mirror", "adadps")
+# Which public vectors shape a unit's contribution before it is clipped.
+SHAPED_BY: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "weights": ("perturbations",),
+    "dope": ("shift",),
+    "mirror": (),  # comes after the noise
+    "adadps": ("scale",),
+}
 SMALLEST = 1e-12  # gamma: no division by zero
 ETA = 0.01  # of the adaptive radius (Kwon et al. 2021)
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from dpvision.core.events import Budget, Event, Gaussian, chance_of, exposures
-from dpvision.core.row_sampling import Poisson, Sampler, hierarchical, in_turn
+from dpvision.core.sampling import MixtureSampler, Poisson, hierarchical, in_turn
 from dpvision.errors import ConfigError
 from dpvision.settings import calibrate
 from dpvision.settings.degree import optimal_degree
@@ -143,7 +143,7 @@ class Release:
         """What the release does, at this noise."""
         return Gaussian(sigma, 1) if self.kind == "moments" else self.sampler(classes).event(sigma)
 
-    def sampler(self, classes: int) -> Sampler:
+    def sampler(self, classes: int) -> MixtureSampler:
         """Of mixtures: who is in which row."""
         n, rows, degree = self.n, self.rows, self.degree
         assert n and rows and degree  # complete

@@ -14,10 +14,10 @@ from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core import noise
 from dpvision.core.clipping import Flat
 from dpvision.core.events import Budget, Exposure, Gaussian
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
-from dpvision.private.training.private_sum import PrivateSum
 
 DELTA = 1e-5
 CASES = mechanisms(Budget(3.0, DELTA))
@@ -73,7 +73,7 @@ def test_raw_gradients_instead_of_clipped_ones_are_found_out(monkeypatch: pytest
 
 def test_a_rate_that_is_not_the_claimed_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 / len(loader) where the claim is batch / n: here, everyone is drawn."""
-    monkeypatch.setattr(PrivateSum, "_drawn", lambda self, number, units: np.arange(units))
+    monkeypatch.setattr(Gate, "draw", lambda self, step, units, **ranks: np.arange(units))
     scores = training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("everyone"))
     assert verdict(scores, delta=DELTA).profile.refuted
 

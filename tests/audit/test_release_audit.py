@@ -18,7 +18,7 @@ from dpvision.audit.profile import verdict
 from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
 from dpvision.core.events import from_json
-from dpvision.core.row_sampling import in_turn
+from dpvision.core.sampling import in_turn
 from dpvision.errors import ConfigError, DataError
 from dpvision.released.finished import finished
 from dpvision.released.report import wording

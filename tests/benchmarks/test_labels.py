@@ -9,18 +9,18 @@ import pytest
 
 from benchmarks.measures.labels import histogram, label_noise, mixed_labels, signal_to_noise
 from dpvision.core.keys import Key
-from dpvision.core.row_sampling import Poisson, Sampler, hierarchical
+from dpvision.core.sampling import MixtureSampler, Poisson, hierarchical
 from dpvision.errors import ConfigError
 
 COUNTS = (40, 60, 100)
-SAMPLERS: list[Sampler] = [
+SAMPLERS: list[MixtureSampler] = [
     Poisson(20, 200, 3000),
     hierarchical(3000, degree=20, n=200, classes=3, drawn=1.5, seed=1),
 ]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=["poisson", "hierarchical"])
-def test_as_if_every_coin_were_tossed(sampler: Sampler) -> None:
+def test_as_if_every_coin_were_tossed(sampler: MixtureSampler) -> None:
     labels = np.repeat(np.arange(3), COUNTS)
     chosen = sampler.choose(labels, range(3000), Key.for_tests("labels").stream("coins", step=0, branch="a"))
     row = np.repeat(np.arange(3000), np.diff(chosen.starts))

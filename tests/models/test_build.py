@@ -11,9 +11,8 @@ from dpvision.models import MODELS, build
 from dpvision.models.resnet9 import resnet9
 from dpvision.models.small_alexnet import small_alexnet
 from dpvision.models.vit import Vit
-from dpvision.private.engine import verify
 from tests.models.sizes import size_of
-from tests.private.engine.oracle import each_loss
+from tests.private.engine.oracle import each_loss, verify
 
 GREY, COLOUR, DERMA, LARGE = (1, 28, 28), (3, 32, 32), (3, 28, 28), (3, 64, 64)
 # Too large to run here; their own tests run a small one.

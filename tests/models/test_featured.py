@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from dpvision.models import Featured, build, head_alone
 from dpvision.models.vit import Vit
-from dpvision.private.engine import verify
-from tests.private.engine.oracle import each_loss
+from tests.private.engine.oracle import each_loss, verify
 
 
 def _featured() -> Featured:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpvision.core.events import Budget, Event
+from dpvision.core.keys import Key
 from dpvision.core.ledger import Account, Charge, Ledger, hold, home, ledger_of
 from dpvision.errors import BudgetSpent, ConfigError, DataError, PrivacyError
 from dpvision.private.accounts import overlap
@@ -153,6 +154,15 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
         )
     ledgers = [own, *near] if own.exists() else near or [own]
     return Accounts(ledgers[0], tuple(ledgers[1:]), overlaps)
+
+
+def charge_one(
+    ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sketch = overlap.NOTHING
+) -> Charge:
+    """Charge the one account that was asked for. One of persons, or one that is spent, is refused."""
+    to = Accounts(ledger, named=True)
+    private, fingerprint = key.private, ledger.fingerprint
+    return to.charge(event, budget, fingerprint=fingerprint, sketch=sketch, id=id, run=run, private=private)[0]
 
 
 def read_accounts(facts: Mapping[str, Any]) -> Accounts:

@@ -1,9 +1,8 @@
 """The one function of private data: per-unit gradients over K views, clipped and summed."""
 
-from dpvision.core.clipping import STYLES, Automatic, Flat, PerLayer, Public, Style
+from dpvision.core.clipping import STYLES, Automatic, Flat, Loss, PerLayer, Public, Style
 from dpvision.private.engine.clipped_sum import ClippedSum
-from dpvision.private.engine.passes import Loss
-from dpvision.private.engine.safety import refuse_unsafe, verify
+from dpvision.private.engine.safety import refuse_unsafe
 from dpvision.private.engine.seen import Seen, Watch
 
 __all__ = [
@@ -18,5 +17,4 @@ __all__ = [
     "Style",
     "Watch",
     "refuse_unsafe",
-    "verify",
 ]

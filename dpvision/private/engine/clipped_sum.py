@@ -5,14 +5,14 @@
 Formal guarantee: `ClippedSum` returns that sum. Adding or removing one unit moves it by at most `sensitivity` in
 Euclidean norm (within noise.ARITHMETIC_SLACK for float32 norms and the grid), whatever the unit's images and labels
 are: a unit's contribution is a function of that unit alone, it is scaled by its own norm, and sums are exact
-(exact.py). It holds for models that pass `verify` (safety.py), which shows by trial that no layer mixes images and
-every rule is right for them; and weights, `scale`, `shift` and the perturbations v_k must be public.
+(exact.py). It holds for models that pass `certify` (core/certify.py), which shows by trial that no layer mixes images
+and every rule is right for them; and weights, `scale`, `shift` and the perturbations v_k must be public.
 
 That a contribution is a function of the unit alone holds to the last bit, wherever the unit lies in the batch and
 whatever lies next to it. Two things give that: functions without a rule are computed for each unit alone, and the
 rules fill up what they give to a library until its kernels no longer round by place (products.py, conv.py,
 pointwise.py, attention.py). The second is a property of the library and the processor, found by trial and not proven;
-`verify` tries it again, with the very model, before each charge, and refuses a model without it unless units pass one
+`certify` tries it again, with the very model, before each charge, and refuses a model without it unless units pass one
 by one.
 
 Neither the cut of the batch nor the number of threads changes a bit, with one exception: the images of a unit that is
@@ -34,13 +34,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from dpvision.core.clipping import Flat, Public, Style
+from dpvision.core.clipping import Flat, Loss, Public, Style
 from dpvision.errors import ConfigError, UnsafeLayer
 from dpvision.models.memory import keep_freed_memory
 from dpvision.private.engine import rules
 from dpvision.private.engine.cut import Cut, groups
-from dpvision.private.engine.passes import Group, Loss, Worker, split
+from dpvision.private.engine.passes import Group, Worker, split
+from dpvision.private.engine.safety import refuse_unsafe
 from dpvision.private.engine.seen import Watch
+from dpvision.private.engine.slots import MOST_ROUNDING
 
 assert rules  # importing them registers them
 
@@ -65,8 +67,6 @@ class ClippedSum:
         It must be known beforehand: if it followed from a batch, one unit with two images would change how all others
         are rounded.
         """
-        from dpvision.private.engine.safety import refuse_unsafe
-
         refuse_unsafe(model)
         keep_freed_memory()
         self._watch, self._one_view = watch, one_view
@@ -101,6 +101,11 @@ class ClippedSum:
     def pass_images(self) -> int:
         """The most images in one pass; before the first batch, as many as any model could have."""
         return self._cut.images
+
+    @property
+    def rounding(self) -> float:
+        """What rounding may add to a unit's contribution, as a share of the bound: factors are kept with one view."""
+        return MOST_ROUNDING if self._one_view else 0.0
 
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
         """`views[u]` consecutive images belong to unit u; the result is one flat float64 vector."""

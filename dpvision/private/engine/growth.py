@@ -69,7 +69,7 @@ def not_first(what: str) -> UnsafeLayer:
 def blank_images(images: int, like: Tensor) -> Tensor:
     """Images of one grey in the shape of `like`; of many, one is not a number. Indices are zeros.
 
-    Not black: a model that keeps something of its first batch keeps a trace of the grey, which `verify` sees.
+    Not black: a model that keeps something of its first batch keeps a trace of the grey, which `certify` sees.
     """
     blank = torch.zeros((images, *like.shape[1:]), dtype=like.dtype, device=like.device)
     if blank.is_floating_point():

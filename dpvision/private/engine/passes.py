@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
+from dpvision.core.clipping import Loss
 from dpvision.errors import ConfigError
 from dpvision.private.engine.aligned import aligned
 from dpvision.private.engine.growth import FEW, MANY, Growth, blank_images
@@ -19,7 +20,6 @@ from dpvision.private.engine.slots import Slots
 from dpvision.private.engine.trace import Data, Pass, Together, plain
 
 # (outputs of the model, targets) -> one loss per image.
-Loss = Callable[[Tensor, Tensor], Tensor]
 # Losses are computed for a multiple of this many images.
 LOSS_ROWS = 64
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.core.rows import Preparation
 from dpvision.data import Split, load
 from dpvision.data.refusal import Refusal
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.features.encoders import Encoder, encoder, extract
 from dpvision.private.statistics import Whitening
-from dpvision.private.statistics.rows import Preparation
 from dpvision.released.folder import HEADER, MOST_TEXT, read_arrays, read_bytes, read_schema
 
 Progress = Callable[[str, int, int], None]

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.arrays import Floats
-from dpvision.private.statistics.rows import AT_A_TIME, SHORTER, BoundedSum, Rows, lengths
+from dpvision.core.rows import AT_A_TIME, SHORTER, BoundedSum, Floats, Rows, lengths
 
 
 def sum_of_rows(rows: Rows) -> BoundedSum:

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dpvision.core.arrays import Floats, as_classes, as_matrix
 from dpvision.core.events import Budget
+from dpvision.core.rows import BoundedSum, Floats, Rows, as_classes, as_matrix
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.centre import less
-from dpvision.private.statistics.rows import BoundedSum, Rows
 from dpvision.private.statistics.setup import setup
 from dpvision.settings import calibrate
 

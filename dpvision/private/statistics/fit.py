@@ -3,7 +3,7 @@
 Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
 public function of each image alone, the head and all that was computed on the way to it satisfy the guarantee of
 `head.event`, which is charged to the ledger, on the disk, before the first noise is drawn. The private rows are read
-only by the sums that `Releases.noisy` gets, and `Releases` does what the charge says and no more.
+only by the sums that the gate gets, which does what the charge says and no more.
 
 Public, and thus not to be taken from the data by the caller: classes, n, the settings, the public features. Where n is
 left out it is the number of rows, which the head then says was read off; as the number is told then, neighbours have
@@ -17,14 +17,15 @@ from typing import Any
 
 from dpvision.core import accountant
 from dpvision.core.events import Budget, Gaussian, to_json
+from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Rows
+from dpvision.core.sampling import EveryRecord
+from dpvision.private.accounts.accounts import charge_one
 from dpvision.private.accounts.overlap import NOTHING, Sketch
-from dpvision.private.statistics.charged import charged, number_of_units, secret_name
 from dpvision.private.statistics.head import Head, split_intercept
-from dpvision.private.statistics.releases import Releases
-from dpvision.private.statistics.rows import Rows
-from dpvision.private.statistics.setup import setup
+from dpvision.private.statistics.setup import number_of_units, setup
 from dpvision.settings import calibrate
 
 
@@ -65,10 +66,10 @@ def fit_head(
     what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {to_json(event)}"
     everything = (rows.x, rows.labels, *((public_rows.x,) if public_rows else ()))
     id = secret_name(key, "name of a head", what, everything)
-    charge = charged(ledger, budget, event, key, id=id, run=run, sketch=sketch)
-    releases = Releases(charge, key)
+    charge = charge_one(ledger, budget, event, key, id=id, run=run, sketch=sketch)
+    gate = Gate(charge, key, EveryRecord(event.count))
 
-    weight, bias, centre = plan.fit(rows, n=n, sigma=event.sigma, noisy=releases.noisy, public=public_rows)
+    weight, bias, centre = plan.fit(rows, n=n, sigma=event.sigma, noisy=gate.next, public=public_rows)
     weight, bias = split_intercept(weight, bias, plan.preparation)
     return Head(
         weight=weight,

@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import Floats, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.logistic import Noisy, descend, require_descent
-from dpvision.private.statistics.rows import Rows
 
 # Without a total rate: the noise that the weights may have at the end, where a row has length 1 and scores are logits.
 NOISE_OF_SCORES = 0.5

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.arrays import Floats
 from dpvision.core.events import Gaussian
+from dpvision.core.rows import Floats, Preparation
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.centre import less
-from dpvision.private.statistics.rows import Preparation
 
 
 @dataclass(frozen=True, eq=False)

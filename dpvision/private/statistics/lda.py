@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.rows import BoundedSum, Rows, lengths
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
 from dpvision.private.statistics.whitening import covariance, require_ridge, ridged
 from dpvision.released.closed_form import class_means, discriminant, inverse, not_too_small, within_classes

@@ -16,9 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.rows import BoundedSum, Rows, lengths
 
 # Which iterate is kept. It is chosen before anything is seen.
 KEEPS = ("average", "ema", "last")

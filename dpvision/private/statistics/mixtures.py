@@ -33,15 +33,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpvision.core import noise
 from dpvision.core.events import ClassScheduled, Event, PoissonGaussian, to_json
+from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key, Stream
 from dpvision.core.ledger import Charge
-from dpvision.core.row_sampling import Sampler, Scheduled
-from dpvision.errors import ConfigError, PrivacyError
-from dpvision.private.statistics.charged import secret_name
+from dpvision.core.rows import BoundedSum, Rows
+from dpvision.core.sampling import MixtureSampler, Scheduled
+from dpvision.errors import ConfigError
 from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.rows import Rows
 from dpvision.private.statistics.sums import Grid, on_grid, summed
 from dpvision.storage.software import computing
 
@@ -60,7 +59,7 @@ class Mixtures:
     def __init__(
         self,
         rows: Rows,
-        sampler: Sampler,
+        sampler: MixtureSampler,
         *,
         degree: float,
         balance: float = 1.0,
@@ -106,21 +105,14 @@ class Mixtures:
 
     def blocks(self, charge: Charge, key: Key) -> Iterator[Block]:
         """(features, labels) of BLOCK rows each, in order."""
-        event = charge.event
-        if not isinstance(event, PoissonGaussian | ClassScheduled) or event != self.event(event.sigma):
-            raise PrivacyError(f"{event} was charged, which is not what this sampler does.")
-        if key.private != charge.private:
-            raise PrivacyError("the charge says whether its noise is secret, and the key says otherwise.")
-        if charge.id != self.name(key, event):
-            raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
+        gate = Gate(charge, key, self.sampler, name=self.name(key, charge.event))
         z = self._contributions()
 
         def block(number: int) -> Block:
             part = range(number * BLOCK, min((number + 1) * BLOCK, self.sampler.rows))
-            streams = {use: key.stream(use, step=number, branch=charge.id) for use in ("coins", "weights", "noise")}
-            chosen = self.sampler.choose(self._rows.labels, part, streams["coins"])
-            total = summed(z, chosen, self._shares(len(chosen.members), streams["weights"]))
-            return self._scaled(noise.release(total, streams["noise"], sensitivity=1.0, sigma=event.sigma), part)
+            chosen = self.sampler.choose(self._rows.labels, part, gate.stream("coins", number))
+            total = summed(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))
+            return self._scaled(gate.noisy(BoundedSum(total, sensitivity=1.0), number, releases=part), part)
 
         yield from _in_order(block, range(-(-self.sampler.rows // BLOCK)))
 

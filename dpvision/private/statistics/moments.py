@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpvision.core.events import Event, Gaussian, to_json
+from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Charge
-from dpvision.errors import ConfigError, PrivacyError
-from dpvision.private.statistics.charged import secret_name
+from dpvision.core.rows import Rows
+from dpvision.core.sampling import EveryRecord
+from dpvision.errors import ConfigError
 from dpvision.private.statistics.lda import class_statistics
-from dpvision.private.statistics.releases import Releases
-from dpvision.private.statistics.rows import Rows
 from dpvision.private.statistics.second_moment import to_matrix
 from dpvision.released.gaussians import ClassMoments
 from dpvision.storage.software import computing
@@ -55,16 +55,12 @@ class Moments:
 
     def released(self, charge: Charge, key: Key) -> ClassMoments:
         """The noisy moments."""
-        event = charge.event
-        if not isinstance(event, Gaussian) or event != self.event(event.sigma):
-            raise PrivacyError(f"{event} was charged, which is not one release of every record.")
-        if charge.id != self.name(key, event):
-            raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
+        gate = Gate(charge, key, EveryRecord(1), name=self.name(key, charge.event))
         rows = self._rows
         d, k = rows.width, rows.classes
         asked = class_statistics(rows, a=self.a, b=self.b, c=self.c)
-        got = Releases(charge, key).noisy(asked)
-        noise = event.sigma * asked.sensitivity
+        got = gate.next(asked)
+        noise = gate.sigma * asked.sensitivity
         sums, rest = got[: d * k].reshape(d, k) / self.b, got[d * k :]
         counts, noise_of_counts = np.asarray(self.class_counts, dtype=np.float64), 0.0
         if self.c:

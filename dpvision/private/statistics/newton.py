@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import Floats, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.logistic import Noisy, descend, require_descent
-from dpvision.private.statistics.rows import Rows
 from dpvision.private.statistics.second_moment import second_moment
 from dpvision.private.statistics.whitening import require_ridge, ridged
 

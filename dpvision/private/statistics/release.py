@@ -30,6 +30,7 @@ from dpvision.core.events import Budget, Event, to_json
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Account
 from dpvision.core.rounding import upper
+from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_of
@@ -41,7 +42,6 @@ from dpvision.private.features.public_map import PROCESS, whitening
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
-from dpvision.private.statistics.rows import Preparation, Rows
 from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
 from dpvision.released.gaussians import RIDGE, ClassMoments

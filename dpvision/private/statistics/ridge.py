@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import BoundedSum, Floats, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.rows import BoundedSum, Rows
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
 from dpvision.private.statistics.whitening import require_ridge
 from dpvision.released.closed_form import ridge_weights

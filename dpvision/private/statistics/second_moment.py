@@ -11,8 +11,7 @@ import math
 
 import numpy as np
 
-from dpvision.core.arrays import Floats
-from dpvision.private.statistics.rows import Rows
+from dpvision.core.rows import Floats, Rows
 
 
 def second_moment(rows: Rows) -> Floats:

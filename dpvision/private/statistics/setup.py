@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import Floats, Preparation, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.centre import around, sum_of_rows
 from dpvision.private.statistics.gd import GradientDescent
@@ -15,7 +15,6 @@ from dpvision.private.statistics.lda import Discriminant
 from dpvision.private.statistics.logistic import Noisy
 from dpvision.private.statistics.newton import Newton
 from dpvision.private.statistics.ridge import Moments
-from dpvision.private.statistics.rows import Preparation, Rows
 
 
 class Method(Protocol):
@@ -100,3 +99,10 @@ def named(
         raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
     preparation = Preparation(**{k: v for k, v in settings.items() if k in of_rows})
     return preparation, methods[name](**{k: v for k, v in settings.items() if k in own})
+
+
+def number_of_units(n: int) -> int:
+    """The public n, or a refusal."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ConfigError(f"n is {n!r}: the public number of images must be a whole number above 0.")
+    return n

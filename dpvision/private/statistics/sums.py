@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.row_sampling import Chosen
+from dpvision.core.sampling import Chosen
 
 # Steps of a weight in [0, 1], as a power of two.
 WEIGHT_BITS = 20

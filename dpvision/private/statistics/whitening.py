@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dpvision.core.arrays import Floats, as_matrix
+from dpvision.core.rows import Floats, as_matrix
 from dpvision.errors import ConfigError
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from torch import nn
 
-from dpvision.core.events import Budget, Event, Tuned
+from dpvision.core.events import Budget, Event
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Account, Charge
 from dpvision.errors import LedgerMismatch, PrivacyError
@@ -77,13 +76,14 @@ def _trial_of(run: run_folder.Run, paid: Charge, account: Account, event: Event,
 
     It lies in the folder of that tuning, which is not finished: a charge pays for the trials that it was drawn for.
     """
-    if paid not in account.charges or not isinstance(paid.event, Tuned) or event not in paid.event.trials:
+    if paid not in account.charges:
         raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
+    charge = paid.trial(event, id=id)
     tuning = run_folder.Run(run.folder.parents[2])
     inside = run.folder.parent == tuning.operator / "trials" and (tuning.operator / "run.json").exists()
     if not inside or (tuning.facts().get("run"), tuning.facts().get("complete")) != (paid.run, False):
         raise LedgerMismatch(f"{run.folder}: is no trial of a tuning that is under way, and nothing else paid for it.")
-    return replace(paid, id=id, event=event)
+    return charge
 
 
 def await_charge(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpvision.core.certify import certify
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.core.ledger import home
 from dpvision.core.sampling import PoissonSampler
@@ -30,10 +32,11 @@ from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.unaccounted import require_not_taught_by
-from dpvision.private.engine import Loss, verify
+from dpvision.private.engine import STYLES, ClippedSum, Loss
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
 from dpvision.public import dictionary, provenance
+from dpvision.public.assist import SHAPED_BY
 from dpvision.settings.training import Config
 from dpvision.storage import sealed
 from dpvision.views import Views
@@ -205,9 +208,22 @@ class Prepared:
             cache.require_separate(parts, self.shape)
             shape = cache.shape_of(parts, self.shape)
         config = self.config
-        verify(
-            *self.learner(model, part=part), shape, classes, apart=config.assist == "weights", physical=config.physical
+        certify(
+            *self.learner(model, part=part),
+            shape,
+            classes,
+            engine=partial(ClippedSum, physical=config.physical, one_view=config.one_view),
+            style=STYLES[config.clip_style](config.clip),
+            views=self._numbers_of_views,
+            public=SHAPED_BY[config.assist],
         )
+
+    @property
+    def _numbers_of_views(self) -> tuple[int, ...]:
+        """How many images units have: those of an image are all the same number, those of a person any multiple."""
+        count = self.config.views
+        several = self.config.unit == "person" and self.config.assist != "weights"
+        return (count, 2 * count, 3 * count) if several else (count,)
 
 
 def prepare(source: str, config: Config, progress: Progress = lambda *_: None) -> Prepared:

@@ -31,6 +31,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dpvision.audit.findings import audit_carried
 from dpvision.core import files
 from dpvision.core.events import Event, from_json, to_json
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Charge
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
@@ -299,12 +300,8 @@ def _proceed(
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])
     clipped_sum = _clipped_sum(prepared, phase, seen)
     private_sum = PrivateSum(
-        sampler,
+        Gate(charged, key, sampler, first=state.first),
         clipped_sum if carried is None else carried.sum_of(clipped_sum),
-        key,
-        sigma=config.sigma,
-        charge=charged,
-        first=state.first,
         team=team,
         views=config.views,
     )

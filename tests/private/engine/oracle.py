@@ -5,10 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dpvision.core.certify import certify
+from dpvision.core.clipping import Flat, Loss
+from dpvision.private.engine import ClippedSum
 
 each_loss = partial(F.cross_entropy, reduction="none")
 
@@ -55,3 +60,20 @@ def clipped_sum(gradients: Tensor, bound: float) -> Tensor:
         if torch.isfinite(gradient).all():
             total += gradient * min(1.0, bound / max(float(gradient.norm()), 1e-300))
     return total
+
+
+def verify(
+    model: nn.Module,
+    loss: Loss,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    apart: bool = False,
+    physical: int | None = None,
+    **more: Any,
+) -> None:
+    """The certificate of an engine with this cut, for units of several images; `apart` with views at own weights."""
+    if apart:
+        more |= {"public": ("perturbations",), "views": (2,)}
+    engine = partial(ClippedSum, physical=physical)
+    certify(model, loss, shape, classes, engine=engine, style=Flat(1.0), **more)

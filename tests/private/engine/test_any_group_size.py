@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, UnsafeLayer
-from dpvision.private.engine import ClippedSum, Public, verify
-from tests.private.engine.oracle import each_loss, unit_gradients
+from dpvision.private.engine import ClippedSum, Public
+from tests.private.engine.oracle import each_loss, unit_gradients, verify
 from tests.private.engine.small_networks import NETWORKS
 
 SIZES = (1, 2, 15, 16, 17, 33)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpvision.core import clipping
 from dpvision.errors import ConfigError
 from dpvision.models import build
 from dpvision.models.wide_resnet import wide_resnet
 from dpvision.private.engine import Automatic, ClippedSum, Flat, PerLayer, Public, Seen, Style, cut
-from dpvision.private.engine.reference import ReferenceSum
 from tests.private.engine.oracle import clipped_sum, each_loss, unit_gradients
 
 SHAPE = (1, 8, 8)
@@ -28,7 +28,7 @@ def _batch(count: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[T
 @pytest.mark.parametrize("views", [[1] * 9, [3, 1, 4, 1], [9]])
 @pytest.mark.parametrize("physical", [1, 4, None])
 @pytest.mark.parametrize("bound", [0.1, 100.0])
-def test_equal_to_the_naive_loop_and_to_the_reference(
+def test_equal_to_the_naive_loop_and_to_the_specification(
     name: str, views: list[int], physical: int | None, bound: float
 ) -> None:
     model = build(name, SHAPE, classes=10, seed=1)
@@ -37,8 +37,9 @@ def test_equal_to_the_naive_loop_and_to_the_reference(
     expected = clipped_sum(unit_gradients(model, images, targets, views), bound)
     assert total.dtype == torch.float64
     assert float((total - expected).norm()) <= 1e-5 * max(bound, float(expected.norm()))
-    reference = ReferenceSum(model, each_loss, clip=bound, physical=4)(images, targets, views)
-    assert float((reference - expected).norm()) <= 1e-5 * float(expected.norm())
+    units = list(zip(images.split(views), targets.split(views), strict=True))
+    specified = clipping.clipped_sum(model, each_loss, clipping.Flat(bound), units)
+    assert float((specified - expected).norm()) <= 1e-5 * float(expected.norm())
 
 
 def test_frozen_parts_are_left_out() -> None:

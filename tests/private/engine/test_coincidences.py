@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, UnsafeLayer
-from dpvision.private.engine import Automatic, ClippedSum, Public, verify
-from tests.private.engine.oracle import each_loss, unit_gradients
+from dpvision.private.engine import Automatic, ClippedSum, Public
+from tests.private.engine.oracle import each_loss, unit_gradients, verify
 
 
 class _Temperature(nn.Module):

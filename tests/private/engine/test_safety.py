@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dpvision.errors import ConfigError, UnsafeLayer
 from dpvision.models import build
 from dpvision.models.wide_resnet import wide_resnet
-from dpvision.private.engine import ClippedSum, refuse_unsafe, verify
-from tests.private.engine.oracle import each_loss
+from dpvision.private.engine import ClippedSum, refuse_unsafe
+from tests.private.engine.oracle import each_loss, verify
 
 SHAPE = (1, 8, 8)
 

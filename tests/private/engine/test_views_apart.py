@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dpvision.errors import UnsafeLayer
 from dpvision.models.standardise import StandardisedConv2d
-from dpvision.private.engine import ClippedSum, Public, verify
-from tests.private.engine.oracle import each_loss, unit_gradients
+from dpvision.private.engine import ClippedSum, Public
+from tests.private.engine.oracle import each_loss, unit_gradients, verify
 
 
 class _Halves(nn.Module):

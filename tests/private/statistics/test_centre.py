@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dpvision.core.events import Budget
+from dpvision.core.rows import Preparation, Rows, lengths
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.centre import around, less, sum_of_rows
-from dpvision.private.statistics.rows import Preparation, Rows, lengths
 from tests.private.statistics.cases import BUDGET, CLASSES, NASTY, WIDTH, nasty_row, new_ledger, separable, some_rows
 
 

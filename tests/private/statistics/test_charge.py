@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from dpvision.core import accountant, noise
-from dpvision.core.events import Budget, Gaussian, PoissonGaussian
-from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, ledger_of
+from dpvision.core.events import Budget, Gaussian
+from dpvision.core.gate import Gate
+from dpvision.core.ledger import ledger_of
+from dpvision.core.rows import BoundedSum, Rows
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.accounts import overlap
-from dpvision.private.statistics import Whitening, fit_head, releases
-from dpvision.private.statistics.releases import Releases
-from dpvision.private.statistics.rows import BoundedSum, Rows
+from dpvision.private.statistics import Whitening, fit_head
 from dpvision.private.statistics.setup import setup
 from tests.private.statistics.cases import BUDGET, CLASSES, SETTINGS, WIDTH, new_ledger, separable, some_rows
 
@@ -55,25 +54,25 @@ def test_accounts_of_heads_are_found_by_their_images(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_done_is_what_was_charged(name: str, tmp_path: Path, monkeypatch) -> None:
     seen, made = [], []
-    original, construct = noise.release, Releases.__init__
+    original, construct = noise.release, Gate.__init__
 
     def recording(total, stream, *, sensitivity, sigma):
         seen.append(sigma)
         return original(total, stream, sensitivity=sensitivity, sigma=sigma)
 
-    def keeping(self: Releases, *given: Any) -> None:
+    def keeping(self: Gate, *given: Any) -> None:
         made.append(self)
         construct(self, *given)
 
     monkeypatch.setattr(noise, "release", recording)
-    monkeypatch.setattr(Releases, "__init__", keeping)
+    monkeypatch.setattr(Gate, "__init__", keeping)
     head, ledger = _fit(tmp_path, **SETTINGS[name])
     (charge,) = ledger.account().charges
     assert charge.event == head.event == Gaussian(seen[0], len(seen))
     assert len(set(seen)) == 1 and charge.id == head.charge
     assert [m.left for m in made] == [0], "all that was charged was used"
     with pytest.raises(PrivacyError, match="are done"):
-        made[0].noisy(BoundedSum(np.zeros(3), 1.0))
+        made[0].next(BoundedSum(np.zeros(3), 1.0))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -104,40 +103,19 @@ def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
         fit_head(X, Y, BUDGET, classes=CLASSES, ledger=ledger)
 
 
-def test_releases_are_made_from_a_charge_and_count_down() -> None:
-    key = Key.for_tests("x")
-    charge = Charge("b", "r", Gaussian(2.0, 3), "now", private=False)
-    made = Releases(charge, key)
-    sums = [made.noisy(BoundedSum(np.zeros(50), 1.0)) for _ in range(3)]
-    assert len({s.tobytes() for s in sums}) == 3, "each release has its own noise"
-    with pytest.raises(PrivacyError, match="all of the 3 releases"):
-        made.noisy(BoundedSum(np.zeros(50), 1.0))
-    with pytest.raises(PrivacyError, match="was charged"):
-        Releases(Charge("b", "r", PoissonGaussian(0.1, 2.0, 3), "now", private=False), key)
-    with pytest.raises(PrivacyError, match="key says otherwise"):
-        Releases(Charge("b", "r", Gaussian(2.0, 3), "now", private=True), key)
-
-
-def test_a_release_that_fails_is_not_done_again_with_the_same_noise() -> None:
-    made = Releases(Charge("b", "r", Gaussian(2.0, 2), "now", private=False), Key.for_tests("x"))
-    with pytest.raises(PrivacyError, match="not finite"):
-        made.noisy(BoundedSum(np.full(3, np.nan), 1.0))
-    assert made.left == 1
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_noise_has_the_stated_variance_in_every_part(name: str, tmp_path: Path, monkeypatch) -> None:
     """Over 20 heads on no data at all: chi-square, 5 standard deviations; each half of the vector by itself."""
     found: list[np.ndarray] = []
-    original = Releases.noisy
+    original = Gate.next
 
-    def recording(self: Releases, bounded: BoundedSum) -> np.ndarray:
+    def recording(self: Gate, bounded: BoundedSum) -> np.ndarray:
         result = original(self, bounded)
-        flat = ((result - bounded.total) / (bounded.sensitivity * self._event.sigma)).reshape(-1)
+        flat = ((result - bounded.total) / (bounded.sensitivity * self.sigma)).reshape(-1)
         found.append(flat)
         return result
 
-    monkeypatch.setattr(releases.Releases, "noisy", recording)
+    monkeypatch.setattr(Gate, "next", recording)
     settings = dict(SETTINGS[name])
     if "public" in settings:
         settings["public"] = WIDE

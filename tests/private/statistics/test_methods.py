@@ -12,6 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 
 from dpvision.core.events import Budget
+from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import Whitening, fit_head, scaled_rate
 from dpvision.private.statistics.gd import MOST_RATE, GradientDescent
@@ -19,7 +20,6 @@ from dpvision.private.statistics.lda import Discriminant
 from dpvision.private.statistics.logistic import clipped_gradient
 from dpvision.private.statistics.newton import newton_direction
 from dpvision.private.statistics.ridge import Moments
-from dpvision.private.statistics.rows import BoundedSum, Preparation, Rows
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
 from dpvision.released.closed_form import LEAST_RIDGE, without_noise_floor
 from tests.private.statistics.cases import CLASSES, WIDTH, new_ledger, separable, some_rows

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dpvision.core.rows import AT_A_TIME, Preparation, Rows, lengths
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import Whitening
-from dpvision.private.statistics.rows import AT_A_TIME, Preparation, Rows, lengths
 from tests.private.statistics.cases import NASTY, PUBLIC, WIDTH, nasty_row, some_rows
 
 PREPARATIONS = {

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from dpvision.core import noise
+from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows, lengths
 from dpvision.private.statistics import fit_head, logistic
 from dpvision.private.statistics.lda import class_statistics
 from dpvision.private.statistics.logistic import clipped_gradient
 from dpvision.private.statistics.ridge import moments
-from dpvision.private.statistics.rows import AT_A_TIME, BoundedSum, Preparation, Rows, lengths
 from tests.private.statistics.cases import BUDGET, CLASSES, NASTY, SETTINGS, WIDTH, nasty_row, new_ledger, some_rows
 
 COUNTS = (0, 1, 2, 7, AT_A_TIME - 1, AT_A_TIME)

@@ -67,7 +67,8 @@ def test_what_is_private_never_gets_there(tmp_path: Path, capsys: pytest.Capture
     ]
     names = {"units", "images", "mean_loss", "clipped_share", "mean", "deviation"}
     assert names <= {key for line in private for key in line}
-    hidden = {line[key] for line in private for key in names & line.keys()} - {0.0, 1.0}
+    measured = names - {"units", "images", "clipped_share"}  # shares of few may be equal by chance
+    hidden = {line[key] for line in private for key in measured & line.keys()} - {0.0, 1.0}
     assert not hidden & {value for _, figures in recording.calls for value in figures.values()}
 
 

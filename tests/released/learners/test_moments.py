@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.lda import Discriminant
-from dpvision.private.statistics.rows import BoundedSum, Preparation, Rows
 from dpvision.private.statistics.second_moment import to_matrix
 from dpvision.released.closed_form import LEAST_RIDGE
 from dpvision.released.learners import fit_moments

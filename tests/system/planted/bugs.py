@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.system.planted.bug import planted as _bug
 from tests.system.planted.bugs_of_runs import BUGS_OF_RUNS
 
+GATE = "dpvision.core.gate"
 STEPS, SUM, PASSES = (
     "dpvision.private.training.private_sum",
     "dpvision.private.engine.clipped_sum",
@@ -17,27 +18,29 @@ STEPS, SUM, PASSES = (
 STYLES, SAMPLING, NOISE = "dpvision.core.clipping", "dpvision.core.sampling", "dpvision.core.noise"
 STREAMS, LEDGER, ACCOUNTANT = "dpvision.core.keys", "dpvision.core.ledger", "dpvision.core.accountant"
 ROWS, MIXTURES, RELEASES = (
-    "dpvision.private.statistics.rows",
+    "dpvision.core.rows",
     "dpvision.private.statistics.mixtures",
-    "dpvision.core.row_sampling",
+    "dpvision.core.sampling",
 )
+CERTIFY = "dpvision.core.certify"
 SAFETY, QUICK, CALIBRATE = "dpvision.private.engine.safety", "dpvision.core.quick", "dpvision.settings.calibrate"
 
 # Texts that several bugs exchange.
-SIGMA = "sensitivity, sigma = self._clipped_sum.sensitivity, self._sigma"
-DIVISOR = "return self._team.from_first(noisy) / self._sampler.batch"
+SIGMA = "return noise.release(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)"
+NOISY = "return torch.from_numpy(self._gate.noisy(BoundedSum(total.numpy(), self._clipped_sum.sensitivity), number))"
+DIVISOR = "return self._team.from_first(noisy) / self._batch"
 FACTORS = "return (self.bound / norms.clamp(min=self.bound)).expand_as(squares)"
 EVENT = "return PoissonGaussian(self.rate, sigma, self.steps - first)"
 COINS = "return np.flatnonzero(stream.words(units) < threshold)"
-DRAWN = """coins = self._key.stream("sampling", step=number, rank=rank, branch=self._branch)
-        return rank + ranks * self._sampler.draw(len(range(rank, units, ranks)), coins)"""
+DRAWN = """coins = self.stream("sampling", step, rank=rank)
+        return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), coins)"""
 BITS = "words = stream.words(4 * half).reshape(4, half)"
 
 
 BUGS = (
     _bug(
         1, "noise too small by the batch size", "Tramer et al., arXiv 2202.12219",
-        (STEPS, SIGMA, SIGMA + " / self._sampler.batch"), by="replay dp-sgd",
+        (GATE, SIGMA, SIGMA.replace("self.sigma", "self.sigma / getattr(self.sampler, 'batch', 1)")), by="replay dp-sgd",
     ),
     _bug(
         2, "no noise in every third step", "opacus PR #330, issue #313",
@@ -83,14 +86,14 @@ BUGS = (
     ),
     _bug(
         10, "shuffled epochs", "Annamalai et al., NDSS 2026; opacus PR #128",
-        (STEPS, DRAWN, """epoch, place = divmod(number, max(1, units // self._sampler.batch))
-        order = np.argsort(self._key.stream("sampling", step=epoch, branch=self._branch).words(units))
-        return np.sort(order[place * self._sampler.batch : (place + 1) * self._sampler.batch])"""),
+        (GATE, DRAWN, """epoch, place = divmod(step, max(1, units // self.sampler.batch))
+        order = np.argsort(self.stream("sampling", epoch).words(units))
+        return np.sort(order[place * self.sampler.batch : (place + 1) * self.sampler.batch])"""),
         by="sampler of training",
     ),
     _bug(
         11, "class coins accounted as if nobody saw them", "NeuroMixGDP-HS; Bun et al., arXiv 2007.12674",
-        (RELEASES, "return ClassScheduled(sigma, self.rates, tuple(int(count) for count in self.table.sum(0)))",
+        (RELEASES, "return ClassScheduled(sigma, self.rates, tuple(int(count) for count in self.table[first:].sum(0)))",
          "seen = zip(self.rates, self.table.mean(0), strict=True)\n"
          "        return ClassScheduled(sigma, tuple(float(r * p) for r, p in seen), (self.rows,) * len(self.rates))"),
         by="sampler of releases",
@@ -107,8 +110,8 @@ BUGS = (
     ),
     _bug(
         12, "rows in which nobody is are left out", "NeuroMixGDP-HS, MC = MC[sum > 0]",
-        (MIXTURES, 'total = summed(z, chosen, self._shares(len(chosen.members), streams["weights"]))',
-         'total = summed(z, chosen, self._shares(len(chosen.members), streams["weights"]))[np.diff(chosen.starts) > 0]'),
+        (MIXTURES, 'total = summed(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))',
+         'total = summed(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))[np.diff(chosen.starts) > 0]'),
         by="replay releases",
     ),
     _bug(
@@ -118,18 +121,18 @@ BUGS = (
     ),
     _bug(
         13, "an empty batch is no step", "opacus #612, PR #164, #631, #806",
-        (STEPS, "        share = self._clipped_sum.sum(", "        if not len(self._drawn(number, units)):\n"
+        (STEPS, "        share = self._clipped_sum.sum(", "        if not len(drawn):\n"
          "            return torch.zeros(sum(self._clipped_sum._sizes), dtype=torch.float64)\n"
          "        share = self._clipped_sum.sum("), by="replay dp-sgd",
     ),
     _bug(
         14, "divided by the data set's size times the rate", "opacus #571, #819; arXiv 2605.15648",
-        (STEPS, DIVISOR, "return self._team.from_first(noisy) / max(1, int(units * self._sampler.rate))"),
+        (STEPS, DIVISOR, "return self._team.from_first(noisy) / max(1, int(units * self._gate.sampler.rate))"),
         by="replay dp-sgd",
     ),
     _bug(
         15, "divided by the true batch size", "opacus #420; arXiv 2605.15648",
-        (STEPS, DIVISOR, "return self._team.from_first(noisy) / max(1, len(self._drawn(number, units)))"),
+        (STEPS, DIVISOR, "return self._team.from_first(noisy) / max(1, len(drawn))"),
         by="replay dp-sgd",
     ),
     _bug(
@@ -237,7 +240,7 @@ BUGS = (
     ),
     _bug(
         30, "the same noise in every step", "noise reused by step, or after a resume or a fork",
-        (STEPS, 'stream = self._key.stream("noise", step=number, branch=self._branch)',
+        (GATE, 'stream = self._key.stream("noise", step=number, branch=self._branch)',
          'stream = self._key.stream("noise", step=0, branch=self._branch)'), by="replay dp-sgd",
     ),
     _bug(
@@ -250,12 +253,12 @@ BUGS = (
     ),
     _bug(
         31, "sigma divided by the root of the ranks", "opacus 95fdb35, PR #347",
-        (STEPS, SIGMA, SIGMA + " / self._team.ranks**0.5"), by="ranks",
+        (STEPS, NOISY, "self._gate.sigma /= self._team.ranks ** (0.5 * (number == 0))\n        " + NOISY), by="ranks",
     ),
     _bug(
         31, "each rank draws from all units", "opacus #662",
-        (STEPS, DRAWN, DRAWN.replace("rank + ranks * self._sampler.draw(len(range(rank, units, ranks)), coins)",
-                                     "self._sampler.draw(units, coins)")), by="ranks",
+        (GATE, DRAWN, DRAWN.replace("rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), coins)",
+                                    "self.sampler.draw(units, coins)")), by="ranks",
     ),
     _bug(
         32, "sums are not put on the grid", "opacus #616, OpenDP #414, SmartNoise SDK #461",
@@ -317,7 +320,7 @@ BUGS = (
     ),
     _bug(
         35, "the trial of a model sees no difference", "opacus #308",
-        (SAFETY, "        if not off <= tolerance * max(size, least):", "        if off > 1e300:"), (SAFETY, "        trial.against_itself(physical)\n", ""),
+        (CERTIFY, "        if not off <= TOLERANCE * size + rounding:", "        if off > 1e300:"), (CERTIFY, "        trial.units_are_apart()\n", ""),
         by="unsafe layers",
     ),
     _bug(

@@ -10,7 +10,7 @@ TRAIN, PREPARE, INPUTS, CONFIG = (
     "dpvision.private.training.units",
     "dpvision.settings.training",
 )
-STEPS = "dpvision.private.training.private_sum"
+GATE = "dpvision.core.gate"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
     "dpvision.private.training.tune",
     "dpvision.private.training.public_gradients",
@@ -99,7 +99,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         45, "kept features named without the network's weights", "NeuroMixGDP keeps files without the encoder's name",
-        (PREPARE, "self.config.part, features.digest(parts), features", "self.config.part, features"),
+        (PREPARE, "self.config.part, cache.digest(parts), cache", "self.config.part, cache"),
         by="kept features",
     ),
     _bug(
@@ -119,12 +119,12 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         47, "noise from the stream of the coins", "noise reused: who was drawn can be read off the noise",
-        (STEPS, 'stream = self._key.stream("noise", step=number', 'stream = self._key.stream("sampling", step=number'),
+        (GATE, 'stream = self._key.stream("noise", step=number', 'stream = self._key.stream("sampling", step=number'),
         by="replay train",
     ),
     _bug(
         47, "the same coins on all ranks", "opacus #662 (analogue)",
-        (STEPS, 'self._key.stream("sampling", step=number, rank=rank', 'self._key.stream("sampling", step=number, rank=0'),
+        (GATE, 'self.stream("sampling", step, rank=rank', 'self.stream("sampling", step, rank=0'),
         by="sampler of training",
     ),
     _bug(
@@ -133,7 +133,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",
-        ("dpvision.core.row_sampling", "found = heads(stream, len(there) * len(rows), rate=self.rate)",
+        ("dpvision.core.sampling", "found = heads(stream, len(there) * len(rows), rate=self.rate)",
          "found = heads(stream, len(there) * len(rows), rate=min(1.0, self.rate * self.n / max(1, len(there))))"),
         by="sampler of releases",
     ),

@@ -32,12 +32,12 @@ from dpvision.audit import bound
 from dpvision.audit.neighbours import Records
 from dpvision.core import accountant, adaptive, gdp, noise, quick
 from dpvision.core.events import Adaptive, Budget, Composed, Gaussian, PoissonGaussian, parts
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
-from dpvision.core.row_sampling import Poisson, Scheduled, hierarchical
-from dpvision.core.sampling import PoissonSampler
+from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled, hierarchical
 from dpvision.errors import BudgetSpent, UnsafeLayer
-from dpvision.private.engine import ClippedSum, refuse_unsafe, verify
+from dpvision.private.engine import ClippedSum, refuse_unsafe
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.training import train
 from dpvision.private.training.prepare import each_loss
@@ -46,6 +46,7 @@ from dpvision.private.training.ranks import Team
 from dpvision.settings import calibrate
 from dpvision.settings.training import Config
 from tests.core import accountant_checks, noise_checks, sampler_checks
+from tests.private.engine.oracle import verify
 from tests.system.planted import whole
 from tests.system.replay import mechanisms
 from tests.system.replay.mechanisms import MECHANISMS, Mechanism, charged, folder
@@ -108,12 +109,8 @@ def _two_ranks(records: Records) -> Tensor:
     model = mechanisms.linear()
     ranks = [
         PrivateSum(
-            sampler,
+            Gate(charge, mechanisms.KEY, sampler),
             ClippedSum(model, each_loss, clip=0.5, one_view=True),
-            mechanisms.KEY,
-            sigma=2.0,
-            charge=charge,
-            first=0,
             team=Beside(rank, 2, letters),
         )
         for rank in (1, 0)
@@ -173,7 +170,7 @@ def _sampler_of_training(seed: int) -> list[str]:
         engine = ClippedSum(model, each_loss, clip=1.0, one_view=True)
         key, letters = Key.for_tests(f"sampler {seed}"), list[Tensor]()
         teams = [Beside(rank, ranks, letters) for rank in reversed(range(ranks))]
-        private = [PrivateSum(sampler, engine, key, sigma=50.0, charge=charge, first=0, team=team) for team in teams]
+        private = [PrivateSum(Gate(charge, key, sampler), engine, team=team) for team in teams]
         took_part = np.zeros((steps, n))
         for step in range(steps):
 
@@ -345,9 +342,8 @@ NEAR_THE_NOISE = (
     "dpvision.core.noise",
     "dpvision.core.sampling",
     "dpvision.core.keys",
+    "dpvision.core.gate",
     "dpvision.private.training.private_sum",
-    "dpvision.private.statistics.releases",
-    "dpvision.core.bernoulli",
     "dpvision.private.statistics.mixture_weights",
     "dpvision.private.statistics.mixtures",
     "dpvision.private.training.tune",

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.core import noise
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge
 from dpvision.core.sampling import PoissonSampler
 from dpvision.private.engine import ClippedSum
 from dpvision.private.training import ranks, train
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.settings.training import Config
+from tests.charges import charged
 from tests.system.runs.commands import write_data
 
 SIGMA, CLIP, SAMPLER, UNITS = 2.0, 0.7, PoissonSampler(8, 20, 4), 20
@@ -39,9 +40,8 @@ def only_noise(*, unreadable: bool = False) -> dict:
     """Four steps over units whose gradients are zero, on 2^18 weights; `unreadable` images are found on rank 1."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(512, 512, bias=False))
     clipped_sum = ClippedSum(model, lambda output, _: 0 * output.sum(1), clip=CLIP, physical=4)
-    charge = Charge("b", "r", SAMPLER.event(SIGMA), "now")
-    team, key = ranks.team(), Key.for_tests("noise")
-    private = PrivateSum(SAMPLER, clipped_sum, key, sigma=SIGMA, charge=charge, first=0, team=team)
+    team, gate = ranks.team(), Gate(charged(SAMPLER.event(SIGMA)), Key.for_tests("noise"), SAMPLER)
+    private = PrivateSum(gate, clipped_sum, team=team)
     images = torch.ones(UNITS, 1, 16, 32)
     fetched = []
 

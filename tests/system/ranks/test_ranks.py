@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from dpvision.core import noise
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Account, Charge, Ledger
+from dpvision.core.ledger import Account, Ledger
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
 from dpvision.private.training import ranks as distributed
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
+from tests.charges import charged
 from tests.system.ranks import rank_worker, ranks
 from tests.system.runs import commands
 
@@ -80,9 +82,8 @@ def _step(sampler: PoissonSampler, step: int, units: int, team: Team) -> tuple[l
         found.extend(drawn.tolist())
         return torch.from_numpy(drawn), torch.empty(0), [1] * len(drawn)
 
-    charge = Charge("b", "r", sampler.event(2.0), "now")
-    key = Key.for_tests("shares")
-    private = PrivateSum(sampler, FewUnits(), key, sigma=2.0, charge=charge, first=0, team=team)  # type: ignore[arg-type]
+    gate = Gate(charged(sampler.event(2.0)), Key.for_tests("shares"), sampler)
+    private = PrivateSum(gate, FewUnits(), team=team)  # type: ignore[arg-type]
     noisy = private.step(step, units, fetch)
     return found, noisy
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision.audit.neighbours import KINDS, OF_BYTES, Records, some_records
-from dpvision.core.events import Budget, Event
+from dpvision.core.events import Budget
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, Ledger
-from dpvision.core.row_sampling import Poisson, Sampler, hierarchical, in_turn
-from dpvision.core.sampling import PoissonSampler
+from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Preparation, Rows
+from dpvision.core.sampling import MixtureSampler, Poisson, PoissonSampler, hierarchical, in_turn
 from dpvision.data import Split
 from dpvision.models.inputs import Inputs
 from dpvision.private.engine import STYLES, ClippedSum
@@ -31,13 +32,13 @@ from dpvision.private.statistics.baselines import synthesise
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
-from dpvision.private.statistics.rows import Preparation, Rows
 from dpvision.private.training.prepare import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import trainable
 from dpvision.private.training.units import fetcher, units
 from dpvision.public import assist
 from dpvision.views import Views
+from tests.charges import charged
 from tests.private.statistics.baselines.cases import SETTINGS as BASELINES
 from tests.private.statistics.cases import SETTINGS as HEADS
 from tests.system.replay.whole_runs import CLASSES, OF_PERSONS, RELEASED, SIDE, TRAINED, folder
@@ -66,14 +67,6 @@ class Mechanism:
         if self.every_class:
             found = replace(found, labels=np.arange(len(found)) % CLASSES)
         return replace(found, persons=np.repeat(np.arange(size), counts)) if self.persons else found
-
-
-def charged(event: Event, *, id: str = "b") -> Charge:
-    """On a ledger of its own."""
-    with folder() as path:
-        ledger = Ledger(path, "ab" * 16)
-        ledger.open(Budget(1e9, 1e-5))
-        return ledger.spend(event, id=id, run="r", private=False).charges[-1]
 
 
 # Training
@@ -126,7 +119,7 @@ class Training:
         )
         sampler = PoissonSampler(self.batch, N, self.steps)
         event = sampler.event(self.sigma)
-        private = PrivateSum(sampler, engine, KEY, sigma=self.sigma, charge=charged(event), first=0, views=count)
+        private = PrivateSum(Gate(charged(event), KEY, sampler), engine, views=count)
         split = Split(records.x, records.labels, records.persons)
         fetch = fetcher(split, self.unit, Inputs(split), views)
         for step in range(self.steps):
@@ -251,7 +244,7 @@ class ReleasedMoments:
 
 @dataclass(frozen=True)
 class ReleasedMixtures:
-    sampler: Sampler
+    sampler: MixtureSampler
     weights: RandomWeights | None = None
     balance: float = 1.0
 

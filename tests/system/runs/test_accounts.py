@@ -395,8 +395,13 @@ def test_a_branch_is_tried_before_it_is_charged(tmp_path: Path, monkeypatch: pyt
     from tests.system.runs.stopping import until
 
     tried: list[int | None] = []
-    verify = preparing.verify
-    monkeypatch.setattr(preparing, "verify", lambda *a, **k: (tried.append(k["physical"]), verify(*a, **k)))
+    certify = preparing.certify
+
+    def trying(*given: Any, **more: Any) -> None:
+        tried.append(more["engine"].keywords["physical"])
+        certify(*given, **more)
+
+    monkeypatch.setattr(preparing, "certify", trying)
     source = write(tmp_path / "data.npz", **digits(slice(0, 300)))
     prepared = train.prepare(source, replace(SETTINGS, epsilon=0.5, physical=1))
     run = train.begin(prepared, tmp_path / "run")

@@ -3,7 +3,7 @@
 The libraries choose kernels by shape, and treat what is left over at an edge differently from the rest. A kernel for
 few columns rounds a row by its place in the matrix, or by where it starts in memory. So matrices get blank columns (and
 rows) until no such kernel is chosen. How many that takes was found by trial over thousands of shapes on one processor
-with AVX-512, and tests/private/engine/test_place.py repeats it; `verify` tries the very model before each charge.
+with AVX-512, and tests/private/engine/test_place.py repeats it; `certify` tries the very model before each charge.
 
     float32    at least 16 columns; a multiple of 16 where a matrix of its own has few rows or columns
     float64    a multiple of 16 rows and columns, the second factor never transposed

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from dpvision.core.rows import BoundedSum, Rows
 from dpvision.private.engine import ClippedSum
 from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.rows import BoundedSum, Rows
 
 # Rows that are handed over at a time.
 AT_A_TIME = 2048

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.rows import BoundedSum, Rows, lengths
 
 # (rows, d) -> (rows, D): a public function of each row alone, whose rows should have length at most 1.
 Phi = Callable[[Tensor], Tensor]

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import Floats
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.baselines.embedding import Phi, spread
 

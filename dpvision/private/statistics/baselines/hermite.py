@@ -29,11 +29,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.baselines.embedding import by_class, counts_weight, embedded_sum
 from dpvision.private.statistics.baselines.generator import Fitting, generate, require_positive, require_whole
 from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.rows import Rows
 
 
 def hermite(t: Tensor, *, order: int, rho: float) -> Tensor:

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.private.statistics.baselines.embedding import LEAST_OF_EVEN, spread
 from dpvision.private.statistics.logistic import softmax
-from dpvision.private.statistics.rows import BoundedSum, Rows, lengths
 from dpvision.private.statistics.second_moment import to_matrix
 
 A2, B2, C2 = 0.5, 0.45, 0.05

@@ -23,13 +23,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpvision.core.arrays import Floats
+from dpvision.core.rows import AT_A_TIME, SHORTER, BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.baselines.decoder import Descent, fit_decoder
 from dpvision.private.statistics.baselines.generator import require_positive, require_whole
 from dpvision.private.statistics.baselines.mixture import component_moments, from_moments
 from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.rows import AT_A_TIME, SHORTER, BoundedSum, Rows, lengths
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
 
 

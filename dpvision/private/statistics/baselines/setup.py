@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.core.rows import Preparation, Rows
 from dpvision.private.statistics.baselines.fourier import Merf
 from dpvision.private.statistics.baselines.hermite import Hermite
 from dpvision.private.statistics.baselines.p3gm import P3GM
 from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.rows import Preparation, Rows
 from dpvision.private.statistics.setup import named
 
 # What may be asked of the private rows. (An intercept is for classifiers.)

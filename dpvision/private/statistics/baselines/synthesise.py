@@ -3,7 +3,7 @@
 Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
 public function of each image alone, the synthetic rows and all that was computed on the way to them satisfy the
 guarantee of `synthetic.event`, which is charged to the ledger, on the disk, before the first noise is drawn. The
-private rows are read only by the sums that `Releases.noisy` gets, and `Releases` does what the charge says and no more.
+private rows are read only by the sums that the gate gets, which does what the charge says and no more.
 What is drawn from `seed` (random features, latent points) is public.
 
 Public, and thus not to be taken from the data by the caller: classes, n, rows, the settings. Where n is left out it is
@@ -17,15 +17,17 @@ from typing import Any
 
 from dpvision.core import accountant
 from dpvision.core.events import Budget, Gaussian, to_json
+from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Rows
+from dpvision.core.sampling import EveryRecord
 from dpvision.errors import ConfigError
+from dpvision.private.accounts.accounts import charge_one
 from dpvision.private.accounts.overlap import NOTHING, Sketch
 from dpvision.private.statistics.baselines.setup import setup
 from dpvision.private.statistics.baselines.synthetic import Synthetic
-from dpvision.private.statistics.charged import charged, number_of_units, secret_name
-from dpvision.private.statistics.releases import Releases
-from dpvision.private.statistics.rows import Rows
+from dpvision.private.statistics.setup import number_of_units
 from dpvision.settings import calibrate
 
 
@@ -71,10 +73,10 @@ def synthesise(
     key = Key.for_tests(test_key) if test_key else Key.fresh()
     what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {rows} {seed} {to_json(event)}"
     id = secret_name(key, "name of synthetic rows", what, (private_rows.x, private_rows.labels))
-    charge = charged(ledger, budget, event, key, id=id, run=run, sketch=sketch)
-    releases = Releases(charge, key)
+    charge = charge_one(ledger, budget, event, key, id=id, run=run, sketch=sketch)
+    gate = Gate(charge, key, EveryRecord(event.count))
 
-    x, y = plan.method.make(private_rows, n=n, sigma=event.sigma, noisy=releases.noisy, count=rows, seed=seed)
+    x, y = plan.method.make(private_rows, n=n, sigma=event.sigma, noisy=gate.next, count=rows, seed=seed)
     return Synthetic(
         x=x,
         labels=y,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.core.events import Gaussian
-from dpvision.private.statistics.rows import Preparation
+from dpvision.core.rows import Preparation
 
 
 @dataclass(frozen=True, eq=False)

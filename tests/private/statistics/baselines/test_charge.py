@@ -10,14 +10,16 @@ import pytest
 
 from dpvision.core import accountant, noise
 from dpvision.core.events import Budget, Gaussian
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, Ledger, ledger_of
+from dpvision.core.ledger import Ledger, ledger_of
+from dpvision.core.rows import BoundedSum, Rows
+from dpvision.core.sampling import EveryRecord
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.statistics.baselines import Synthetic, synthesise
 from dpvision.private.statistics.baselines.setup import setup
-from dpvision.private.statistics.releases import Releases
-from dpvision.private.statistics.rows import BoundedSum, Rows
+from tests.charges import charged
 from tests.one_thread import one_thread
 from tests.private.statistics.baselines.cases import SETTINGS
 from tests.private.statistics.cases import BUDGET, CLASSES, WIDTH, new_ledger, some_rows
@@ -78,16 +80,16 @@ def test_what_is_done_is_what_was_charged_and_within_the_budget(name: str, tmp_p
 def test_what_is_released_under_a_fixed_key_is_what_it_ever_was(name: str, golden: list[float]) -> None:
     plan = setup(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k != "method"})
     event = Gaussian(2.0, plan.method.releases)
-    releases = Releases(Charge("b", "r", event, "now", private=False), Key.for_tests("golden"))
+    gate = Gate(charged(event), Key.for_tests("golden"), EveryRecord(event.count))
     got = []
 
     def noisy(bounded: BoundedSum) -> np.ndarray:
-        got.append(releases.noisy(bounded))
+        got.append(gate.next(bounded))
         return got[-1]
 
     rows = Rows.of(X, Y, plan.preparation, classes=CLASSES)
     plan.method.make(rows, n=40, sigma=event.sigma, noisy=noisy, count=3, seed=5)
-    assert releases.left == 0
+    assert gate.left == 0
     assert np.allclose(got[0].reshape(-1)[:3], golden, rtol=0, atol=1e-5)
 
 

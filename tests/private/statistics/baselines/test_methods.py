@@ -11,12 +11,12 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from dpvision.core.events import Budget
+from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.private.statistics.baselines import synthesise
 from dpvision.private.statistics.baselines.embedding import by_class, shares, spread
 from dpvision.private.statistics.baselines.mixture import component_moments, from_moments
 from dpvision.private.statistics.baselines.p3gm import projected
 from dpvision.private.statistics.baselines.setup import setup
-from dpvision.private.statistics.rows import BoundedSum, Preparation, Rows
 from tests.one_thread import one_thread
 from tests.private.statistics.cases import CLASSES, WIDTH, new_ledger, separable
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows
 from dpvision.private.statistics.baselines import embedding, mixture
 from dpvision.private.statistics.baselines.embedding import embedded_sum, within_length_1
 from dpvision.private.statistics.baselines.fourier import FourierFeatures
 from dpvision.private.statistics.baselines.hermite import HermiteFeatures, hermite
 from dpvision.private.statistics.baselines.setup import setup
-from dpvision.private.statistics.rows import AT_A_TIME, BoundedSum, Preparation, Rows
 from tests.one_thread import one_thread
 from tests.private.statistics.baselines.cases import RELEASES, SETTINGS
 from tests.private.statistics.cases import CLASSES, NASTY, WIDTH, nasty_row, some_rows

@@ -9,9 +9,9 @@ import numpy as np
 from dpvision.core.events import Budget, Event
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.rows import Preparation, Rows
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
-from dpvision.private.statistics.rows import Preparation, Rows
 
 N, WIDTH, CLASSES = 90, 12, 3
 KEY = Key.for_tests("mixtures")

@@ -12,7 +12,7 @@ import pytest
 from dpvision.core import noise
 from dpvision.core.events import PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.row_sampling import Chosen, Poisson, Sampler, Scheduled, hierarchical, in_turn
+from dpvision.core.sampling import Chosen, MixtureSampler, Poisson, Scheduled, hierarchical, in_turn
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
@@ -26,7 +26,7 @@ NASTY = {
     "inf": np.r_[np.inf, np.zeros(WIDTH - 1)],
     "alone": np.r_[-1.0, np.zeros(WIDTH - 1)],
 }
-SAMPLERS: dict[str, tuple[Sampler, float]] = {
+SAMPLERS: dict[str, tuple[MixtureSampler, float]] = {
     "poisson": (Poisson(9, N, 700), 9),
     "hierarchical": (hierarchical(700, degree=9, n=N, classes=CLASSES, drawn=1.5, seed=1), 9),
     "in turn": (in_turn(700, rates=[0.3] * CLASSES), 9),
@@ -182,9 +182,9 @@ def test_what_was_not_charged_is_not_done(tmp_path: Path) -> None:
     mixtures = Mixtures(rows, sampler, degree=9)
     charged = charge(tmp_path / "a", mixtures, sampler.event(1.5))
     for other in (Poisson(10, N, 20), Poisson(9, N, 21)):
-        with pytest.raises(PrivacyError, match="not what this sampler does"):
+        with pytest.raises(PrivacyError, match="was charged for"):
             next(Mixtures(rows, other, degree=9).blocks(charged, KEY))
-    with pytest.raises(PrivacyError, match="the key says otherwise"):
+    with pytest.raises(PrivacyError, match="the key states otherwise"):
         next(mixtures.blocks(charged, Key.fresh()))
     with pytest.raises(ConfigError, match="lambda"):
         Mixtures(rows, sampler, degree=9, balance=0.0)

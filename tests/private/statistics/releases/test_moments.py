@@ -14,10 +14,10 @@ from dpvision.core import noise
 from dpvision.core.events import Gaussian, PoissonGaussian
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
 from dpvision.private.statistics.lda import class_statistics
 from dpvision.private.statistics.moments import Moments
-from dpvision.private.statistics.rows import Rows
 from dpvision.released.gaussians import ClassMoments
 from tests.private.statistics.cases import NASTY, nasty_row
 from tests.private.statistics.releases.charged import CLASSES, KEY, WIDTH, N, charge, data, rows_of
@@ -114,11 +114,11 @@ def test_without_its_charge_nothing_comes_out(tmp_path: Path) -> None:
     moments = _of(rows_of(*data()))
     good = charge(tmp_path / "a", moments, Gaussian(1.5, 1))
     for event in (Gaussian(1.5, 2), PoissonGaussian(0.5, 1.5, 1), PoissonGaussian(1.0, 1.5, 1)):
-        with pytest.raises(PrivacyError, match="not one release of every record"):
+        with pytest.raises(PrivacyError, match="was charged for"):
             moments.released(replace(good, event=event), KEY)
     with pytest.raises(PrivacyError, match="other records, settings or software"):
         moments.released(replace(good, id="00" * 16), KEY)
-    with pytest.raises(PrivacyError, match="the key says otherwise"):
+    with pytest.raises(PrivacyError, match="the key states otherwise"):
         moments.released(replace(good, private=True), KEY)
     with pytest.raises(PrivacyError):
         moments.released(good, Key.fresh())

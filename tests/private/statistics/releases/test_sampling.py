@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpvision.core.bernoulli import heads
 from dpvision.core.events import ClassScheduled, PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.row_sampling import Chosen, Poisson, Scheduled, hierarchical, in_turn
+from dpvision.core.sampling import Chosen, Poisson, Scheduled, heads, hierarchical, in_turn
 from dpvision.errors import ConfigError
 
 KEY = Key.for_tests("release")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpvision.core import noise
-from dpvision.core.row_sampling import Poisson, Sampler, in_turn
+from dpvision.core.sampling import MixtureSampler, Poisson, in_turn
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
 from tests.private.statistics.releases.charged import CLASSES, KEY, N, charge, data, mixed, rows_of
@@ -24,7 +24,9 @@ ROWS = 5 * BLOCK + 37
 @pytest.mark.parametrize(
     "sampler", [Poisson(9, N, ROWS), in_turn(ROWS, rates=[0.3] * CLASSES)], ids=["poisson", "turn"]
 )
-def test_the_number_of_threads_changes_no_bit(sampler: Sampler, weights: RandomWeights | None, tmp_path: Path) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    sampler: MixtureSampler, weights: RandomWeights | None, tmp_path: Path
+) -> None:
     """Nor the name, and so the charge: the same release."""
     mixtures = Mixtures(rows_of(*data()), sampler, degree=9, weights=weights)
     found, names = [], set()

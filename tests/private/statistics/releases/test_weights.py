@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpvision.core.keys import Key
-from dpvision.core.row_sampling import Poisson
+from dpvision.core.sampling import Poisson
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import Mixtures

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpvision.core.certify import certify
+from dpvision.core.clipping import Automatic, Flat, PerLayer, Public, Style
 from dpvision.errors import ConfigError, UnsafeLayer
 from dpvision.models import build
-from dpvision.private.engine import ClippedSum, verify
-from tests.private.engine.oracle import each_loss
+from dpvision.private.engine import ClippedSum
+from tests.private.engine.oracle import each_loss, verify
 from tests.private.engine.small_networks import NETWORKS
 
 
@@ -202,11 +205,11 @@ def test_networks_by_name_pass(name: str) -> None:
     verify(build(name, (3, 32, 32), classes=10, seed=0), each_loss, (3, 32, 32), 10)
 
 
-@pytest.mark.parametrize("physical", [1, 40])
+@pytest.mark.parametrize("physical", [1, 64])
 def test_the_cut_is_part_of_the_trial(physical: int) -> None:
     """What mixes only above 40 images is found if more than that pass at a time."""
     model = _First(lambda x: x - x.mean(0) if len(x) > 40 else x)
-    if physical == 40:
+    if physical == 64:
         with pytest.raises(UnsafeLayer):
             verify(model, each_loss, (8,), 10, physical=physical)
     verify(_First(torch.tanh), each_loss, (8,), 10, physical=physical)
@@ -225,3 +228,77 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_losses_of_any_kind_round_alike_in_any_place(what: str) -> None:
     torch.manual_seed(0)
     verify(nn.Linear(13, 10), LOSSES[what], (13,), 10)
+
+
+class _Wrong:
+    """An engine that gets one thing wrong: what the certificate is for."""
+
+    def __init__(self, what: str, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, clip: Style) -> None:
+        bound = clip.sensitivity
+        self._what = what
+        wrong = {"clips at another bound": Flat(1.1 * bound), "does not clip": Flat(1e9)}.get(what, clip)
+        self._inner = ClippedSum(model, loss, clip=wrong)
+        self.sensitivity, self.rounding = bound, 0.0
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def pass_images(self) -> int:
+        return self._inner.pass_images
+
+    def sum(self, batches: Iterable[tuple[Tensor, Tensor, Sequence[int]]], public: Public | None = None) -> Tensor:
+        batches = list(batches)
+        if self._what == "clips each view":
+            batches = [(x, y, [1] * len(x)) for x, y, _ in batches]
+        if self._what == "leaves the shift out":
+            public = None
+        total = self._inner.sum(batches, public)
+        if self._what == "leaves a bias out":
+            total[-3:] = 0
+        if self._what == "divides by the batch":
+            total = total / sum(len(views) for _, _, views in batches)
+        if self._what == "adds a unit twice":
+            total = total + self._inner.sum([(x[: v[0]], y[: v[0]], v[:1]) for x, y, v in batches], public)
+        if self._what == "lets NaN through" and any(bool(x.isnan().any()) for x, _, _ in batches):
+            total = total + 1e-3
+        return total
+
+
+WRONG = (
+    "clips at another bound",
+    "does not clip",
+    "clips each view",
+    "leaves the shift out",
+    "leaves a bias out",
+    "divides by the batch",
+    "adds a unit twice",
+    "lets NaN through",
+)
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("style", [Flat(1.0), Flat(0.01), PerLayer(0.5)])
+def test_an_engine_that_does_not_sum_as_specified_is_refused(what: str, style: Style) -> None:
+    """Raw gradients are right in all of these: it is norms, factors and sums that are wrong."""
+    if what == "clips at another bound" and not isinstance(style, Flat):
+        return
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+    certify(model, each_loss, (8,), 3, engine=ClippedSum, style=style, public=("shift",))
+    with pytest.raises(UnsafeLayer):
+        certify(model, each_loss, (8,), 3, engine=partial(_Wrong, what), style=style, public=("shift",))
+
+
+@pytest.mark.parametrize("public", [(), ("scale",), ("shift",), ("scale", "shift")])
+@pytest.mark.parametrize("style", [Flat(1.0), Automatic(1.0), PerLayer(1.0)])
+@pytest.mark.parametrize(("one_view", "views"), [(True, (1,)), (False, (1,)), (False, (4,)), (False, (2, 4, 6))])
+def test_the_engine_passes_in_every_configuration(
+    public: tuple[str, ...], style: Style, one_view: bool, views: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3))
+    model[0].bias.requires_grad_(False)
+    engine = partial(ClippedSum, one_view=one_view, physical=8)
+    certify(model, each_loss, (40,), 3, engine=engine, style=style, views=views, public=public)

@@ -20,15 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.arrays import Floats, as_classes, as_matrix
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.whitening import Whitening
 
+Floats = NDArray[np.float64]
 # Rows that are worked on at a time, in float64.
 AT_A_TIME = 256
 # Beyond this a feature is cut, so that no square of one is out of range.
@@ -44,6 +43,22 @@ class BoundedSum(NamedTuple):
     sensitivity: float
 
 
+@runtime_checkable
+class PublicMap(Protocol):
+    """A linear map made of public numbers, that is applied to each row alone: whitening.Whitening."""
+
+    @property
+    def mean(self) -> Floats: ...
+
+    @property
+    def matrix(self) -> Floats: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def apply(self, x: Floats) -> Floats: ...
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What is done to each row before anything is learned from it, and again to each row that is classified.
@@ -57,7 +72,7 @@ class Preparation:
 
     bound: float = 1.0
     unit: bool = False
-    whitening: Whitening | None = None
+    whitening: PublicMap | None = None
     intercept: float = 0.0
     centre: bool = False
 
@@ -68,7 +83,7 @@ class Preparation:
             raise ConfigError(f"bound is {self.bound!r}: the most length of a row must be a finite number above 0.")
         if not (isinstance(self.intercept, int | float) and 0 <= self.intercept < math.inf):
             raise ConfigError(f"intercept is {self.intercept!r}: it must be a finite number, 0 for none.")
-        if self.whitening is not None and not isinstance(self.whitening, Whitening):
+        if self.whitening is not None and not isinstance(self.whitening, PublicMap):
             raise ConfigError("whitening must be made by Whitening.of(public features).")
         if self.bound != 1 and (self.unit or self.whitening):
             raise ConfigError("bound has no effect on rows that are brought to length 1. Fix: leave bound out.")
@@ -172,3 +187,32 @@ class Rows:
 def lengths(x: Floats) -> Floats:
     """(N, 1) Euclidean lengths."""
     return np.sqrt(np.einsum("nd,nd->n", x, x))[:, None]
+
+
+def as_matrix(features: Any, name: str) -> NDArray[Any]:
+    """An (N, d) array or tensor of floats."""
+    found = _as_array(features, name)
+    if found.ndim != 2 or found.shape[1] == 0 or found.dtype.kind != "f":
+        raise ConfigError(
+            f"{name} must be a matrix of floats with a row for each image, not {found.dtype} of shape {found.shape}."
+        )
+    return found
+
+
+def as_classes(labels: Any, name: str, *, classes: int) -> NDArray[np.int64]:
+    """Whole numbers from 0 to classes - 1. How many classes there are is public, and never taken from the labels."""
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+        raise ConfigError(f"classes is {classes!r}: the number of classes is public, and a whole number above 1.")
+    found = _as_array(labels, name)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ConfigError(f"{name} must be a list of whole numbers, not {found.dtype} of shape {found.shape}.")
+    if len(found) and not (found.min() >= 0 and found.max() < classes):
+        raise ConfigError(f"{name} must be from 0 to {classes - 1}, as there are {classes} classes; some are not.")
+    return found.astype(np.int64)
+
+
+def _as_array(values: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{name} can not be read as an array ({exc}).") from exc

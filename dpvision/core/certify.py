@@ -1,0 +1,291 @@
+"""A certificate by trial: the engine that will train returns the clipped sum that clipping.py specifies.
+
+The engine is fast, and checked instead of trusted. Before every charge, in the very configuration that will train (the
+model with its frozen parts, the loss, the clip style, the numbers of views, the promise of one view, the physical cut,
+the threads), random images show that
+
+    it equals the specification    in float64, the engine's sum is the specified one, with units above and below the
+                                   bound, images in [-1, 1] and in [0, 1], and public vectors where some are used
+    odd units are bounded          one of zeros, a huge one, and ones with NaN or Inf contribute at most the
+                                   sensitivity; NaN contributes nothing
+    no unit moves another          in the model's own precision and with more images than pass at a time, the sum of
+                                   all units is, to the last bit, the sum of their own sums: also next to odd units
+    nothing is kept                the same batch gives the same bits again after another batch, and a pass leaves every
+                                   parameter and buffer as it was
+
+Each trial starts from a fresh copy of the model, at weights that are moved a little, so that no path is closed by a
+zero. A trial is not a proof: a model that mixes images only in batches above MOST_TRIED, or only for values that no
+trial has, is not found. What is left to trust: torch's autograd, and that the engine treats the private images as it
+treated the random ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpvision.core.clipping import Flat, Loss, Public, Style, clipped_sum, layer_of
+from dpvision.core.noise import ARITHMETIC_SLACK
+from dpvision.errors import ConfigError, DPVisionError, UnsafeLayer
+
+# Of a parameter's part of the specified sum, in float64: more is not rounding.
+TOLERANCE = 1e-6
+# Images in the trial in the model's own precision: more than pass at a time, if that is not too many.
+LEAST_TRIED, MOST_TRIED = 33, 257
+HUGE = 1e6
+Batch = tuple[Tensor, Tensor, Sequence[int]]
+
+
+class Engine(Protocol):
+    """What computes clipped sums: private.engine.ClippedSum."""
+
+    @property
+    def sensitivity(self) -> float: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def pass_images(self) -> int: ...
+
+    @property
+    def rounding(self) -> float: ...
+
+    def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor: ...
+
+
+class MakeEngine(Protocol):
+    """An engine for a model, a loss and a style; everything else about it is fixed as it will train."""
+
+    def __call__(self, model: nn.Module, loss: Loss, *, clip: Style) -> Engine: ...
+
+
+def certify(
+    model: nn.Module,
+    loss: Loss,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    engine: MakeEngine,
+    style: Style,
+    views: Sequence[int] = (2, 3, 1),
+    public: Sequence[str] = (),
+) -> None:
+    """Refuse what differs from the specification in a trial.
+
+    `views` are numbers of images that units have, in turn. `public` names which public vectors shape contributions:
+    "scale", "shift", "perturbations".
+    """
+    if classes < 1:
+        raise ConfigError(f"classes is {classes}: a model needs at least one output.")
+    with _explained():
+        engine(model, loss, clip=style)  # refuses layers by name
+        for name, parameter in model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ConfigError(f"{name} is not finite: training cannot start from it. Fix: other initial weights.")
+        trial = _Trial(model, loss, shape, classes, engine=engine, style=style, views=views, public=public)
+        with _constants_in(torch.float64):
+            trial.require_outputs()
+            trial.require_loss_of_outputs()
+            trial.equals_specification()
+        trial.units_are_apart()
+
+
+class _Trial:
+    """Random images and fresh copies of a model at weights that are moved a little."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        shape: tuple[int, ...],
+        classes: int,
+        *,
+        engine: MakeEngine,
+        style: Style,
+        views: Sequence[int],
+        public: Sequence[str],
+    ) -> None:
+        self._loss, self._shape, self._classes = loss, shape, classes
+        self._engine, self._style, self._views, self._public = engine, style, list(views), public
+        self._generator = torch.Generator().manual_seed(0)
+        self._model = copy.deepcopy(model)
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_((0.02 * self._normal(*parameter.shape)).to(parameter))
+        self._wide = copy.deepcopy(self._model).double()
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator, dtype=torch.float64)
+
+    def _images(self, count: int, least: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        """Images with values from `least` to 1, and classes."""
+        images = torch.rand(count, *self._shape, generator=self._generator, dtype=torch.float64)
+        targets = torch.randint(0, self._classes, (count,), generator=self._generator)
+        return (images * (1 - least) + least).to(self._device, dtype), targets.to(self._device)
+
+    def _vectors(self, size: int, views: int, dtype: torch.dtype = torch.float64) -> Public:
+        """Public vectors of the kinds that training will use."""
+        drawn = [self._normal(size).to(self._device, dtype) for _ in range(2 + views)]
+        scale = drawn[0].abs() + 0.5 if "scale" in self._public else None
+        shift = 0.1 * drawn[1] / math.sqrt(size) if "shift" in self._public else None
+        return Public(scale, shift, [0.01 * v for v in drawn[2:]] if "perturbations" in self._public else [])
+
+    def require_outputs(self) -> None:
+        """One row of outputs per image, one number per class."""
+        images, _ = self._images(3, -1.0)
+        with torch.no_grad():
+            outputs: Any = copy.deepcopy(self._wide)(images)
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(
+                f"the model gives a {type(outputs).__name__} and not a tensor. Fix: a model, or a small one around it, "
+                "that returns the logits alone."
+            )
+        if tuple(outputs.shape) != (3, self._classes):
+            raise ConfigError(
+                f"the model gives outputs of shape {tuple(outputs.shape)} for 3 images; with {self._classes} classes "
+                f"it must be (3, {self._classes})."
+            )
+
+    def require_loss_of_outputs(self) -> None:
+        """A loss that uses trainable tensors itself would lose that part of its gradient."""
+        _, targets = self._images(3, -1.0)
+        outputs = torch.zeros(3, self._classes, dtype=torch.float64, device=self._device)
+        with torch.enable_grad():
+            losses = self._loss(outputs, targets)
+        if losses.requires_grad:
+            raise ConfigError(
+                "the loss depends on trainable tensors besides the model's outputs, such as a penalty on the weights, "
+                "and that part would be left out. Fix: weight decay of the optimiser, or compute it in the model."
+            )
+
+    def equals_specification(self) -> None:
+        """In float64: units of each kind together, at the bound that will train and at one that half of them exceed."""
+        for least, odd in ((-1.0, 1.0), (0.0, -1.0), (0.0, HUGE), (-1.0, 0.0), (-1.0, torch.nan), (0.0, torch.inf)):
+            views = [self._views[i % len(self._views)] for i in range(3)]
+            images, targets = self._images(sum(views), least)
+            units = list(zip(images.split(views), targets.split(views), strict=True))
+            units[1] = (units[1][0] * odd, units[1][1])
+            public = self._vectors(sum(p.numel() for p in self._wide.parameters() if p.requires_grad), max(views))
+            self._compare(units, odd, self._style, public)
+            if odd == 1.0:
+                self._compare(units, odd, self._half_way(units, public), public)
+
+    def _half_way(self, units: list[tuple[Tensor, Tensor]], public: Public) -> Style:
+        """The same kind of style, with a bound that some of the units exceed and others do not."""
+        norms = sorted(float(self._specified([unit], Flat(1e12), public).norm()) for unit in units)
+        return type(self._style)(min(max(norms[len(norms) // 2], 1e-9), 1e9))
+
+    def _specified(self, units: Iterable[tuple[Tensor, Tensor]], style: Style, public: Public) -> Tensor:
+        try:
+            return clipped_sum(copy.deepcopy(self._wide), self._loss, style, units, public)
+        except ValueError as error:
+            raise UnsafeLayer(f"the model cannot treat an image when no others are in the batch: {error}") from error
+
+    def _compare(self, units: list[tuple[Tensor, Tensor]], odd: float, style: Style, public: Public) -> None:
+        model = copy.deepcopy(self._wide)
+        before = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+        engine = self._engine(model, self._loss, clip=style)
+        got = engine.sum([_batch(units)], public).cpu()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if not torch.equal(tensor, before[name]):
+                raise UnsafeLayer(f"{name}: a tensor that a pass over images changes would carry them out of here.")
+        if not abs(odd) <= 1:  # rounding is large there: the others are compared, and this one is bounded
+            strange = engine.sum([_batch(units[1:2])], public).cpu()
+            most = 0.0 if math.isnan(odd) else engine.sensitivity * (1 + ARITHMETIC_SLACK)
+            if not float(strange.norm()) <= most:
+                raise UnsafeLayer(
+                    f"a unit of images times {odd} contributes {float(strange.norm()):.3g} to the sum, where "
+                    f"{most:.3g} is the most. Either a layer has no rule, or one turns such values into numbers."
+                )
+            got, units = got - strange, [units[0], *units[2:]]
+        _require_close(self._wide, got, self._specified(units, style, public), engine)
+
+    def units_are_apart(self) -> None:
+        """In the model's own precision, by bits: the sum of all is the sum of each, next to whatever else is there."""
+        for least in (0.0, -1.0):
+            engine = self._engine(copy.deepcopy(self._model), self._loss, clip=self._style)
+            size = self._views[0]
+            public = self._vectors(engine.size, size, self._dtype)
+            engine.sum([(*self._images(size, least, self._dtype), [size])], public)  # measures how many pass at a time
+            count = min(max(LEAST_TRIED, engine.pass_images + 1), MOST_TRIED) if least == 0 else 3
+            images, targets = self._images(size * max(3, math.ceil(count / size)), least, self._dtype)
+            units = list(zip(images.split(size), targets.split(size), strict=True))
+            if size == 1 and len(self._views) > 1:  # one large unit takes the memory of one gradient
+                units = [units[0], (images[1:], targets[1:])]
+            image, target = units[0]
+            negative, zero, huge, none = ((image * factor, target) for factor in (-1.0, 0.0, HUGE, torch.nan))
+            base = engine.sum([_batch(units)], public)
+            alone = engine.sum([_batch(units[:1])], public) + engine.sum([_batch(units[1:])], public)
+            self._require_same(alone, base)
+            for first, between, last in (([negative, zero, huge], [], []), ([], [none], [negative])):
+                odd = sum(engine.sum([_batch([unit])], public) for unit in (*first, *between, *last))
+                mixed = engine.sum([_batch([*first, units[0], *between, *units[1:], *last])], public)
+                self._require_same(mixed, base + odd)
+            self._require_same(engine.sum([_batch(units)], public), base)  # again, after others
+
+    def _require_same(self, got: Tensor, expected: Tensor) -> None:
+        if torch.equal(got, expected):
+            return
+        off = float((got - expected).norm()) / self._style.sensitivity
+        raise UnsafeLayer(
+            f"the contribution of a unit depends on which other units are in the batch, by {off:.1e} of the clipping "
+            "norm, so one unit more could move all others. Either a layer mixes the examples of a batch or keeps "
+            "something of them, or some function rounds a number by its place in a batch. Fix: let every layer work on "
+            "each image alone; for mere rounding, physical=1, where units pass one by one."
+        )
+
+
+def _batch(units: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+    images, targets = (torch.cat(part) for part in zip(*units, strict=True))
+    return images, targets, [len(x) for x, _ in units]
+
+
+def _require_close(model: nn.Module, got: Tensor, expected: Tensor, engine: Engine) -> None:
+    """Parameter by parameter; what is far below the rest, and rounding that the noise is scaled for, may be off."""
+    rounding = (TOLERANCE + min(engine.rounding, ARITHMETIC_SLACK)) * engine.sensitivity
+    trained = [(name, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
+    sizes = [size for _, size in trained]
+    for (name, _), mine, theirs in zip(trained, got.split(sizes), expected.split(sizes), strict=True):
+        off, size = float((mine - theirs).norm()), max(float(theirs.norm()), 1e-3 * float(expected.norm()))
+        if not off <= TOLERANCE * size + rounding:
+            kind = type(model.get_submodule(layer_of(name))).__name__
+            raise UnsafeLayer(
+                f"{name} ({kind}): its part of the clipped sum differs from the specified one by "
+                f"{off / max(size, 1e-300):.1%}. Either a layer after it mixes the examples of a batch, or it is used "
+                "in a way that has no rule. Fix: let every layer work on each image alone, or freeze this one."
+            )
+
+
+@contextmanager
+def _constants_in(dtype: torch.dtype) -> Iterator[None]:
+    """What a model makes by torch.zeros and the like fits the precision of the trial."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What torch raises in a trial, as one error of ours."""
+    try:
+        yield
+    except DPVisionError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            f"the model or the loss failed on random images, in a trial of its gradients: {type(error).__name__}: "
+            f"{reason} Fix: a model and a loss of plain torch functions, with the images along the first axis."
+        ) from error
