@@ -7,17 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dpvision.data import records
-from dpvision.data.classes import Classes, declared_names, sort_names
 from dpvision.data.dataset import SPLITS, Broken, Dataset, Findings
-from dpvision.data.listing import Item, Listing, broken_file, common_size, require_distinct, settle_classes, survey
+from dpvision.data.facts import Classes, Size, declared_names, declared_size, sort_names
+from dpvision.data.files import Refusal, named, open_inside
+from dpvision.data.image_files import Measured, broken_file, common_size, require_distinct, settle_classes, survey
+from dpvision.data.listing import Item, Listing
 from dpvision.data.picture import decode
-from dpvision.data.refusal import Refusal, named
-from dpvision.data.regular_file import open_inside
 from dpvision.data.source import Source, kind_of, list_files, load
 
 
-def check(source: Source, *, classes: Classes = None, size: records.Size = None) -> Findings:
+def check(source: Source, *, classes: Classes = None, size: Size = None) -> Findings:
     """Reads every image, one at a time, and never stops at a broken one.
 
     Raises a DataError only if the source can not be read at all. What would make `load` refuse the source although
@@ -51,8 +50,8 @@ def _describe(dataset: Dataset) -> Findings:
     )
 
 
-def _look_through(listing: Listing, name: str, *, classes: Classes, size: records.Size) -> Findings:
-    declared, sides = declared_names(classes), records.declared_size(size)
+def _look_through(listing: Listing, name: str, *, classes: Classes, size: Size) -> Findings:
+    declared, sides = declared_names(classes), declared_size(size)
     good, broken = survey(listing)
     problems: list[str] = []
     try:
@@ -68,7 +67,7 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: record
     sizes: Counter[tuple[int, int]] = Counter()
     channels: Counter[int] = Counter()
     persons: set[str] = set()
-    readable: dict[str, list[tuple[Item, tuple[int, int, int]]]] = {split: [] for split in good}
+    readable: Measured = {split: [] for split in good}
     for split, pairs in good.items():
         for item, found in pairs:
             fault = _fault(listing, item, found=found)
