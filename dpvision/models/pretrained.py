@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpvision.core import files
 from dpvision.errors import DataError
-from dpvision.models.parts import head_of
+from dpvision.models.featured import head_of
 
 # Tensors of published files that are used in their training only.
 UNUSED = {"mask_token"}
