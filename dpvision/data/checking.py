@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpvision.data.dataset import SPLITS, Broken, Dataset, Findings
-from dpvision.data.facts import Classes, Size, declared_names, declared_size, sort_names
+from dpvision.data.facts import Classes, Declared, Size, declare, sort_names
 from dpvision.data.files import Refusal, named, open_inside
 from dpvision.data.image_files import Measured, broken_file, common_size, require_distinct, settle_classes, survey
 from dpvision.data.listing import Item, Listing
@@ -28,7 +28,7 @@ def check(source: Source, *, classes: Classes = None, size: Size = None) -> Find
     path = Path(source)
     listing, name = list_files(path, kind)
     with named(path):
-        return _look_through(listing, name, classes=classes, size=size)
+        return _look_through(listing, name, declare(classes=classes, size=size))
 
 
 def _describe(dataset: Dataset) -> Findings:
@@ -50,12 +50,11 @@ def _describe(dataset: Dataset) -> Findings:
     )
 
 
-def _look_through(listing: Listing, name: str, *, classes: Classes, size: Size) -> Findings:
-    declared, sides = declared_names(classes), declared_size(size)
+def _look_through(listing: Listing, name: str, declared: Declared) -> Findings:
     good, broken = survey(listing)
     problems: list[str] = []
     try:
-        settle_classes(listing, declared, numbered=isinstance(classes, int))
+        settle_classes(listing, declared)
     except Refusal as exc:
         problems.append(str(exc))
     try:
@@ -63,7 +62,7 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: Size) 
     except Refusal as exc:
         problems.append(str(exc))
     labels = {item.label for items in listing.items.values() for item in items} | listing.classes
-    counts = {split: dict.fromkeys(declared or sort_names(labels), 0) for split in good}
+    counts = {split: dict.fromkeys(declared.names or sort_names(labels), 0) for split in good}
     sizes: Counter[tuple[int, int]] = Counter()
     channels: Counter[int] = Counter()
     persons: set[str] = set()
@@ -83,7 +82,7 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: Size) 
         problems.append("has no readable image in train.")
     if sizes:
         try:
-            common_size(readable, sides)
+            common_size(readable, declared.size)
         except Refusal as exc:
             problems.append(str(exc))
     return Findings(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,11 +20,19 @@ from dpvision.data.files import Refusal, shown
 
 Classes = int | Sequence[str] | None
 Size = int | tuple[int, int] | None
+INFERABLE = ("classes", "image size", "channels")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
-def declared_names(classes: Classes) -> tuple[str, ...] | None:
-    """The names that were declared, or None where they are to be read off the data."""
+def declare(*, classes: Classes = None, size: Size = None, channels: int | None = None) -> Declared:
+    """What was declared, or a Refusal of what no data set can have."""
+    names, sides = _declared_names(classes), _declared_size(size)
+    if channels not in (None, 1, 3):
+        raise Refusal(f"can not have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
+    return Declared(names, isinstance(classes, int), sides, channels)
+
+
+def _declared_names(classes: Classes) -> tuple[str, ...] | None:
     if classes is None:
         return None
     if isinstance(classes, int):
@@ -35,6 +44,28 @@ def declared_names(classes: Classes) -> tuple[str, ...] | None:
         raise Refusal(f"can not have the classes {classes!r}. Fix: give their number or a list of names.")
     check_names(names)
     return names
+
+
+def _declared_size(size: Size) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
+        raise Refusal(f"can not have images of size {size!r}. Fix: give one number or (height, width).")
+    return sides[0], sides[1]
+
+
+def require_shape(shape: tuple[int, ...], declared: Declared) -> None:
+    """Arrays are not resized or recoloured: what is declared of their images must be true."""
+    if declared.size is not None and shape[1:3] != declared.size:
+        raise Refusal(
+            f"holds images of {shape[1]}x{shape[2]}, not {declared.size[0]}x{declared.size[1]}. "
+            "Fix: declare their true size, or resize them before they are saved (only image files are resized)."
+        )
+    if declared.channels is not None and shape[3] != declared.channels:
+        raise Refusal(
+            f"holds images with {shape[3]} channels, not {declared.channels}. Fix: declare their true number."
+        )
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -52,25 +83,26 @@ def check_name(name: str) -> None:
         raise Refusal(f"has a class named {shown(name)!r}. Fix: use a short name without control characters.")
 
 
-def name_numbered(labels: Mapping[str, np.ndarray], declared: tuple[str, ...] | None) -> tuple[str, ...]:
+def name_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple[str, ...]:
     """The names for labels that are numbers, after every label was found to be one of them."""
     lowest = min(int(array.min()) for array in labels.values())
     if lowest < 0:
         raise Refusal(f"has the label {lowest}. Fix: number the classes from 0.")
-    if declared is None:
+    names = declared.names
+    if names is None:
         count = int(labels["train"].max()) + 1
         if not 2 <= count <= limits.CLASSES:
             raise Refusal(
                 f"has labels up to {count - 1}: 2 to {limits.CLASSES:,} classes are possible, numbered from 0."
             )
-        declared = tuple(str(number) for number in range(count))
+        names = tuple(str(number) for number in range(count))
     for split, array in labels.items():
-        if int(array.max()) >= len(declared):
+        if int(array.max()) >= len(names):
             raise Refusal(
-                f"has the label {int(array.max())} in {split}, but the classes are 0 to {len(declared) - 1}. "
+                f"has the label {int(array.max())} in {split}, but the classes are 0 to {len(names) - 1}. "
                 "Fix: correct the label or declare more classes."
             )
-    return declared
+    return names
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -81,19 +113,16 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(listed))
 
 
-def settle_names(found: Iterable[str], declared: tuple[str, ...] | None, *, numbered: bool) -> tuple[str, ...]:
-    """The classes of a source with named labels; `found` are the names in its training data.
-
-    `numbered` says that a number of classes was declared, which changes only the advice.
-    """
+def settle_names(found: Iterable[str], declared: Declared) -> tuple[str, ...]:
+    """The classes of a source with named labels; `found` are the names in its training data."""
     names = sort_names(found)
-    if declared is None:
+    if declared.names is None:
         check_names(names)
         return names
-    strange = sorted(set(names) - set(declared))
+    strange = sorted(set(names) - set(declared.names))
     if strange:
-        raise Refusal(unknown_name(strange[0], declared, numbered=numbered))
-    return declared
+        raise Refusal(unknown_name(strange[0], declared.names, numbered=declared.numbered))
+    return declared.names
 
 
 def unknown_name(name: str, names: Sequence[str], *, numbered: bool = False) -> str:
@@ -102,54 +131,17 @@ def unknown_name(name: str, names: Sequence[str], *, numbered: bool = False) -> 
     return f"has the class {shown(name)!r}, which is none of: {few}. Fix: {fix}."
 
 
-def match_stored(stored: tuple[str, ...], declared: tuple[str, ...] | None, *, numbered: bool) -> bool:
+def match_stored(stored: tuple[str, ...], declared: Declared) -> bool:
     """Whether the names of a finished data set were declared now; a declaration must agree with them.
 
     A number agrees with as many names, but declares none but "0" to "k-1": others stay what they were.
     """
-    if declared is None:
+    names = declared.names
+    if names is None:
         return False
-    if declared != stored and not (numbered and len(declared) == len(stored)):
-        raise Refusal(unknown_name(next((n for n in stored if n not in declared), stored[0]), declared))
-    return declared == stored
-
-
-def declared_size(size: Size) -> tuple[int, int] | None:
-    """(height, width), or None where the size is to be read off the data."""
-    if size is None:
-        return None
-    sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
-        raise Refusal(f"can not have images of size {size!r}. Fix: give one number or (height, width).")
-    return sides[0], sides[1]
-
-
-def settle_size(shape: tuple[int, ...], declared: tuple[int, int] | None) -> bool:
-    """Whether the size was read off the data. Arrays are not resized, so a declared size must be the true one."""
-    if declared is not None and shape[1:3] != declared:
-        raise Refusal(
-            f"holds images of {shape[1]}x{shape[2]}, not {declared[0]}x{declared[1]}. "
-            "Fix: declare their true size, or resize them before they are saved (only image files are resized)."
-        )
-    return declared is None
-
-
-def check_channels(channels: int | None) -> None:
-    if channels not in (None, 1, 3):
-        raise Refusal(f"can not have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
-
-
-def settle_channels(shape: tuple[int, ...], declared: int | None) -> bool:
-    """Whether the channels were read off the data. Arrays are not recoloured: declared ones must be the true ones."""
-    check_channels(declared)
-    if declared is not None and shape[3] != declared:
-        raise Refusal(f"holds images with {shape[3]} channels, not {declared}. Fix: declare their true number.")
-    return declared is None
-
-
-def inferred(*, classes: bool, size: bool, channels: bool) -> tuple[str, ...]:
-    """The names of the facts that were read off the data."""
-    return ("classes",) * classes + ("image size",) * size + ("channels",) * channels
+    if names != stored and not (declared.numbered and len(names) == len(stored)):
+        raise Refusal(unknown_name(next((n for n in stored if n not in names), stored[0]), names))
+    return names == stored
 
 
 def image_shape(shape: tuple[int, ...], *, name: str) -> tuple[int, int, int, int]:
@@ -226,3 +218,21 @@ def index_persons(ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _kind(shape: tuple[int, ...], dtype: np.dtype) -> str:
     return f"{shape[1]}x{shape[2]}x{shape[3]} {dtype}"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Public facts that the user declared of a data set; None for each that is to be read off the data."""
+
+    names: tuple[str, ...] | None
+    numbered: bool
+    """Whether the names stand for a declared number, which changes only the advice."""
+    size: tuple[int, int] | None
+    """(height, width)."""
+    channels: int | None
+
+    @property
+    def inferred(self) -> tuple[str, ...]:
+        """The names of the facts that are to be read off the data."""
+        values = zip(INFERABLE, (self.names, self.size, self.channels), strict=True)
+        return tuple(fact for fact, value in values if value is None)

@@ -25,24 +25,20 @@ Measured = dict[str, list[tuple[Item, tuple[int, int, int]]]]
 def read_listing(
     listing: Listing,
     source: Path,
+    declared: facts.Declared,
     *,
     name: str,
-    classes: facts.Classes,
-    size: facts.Size,
-    channels: int | None,
     skip_broken: bool,
     room: Room,
     progress: Progress | None,
 ) -> Dataset:
     """The data set, after every label was found among the classes and no file under two names."""
-    declared, sides = facts.declared_names(classes), facts.declared_size(size)
-    facts.check_channels(channels)
     if not listing.items.get("train") and not listing.broken:
         raise Refusal("has no image in train.")
-    names = settle_classes(listing, declared, numbered=isinstance(classes, int))
+    names = settle_classes(listing, declared)
     require_distinct(listing)
     images, kept, broken, originals = _decode_files(
-        listing, source, sides=sides, skip_broken=skip_broken, room=room, progress=progress, channels=channels
+        listing, source, declared, skip_broken=skip_broken, room=room, progress=progress
     )
     if "train" not in images:
         raise Refusal("has no readable image in train.")
@@ -57,20 +53,18 @@ def read_listing(
         )
         for split, array in images.items()
     }
-    inferred = facts.inferred(classes=declared is None, size=sides is None, channels=channels is None)
     parts = splits["train"], splits.get("val"), splits.get("test")
-    return Dataset(name, names, *parts, inferred, tuple(broken), skipped_broken=skip_broken)
+    return Dataset(name, names, *parts, declared.inferred, tuple(broken), skipped_broken=skip_broken)
 
 
 def _decode_files(
     listing: Listing,
     source: Path,
+    declared: facts.Declared,
     *,
-    sides: tuple[int, int] | None,
     skip_broken: bool,
     room: Room,
     progress: Progress | None,
-    channels: int | None,
 ) -> tuple[dict[str, np.ndarray], dict[str, list[Item]], list[Broken], dict[str, np.ndarray]]:
     """Images and items by split, what was left out, and the originals' digests. First headers are read, then images."""
     good, broken = survey(listing)
@@ -80,9 +74,9 @@ def _decode_files(
     kept: dict[str, list[Item]] = {}
     originals: dict[str, np.ndarray] = {}
     if total:
-        height, width = common_size(good, sides)
+        height, width = common_size(good, declared.size)
         # Gray stays gray only if everything is gray.
-        depth = channels or max(found for _, (_, _, found) in _flattened(good))
+        depth = declared.channels or max(found for _, (_, _, found) in _flattened(good))
         room.require(math.prod((total, height, width, depth)))
         done = 0
         for split, pairs in good.items():
@@ -126,14 +120,14 @@ def _index_persons(kept: dict[str, list[Item]]) -> dict[str, np.ndarray]:
     }
 
 
-def settle_classes(listing: Listing, declared: tuple[str, ...] | None, *, numbered: bool) -> tuple[str, ...]:
+def settle_classes(listing: Listing, declared: facts.Declared) -> tuple[str, ...]:
     """The classes, after every label of every split was found among them."""
-    names = facts.settle_names(listing.classes, declared, numbered=numbered)
+    names = facts.settle_names(listing.classes, declared)
     known = set(names)
     for split in SPLITS:
         for item in listing.items.get(split, ()):
             if item.label not in known:
-                raise Refusal(f"in {split}, {facts.unknown_name(item.label, names, numbered=numbered)}")
+                raise Refusal(f"in {split}, {facts.unknown_name(item.label, names, numbered=declared.numbered)}")
     return names
 
 

@@ -17,19 +17,15 @@ from dpvision.data.store import MemoryRoom, Room
 _BLOCK = 4 * limits.MIB
 
 
-def read_npz(path: Path, *, classes: facts.Classes, size: facts.Size, channels: int | None, room: Room) -> Dataset:
+def read_npz(path: Path, declared: facts.Declared, *, room: Room) -> Dataset:
     """The whole file. Headers are proved and compared before the first array is read."""
     with named(path), open_regular(path) as file:
-        declared, sides = facts.declared_names(classes), facts.declared_size(size)
         arrays = Arrays(file)
         present = [split for split in SPLITS if f"{split}_images" in arrays.headers]
         if "train" not in present:
             raise Refusal(f"has no train_images; its arrays are: {arrays.listed}.")
         shapes, dtypes = _kinds(arrays, present)
-        read_off = {
-            "size": facts.settle_size(shapes["train"], sides),
-            "channels": facts.settle_channels(shapes["train"], channels),
-        }
+        facts.require_shape(shapes["train"], declared)
         arrays.require(room, shapes, dtypes)
         labels = {split: arrays.integers(f"{split}_labels") for split in present}
         names = facts.name_numbered(labels, declared)
@@ -43,21 +39,21 @@ def read_npz(path: Path, *, classes: facts.Classes, size: facts.Size, channels: 
             )
             for split in present
         }
-    inferred = facts.inferred(classes=declared is None, **read_off)
-    return Dataset(shown(path.stem), names, splits["train"], splits.get("val"), splits.get("test"), inferred)
+    parts = splits["train"], splits.get("val"), splits.get("test")
+    return Dataset(shown(path.stem), names, *parts, declared.inferred)
 
 
 def read_npz_images(path: Path, *, size: facts.Size, at_a_time: int) -> Iterator[tuple[np.ndarray, int]]:
     """Only the images to predict, test_images or images: some at a time, and how many there are in all."""
     with named(path), open_regular(path) as file:
-        sides = facts.declared_size(size)
+        declared = facts.declare(size=size)
         arrays = Arrays(file)
         key = next((key for key in ("test_images", "images") if key in arrays.headers), None)
         if key is None:
             raise Refusal(f"has neither test_images nor images; its arrays are: {arrays.listed}.")
         header = arrays.headers[key]
         shape = facts.image_shape(header.shape, name=key)
-        facts.settle_size(shape, sides)
+        facts.require_shape(shape, declared)
         dtype = facts.image_dtype(header.dtype, name=key)
         arrays.require(MemoryRoom() if header.fortran else _Passing(), {key: shape}, {key: dtype})
         for block in arrays.blocks(key, shape=shape, count=at_a_time):

@@ -60,7 +60,7 @@ def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_ti
 def _of_files(
     path: Path, folder: bool, *, size: tuple[int, int], channels: int, at_a_time: int
 ) -> Iterator[Unlabelled]:
-    sides = facts.declared_size(size)
+    sides = facts.declare(size=size).size
     assert sides is not None
     root, paths = os.path.realpath(path), [""]
     if folder:

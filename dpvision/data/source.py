@@ -109,27 +109,18 @@ def read_source(
     """`load` with a choice of where the images are put."""
     path = Path(source)
     kind = kind_of(source)
+    with named(path):
+        declared = facts.declare(classes=classes, size=size, channels=channels)
     if kind in ("folder", "csv"):
         listing, name = list_files(path, kind)
         with named(path):
             return read_listing(
-                listing,
-                path,
-                name=name,
-                classes=classes,
-                size=size,
-                channels=channels,
-                skip_broken=skip_broken,
-                room=room,
-                progress=progress,
+                listing, path, declared, name=name, skip_broken=skip_broken, room=room, progress=progress
             )
     if kind == "npz":
-        dataset = read_npz(path, classes=classes, size=size, channels=channels, room=room)
+        dataset = read_npz(path, declared, room=room)
     else:
-        if kind == DIGITS:
-            finished = _read_digits(classes=classes, size=size, channels=channels)
-        else:
-            finished = read_store(path, classes=classes, size=size, channels=channels)
+        finished = _read_digits(declared) if kind == DIGITS else read_store(path, declared)
         with named(source):
             dataset = _placed(finished, room)
     if progress is not None:
@@ -195,7 +186,7 @@ def _placed(dataset: Dataset, room: Room) -> Dataset:
     )
 
 
-def _read_digits(*, classes: Classes, size: Size, channels: int | None) -> Dataset:
+def _read_digits(declared: facts.Declared) -> Dataset:
     """scikit-learn's 8x8 digits, which are public: 1,437 to train and 360 to test, in the same order for everyone."""
     from sklearn.datasets import load_digits
 
@@ -203,9 +194,8 @@ def _read_digits(*, classes: Classes, size: Size, channels: int | None) -> Datas
     pixels = np.rint(images * 255 / _BRIGHTEST_DIGIT).astype(np.uint8).reshape(-1, 8, 8, 1)
     names = tuple(str(number) for number in range(10))
     with named(DIGITS):
-        facts.match_stored(names, facts.declared_names(classes), numbered=isinstance(classes, int))
-        facts.settle_size(pixels.shape, facts.declared_size(size))
-        facts.settle_channels(pixels.shape, channels)
+        facts.match_stored(names, declared)
+        facts.require_shape(pixels.shape, declared)
     order = np.random.default_rng(0).permutation(len(pixels))
     train, test = (
         Split(images=pixels[part], labels=labels[part].astype(np.int64), persons=None)

@@ -24,21 +24,18 @@ from dpvision.data.npy_zip import ArrayHeader, parse_header, written_header
 
 META = "meta.json"
 _FORMAT, _VERSION = "dpvision store", 1
-_INFERABLE = ("classes", "image size", "channels")
 _BLOCK = 4 * limits.MIB
 _Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
 
 
-def read_store(path: Path, *, classes: facts.Classes, size: facts.Size, channels: int | None) -> Dataset:
+def read_store(path: Path, declared: facts.Declared) -> Dataset:
     """The store with its images left on disk. Every header is compared with meta.json and with the file's length."""
     root = str(path.resolve())
     with named(path / META), open_inside(root, META) as file:
         names, stored_inferred, skipped_broken, described = _parse_meta(file)
     with named(path):
-        declared, sides = facts.declared_names(classes), facts.declared_size(size)
-        agreed = facts.match_stored(names, declared, numbered=isinstance(classes, int))
-        inferred_size = facts.settle_size(described["train"][0], sides)
-        inferred_channels = facts.settle_channels(described["train"][0], channels)
+        agreed = facts.match_stored(names, declared)
+        facts.require_shape(described["train"][0], declared)
     splits = {split: _read_split(path, root, split=split, described=described[split]) for split in described}
     with named(path):
         MemoryRoom().require(16 * sum(len(split) for split in splits.values()))
@@ -49,8 +46,8 @@ def read_store(path: Path, *, classes: facts.Classes, size: facts.Size, channels
             if part.labels.min() < 0 or part.labels.max() >= len(names):
                 raise Refusal(f"has labels that are none of the {len(names)} classes.")
     final = {split: replace(part, persons=persons.get(split)) for split, part in splits.items()}
-    settled = {"classes": agreed, "image size": not inferred_size, "channels": not inferred_channels}
-    inferred = tuple(fact for fact in _INFERABLE if fact in stored_inferred and not settled[fact])
+    open_now = {*declared.inferred, *(() if agreed else ("classes",))}
+    inferred = tuple(fact for fact in facts.INFERABLE if fact in stored_inferred and fact in open_now)
     parts = final["train"], final.get("val"), final.get("test")
     return Dataset(shown(path.resolve().name), names, *parts, inferred, skipped_broken=skipped_broken)
 
@@ -126,7 +123,7 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise Refusal("has malformed classes. Fix: pack the data again.")
     facts.check_names(names)
-    if not isinstance(inferred, list) or not all(fact in _INFERABLE for fact in inferred):
+    if not isinstance(inferred, list) or not all(fact in facts.INFERABLE for fact in inferred):
         raise Refusal("has a malformed 'inferred'. Fix: pack the data again.")
     skipped_broken = meta.get("skipped_broken", True)  # a store that does not say may have been packed either way
     if type(skipped_broken) is not bool:
