@@ -1,4 +1,4 @@
-"""Looks through a source and tells what is in it, for the eyes of its owner."""
+"""Looks through a source and reports what is in it to its owner; not for release."""
 
 from __future__ import annotations
 

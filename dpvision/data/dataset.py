@@ -102,7 +102,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is in a source, for the eyes of its owner: no noise protects it."""
+    """What is in a source. Not for release: no noise protects it."""
 
     name: str
     counts: Mapping[str, Mapping[str, int]]

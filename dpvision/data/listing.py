@@ -62,7 +62,7 @@ def image_names(root: str, relative: str = "", *, depth: int = _DEEPEST) -> list
 
 
 def unsuitable(root: str, relative: str) -> str | None:
-    """Why a name can not be an image, as far as can be told without opening it."""
+    """Why a file cannot be an image, as far as its name shows; it is not opened."""
     if os.path.isdir(os.path.join(root, relative)):
         return "is a folder inside the folder of a class. Fix: move its images up."
     if not relative.lower().endswith(SUFFIXES):
@@ -177,4 +177,4 @@ class Listing:
     shown_root: str
     """The same place as the user named it."""
     broken: tuple[Broken, ...] = ()
-    """What can be told to be unusable from the listing alone."""
+    """What the listing alone shows to be unusable."""

@@ -138,7 +138,7 @@ def list_files(path: Path, kind: str) -> tuple[Listing, str]:
 
 
 def kind_of(source: Source) -> str:
-    """One of "digits", "npz", "csv", "folder" and "store", told from names alone: nothing is opened."""
+    """One of "digits", "npz", "csv", "folder" and "store", by names alone: nothing is opened."""
     if source == DIGITS:
         return DIGITS
     path = Path(source)

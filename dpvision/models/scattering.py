@@ -159,7 +159,7 @@ class Moduli(nn.Module):
     """|x * psi_a| at every `step`-th pixel for the angles a: (rows, columns, k, n) to (.., .., angles, k, n).
 
     Of the spectrum of a real image one half is computed; the other is its mirror image, with conjugate values. To take
-    every second pixel is to take the mean of the four frequencies that then can not be told apart.
+    every second pixel is to take the mean of the four frequencies that are then the same.
     """
 
     to_rows: Tensor
