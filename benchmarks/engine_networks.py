@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpvision.models.wide_resnet import wide_resnet
+from dpvision.models.resnets import wide_resnet
 
 SMALL = (3, 32, 32)
 TOKENS, WIDTH = 197, 384  # a 224x224 image in patches of 16, and the class token

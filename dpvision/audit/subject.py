@@ -19,8 +19,8 @@ from dpvision.audit.gradient_plane import Group
 from dpvision.data import Dataset, load
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, build, digest_of, head_alone, load_public, train_only
+from dpvision.models.featured import head_of
 from dpvision.models.inputs import to_tensor
-from dpvision.models.parts import head_of
 from dpvision.private.accounts.unaccounted import require_unaccounted
 from dpvision.released.inference import released
 from dpvision.storage import run_folder, sealed

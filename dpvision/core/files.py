@@ -4,6 +4,7 @@ process at a time."""
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -44,26 +45,41 @@ def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def read(path: Path, *, most: int) -> bytes:
-    """A regular file of at most `most` bytes, or an OSError or ValueError: never a device, nor a pipe to wait for.
-
-    A link is followed: who names a file means it.
-    """
+    """The bytes of a regular file, which has at most `most` of them; or an OSError or ValueError."""
     with open_regular(path) as file:
         length = os.fstat(file.fileno()).st_size
         if length > most:
-            raise ValueError(f"it has {length:,} bytes, more than {most:,}")
+            raise ValueError(f"it has {length:,} bytes, and should have {most:,} at most")
         return file.read(length)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> io.BufferedReader:
+    """A regular file to read from, or an OSError or ValueError: never a device, nor a pipe to wait for.
+
+    A link is followed, for who names a file means it, unless `follow` is false.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
+        _require_regular(os.stat(path).st_mode)  # before it is opened: that alone may start something in a device
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        raise FileNotFoundError("there is no such file") from None
+    try:
+        _require_regular(os.fstat(descriptor).st_mode)  # another may have the name by now
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _require_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        raise NotRegular(f"is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a regular file")
+
+
+class NotRegular(ValueError):
+    """What has the name of a file is a folder, a pipe, a socket or a device."""
 
 
 def left_by_a_kill(path: Path) -> bool:

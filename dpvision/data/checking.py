@@ -1,4 +1,4 @@
-"""Looks through a source and tells what is in it, for the eyes of its owner."""
+"""Looks through a source and reports what is in it to its owner; not for release."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dpvision.data import records
-from dpvision.data.classes import Classes, declared_names, sort_names
 from dpvision.data.dataset import SPLITS, Broken, Dataset, Findings
-from dpvision.data.listing import Item, Listing, broken_file, common_size, require_distinct, settle_classes, survey
+from dpvision.data.facts import Classes, Declared, Size, declare, sort_names
+from dpvision.data.files import Refusal, named, open_inside
+from dpvision.data.image_files import Measured, broken_file, common_size, require_distinct, settle_classes, survey
+from dpvision.data.listing import Item, Listing
 from dpvision.data.picture import decode
-from dpvision.data.refusal import Refusal, named
-from dpvision.data.regular_file import open_inside
 from dpvision.data.source import Source, kind_of, list_files, load
 
 
-def check(source: Source, *, classes: Classes = None, size: records.Size = None) -> Findings:
+def check(source: Source, *, classes: Classes = None, size: Size = None) -> Findings:
     """Reads every image, one at a time, and never stops at a broken one.
 
     Raises a DataError only if the source can not be read at all. What would make `load` refuse the source although
@@ -29,7 +28,7 @@ def check(source: Source, *, classes: Classes = None, size: records.Size = None)
     path = Path(source)
     listing, name = list_files(path, kind)
     with named(path):
-        return _look_through(listing, name, classes=classes, size=size)
+        return _look_through(listing, name, declare(classes=classes, size=size))
 
 
 def _describe(dataset: Dataset) -> Findings:
@@ -51,12 +50,11 @@ def _describe(dataset: Dataset) -> Findings:
     )
 
 
-def _look_through(listing: Listing, name: str, *, classes: Classes, size: records.Size) -> Findings:
-    declared, sides = declared_names(classes), records.declared_size(size)
+def _look_through(listing: Listing, name: str, declared: Declared) -> Findings:
     good, broken = survey(listing)
     problems: list[str] = []
     try:
-        settle_classes(listing, declared, numbered=isinstance(classes, int))
+        settle_classes(listing, declared)
     except Refusal as exc:
         problems.append(str(exc))
     try:
@@ -64,11 +62,11 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: record
     except Refusal as exc:
         problems.append(str(exc))
     labels = {item.label for items in listing.items.values() for item in items} | listing.classes
-    counts = {split: dict.fromkeys(declared or sort_names(labels), 0) for split in good}
+    counts = {split: dict.fromkeys(declared.names or sort_names(labels), 0) for split in good}
     sizes: Counter[tuple[int, int]] = Counter()
     channels: Counter[int] = Counter()
     persons: set[str] = set()
-    readable: dict[str, list[tuple[Item, tuple[int, int, int]]]] = {split: [] for split in good}
+    readable: Measured = {split: [] for split in good}
     for split, pairs in good.items():
         for item, found in pairs:
             fault = _fault(listing, item, found=found)
@@ -84,7 +82,7 @@ def _look_through(listing: Listing, name: str, *, classes: Classes, size: record
         problems.append("has no readable image in train.")
     if sizes:
         try:
-            common_size(readable, sides)
+            common_size(readable, declared.size)
         except Refusal as exc:
             problems.append(str(exc))
     return Findings(

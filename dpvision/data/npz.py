@@ -8,36 +8,29 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dpvision.data import limits, records
-from dpvision.data.classes import Classes, declared_names, name_numbered
+from dpvision.data import facts, limits
 from dpvision.data.dataset import SPLITS, Dataset, Split
-from dpvision.data.npy_header import ArrayHeader, parse_header
-from dpvision.data.refusal import Refusal, named, shown
-from dpvision.data.regular_file import file_length, open_regular
-from dpvision.data.room import MemoryRoom, Room
-from dpvision.data.zip_members import Member, MemberStream, list_members
+from dpvision.data.files import Refusal, file_length, named, open_regular, shown
+from dpvision.data.npy_zip import ArrayHeader, Member, MemberStream, list_members, parse_header
+from dpvision.data.store import MemoryRoom, Room
 
 _BLOCK = 4 * limits.MIB
 
 
-def read_npz(path: Path, *, classes: Classes, size: records.Size, channels: int | None, room: Room) -> Dataset:
+def read_npz(path: Path, declared: facts.Declared, *, room: Room) -> Dataset:
     """The whole file. Headers are proved and compared before the first array is read."""
     with named(path), open_regular(path) as file:
-        declared, sides = declared_names(classes), records.declared_size(size)
         arrays = Arrays(file)
         present = [split for split in SPLITS if f"{split}_images" in arrays.headers]
         if "train" not in present:
             raise Refusal(f"has no train_images; its arrays are: {arrays.listed}.")
         shapes, dtypes = _kinds(arrays, present)
-        read_off = {
-            "size": records.settle_size(shapes["train"], sides),
-            "channels": records.settle_channels(shapes["train"], channels),
-        }
+        facts.require_shape(shapes["train"], declared)
         arrays.require(room, shapes, dtypes)
         labels = {split: arrays.integers(f"{split}_labels") for split in present}
-        names = name_numbered(labels, declared)
+        names = facts.name_numbered(labels, declared)
         owners = [split for split in present if f"{split}_persons" in arrays.headers]
-        persons = records.index_persons({split: arrays.whole(f"{split}_persons") for split in owners})
+        persons = facts.index_persons({split: arrays.whole(f"{split}_persons") for split in owners})
         splits = {
             split: Split(
                 images=arrays.images(f"{split}_images", shape=shapes[split], room=room),
@@ -46,22 +39,22 @@ def read_npz(path: Path, *, classes: Classes, size: records.Size, channels: int 
             )
             for split in present
         }
-    inferred = records.inferred(classes=declared is None, **read_off)
-    return Dataset(shown(path.stem), names, splits["train"], splits.get("val"), splits.get("test"), inferred)
+    parts = splits["train"], splits.get("val"), splits.get("test")
+    return Dataset(shown(path.stem), names, *parts, declared.inferred)
 
 
-def read_npz_images(path: Path, *, size: records.Size, at_a_time: int) -> Iterator[tuple[np.ndarray, int]]:
+def read_npz_images(path: Path, *, size: facts.Size, at_a_time: int) -> Iterator[tuple[np.ndarray, int]]:
     """Only the images to predict, test_images or images: some at a time, and how many there are in all."""
     with named(path), open_regular(path) as file:
-        sides = records.declared_size(size)
+        declared = facts.declare(size=size)
         arrays = Arrays(file)
         key = next((key for key in ("test_images", "images") if key in arrays.headers), None)
         if key is None:
             raise Refusal(f"has neither test_images nor images; its arrays are: {arrays.listed}.")
         header = arrays.headers[key]
-        shape = records.image_shape(header.shape, name=key)
-        records.settle_size(shape, sides)
-        dtype = records.image_dtype(header.dtype, name=key)
+        shape = facts.image_shape(header.shape, name=key)
+        facts.require_shape(shape, declared)
+        dtype = facts.image_dtype(header.dtype, name=key)
         arrays.require(MemoryRoom() if header.fortran else _Passing(), {key: shape}, {key: dtype})
         for block in arrays.blocks(key, shape=shape, count=at_a_time):
             yield block.astype(dtype), shape[0]
@@ -82,15 +75,15 @@ def _kinds(arrays: Arrays, present: list[str]) -> tuple[dict[str, tuple[int, int
         images, labels = f"{split}_images", f"{split}_labels"
         if labels not in arrays.headers:
             raise Refusal(f"has {images} but no {labels}; its arrays are: {arrays.listed}.")
-        shapes[split] = records.image_shape(arrays.headers[images].shape, name=images)
-        dtypes[split] = records.image_dtype(arrays.headers[images].dtype, name=images)
+        shapes[split] = facts.image_shape(arrays.headers[images].shape, name=images)
+        dtypes[split] = facts.image_dtype(arrays.headers[images].dtype, name=images)
         count = shapes[split][0]
         header = arrays.headers[labels]
-        records.check_label_array(header.shape, header.dtype, name=labels, count=count)
+        facts.check_label_array(header.shape, header.dtype, name=labels, count=count)
         owners = arrays.headers.get(f"{split}_persons")
         if owners is not None:
-            records.check_person_array(owners.shape, owners.dtype, name=f"{split}_persons", count=count)
-    records.check_same_kind(shapes, dtypes)
+            facts.check_person_array(owners.shape, owners.dtype, name=f"{split}_persons", count=count)
+    facts.check_same_kind(shapes, dtypes)
     return shapes, dtypes
 
 
@@ -124,7 +117,7 @@ class Arrays:
 
     def images(self, key: str, *, shape: tuple[int, int, int, int], room: Room) -> np.ndarray:
         header = self.headers[key]
-        out = room.array(key, shape=shape, dtype=records.image_dtype(header.dtype, name=key))
+        out = room.array(key, shape=shape, dtype=facts.image_dtype(header.dtype, name=key))
         step = max(1, _BLOCK * shape[0] // max(1, header.bytes))
         for number, block in enumerate(self.blocks(key, shape=shape, count=step)):
             out[number * step : number * step + len(block)] = block
@@ -135,7 +128,7 @@ class Arrays:
         header = self.headers[key]
         if header.fortran:
             whole = self.whole(key).reshape(shape)
-            records.check_pixels(whole, name=key)
+            facts.check_pixels(whole, name=key)
             yield from (whole[start : start + count] for start in range(0, shape[0], count))
             return
         stream = self._at_data(key)
@@ -143,7 +136,7 @@ class Arrays:
             some = min(count, shape[0] - start)
             data = stream.read(some * header.bytes // shape[0])
             block = np.frombuffer(data, header.dtype).reshape(some, *shape[1:])
-            records.check_pixels(block, name=key)
+            facts.check_pixels(block, name=key)
             yield block
         stream.finish()
 

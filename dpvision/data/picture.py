@@ -6,6 +6,7 @@ The content decides what a file is, not its name. Transparency is dropped; a rot
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from dpvision.data import limits
-from dpvision.data.identity import image_digest
-from dpvision.data.png_chunks import SIGNATURE, check_chunks
-from dpvision.data.refusal import Refusal, shown
-from dpvision.data.regular_file import file_length
+from dpvision.data.dataset import image_digest
+from dpvision.data.files import Refusal, file_length, shown
 
 if TYPE_CHECKING:
     from PIL import Image
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GRAY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 _BLOCK = 1 * limits.MIB
@@ -99,6 +99,36 @@ def _check_header(image: Image.Image) -> None:
 
 def _too_large() -> str:
     return f"has more than {limits.PIXELS:,} pixels. Fix: shrink it."
+
+
+def check_chunks(file: BinaryIO, length: int) -> None:
+    """Refuses a PNG that is cut short, damaged, or has more than one frame. Pillow does not compare its check sums."""
+    position = len(SIGNATURE)
+    for _ in range(limits.PNG_CHUNKS):
+        file.seek(position)
+        head = file.read(8)
+        count, kind = int.from_bytes(head[:4], "big"), head[4:]
+        position += 12 + count
+        if len(head) < 8 or position > length:
+            raise Refusal("is cut short.")
+        if kind == b"acTL":
+            raise Refusal("has more than one frame. Fix: save every frame as an image of its own.")
+        if _check_sum(file, kind, count) != int.from_bytes(file.read(4), "big"):
+            raise Refusal("is damaged: a check sum is wrong.")
+        if kind == b"IEND":
+            return
+    raise Refusal(f"has more than {limits.PNG_CHUNKS:,} chunks.")
+
+
+def _check_sum(file: BinaryIO, kind: bytes, count: int) -> int:
+    crc = zlib.crc32(kind)
+    while count > 0:
+        data = file.read(min(count, _BLOCK))
+        if not data:
+            raise Refusal("is cut short.")
+        crc = zlib.crc32(data, crc)
+        count -= len(data)
+    return crc
 
 
 def _check_scans(file: BinaryIO, *, pixels: int) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpvision.data import records
-from dpvision.data.folder import image_names, unsuitable
-from dpvision.data.listing import broken_file
+from dpvision.data import facts
+from dpvision.data.files import Refusal, named, open_inside, shown
+from dpvision.data.image_files import broken_file
+from dpvision.data.listing import image_names, unsuitable
 from dpvision.data.npz import read_npz_images
 from dpvision.data.picture import decode
-from dpvision.data.refusal import Refusal, named, shown
-from dpvision.data.regular_file import open_inside
 from dpvision.data.source import Source
 
 
@@ -61,7 +60,7 @@ def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_ti
 def _of_files(
     path: Path, folder: bool, *, size: tuple[int, int], channels: int, at_a_time: int
 ) -> Iterator[Unlabelled]:
-    sides = records.declared_size(size)
+    sides = facts.declare(size=size).size
     assert sides is not None
     root, paths = os.path.realpath(path), [""]
     if folder:

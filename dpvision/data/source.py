@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import tempfile
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from dpvision.data.classes import Classes
+import numpy as np
+
+from dpvision.core.files import sync_folder
+from dpvision.data import facts
 from dpvision.data.dataset import Dataset, Split
-from dpvision.data.digits import read_digits
-from dpvision.data.folder import list_folder
-from dpvision.data.listing import Listing, Progress
-from dpvision.data.listing_reader import read_listing
+from dpvision.data.facts import Classes, Size
+from dpvision.data.files import Refusal, named, shown
+from dpvision.data.image_files import Progress, read_listing
+from dpvision.data.listing import Listing, list_folder, list_table
 from dpvision.data.npz import read_npz
-from dpvision.data.records import Size
-from dpvision.data.refusal import Refusal, named, shown
-from dpvision.data.room import MemoryRoom, Room
-from dpvision.data.store import META, read_store
-from dpvision.data.table import list_table
+from dpvision.data.store import META, FolderRoom, MemoryRoom, Room, finish_store, read_store
 
 Source = str | PathLike[str]
 DIGITS = "digits"
+_DIGITS_TO_TRAIN, _BRIGHTEST_DIGIT = 1_437, 16
 
 
 def load(
@@ -50,6 +52,50 @@ def load(
     )
 
 
+def pack(
+    source: Source,
+    out: Source,
+    *,
+    classes: Classes = None,
+    size: Size = None,
+    channels: int | None = None,
+    skip_broken: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Writes the store `out` and returns its path.
+
+    The images go from the source into the files of the store without being in memory together. The store is written
+    under another name next to `out` and renamed when it is complete and on the disk, so it is there whole or not at
+    all. `progress` is called with the number of images done and their total. Only the owner may read the store.
+    """
+    target = Path(out)
+    with named(target):
+        if os.path.lexists(target):
+            raise Refusal("is there already. Fix: remove it or choose another name.")
+        if not target.parent.is_dir():
+            raise Refusal("can not be written because its folder does not exist.")
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
+    try:
+        room = FolderRoom(temporary)
+        dataset = read_source(
+            source,
+            classes=classes,
+            size=size,
+            channels=channels,
+            skip_broken=skip_broken,
+            room=room,
+            progress=progress,
+        )
+        with named(target):
+            finish_store(dataset, temporary, room=room)
+            os.rename(temporary, target)
+            sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return target
+
+
 def read_source(
     source: Source,
     *,
@@ -63,27 +109,18 @@ def read_source(
     """`load` with a choice of where the images are put."""
     path = Path(source)
     kind = kind_of(source)
+    with named(path):
+        declared = facts.declare(classes=classes, size=size, channels=channels)
     if kind in ("folder", "csv"):
         listing, name = list_files(path, kind)
         with named(path):
             return read_listing(
-                listing,
-                path,
-                name=name,
-                classes=classes,
-                size=size,
-                channels=channels,
-                skip_broken=skip_broken,
-                room=room,
-                progress=progress,
+                listing, path, declared, name=name, skip_broken=skip_broken, room=room, progress=progress
             )
     if kind == "npz":
-        dataset = read_npz(path, classes=classes, size=size, channels=channels, room=room)
+        dataset = read_npz(path, declared, room=room)
     else:
-        if kind == DIGITS:
-            finished = read_digits(classes=classes, size=size, channels=channels)
-        else:
-            finished = read_store(path, classes=classes, size=size, channels=channels)
+        finished = _read_digits(declared) if kind == DIGITS else read_store(path, declared)
         with named(source):
             dataset = _placed(finished, room)
     if progress is not None:
@@ -101,7 +138,7 @@ def list_files(path: Path, kind: str) -> tuple[Listing, str]:
 
 
 def kind_of(source: Source) -> str:
-    """One of "digits", "npz", "csv", "folder" and "store", told from names alone: nothing is opened."""
+    """One of "digits", "npz", "csv", "folder" and "store", by names alone: nothing is opened."""
     if source == DIGITS:
         return DIGITS
     path = Path(source)
@@ -147,3 +184,21 @@ def _placed(dataset: Dataset, room: Room) -> Dataset:
         val=None if dataset.val is None else keep("val", dataset.val),
         test=None if dataset.test is None else keep("test", dataset.test),
     )
+
+
+def _read_digits(declared: facts.Declared) -> Dataset:
+    """scikit-learn's 8x8 digits, which are public: 1,437 to train and 360 to test, in the same order for everyone."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images * 255 / _BRIGHTEST_DIGIT).astype(np.uint8).reshape(-1, 8, 8, 1)
+    names = tuple(str(number) for number in range(10))
+    with named(DIGITS):
+        facts.match_stored(names, declared)
+        facts.require_shape(pixels.shape, declared)
+    order = np.random.default_rng(0).permutation(len(pixels))
+    train, test = (
+        Split(images=pixels[part], labels=labels[part].astype(np.int64), persons=None)
+        for part in (order[:_DIGITS_TO_TRAIN], order[_DIGITS_TO_TRAIN:])
+    )
+    return Dataset(DIGITS, names, train, None, test, ())

@@ -1,57 +1,88 @@
-"""The packed store: a folder with meta.json and plain .npy arrays, read by memory-mapping them."""
+"""The packed store, a folder with meta.json and plain .npy arrays that are memory-mapped; and the rooms for arrays.
+
+A room is where the arrays of a source are put: into memory, or into the files of a store that is being written.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from dpvision.data import limits, records
-from dpvision.data.classes import Classes, check_names, declared_names, match_stored
-from dpvision.data.dataset import SPLITS, Dataset, Split
-from dpvision.data.identity import DIGEST
-from dpvision.data.npy_header import ArrayHeader, parse_header
-from dpvision.data.refusal import Refusal, named, shown
-from dpvision.data.regular_file import file_length, open_inside
-from dpvision.data.room import MemoryRoom
+from dpvision.core.files import sync_folder
+from dpvision.data import facts, limits
+from dpvision.data.dataset import DIGEST, SPLITS, Dataset, Split
+from dpvision.data.files import Refusal, file_length, named, open_inside, shown
+from dpvision.data.npy_zip import ArrayHeader, parse_header, written_header
 
 META = "meta.json"
 _FORMAT, _VERSION = "dpvision store", 1
-_INFERABLE = ("classes", "image size", "channels")
 _BLOCK = 4 * limits.MIB
+_Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
 
 
-def read_store(path: Path, *, classes: Classes, size: records.Size, channels: int | None) -> Dataset:
+def read_store(path: Path, declared: facts.Declared) -> Dataset:
     """The store with its images left on disk. Every header is compared with meta.json and with the file's length."""
     root = str(path.resolve())
     with named(path / META), open_inside(root, META) as file:
         names, stored_inferred, skipped_broken, described = _parse_meta(file)
     with named(path):
-        declared, sides = declared_names(classes), records.declared_size(size)
-        agreed = match_stored(names, declared, numbered=isinstance(classes, int))
-        inferred_size = records.settle_size(described["train"][0], sides)
-        inferred_channels = records.settle_channels(described["train"][0], channels)
+        agreed = facts.match_stored(names, declared)
+        facts.require_shape(described["train"][0], declared)
     splits = {split: _read_split(path, root, split=split, described=described[split]) for split in described}
     with named(path):
         MemoryRoom().require(16 * sum(len(split) for split in splits.values()))
         ids = {split: part.persons for split, part in splits.items() if part.persons is not None}
-        persons = records.index_persons(ids)
+        persons = facts.index_persons(ids)
     for split, part in splits.items():
         with named(path / f"{split}_labels.npy"):
             if part.labels.min() < 0 or part.labels.max() >= len(names):
                 raise Refusal(f"has labels that are none of the {len(names)} classes.")
     final = {split: replace(part, persons=persons.get(split)) for split, part in splits.items()}
-    settled = {"classes": agreed, "image size": not inferred_size, "channels": not inferred_channels}
-    inferred = tuple(fact for fact in _INFERABLE if fact in stored_inferred and not settled[fact])
+    open_now = {*declared.inferred, *(() if agreed else ("classes",))}
+    inferred = tuple(fact for fact in facts.INFERABLE if fact in stored_inferred and fact in open_now)
     parts = final["train"], final.get("val"), final.get("test")
     return Dataset(shown(path.resolve().name), names, *parts, inferred, skipped_broken=skipped_broken)
 
 
-def written_meta(dataset: Dataset) -> bytes:
+def finish_store(dataset: Dataset, folder: Path, *, room: FolderRoom) -> None:
+    """Writes what a store has in addition to the images, which are in the room already, and syncs all of it."""
+    for split in SPLITS:
+        part = getattr(dataset, split)
+        if part is None:
+            continue
+        part.images.flush()
+        for what in ("labels", "persons", "originals"):
+            values = getattr(part, what)
+            if values is not None:
+                room.keep(f"{split}_{what}", values).flush()  # type: ignore[attr-defined]
+    (folder / META).write_bytes(_written_meta(dataset))
+    present = {f"{split}_images.npy" for split in SPLITS if getattr(dataset, split) is not None}
+    for file in sorted(folder.iterdir()):
+        # A split of which every image was broken left its reserved file behind.
+        if file.name.endswith("_images.npy") and file.name not in present:
+            file.unlink()
+        else:
+            _sync(file)
+    sync_folder(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _written_meta(dataset: Dataset) -> bytes:
     """meta.json of a data set."""
     parts = {split: getattr(dataset, split) for split in SPLITS}
     meta = {
@@ -77,9 +108,6 @@ def written_meta(dataset: Dataset) -> bytes:
     return text
 
 
-_Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
-
-
 def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool, dict[str, _Described]]:
     if file_length(file) > limits.META_BYTES:
         raise Refusal(f"takes more than {limits.META_BYTES // limits.MIB} MiB.")
@@ -94,8 +122,8 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
     names, inferred, splits = meta.get("classes"), meta.get("inferred"), meta.get("splits")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise Refusal("has malformed classes. Fix: pack the data again.")
-    check_names(names)
-    if not isinstance(inferred, list) or not all(fact in _INFERABLE for fact in inferred):
+    facts.check_names(names)
+    if not isinstance(inferred, list) or not all(fact in facts.INFERABLE for fact in inferred):
         raise Refusal("has a malformed 'inferred'. Fix: pack the data again.")
     skipped_broken = meta.get("skipped_broken", True)  # a store that does not say may have been packed either way
     if type(skipped_broken) is not bool:
@@ -103,7 +131,7 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
     if not isinstance(splits, dict) or "train" not in splits or not set(splits) <= set(SPLITS):
         raise Refusal("has malformed splits. Fix: pack the data again.")
     described = {split: _describe(splits[split], split=split) for split in SPLITS if split in splits}
-    records.check_same_kind(
+    facts.check_same_kind(
         {split: entry[0] for split, entry in described.items()},
         {split: entry[1] for split, entry in described.items()},
     )
@@ -125,7 +153,7 @@ def _describe(entry: object, *, split: str) -> _Described:
         raise Refusal(f"has a malformed shape for {split}. Fix: pack the data again.")
     if dtype not in ("uint8", "float32") or type(persons) is not bool or type(originals) is not bool:
         raise Refusal(f"has a malformed entry for {split}. Fix: pack the data again.")
-    return records.image_shape(tuple(shape), name=f"{split}_images"), np.dtype(dtype), persons, originals
+    return facts.image_shape(tuple(shape), name=f"{split}_images"), np.dtype(dtype), persons, originals
 
 
 def _read_split(path: Path, root: str, *, split: str, described: _Described) -> Split:
@@ -135,7 +163,7 @@ def _read_split(path: Path, root: str, *, split: str, described: _Described) -> 
         if dtype.kind == "f":
             step = max(1, _BLOCK * len(images) // images.nbytes)
             for start in range(0, len(images), step):
-                records.check_pixels(images[start : start + step], name="images")
+                facts.check_pixels(images[start : start + step], name="images")
     whole = np.dtype(np.int64)
     labels = _mapped(path, root, name=f"{split}_labels", shape=shape[:1], dtype=whole)
     persons = _mapped(path, root, name=f"{split}_persons", shape=shape[:1], dtype=whole) if has_persons else None
@@ -161,3 +189,96 @@ def _exactly(file: BinaryIO) -> Callable[[int], bytes]:
         return data
 
     return read
+
+
+class Room(Protocol):
+    """Gives arrays to write into."""
+
+    copies: bool
+    """Whether an array that exists already has to be copied."""
+
+    def require(self, count: int) -> None:
+        """Refuses before anything is allocated when `count` bytes are too many."""
+
+    def array(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array to fill; what it holds before is undefined."""
+
+    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
+        """An array that exists already."""
+
+    def shorten(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+        """The first `count` records of an array of this room; the rest is given up."""
+
+
+class MemoryRoom:
+    """Arrays in memory."""
+
+    copies = False
+
+    def require(self, count: int) -> None:
+        if count > limits.TOTAL_BYTES:
+            raise Refusal(
+                f"needs {count / limits.GIB:,.1f} GiB of memory; at most {limits.TOTAL_BYTES / limits.GIB:,.0f} are "
+                "taken. Fix: pack it first; a packed store stays on disk."
+            )
+
+    def array(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def shorten(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+        return array[:count]
+
+
+class FolderRoom:
+    """Arrays that are memory-mapped .npy files in a folder, so that they may be larger than memory."""
+
+    copies = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def require(self, count: int) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if count > free:
+            raise Refusal(
+                f"needs {count / limits.GIB:,.1f} GiB of disk, {free / limits.GIB:,.1f} are free. "
+                "Fix: write the store to another disk."
+            )
+
+    def array(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        header = written_header(shape, dtype)
+        with self._path(name).open("xb") as file:
+            file.write(header)
+            _reserve(file, len(header) + math.prod(shape) * dtype.itemsize)
+        return np.memmap(self._path(name), dtype=dtype, mode="r+", offset=len(header), shape=shape)
+
+    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
+        out = self.array(name, shape=array.shape, dtype=array.dtype)
+        step = max(1, _BLOCK * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), step):
+            out[start : start + step] = array[start : start + step]
+        return out
+
+    def shorten(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+        shape = (count, *array.shape[1:])
+        header = written_header(shape, array.dtype)
+        array.flush()  # type: ignore[attr-defined]
+        with self._path(name).open("r+b") as file:
+            file.write(header)
+            file.truncate(len(header) + math.prod(shape) * array.dtype.itemsize)
+        return np.memmap(self._path(name), dtype=array.dtype, mode="r+", offset=len(header), shape=shape)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npy"
+
+
+def _reserve(file: BinaryIO, length: int) -> None:
+    """Takes the disk space now: a full disk must be an error here, not a dead process at a later page fault."""
+    file.flush()
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, length)
+    else:
+        file.truncate(length)

@@ -10,21 +10,16 @@ import torch
 from torch import nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.dpmix_cnn import dpmix_cnn
 from dpvision.models.efficientnet_lite import efficientnet_lite0
-from dpvision.models.featured import Featured
-from dpvision.models.head import head_alone
+from dpvision.models.featured import Featured, head_alone
 from dpvision.models.parts import PARTS, train_only
 from dpvision.models.patches import PATCHES
 from dpvision.models.pretrained import digest_of, load_public
-from dpvision.models.resnet9 import resnet9
-from dpvision.models.scatter import scatter_cnn, scatter_linear
-from dpvision.models.small import linear, small_cnn
-from dpvision.models.small_alexnet import small_alexnet
-from dpvision.models.tanh_cnn import tanh_cnn
+from dpvision.models.resnets import resnet9, wide_resnet
+from dpvision.models.scattering import scatter_cnn, scatter_linear
+from dpvision.models.small import dpmix_cnn, linear, small_alexnet, small_cnn, tanh_cnn
 from dpvision.models.timm_models import PREFIX, timm_model
 from dpvision.models.vit import dinov2_vits14, vit_tiny
-from dpvision.models.wide_resnet import wide_resnet
 
 __all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_of", "head_alone", "load_public", "train_only"]
 

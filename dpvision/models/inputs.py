@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.data import Split
-from dpvision.models.pieces import in_pieces
+from dpvision.models.featured import in_pieces
 
 AT_A_TIME, PIECE = 4096, 64
 

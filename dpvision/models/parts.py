@@ -1,12 +1,16 @@
-"""Which weights are trained: all, the head alone or with what is before it, or the biases and the head."""
+"""Which weights are trained: all, the head alone or with what is before it, or the biases and the head.
+
+What may be before a head is the mean of its features, which is learned as any other weight, by a gradient.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.centred import Centred
-from dpvision.models.featured import Featured
+from dpvision.models.featured import Featured, head_of
 
 PARTS = ("all", "head", "centred-head", "probe", "bias")
 CENTRE = "centre"  # part of part "centred-head", in its first step
@@ -57,13 +61,39 @@ def norm_before_head(model: nn.Module, *, name: str = "") -> str:
     return before[-1]
 
 
-def head_of(model: nn.Module, *, name: str = "") -> str:
-    """The name of the classifier inside the model: its last linear layer."""
-    linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    if isinstance(model, Featured):
-        linears = [n for n in linears if n == "rest" or n.startswith("rest.")]
-    if not linears:
-        raise ConfigError(
-            f"{name or type(model).__name__}: it has no linear layer, so part 'head' means nothing. Fix: train 'all'."
-        )
-    return linears[-1]
+def centred_linear(width: int, classes: int) -> nn.Sequential:
+    """A linear classifier on features less their mean, from zero weights; rows around zero need no bias."""
+    head = nn.Linear(width, classes, bias=False)
+    nn.init.zeros_(head.weight)
+    return nn.Sequential(Centred(width), head)
+
+
+def start_at_zero(model: nn.Module) -> None:
+    """Weights to start from may bring a centre of their own."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Centred):
+                module.centre.zero_()
+
+
+class Centred(nn.Module):
+    """Rows to rows of length 1 without what all of them share. Until `centre` is learned it is zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x - self.centre, dim=1)
+
+
+class Agreement(nn.Module):
+    """-<x, centre> for each row x. Its gradient is -x whatever the centre is: one step from zero, at the rate 1, over
+    all rows takes the centre to their mean."""
+
+    def __init__(self, centred: Centred) -> None:
+        super().__init__()
+        self.centred = centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -(x * self.centred.centre).sum(1, keepdim=True)

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.centred import centred_linear
 from dpvision.models.featured import Featured
+from dpvision.models.parts import centred_linear
 
 WINDOWS = 3  # a side: each is half as long, and shares half of itself with the next
 THRESHOLD = 0.25

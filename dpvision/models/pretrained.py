@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import torch
@@ -10,8 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as read_safetensors
 from torch import Tensor, nn
 
+from dpvision.core import files
 from dpvision.errors import DataError
-from dpvision.models.parts import head_of
+from dpvision.models.featured import head_of
 
 # Tensors of published files that are used in their training only.
 UNUSED = {"mask_token"}
@@ -47,11 +49,12 @@ def digest_of(path: Path) -> str:
     """The same digest, without a model."""
     try:
         _require_file(path)
-        if path.stat().st_size > MOST:
-            raise DataError(f"{path}: it has {path.stat().st_size:,} bytes, more than weights may have ({MOST:,}).")
-        with path.open("rb") as file:
+        with files.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST:
+                raise DataError(f"{path}: it has {size:,} bytes, more than weights may have ({MOST:,}).")
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
-    except OSError as exc:
+    except (OSError, ValueError) as exc:
         raise DataError(f"{path}: can not be read ({exc}).") from exc
 
 
@@ -65,12 +68,9 @@ def _require_file(path: Path) -> None:
 def _bytes(path: Path, *, most: int) -> bytes:
     try:
         _require_file(path)
-        size = path.stat().st_size
-        if size > most:
-            raise DataError(f"{path}: it has {size:,} bytes, more than this model can use ({most:,}).")
-        return path.read_bytes()
-    except OSError as exc:
-        raise DataError(f"{path}: can not be read ({exc}).") from exc
+        return files.read(path, most=most)
+    except (OSError, ValueError) as exc:
+        raise DataError(f"{path}: can not be read as weights of this model ({exc}).") from exc
 
 
 def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:

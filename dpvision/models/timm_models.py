@@ -42,7 +42,7 @@ def timm_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
 def _timm() -> ModuleType:
     try:
         return importlib.import_module("timm")
-    except Exception as exc:  # torchvision beside another build of torch fails in many ways
+    except Exception as exc:  # torchvision with another build of torch fails in many ways
         raise ConfigError(
             f'models named "{PREFIX}..." need timm and torchvision, which can not be imported here ({exc}). '
             'Fix: pip install -c constraints.txt "dpvision[timm]", so that torch stays as it is.'

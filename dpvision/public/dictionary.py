@@ -26,8 +26,8 @@ from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
+from dpvision.models.featured import in_pieces
 from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_zero
-from dpvision.models.pieces import in_pieces
 from dpvision.public.random import draw
 from dpvision.storage import checkpoint
 

@@ -137,7 +137,7 @@ def _make(
 def _table(path: Path) -> dict[str, Any] | None:
     """A small JSON file that holds a table; None, if it is anything else."""
     try:
-        found = json.loads(path.read_text("utf-8")) if path.stat().st_size < 1 << 20 else None
+        found = json.loads(files.read(path, most=1 << 20))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dpvision.core import files
 from dpvision.core.events import Event, to_json
-from dpvision.data.refusal import Refusal
 from dpvision.errors import ConfigError, DataError
-from dpvision.released.folder import MOST_TEXT, digests, mark_of, read_bytes, read_rows, read_schema
+from dpvision.released.folder import MOST_TEXT, digests, mark_of, read_rows, read_schema
 from dpvision.settings.release import Release
 from dpvision.settings.training import checked
 
@@ -74,7 +74,7 @@ def finished(folder: Path) -> Finished:
 
 def _card(path: Path) -> dict[str, Any]:
     try:
-        card = json.loads(read_bytes(path, most=MOST_TEXT), parse_constant=_no_number)
+        card = json.loads(files.read(path, most=MOST_TEXT), parse_constant=_no_number)
         json.dumps(card, indent=1)  # it will be written again
         if card["format"] != CARD:
             raise ValueError(f"its format is {card['format']!r}")
@@ -85,7 +85,7 @@ def _card(path: Path) -> dict[str, Any]:
             wrong.append("accuracy")
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: of another kind")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Refusal) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise DataError(f"{path}: not the card of a release ({exc}). Fix: copy the folder again.") from exc
     return dict(card)
 

@@ -30,8 +30,6 @@ from safetensors.numpy import load as read_safetensors
 from safetensors.numpy import save as write_safetensors
 
 from dpvision.core import files
-from dpvision.data.refusal import Refusal
-from dpvision.data.regular_file import file_length, open_regular
 from dpvision.errors import ConfigError, DataError
 
 FORMAT = "dpvision-release-1"
@@ -106,20 +104,20 @@ def digests(folder: Path) -> dict[str, str]:
     """File name -> BLAKE2b of its bytes, of every file of arrays in the folder: what a card is about."""
     try:
         return {
-            path.name: hashlib.blake2b(read_bytes(path, most=MOST), digest_size=20).hexdigest()
+            path.name: hashlib.blake2b(files.read(path, most=MOST), digest_size=20).hexdigest()
             for path in sorted(folder.glob("*.safetensors"))
         }
-    except (OSError, ValueError, Refusal) as exc:
+    except (OSError, ValueError) as exc:
         raise DataError(f"{folder}: its files can not be read ({exc}). Fix: copy it again.") from exc
 
 
 def mark_of(path: Path) -> str | None:
     """What a file of arrays says of itself; None where it says nothing."""
     try:
-        with open_regular(path) as file:
+        with files.open_regular(path) as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), HEADER)))
         found = header["__metadata__"]["status"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, Refusal):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) else None
 
@@ -161,14 +159,14 @@ def _kind(features: NDArray[Any], labels: NDArray[Any], schema: dict[str, Any]) 
 def read_schema(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "schema.json"
     try:
-        found = json.loads(read_bytes(path, most=MOST_TEXT))
+        found = json.loads(files.read(path, most=MOST_TEXT))
         fine = found["format"] == FORMAT and all(type(found[k]) is int and found[k] > 0 for k in ("rows", "width"))
         names, classes = found["files"], found["classes"]
         fine = fine and isinstance(names, list) and isinstance(classes, list) and len(classes) > 0
         fine = fine and len(set(names)) == len(names)
         fine = fine and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
         fine = fine and all(isinstance(c, str) for c in classes)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, Refusal) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise DataError(f"{folder}: not a released data set (schema.json: {str(exc).rstrip('.')}).") from exc
     if not fine:
         raise DataError(f"{folder}: schema.json is not of format {FORMAT}.")
@@ -178,18 +176,9 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
 def read_arrays(path: Path, *, most: int = MOST) -> dict[str, NDArray[Any]]:
     try:
         with _enough_memory(path):
-            return dict(read_safetensors(read_bytes(path, most=min(most, MOST))))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError, Refusal) as exc:
+            return dict(read_safetensors(files.read(path, most=min(most, MOST))))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError) as exc:
         raise DataError(f"{path}: can not be read as safetensors ({exc}). Fix: copy it again.") from exc
-
-
-def read_bytes(path: Path, *, most: int) -> bytes:
-    """Of a regular file that is not larger than `most`: never of a device or of a pipe."""
-    with open_regular(path) as file:
-        length = file_length(file)
-        if length > most:
-            raise ValueError(f"it has {length:,} bytes, and should have {most:,} at most")
-        return file.read(length)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from torch import nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import MODELS, build
-from dpvision.models.resnet9 import resnet9
-from dpvision.models.small_alexnet import small_alexnet
+from dpvision.models.resnets import resnet9
+from dpvision.models.small import small_alexnet
 from dpvision.models.vit import Vit
 from tests.models.sizes import size_of
 from tests.private.engine.oracle import each_loss, verify

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError
 from dpvision.models import build
-from dpvision.models.centred import Agreement, Centred
+from dpvision.models.parts import Agreement, Centred
 from dpvision.models.patches import THRESHOLD, Bank, Patches
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.core import files
 from dpvision.core.rows import Preparation
 from dpvision.data import Split, load
-from dpvision.data.refusal import Refusal
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.features.encoders import Encoder, encoder, extract
 from dpvision.private.statistics import Whitening
-from dpvision.released.folder import HEADER, MOST_TEXT, read_arrays, read_bytes, read_schema
+from dpvision.released.folder import HEADER, MOST_TEXT, read_arrays, read_schema
 
 Progress = Callable[[str, int, int], None]
 
@@ -98,7 +98,7 @@ def preparation(folder: Path, card: dict[str, Any], width: int, *, columns: int)
 def _card(folder: Path) -> dict[str, Any]:
     path = folder / "card.json"
     try:
-        found = json.loads(read_bytes(path, most=MOST_TEXT))
+        found = json.loads(files.read(path, most=MOST_TEXT))
         features, config = found["features"], found["config"]
         shape = found["image_shape"]
         kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
@@ -107,6 +107,6 @@ def _card(folder: Path) -> dict[str, Any]:
             raise ValueError("features, image_shape or config are of another kind")
         if bound is not None and not (type(bound) in (int, float) and 0 < bound < math.inf):
             raise ValueError(f"bound is {bound!r}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Refusal) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise DataError(f"{path}: does not say how the features were made ({exc}).") from exc
     return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}

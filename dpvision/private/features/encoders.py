@@ -28,10 +28,9 @@ from dpvision.core.ledger import home
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build, head_alone, load_public
-from dpvision.models.centred import Centred
-from dpvision.models.head import require_last
+from dpvision.models.featured import Pixels, require_last
+from dpvision.models.parts import Centred
 from dpvision.models.patches import PATCHES
-from dpvision.models.pixels import Pixels
 from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache
 from dpvision.public import dictionary

@@ -26,10 +26,9 @@ from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.models import Featured, build, digest_of, load_public, train_only
-from dpvision.models.centred import Agreement, Centred, start_at_zero
-from dpvision.models.head import head_alone, require_last
+from dpvision.models.featured import head_alone, require_last
 from dpvision.models.inputs import Inputs, to_tensor
-from dpvision.models.parts import CENTRE
+from dpvision.models.parts import CENTRE, Agreement, Centred, start_at_zero
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.unaccounted import require_not_taught_by
 from dpvision.private.engine import STYLES, ClippedSum, Loss

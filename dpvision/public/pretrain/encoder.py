@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import Shape, build
-from dpvision.models.parts import head_of
+from dpvision.models.featured import head_of
 
 GROUPS = 16
 OUT = 128

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import Featured, build, head_alone, load_public
-from dpvision.models.scatter import Typical
-from dpvision.models.scattering import Scattering
+from dpvision.models.scattering import Scattering, Typical
 from dpvision.public.quality.classifier import Training, train
 from dpvision.public.quality.inception import Inception
 from dpvision.public.quality.pictures import Pictures

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dpvision.data.png_chunks import SIGNATURE, check_chunks
-from dpvision.data.refusal import Refusal
+from dpvision.data.files import Refusal
+from dpvision.data.picture import SIGNATURE, check_chunks
 from dpvision.errors import DataError
 from dpvision.released.evaluation import (
     BINS,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpvision.core import clipping
 from dpvision.errors import ConfigError
 from dpvision.models import build
-from dpvision.models.wide_resnet import wide_resnet
+from dpvision.models.resnets import wide_resnet
 from dpvision.private.engine import Automatic, ClippedSum, Flat, PerLayer, Public, Seen, Style, cut
 from tests.private.engine.oracle import clipped_sum, each_loss, unit_gradients
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, UnsafeLayer
 from dpvision.models import build
-from dpvision.models.wide_resnet import wide_resnet
+from dpvision.models.resnets import wide_resnet
 from dpvision.private.engine import ClippedSum, refuse_unsafe
 from tests.private.engine.oracle import each_loss, verify
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpvision.errors import ConfigError, DataError, UnsafeLayer
 from dpvision.models import build, digest_of, head_alone
 from dpvision.models.efficientnet_lite import Convolution, efficientnet_lite0
-from dpvision.models.head import require_last
+from dpvision.models.featured import require_last
 from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache, encoders

@@ -120,7 +120,7 @@ def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> 
     ("file", "counts"),
     [
         ("models/vit.py", True),
-        ("models/pieces.py", True),
+        ("models/featured.py", True),
         ("models/inputs.py", True),
         ("private/features/cache.py", True),
         ("private/features/encoders.py", True),

@@ -1,10 +1,15 @@
-"""Filters of the scattering transform in Fourier space, with the parameters of Bruna and Mallat 2013 as in kymatio.
+"""Matrices of the scattering transform: Morlet wavelets, means under a Gaussian, and Fourier transforms.
 
-In space, with r = (r1, r2) the position turned by the angle theta and s the slant,
+The parameters of the filters are those of Bruna and Mallat 2013, as in kymatio. In space, with r = (r1, r2) the
+position turned by the angle theta and s the slant,
 
     gabor(u) = exp(-(r1^2 + s^2 r2^2) / (2 sigma^2) + i xi r1) * s / (2 pi sigma^2),    made periodic,
 
 and a Morlet wavelet is a Gabor function less as much of its envelope as makes its mean zero.
+
+The Fourier transforms of small images are products with real matrices. A complex number is a pair of numbers on an axis
+of its own. Whether that axis stands before or after that of the positions is chosen so that each product finds its
+operand in one piece, and none need be moved.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+Matrix = NDArray[np.float64]
 # What kymatio takes for pi in this one place; its outputs are the reference, and 3e-5 would show.
 PI = 3.1415
 SIGMA, XI = 0.8, 3 * np.pi / 4
@@ -55,3 +61,30 @@ def local_means(side: int, *, scale: int, resolution: int) -> NDArray[np.float64
     window = np.fft.ifft(kept).real
     centres = np.arange(0, length, 2 ** (scale - resolution))[1:-1]
     return window[(centres[:, None] - np.arange(length)) % length]
+
+
+def fourier_of_real(side: int) -> Matrix:
+    """(frequency pair, position): the transform of real numbers."""
+    return _real(_frequencies(side)).transpose(1, 0, 2, 3)[:, :, 0].reshape(2 * side, side)
+
+
+def fourier_of_pairs(side: int) -> Matrix:
+    """(frequency pair, pair position): the transform of complex numbers."""
+    return _real(_frequencies(side)).transpose(1, 0, 2, 3).reshape(2 * side, 2 * side)
+
+
+def inverse_fourier(side: int) -> Matrix:
+    """(pair position, frequency pair): back to complex numbers."""
+    return _real(_frequencies(side).conj() / side).transpose(0, 1, 3, 2).reshape(2 * side, 2 * side)
+
+
+def _frequencies(side: int) -> NDArray[np.complex128]:
+    """exp(-2 pi i k p / n), with the product taken modulo n first: large angles would lose digits."""
+    steps = np.arange(side)
+    return np.exp(-2j * np.pi * (np.outer(steps, steps) % side) / side)
+
+
+def _real(matrix: NDArray[np.complex128]) -> Matrix:
+    """(pair, rows, pair, columns): multiplication by a complex matrix, on pairs."""
+    blocks = [[matrix.real, -matrix.imag], [matrix.imag, matrix.real]]
+    return np.array(blocks).transpose(0, 2, 1, 3)
