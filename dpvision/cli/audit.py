@@ -128,7 +128,7 @@ def _release(
     from dpvision.audit import auditing_release
     from dpvision.cli import screen
     from dpvision.released.finished import finished
-    from dpvision.released.report import audits, released
+    from dpvision.released.report import audits, release_card
 
     release = finished(place)
     audits.of_release(place, release.event, release.settings.delta)  # a file that is not ours is refused first
@@ -139,7 +139,7 @@ def _release(
     with screen.counting_bar("canaries") as progress:
         scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, release.event, delta=release.settings.delta, confidence=confidence)
-    for path in released.write_audited(release):
+    for path in release_card.write_audited(release):
         screen.say(f"wrote {path}")
     if source is not None and operator is not None:
         from dpvision.core import files

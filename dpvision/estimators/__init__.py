@@ -6,7 +6,6 @@ its run folder; `epsilon_` at `delta_` covers that, and nothing that was chosen 
 
 classifier.py   PrivateImageClassifier; release.py PrivateRelease
 arrays.py       images and labels of arrays, by public bounds; account.py which account a fit is charged to
-said.py         what an estimator says of its guarantee
 """
 
 from __future__ import annotations

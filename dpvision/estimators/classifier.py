@@ -18,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted
 from dpvision.core import accountant
 from dpvision.core.ledger import home
 from dpvision.errors import PrivacyError
-from dpvision.estimators import said
 from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.models.inputs import to_tensor
@@ -26,7 +25,7 @@ from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import read_accounts
 from dpvision.private.training import train
 from dpvision.private.training.prepare import prepare_read
-from dpvision.released import inference
+from dpvision.released import inference, report
 from dpvision.settings.recipes import recipe as named
 from dpvision.settings.training import Config, merged
 from dpvision.storage.leftovers import key_of_fit
@@ -106,14 +105,7 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
             outcome = train.proceed(run, prepared)
         self.run_folder_, self.event_, self.delta_ = run.folder, outcome.event, prepared.config.delta
         self.epsilon_ = accountant.epsilon(outcome.event, self.delta_)
-        self.card_ = said.card(
-            outcome.event,
-            self.delta_,
-            read_accounts(run.facts()).first.account(),
-            read_off=prepared.read_off,
-            private=outcome.private,
-            accounts=run.facts()["accounts"],
-        )
+        self.card_ = report.card(run, read_accounts(run.facts()).first.account())
         self.released_ = inference.released(run.folder).model
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +14,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpvision.core import accountant, files
-from dpvision.core.events import from_json
-from dpvision.core.ledger import Account, home
+from dpvision.core import accountant
+from dpvision.core.ledger import home
 from dpvision.errors import PrivacyError
-from dpvision.estimators import said
 from dpvision.estimators.account import find_accounts
 from dpvision.estimators.arrays import Bounds, data_set, images_of, labels_of, plain, raw_digests
 from dpvision.models.inputs import to_tensor
@@ -88,21 +85,8 @@ class PrivateRelease(TransformerMixin, BaseEstimator):
         require_possible(prepared, folder, accounts=accounts)
         encoded = Encoded(prepared)
 
-        def write_card(place: Path, facts: dict[str, Any], account: Account) -> dict[str, Any]:
-            told = said.card(
-                from_json(facts["event"]),
-                self.delta,
-                account,
-                read_off=facts["read_off"],
-                private=facts["private"],
-                accounts=facts.pop("accounts"),
-            )
-            card = {**facts, **told}
-            files.write(place / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
-            return card
-
         with key_of_fit(name_of_key(prepared, folder)):
-            self.card_ = make(prepared, folder, write_card=write_card, encoded=encoded, accounts=accounts)
+            self.card_ = make(prepared, folder, encoded=encoded, accounts=accounts)
         self.run_folder_, self.event_, self.delta_ = folder, prepared.event(), prepared.config.delta
         self.epsilon_ = accountant.epsilon(self.event_, self.delta_)
         self.encoder_, self.preparation_ = encoded.encoder, encoded.preparation

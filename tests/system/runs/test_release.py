@@ -34,7 +34,7 @@ def _run(
 ) -> tuple[run_folder.Run, train.Prepared]:
     prepared = train.prepare(source, settings)
     run = train.begin(prepared, folder, test_key=test_key)
-    train.proceed(run, prepared, tell=report.on_weights)
+    train.proceed(run, prepared)
     report.write(run, ledger_of(prepared.fingerprint).account())
     return run, prepared
 
