@@ -158,7 +158,7 @@ def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: flo
     from dpvision.audit.profile import ENOUGH_DRAWN, verdict
     from dpvision.cli import screen
     from dpvision.core import accountant, files
-    from dpvision.released.report.attack import most_true_positives
+    from dpvision.released.report.guarantee import most_true_positives
 
     found, proved = verdict(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
     record.record(place, "mechanism", findings.of_mechanism(found, proved=proved))

@@ -54,11 +54,6 @@ Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 AT_A_TIME = 512
 MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
-# What each file says of itself, and what that means.
-STATUS = {
-    "private": "may leave: its noise is secret, and card.json has the guarantee",
-    "NOT PRIVATE": "must not leave: made with a fixed key, for tests only",
-}
 
 
 @dataclass(frozen=True)
@@ -193,7 +188,7 @@ def make(
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            said = {**mark, "status_means": STATUS[status]}
+            said = {**mark, "status_means": folders.STATUS[status]}
             folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
             facts = _facts(prepared, encoded, mechanism, told)
             facts["accounts"] = accounts.to_facts()

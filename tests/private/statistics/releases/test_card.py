@@ -22,7 +22,7 @@ from dpvision.data import load, pack
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.release import make, prepare
 from dpvision.released.report import release_card, wording
-from dpvision.released.report.card import FIXED_NOISE
+from dpvision.released.report.wording import FIXED_NOISE
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 
