@@ -67,7 +67,7 @@ def test_a_fit_leaves_no_key_however_it_ends(own_home: Path, monkeypatch: pytest
 
 def test_the_key_of_a_living_fit_stays(own_home: Path) -> None:
     waiting = (
-        "import time; from dpvision import runs; from dpvision.storage.leftovers import key_of_fit\n"
+        "import time; from dpvision.storage import run_folder; from dpvision.storage.leftovers import key_of_fit\n"
         "from dpvision.core.keys import Key\n"
         "with key_of_fit() as name:\n    Key.fresh().keep(run_folder.key_path(name)); print(name, flush=True); time.sleep(120)\n"
     )
