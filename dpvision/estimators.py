@@ -58,7 +58,8 @@ from dpvision.private.training import train
 from dpvision.private.training.prepare import prepare_read
 from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
-from dpvision.released import inference, report
+from dpvision.released import report
+from dpvision.released.model import load_model
 from dpvision.settings.recipes import recipe as recipe_of
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import Release, changed
@@ -179,7 +180,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
             outcome = train.proceed(run, prepared)
         card = report.card(run, read_accounts(run.facts()).first.account())
         self._keep(run.folder, outcome.event, prepared.config.delta, card)
-        self.released_ = inference.released(run.folder).model
+        self.released_ = load_model(run.folder).model
         return self
 
     def _config(self) -> Config:

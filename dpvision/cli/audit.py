@@ -112,9 +112,9 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
             f"{carried['epsilon_at_least']:.3f}"
         )
     if source is not None:
-        from dpvision.released.inference import released
+        from dpvision.released.model import load_model
 
-        _losses(folder.operator, auditing.losses_of(place, source), released(place).classes, allowed)
+        _losses(folder.operator, auditing.losses_of(place, source), load_model(place).classes, allowed)
     if planned is not None:
         _shadows(folder, planned, allowed)
     for path in write_report(folder):

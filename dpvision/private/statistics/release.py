@@ -43,8 +43,8 @@ from dpvision.private.statistics.moments import Moments
 from dpvision.private.statistics.rows import Preparation, Rows
 from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
-from dpvision.released.gaussians import RIDGE, ClassMoments
 from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_moments
+from dpvision.released.moments import RIDGE, ClassMoments
 from dpvision.released.report import release_card
 from dpvision.settings.release import Release
 from dpvision.settings.training import to_dict

@@ -199,7 +199,7 @@ def _board(place: Path, corpus: Path) -> None:
 
 
 def _model(place: Path, corpus: Path) -> None:
-    from dpvision.released.inference import evaluate
+    from dpvision.released.model import evaluate
 
     evaluate(place, str(corpus / "data.npz"), split="test")
 

@@ -27,7 +27,7 @@ from dpvision.private.training.train import _drop_after
 from dpvision.private.training.units import units
 from dpvision.public.pretrain.run import Settings
 from dpvision.public.random import gallery
-from dpvision.released import inference
+from dpvision.released import model
 from dpvision.released.report import on_test
 from dpvision.settings.training import Config, merged, read_toml
 from dpvision.storage import checkpoint, run_folder, sealed
@@ -268,11 +268,11 @@ def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:
     said = {"format": "dpvision-weights-1", "model": "linear", "shape": "[1e400, 8, 8]", "classes": '["a", "b"]'}
     (tmp_path / "w.safetensors").write_bytes(checkpoint.dump({}, said))
     with pytest.raises(DataError, match="does not describe a model"):
-        inference.released(tmp_path / "w.safetensors")
+        model.load_model(tmp_path / "w.safetensors")
 
 
 def test_names_that_would_order_a_terminal_about() -> None:
-    told = inference._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
+    told = model._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
     assert "\x1b" not in told and "\x07" not in told and told.endswith("'=1+1,'-2,caf\u00e9\n")
 
 

@@ -25,7 +25,7 @@ from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.accounts.accounts import choose
 from dpvision.private.training import stopping, train, tune
 from dpvision.private.training.charging import _trial_of
-from dpvision.released.inference import released
+from dpvision.released.model import load_model
 from dpvision.released.report import accounts, card, write
 from dpvision.settings.training import Config
 from dpvision.storage import checkpoint, run_folder, sealed
@@ -65,12 +65,12 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == found.epsilon
     # The best by accuracy on the public images, and its very weights.
     trials = [run_folder.Run(tmp_path / "trials" / str(k)) for k in range(1, TRIALS + 1)]
-    scores = [accuracy(released(t.folder).model, Inputs(found.score)) for t in trials]
+    scores = [accuracy(load_model(t.folder).model, Inputs(found.score)) for t in trials]
     noted = run_folder.read_lines(run.operator / "trials.jsonl")
     assert [line["score"] for line in noted] == scores
     chosen = run.facts()["tuning"]
     assert chosen["score_of_the_chosen"] == max(scores)
-    assert accuracy(released(run.folder).model, Inputs(found.score)) == max(scores)
+    assert accuracy(load_model(run.folder).model, Inputs(found.score)) == max(scores)
     # Weights and card claim the epsilon of the whole, not that of a trial.
     assert from_json(json.loads(sealed.read(run.weights).header["event"])) == Composed((found.event,))
     write(run, account)
