@@ -25,7 +25,6 @@ from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger, home
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
-from dpvision.released.report import released
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
 
@@ -58,7 +57,6 @@ class Releases:
                 card = make(
                     self.prepared(recipe, epsilon, seed),
                     Path(place) / "out",
-                    write_card=released.write,
                     encoded=self.encoded,
                 )
                 assert card["status"] == "private" and card["guarantee"]["epsilon"] <= epsilon

@@ -22,7 +22,7 @@ from dpvision.models import digest_of
 from dpvision.models.patches import CONSTANTS
 from dpvision.private.training import train
 from dpvision.public import dictionary
-from dpvision.released.report.metrics import last_accuracy, read
+from dpvision.released.report.on_test import last_accuracy, read_metrics
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config, to_dict
 
@@ -111,7 +111,7 @@ def _train(case: Case, seed: int, data: Path, folder: Path) -> Done:
     prepared = case.prepared(seed, data)
     run = train.begin(prepared, folder)
     outcome = train.proceed(run, prepared)
-    both = last_accuracy(read(run), release=config.release)
+    both = last_accuracy(read_metrics(run), release=config.release)
     assert both is not None
     print(
         f"{case.title}, seed {seed}: {both['test']['ema']:.4f}, last {both['test']['last']:.4f}, "

@@ -34,7 +34,7 @@ MODULES = (
     "dpvision.cli.screen",
     "dpvision.public.diffusion.guide",
     "dpvision.public.quality.measuring",
-    "dpvision.released.inference",
+    "dpvision.released.model",
     "dpvision.public.pretrain.check",
     "dpvision.public.dictionary",
     "dpvision.public.pretrain.run",

@@ -23,7 +23,7 @@ from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split, load
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import Inputs
-from dpvision.released.inference import Released, released
+from dpvision.released.model import Model, load_model
 from dpvision.settings.training import Config
 from dpvision.views import Views
 
@@ -66,7 +66,7 @@ def canary_scores(
 
 def losses_of(folder: Path, source: str, *, most: int = 10_000) -> tuple[Membership, dict[str, NDArray[np.float64]]]:
     """The loss-threshold attack on a run's model: images of the training split against those of the test split."""
-    made = released(folder)
+    made = load_model(folder)
     data = load(source, classes=list(made.classes), size=made.shape[1:], channels=made.shape[0])
     if data.test is None:
         raise DataError(f"{source}: it has no test split, so there are no images to compare with.")
@@ -75,12 +75,12 @@ def losses_of(folder: Path, source: str, *, most: int = 10_000) -> tuple[Members
     return found, {"members": -members[0], "others": -others[0]}
 
 
-def _losses(made: Released, split: Split, most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _losses(made: Model, split: Split, most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     labels = np.asarray(split.labels[:most])
     return cross_entropies(answers(made, split, most=most), labels), labels
 
 
-def answers(made: Released, split: Split, *, most: int | None = None) -> NDArray[np.float64]:
+def answers(made: Model, split: Split, *, most: int | None = None) -> NDArray[np.float64]:
     """(N, classes) scores of a model for the records of a split, or for the first `most` of them."""
     inputs, count = Inputs(split), len(split) if most is None else min(most, len(split))
     found = []

@@ -38,7 +38,7 @@ from dpvision.private.training.prepare import prepare, prepare_read
 from dpvision.private.training.state import State
 from dpvision.private.training.train import begin, proceed
 from dpvision.private.training.units import units
-from dpvision.released.inference import released
+from dpvision.released.model import load_model
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, sealed
 
@@ -116,7 +116,7 @@ def attack_by_shadows(planned: Planned, *, progress: Progress = lambda *_: None)
         fit = _training(data, pool.records, config, planned.source, place, count, progress)
         seed = secrets.randbits(63)
         phi, inside = shadows(fit, pool.records.labels, count=count, units=pool.of, seed=seed)
-    target = confidences(answers(released(run.folder), pool.records), pool.records.labels)
+    target = confidences(answers(load_model(run.folder), pool.records), pool.records.labels)
     return _found(pool, target, phi, inside, unit=config.unit, classes=tuple(data.classes))
 
 
@@ -189,7 +189,7 @@ def _training(
         prepared = prepare_read(replace(data, train=half, val=None, test=None), own, source=source)
         run = begin(prepared, place / "run")
         proceed(run, prepared, watch=lambda seen: progress(done + seen.step, count * steps))
-        found = answers(released(run.folder), records)
+        found = answers(load_model(run.folder), records)
         shutil.rmtree(run.folder)
         done += steps
         return found

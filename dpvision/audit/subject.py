@@ -22,7 +22,7 @@ from dpvision.models import Featured, build, digest_of, head_alone, load_public,
 from dpvision.models.featured import head_of
 from dpvision.models.inputs import to_tensor
 from dpvision.private.accounts.unaccounted import require_unaccounted
-from dpvision.released.inference import released
+from dpvision.released.model import load_model
 from dpvision.storage import run_folder, sealed
 
 FORMAT = "dpvision-geometry-1"
@@ -106,7 +106,7 @@ def _network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, 
     if weights.is_dir() or not file.is_file() or said.get("format") == "dpvision-weights-1":
         if model is not None and model != said.get("model", model):
             raise ConfigError(f"{weights}: its model is {said['model']}, not {model}. Fix: leave out --model.")
-        made = released(weights)
+        made = load_model(weights)
         data = load(source, classes=list(made.classes), size=made.shape[1:], channels=made.shape[0])
         part = run_folder.Run(weights).config().part if weights.is_dir() else "all"
         return made.model, data, "head" if part == "centred-head" else part

@@ -112,9 +112,9 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
             f"{carried['epsilon_at_least']:.3f}"
         )
     if source is not None:
-        from dpvision.released.inference import released
+        from dpvision.released.model import load_model
 
-        _losses(folder.operator, auditing.losses_of(place, source), released(place).classes, allowed)
+        _losses(folder.operator, auditing.losses_of(place, source), load_model(place).classes, allowed)
     if planned is not None:
         _shadows(folder, planned, allowed)
     for path in write_report(folder):
@@ -128,7 +128,7 @@ def _release(
     from dpvision.audit import auditing_release
     from dpvision.cli import screen
     from dpvision.released.finished import finished
-    from dpvision.released.report import audits, released
+    from dpvision.released.report import audits, release_card
 
     release = finished(place)
     audits.of_release(place, release.event, release.settings.delta)  # a file that is not ours is refused first
@@ -139,7 +139,7 @@ def _release(
     with screen.counting_bar("canaries") as progress:
         scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, release.event, delta=release.settings.delta, confidence=confidence)
-    for path in released.write_audited(release):
+    for path in release_card.write_audited(release):
         screen.say(f"wrote {path}")
     if source is not None and operator is not None:
         from dpvision.core import files
@@ -158,7 +158,7 @@ def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: flo
     from dpvision.audit.profile import ENOUGH_DRAWN, verdict
     from dpvision.cli import screen
     from dpvision.core import accountant, files
-    from dpvision.released.report.attack import most_true_positives
+    from dpvision.released.report.guarantee import most_true_positives
 
     found, proved = verdict(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
     record.record(place, "mechanism", findings.of_mechanism(found, proved=proved))

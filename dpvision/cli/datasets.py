@@ -121,7 +121,7 @@ def ledger(
     from dpvision.private.accounts import overlap
     from dpvision.private.accounts.accounts import choose, describe_shares
     from dpvision.public.provenance import pixel_digests
-    from dpvision.released.report.charges import lines
+    from dpvision.released.report.accounts import ledger_lines
 
     options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
     train = load(source, **options).train
@@ -147,4 +147,4 @@ def ledger(
         return
     else:
         account = book.account()
-    screen.show_account(account, lines(account), file=book.path, json=json)
+    screen.show_account(account, ledger_lines(account), file=book.path, json=json)

@@ -35,7 +35,7 @@ def evaluate(
     """
     from dpvision.cli import screen
     from dpvision.errors import ConfigError
-    from dpvision.released.inference import evaluate as measure
+    from dpvision.released.model import evaluate as measure
     from dpvision.settings.training import Config
 
     if examples and not keep:
@@ -77,7 +77,7 @@ def predict(
     """
     from dpvision.cli import screen
     from dpvision.core import files
-    from dpvision.released.inference import predict as guess
+    from dpvision.released.model import predict as guess
 
     with screen.counting_bar("predicting") as progress:
         if out is None:

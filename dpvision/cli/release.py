@@ -101,7 +101,6 @@ def release(
     from dpvision.private.statistics.release import Encoded, make, prepare, require_encoder, require_possible
     from dpvision.private.training import ranks
     from dpvision.released.folder import next_free
-    from dpvision.released.report import released
 
     ranks.start()
     prepared = prepare(source, settings)
@@ -133,7 +132,6 @@ def release(
         card = make(
             prepared,
             out,
-            write_card=released.write,
             encoded=encoded,
             test_key=test_key,
             accounts=accounts,

@@ -85,10 +85,12 @@ def write_report(run: Any) -> list[Path]:
     from dpvision.cli import screen
     from dpvision.core.ledger import home
     from dpvision.released.report import write
+    from dpvision.storage.leftovers import clear
 
     account = account_of(run)
     if account is None and (run.folder / "ledger.jsonl").exists():
         screen.say(f"note: there is no ledger of this data in {home()}: card and report lose it. Fix: DPVISION_HOME.")
+    clear(run)  # what a kill left of a tuning's trials
     return write(run, account)
 
 

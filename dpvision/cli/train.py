@@ -257,7 +257,6 @@ def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
     from dpvision.cli import screen
     from dpvision.private.training import ranks, trackers
     from dpvision.private.training.train import proceed
-    from dpvision.released.report import on_weights
 
     alone, first = ranks.ranks() == 1, ranks.rank() == 0
     with screen.counting_bar("features") as progress:
@@ -267,7 +266,7 @@ def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
         screen.stoppable() as stop,
         screen.training_bar(prepared.config.epsilon, shown=first) as watch,
     ):
-        outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there, tell=on_weights)
+        outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there)
     if not outcome.complete:
         if first:
             launch = "dpvision" if alone else f"torchrun --nproc-per-node {ranks.ranks()} -m dpvision"

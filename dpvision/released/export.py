@@ -18,7 +18,7 @@ from typing import Any
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.released.inference import Released, released
+from dpvision.released.model import Model, load_model
 from dpvision.storage import checkpoint, sealed
 
 
@@ -28,7 +28,7 @@ def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force:
     `weights` is a run's weights.safetensors, and `card` the card about them.
     """
     require_free(out, to=to, force=force)
-    network, header = released(weights), _header(weights, card)
+    network, header = load_model(weights), _header(weights, card)
     if to == "safetensors":
         data, apart = checkpoint.dump(network.model.state_dict(), header), None
     else:
@@ -57,10 +57,10 @@ def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     if card.get("weights_digest") != said["digest"]:
         raise DataError(f"{weights}: the card is about other weights. Fix: `dpvision report` on the run, then again.")
     kept = {key: value for key, value in said.items() if key not in ("digest", "signature")}
-    return {**kept, "card": json.dumps(dict(card), allow_nan=False), "input": json.dumps(_input(released(weights)))}
+    return {**kept, "card": json.dumps(dict(card), allow_nan=False), "input": json.dumps(_input(load_model(weights)))}
 
 
-def _input(network: Released) -> dict[str, Any]:
+def _input(network: Model) -> dict[str, Any]:
     channels, height, width = network.shape
     return {
         "shape": ["N", height, width, channels],

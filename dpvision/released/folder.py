@@ -31,11 +31,17 @@ from safetensors.numpy import save as write_safetensors
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
+from dpvision.storage.run_folder import FIXED_KEY
 
 FORMAT = "dpvision-release-1"
 SHARD = 8192  # rows in a file
 MOST, MOST_TEXT = 4 << 30, 1 << 24  # bytes of one file that is read
 HEADER = 1 << 16  # bytes that a file of arrays may have beside them
+# What each file says of itself, and what that means.
+STATUS = {
+    "private": "may leave: its noise is secret, and card.json has the guarantee",
+    "NOT PRIVATE": f"must not leave: {FIXED_KEY}",
+}
 Block = tuple[NDArray[np.float32], NDArray[Any]]
 
 

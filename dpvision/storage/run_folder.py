@@ -31,9 +31,10 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.settings.training import Config, merged, read_toml, write_toml
 
 READABLE = 0o755  # the most that a umask leaves of the mode of a run folder: others never write there
-# What the header of weights says that were made with a fixed key.
 MOST_LINES = 1 << 30  # bytes of a log: some millions of steps
-NOT_PRIVATE = "NO: made with a fixed key, for tests only"
+# What the header of weights says of those that must not leave.
+FIXED_KEY = "made with a fixed key, for tests only"
+NOT_PRIVATE = f"NO: {FIXED_KEY}"
 A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
 
 

@@ -136,11 +136,11 @@ def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Pa
     run = run_folder.Run(tmp_path)
     (tmp_path / "operator").mkdir()
     config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
-    assert audits.figures(audits.of_run(tmp_path, event, config)) is None
+    assert audits.on_card(audits.of_run(tmp_path, event, config)) is None
     rng = np.random.default_rng(0)
     coins = rng.random(100) < 0.5
     findings.audit_carried(run, rng.normal(size=100), coins, event=event, delta=1e-5)
-    found = audits.figures(audits.of_run(tmp_path, event, config))
+    found = audits.on_card(audits.of_run(tmp_path, event, config))
     assert found is not None and found["one_run"]["canaries"] == 100 and list(found) == ["one_run"]
 
 

@@ -6,17 +6,21 @@ import json
 import subprocess
 import sys
 import warnings
+from importlib.resources import files
 
+import jsonschema
 import numpy as np
 import pytest
 from sklearn.pipeline import make_pipeline
 
 import dpvision
+from dpvision.cli.app import app
 from dpvision.core import accountant
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError, PrivacyWarning
 from dpvision.estimators import PrivateImageClassifier, account_of, ledger
 from dpvision.private.training import train
+from dpvision.released.finished import finished
 from dpvision.released.learners import DiscriminantLearner
 from dpvision.released.report import card
 from dpvision.storage import run_folder
@@ -34,10 +38,9 @@ def test_a_fit_learns_and_says_what_it_told() -> None:
     assert np.array_equal(found.decision_function(x[1200:]).argmax(axis=1), found.predict(x[1200:]))
     account = ledger(account_of(x[:1200])).account()
     assert [accountant.epsilon(c.event, 1e-5) for c in account.charges] == [found.epsilon_]
-    assert found.card_["data_set"]["account"] == account.id and found.card_["read_off"] == []
-    json.dumps(found.card_, allow_nan=False)
-    whole = card(run_folder.Run(found.run_folder_), account)  # what `dpvision report` writes
-    assert whole["guarantee"]["epsilon"] == found.epsilon_ and whole["public_facts"]["classes"]["known"] == "declared"
+    assert found.card_ == card(run_folder.Run(found.run_folder_), account)  # what `dpvision report` writes
+    assert found.card_["data_set"]["account"] == account.id and found.card_["guarantee"]["epsilon"] == found.epsilon_
+    assert {fact["known"] for fact in found.card_["public_facts"].values()} == {"declared"}
 
 
 def test_the_charge_comes_before_the_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +82,9 @@ def test_classes_that_are_read_off_are_said_aloud() -> None:
     names = np.array([f"digit {i}" for i in range(10)])
     with pytest.warns(PrivacyWarning, match="read off y"):
         found = classifier(classes=None, n=None, steps=2).fit(x[:200], names[y[:200]])
-    assert found.card_["read_off"] == ["classes", "number of images"]
-    assert sum("epsilon does not cover it" in line for line in found.card_["not_covered"]) == 2
-    whole = card(run_folder.Run(found.run_folder_), None)
-    assert whole["public_facts"]["classes"]["known"] == "read off the data"
+    facts = found.card_["public_facts"]
+    assert [facts[name]["known"] for name in ("n", "classes")] == ["read off the data"] * 2
+    assert sum("Epsilon does not cover it" in line for line in found.card_["not_covered"]) == 2
     assert set(found.predict(x[:50])) <= set(names)
 
 
@@ -130,6 +132,21 @@ def test_a_release_and_what_learns_from_it() -> None:
     with pytest.raises(PrivacyError, match="released_"):
         make_pipeline(release(), DiscriminantLearner()).fit(x[:1200], y[:1200])
     assert len(ledger(account_of(x[:1200])).account().charges) == 1
+
+
+def test_a_release_is_what_the_verb_writes() -> None:
+    """The whole card by the schema, card.md and README.md; `dpvision audit` takes the folder."""
+    x, y = digits()
+    found = release().fit(x[:1200], y[:1200])
+    jsonschema.validate(found.card_, json.loads((files("dpvision.released.report") / "card.schema.json").read_text()))
+    assert {"card.md", "README.md", "schema.json"} <= {path.name for path in found.run_folder_.iterdir()}
+    folder = finished(found.run_folder_)
+    assert folder.private and folder.event == found.event_ and folder.card == found.card_
+    command = ["audit", str(found.run_folder_), "--runs", "1000", "--confidence", "0.999"]
+    app(command, exit_on_error=False, print_error=False, result_action="return_value")
+    audited = finished(found.run_folder_).card
+    assert audited["audit"]["mechanism"]["refuted"] is False
+    assert {**audited, "audit": None} == found.card_
 
 
 def test_names_are_loaded_when_they_are_used() -> None:

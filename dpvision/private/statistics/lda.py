@@ -7,7 +7,7 @@ Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ) with 
 |vec(x x^T)| = |x|^2 <= 1 (second_moment.py), so its length is at most sqrt(a^2 + b^2 + c^2) = 1, the sensitivity. The
 event is Gaussian(sigma, 1). Means, priors, covariance and the discriminant are post-processing.
 
-    score of class j:  x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j        (closed_form.py)
+    score of class j:  x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j        (released/moments.py)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpvision.errors import ConfigError
 from dpvision.private.statistics.logistic import Noisy
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
 from dpvision.private.statistics.whitening import covariance, require_ridge, ridged
-from dpvision.released.closed_form import class_means, discriminant, inverse, not_too_small, within_classes
+from dpvision.released.moments import class_means, discriminant, inverse, not_too_small, within_classes
 
 COVARIANCES = ("none", "private", "public")
 # Without a covariance: the least share of a row's squared length that is taken to be inside its class.

@@ -1,4 +1,4 @@
-"""Class sums, class counts and a second moment, released once; everyone may draw rows from them (gaussians.py).
+"""Class sums, class counts and a second moment, released once; everyone may draw rows from them (released/moments.py).
 
 One vector is released for all: ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1. Where the counts are
 declared public there is no c.
@@ -25,7 +25,7 @@ from dpvision.core.sampling import EveryRecord
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.lda import class_statistics
 from dpvision.private.statistics.second_moment import to_matrix
-from dpvision.released.gaussians import ClassMoments
+from dpvision.released.moments import ClassMoments
 from dpvision.storage.software import computing
 
 

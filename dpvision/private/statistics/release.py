@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from dpvision.core import accountant, files
 from dpvision.core.events import Budget, Event, to_json
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Account
 from dpvision.core.rounding import upper
 from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Dataset, Split, identify, load
@@ -44,22 +43,17 @@ from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
 from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
-from dpvision.released.gaussians import RIDGE, ClassMoments
 from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_moments
+from dpvision.released.moments import RIDGE, ClassMoments
+from dpvision.released.report import release_card
 from dpvision.settings.release import Release
 from dpvision.settings.training import to_dict
 from dpvision.storage import run_folder, sealed
 
 Progress = Callable[[str, int, int], None]
-WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 AT_A_TIME = 512
 MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
-# What each file says of itself, and what that means.
-STATUS = {
-    "private": "may leave: its noise is secret, and card.json has the guarantee",
-    "NOT PRIVATE": "must not leave: made with a fixed key, for tests only",
-}
 
 
 @dataclass(frozen=True)
@@ -149,13 +143,12 @@ def make(
     prepared: Prepared,
     out: Path,
     *,
-    write_card: WriteCard,
     encoded: Encoded | None = None,
     test_key: str | None = None,
     accounts: Accounts | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """The released folder at `out`; its card, which `write_card` writes into the folder.
+    """The released folder at `out`; its card.
 
     `encoded` may be that of an earlier release of the same data with the same features. `accounts` are those that will
     be charged; by default those that the images are found on.
@@ -195,7 +188,7 @@ def make(
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            said = {**mark, "status_means": STATUS[status]}
+            said = {**mark, "status_means": folders.STATUS[status]}
             folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
             facts = _facts(prepared, encoded, mechanism, told)
             facts["accounts"] = accounts.to_facts()
@@ -203,7 +196,7 @@ def make(
             facts["files"] = folders.digests(folder)
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
-            card = write_card(folder, facts, accounts.first.account())
+            card = release_card.write(folder, facts, accounts.first.account())
         Key.destroy(place)
     return card
 

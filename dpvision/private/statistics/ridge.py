@@ -23,7 +23,7 @@ from dpvision.errors import ConfigError
 from dpvision.private.statistics.logistic import Noisy
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
 from dpvision.private.statistics.whitening import require_ridge
-from dpvision.released.closed_form import ridge_weights
+from dpvision.released.moments import ridge_weights
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from dpvision.private.training.state import State, event_charged, software, trai
 from dpvision.private.training.trackers import Tracker, told_to
 from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
-from dpvision.released import evaluation
+from dpvision.released import evaluation, report
 from dpvision.settings.training import Config, merged
 from dpvision.storage import checkpoint, run_folder, sealed
 from dpvision.storage.leftovers import clear
@@ -69,10 +69,6 @@ CHANGEABLE = (
     "physical",
     "checkpoint_every",
 )
-
-
-# A finished run's facts and settings -> what its weights say of themselves, as plain JSON values.
-Tell = Callable[[dict[str, Any], Config], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -228,13 +224,11 @@ def proceed(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
-    tell: Tell | None = None,
     paid: Charge | None = None,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
 
-    Trackers get what goes into metrics.jsonl, which may be released, and nothing else. What `tell` says of
-    the finished run goes into the header of its weights.
+    Trackers get what goes into metrics.jsonl, which may be released, and nothing else.
     """
     team = ranks.team()
     advice = (
@@ -243,7 +237,7 @@ def proceed(
         "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
     )
     with _advice(advice), run_folder.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, watch, stop, told_to(trackers), team, tell, paid)
+        return _proceed(run, prepared, watch, stop, told_to(trackers), team, paid)
 
 
 @contextmanager
@@ -262,7 +256,6 @@ def _proceed(
     stop: Callable[[], bool],
     track: Callable[[dict[str, Any]], None],
     team: Team,
-    tell: Tell | None,
     paid: Charge | None,
 ) -> Outcome:
     facts = run.facts()
@@ -355,7 +348,7 @@ def _proceed(
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model, test, tell, event, trial=paid is not None)
+            _release(run, state, prepared, model, test, event, trial=paid is not None)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, event, time.monotonic() - began)
 
@@ -403,7 +396,6 @@ def _release(
     prepared: Prepared,
     model: nn.Module,
     test: Inputs | None,
-    tell: Tell | None,
     event: Event,
     *,
     trial: bool,
@@ -426,9 +418,9 @@ def _release(
     if prepared.learned_from:
         header["learned_from"] = prepared.learned_from
     done = {"complete": True, "event": to_json(event), "private": state.private}
-    if tell is not None:
-        said = tell({**run.facts(), **done}, prepared.config.without_folders())
-        header["card"] = json.dumps(said, sort_keys=True, allow_nan=False)
+    if not trial:
+        card = report.on_weights({**run.facts(), **done}, prepared.config.without_folders())
+        header["card"] = json.dumps(card, sort_keys=True, allow_nan=False)
     files.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
     if test is not None and prepared.data.test is not None:
         evaluation.write(

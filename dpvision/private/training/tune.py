@@ -41,7 +41,7 @@ from dpvision.private.training import ranks, train
 from dpvision.private.training import stopping as tuning
 from dpvision.private.training.stopping import Stopping
 from dpvision.private.training.units import units
-from dpvision.released.inference import released
+from dpvision.released.model import load_model
 from dpvision.settings.training import Config, merged
 from dpvision.storage import checkpoint, run_folder
 from dpvision.storage.leftovers import remove_trials, trials_of
@@ -168,7 +168,7 @@ def _best(
         candidate = prepared.candidates[which]
         trial = train.begin(candidate, trials_of(run) / str(number), paid=charge, accounts=accounts)
         train.proceed(trial, candidate, paid=charge)
-        found = accuracy(released(trial.folder).model, Inputs(prepared.score))
+        found = accuracy(load_model(trial.folder).model, Inputs(prepared.score))
         run_folder.append_json(
             run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": found}
         )
@@ -222,7 +222,7 @@ def _release(
     run: run_folder.Run, prepared: Prepared, trial: run_folder.Run, which: int, *, score: float, facts: dict[str, Any]
 ) -> None:
     """The best trial's model and settings, with the event of the whole; its own is no guarantee of the choice."""
-    candidate, model = prepared.candidates[which], released(trial.folder).model
+    candidate, model = prepared.candidates[which], load_model(trial.folder).model
     tensors, header = checkpoint.load(trial.weights, model.state_dict())
     event = to_json(Composed((prepared.event,)))
     plain = {k: v for k, v in header.items() if k not in ("digest", "signature")}

@@ -3,17 +3,15 @@
 Formal guarantee: all of it is post-processing. Nothing here can reach private data, a ledger or noise (pyproject.toml
 has the contract), so however often one learns, and whatever one tries, the release tells no more than it did.
 
-learner.py     what all share: scikit-learn's interface; labels.py classes or soft labels, as numbers
-descent.py     LinearLearner and NetworkLearner, by Adam on the loss of loss.py
-closed.py      RidgeLearner and DiscriminantLearner, from the averages of averages.py less the known noise
-moments.py     fit_moments: the same two from released moments
+learner.py     what all share: scikit-learn's interface, and labels as numbers
+descent.py     LinearLearner and NetworkLearner, by Adam on the generalised Kullback-Leibler loss
+closed.py      RidgeLearner and DiscriminantLearner, from averages less the known noise; fit_moments, from moments
 """
 
 from __future__ import annotations
 
-from dpvision.released.learners.closed import DiscriminantLearner, RidgeLearner
+from dpvision.released.learners.closed import DiscriminantLearner, RidgeLearner, fit_moments
 from dpvision.released.learners.descent import LinearLearner, NetworkLearner
 from dpvision.released.learners.learner import Learner
-from dpvision.released.learners.moments import fit_moments
 
 __all__ = ["DiscriminantLearner", "Learner", "LinearLearner", "NetworkLearner", "RidgeLearner", "fit_moments"]

@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpvision.released.closed_form import Floats
 from dpvision.released.learners.learner import Learner, LinearRule, blocks, require
-from dpvision.released.learners.loss import generalised_kl
+from dpvision.released.moments import Floats
 
 DECAYS, DECAY = (0.4, 0.6, 0.8), 0.1
 
@@ -135,6 +134,19 @@ class NetworkLearner(_Descent):
     def _scores(self, x: NDArray[np.float32]) -> Floats:
         into, bias, out, last = self.weights_
         return np.asarray(np.maximum(x.astype(np.float64) @ into + bias, 0.0) @ out + last)
+
+
+def generalised_kl(scores: Tensor, y: Tensor) -> Tensor:
+    """The mean over rows of D(y || p), p = softmax(scores), for labels y that do not add up to 1 (Li et al. 2023).
+
+        D(y || p) = sum_k  y_k log(y_k / p_k) - y_k + p_k
+
+    sum_k p_k = 1, so the gradient in the scores is (sum_k y_k) p - y. Where y_k <= 0, which noise can make,
+    y_k log y_k is taken to be 0: it does not depend on p.
+    """
+    log_p = torch.log_softmax(scores, dim=1)
+    own = torch.xlogy(y.clamp(min=0), y.clamp(min=0))
+    return (own - y * log_p - y + log_p.exp()).sum(dim=1).mean()
 
 
 def centre_and_spread(x: NDArray[np.float32]) -> tuple[Floats, float]:

@@ -11,8 +11,7 @@ data set. The fingerprint of the data, its path and the operator's log stay in `
 
 from __future__ import annotations
 
-from dpvision.released.report.card import card, on_weights
-from dpvision.released.report.files import write
+from dpvision.released.report.run_card import card, on_weights, write
 from dpvision.released.report.wording import sentence
 
 __all__ = ["card", "on_weights", "sentence", "write"]

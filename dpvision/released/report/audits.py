@@ -7,17 +7,18 @@ from typing import Any
 
 from dpvision.audit import record
 from dpvision.core import accountant
-from dpvision.core.events import Capped, Event
+from dpvision.core.events import Event
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
-from dpvision.released.report.figures import percent
+from dpvision.released.report.guarantee import delta_of
+from dpvision.released.report.numbers import percent
 from dpvision.settings.training import Config
 
 SECTIONS = {
     "mechanism": "audit by canaries in this mechanism",
     "one_run": "audit by canaries in this very run",
 }
-# What a card tells of each.
+# What a card states of each.
 FIGURES = ("epsilon_at_least", "confidence", "canaries", "refuted")
 
 # On a picture.
@@ -32,8 +33,8 @@ def of_run(folder: Path, event: Event, config: Config) -> dict[str, dict[str, An
         raise ConfigError("config.toml: batch, n, steps and sigma must be there; those of a finished run are.")
     # Where settings changed on the way, an audit's runs have the last ones in all steps: that claims less, or more.
     last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
-    delta = max(config.delta, event.delta) if isinstance(event, Capped) else config.delta
-    proved, tested = accountant.epsilon(event, delta), accountant.epsilon(last, config.delta)
+    proved = accountant.epsilon(event, delta_of(event, config.delta))
+    tested = accountant.epsilon(last, config.delta)
     return record.judged(folder, proved=proved, tested=tested, delta=config.delta)
 
 
@@ -46,10 +47,10 @@ def of_release(folder: Path, event: Event, delta: float) -> dict[str, dict[str, 
     return {name: told for name, told in found.items() if name == "mechanism"}
 
 
-def figures(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
-    """Those that a card tells, and no others; None where no audit was made."""
-    told = {name: {figure: found[name][figure] for figure in FIGURES} for name in SECTIONS if name in found}
-    return told or None
+def on_card(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """What a card states of them, and no more; None where no audit was made."""
+    stated = {name: {figure: found[name][figure] for figure in FIGURES} for name in SECTIONS if name in found}
+    return stated or None
 
 
 def rows(card: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -14,7 +14,6 @@ import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 from urllib.parse import quote
 
@@ -22,9 +21,10 @@ from dpvision.core import files as atomic
 from dpvision.core.rounding import upper
 from dpvision.errors import DataError
 from dpvision.released.report import pictures, reference
-from dpvision.released.report.card import FORMAT
-from dpvision.released.report.figures import percent, plain
+from dpvision.released.report.numbers import percent, plain
 from dpvision.released.report.page import drawn, filled
+from dpvision.released.report.pictures import Group
+from dpvision.released.report.run_card import FORMAT
 from dpvision.settings.training import UPKEEP
 from dpvision.storage.run_folder import read_json
 
@@ -47,23 +47,6 @@ class Entry:
     calibration_error: float | None
     steps: int
     audited: float | None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs of the same settings."""
-
-    number: int
-    epsilon: float
-    accuracies: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return mean(self.accuracies)
-
-    @property
-    def spread(self) -> float | None:
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 def write(folders: list[Path], out: Path) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 from dpvision.core.events import Composed, describe, from_json
 from dpvision.core.rounding import upper
 from dpvision.released.report import audits, on_test, pictures, reference, tables
-from dpvision.released.report.figures import names, percent, plain, upper_percent
-from dpvision.released.report.metrics import Point
+from dpvision.released.report.numbers import names, percent, plain, upper_percent
+from dpvision.released.report.on_test import Point
 from dpvision.released.report.reference import Result
 from dpvision.released.report.wording import sentence
 
@@ -20,10 +20,10 @@ def render(
     charges: list[dict[str, Any]],
     *,
     points: list[Point],
-    found: dict[str, Any] | None = None,
+    evaluation: dict[str, Any] | None = None,
     examples: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The whole page. `found` and `examples` are what the model does on the test split, where that is known."""
+    """The whole page. `evaluation` and `examples` are what the model does on the test split, where that is known."""
     private = card["status"] == "private"
     shown, earlier = tables.latest(charges)
     class_names, more_classes = names(card["public_facts"]["classes"]["value"])
@@ -35,7 +35,7 @@ def render(
         references=[
             (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in of.items() for r in rs
         ],
-        on_test=_on_test(found, examples or [], card),
+        on_test=_on_test(evaluation, examples or [], card),
         phases=tables.phases(card),
         audited=audits.rows(card),
         private=private,
@@ -44,7 +44,7 @@ def render(
         run=plain(card["run"]),
         unit=card["unit"],
         big=_big(card),
-        figures=tables.figures(card),
+        figures=tables.overview(card),
         attack_head=tables.ATTACK_HEAD,
         attack=tables.attack(card),
         public=tables.public(card),
@@ -53,7 +53,7 @@ def render(
         not_covered=card["not_covered"],
         accountant=tables.accountant(card),
         settings=tables.settings(card),
-        ledger=tables.spent(card) if card["data_set"] else None,
+        ledger=tables.account(card) if card["data_set"] else None,
         charges=[_charge(c, this=c["run"] == card["run"]) for c in shown],
         earlier=earlier,
         bar=_bar(card, charges),
@@ -79,12 +79,13 @@ def drawn(pictures: dict[str, str | None]) -> dict[str, str]:
 
 
 def _on_test(
-    found: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
+    evaluation: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
 ) -> dict[str, Any] | None:
-    if found is None:
+    if evaluation is None:
         return None
-    told = on_test.section(found, examples, card["public_facts"]["classes"]["value"])
-    return {**told, **drawn({"calibration": told["calibration"]})}
+    shown = on_test.section(evaluation, examples, card["public_facts"]["classes"]["value"])
+    calibration = pictures.calibration(evaluation["bins"], error=evaluation["calibration_error"])
+    return {**shown, **drawn({"calibration": calibration})}
 
 
 def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -1,12 +1,21 @@
 """The curves of the page: the best attack there is, what privacy cost, epsilon and test accuracy over steps.
 
-No name that others chose is drawn: every word in a picture is ours.
+No name that others chose is drawn: every word in a picture is ours. A figure of matplotlib becomes an inline SVG that
+follows the page: its fonts, its colours, light or dark. Figures are drawn in the stand-in colours below; each becomes a
+CSS variable of the page. Everything that would make the picture differ from one writing to the next (dates, random
+ids), or that names another host, is left out.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from dataclasses import replace
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +23,9 @@ import numpy as np
 from dpvision.core import quick
 from dpvision.core.events import Event, PoissonGaussian, parts
 from dpvision.core.rounding import upper
-from dpvision.released.report import attack, svg
-from dpvision.released.report.figures import percent, upper_percent
-from dpvision.released.report.metrics import Point
+from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES, most_true_positives
+from dpvision.released.report.numbers import percent, upper_percent
+from dpvision.released.report.on_test import Point
 from dpvision.released.report.reference import Result
 
 if TYPE_CHECKING:
@@ -24,11 +33,36 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
 
-    from dpvision.released.report.board import Group
-
+INK, SOFT, LINE, FIRST, SECOND, THIRD, SHEET = (f"#{str(i) * 6}" for i in range(1, 8))
+_VARIABLES = {
+    INK: "--ink",
+    SOFT: "--soft",
+    LINE: "--line",
+    FIRST: "--first",
+    SECOND: "--second",
+    THIRD: "--third",
+    SHEET: "--sheet",
+}
 # Inches of 72 points: about as wide as a phone shows it, so that text keeps its size there.
 _SIZE = (4.6, 3.2)
 _NAMES = {"ema": "moving average", "last": "last weights"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings, on a board."""
+
+    number: int
+    epsilon: float
+    accuracies: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.accuracies)
+
+    @property
+    def spread(self) -> float | None:
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 def epsilon_by_length(event: Event, delta: float, *, budget: float, phases: list[dict[str, Any]]) -> str | None:
@@ -37,43 +71,37 @@ def epsilon_by_length(event: Event, delta: float, *, budget: float, phases: list
     if len(whole) != 1 or not isinstance(whole[0], PoissonGaussian):
         return None
     lengths = sorted({max(1, round(whole[0].steps * i / 10)) for i in range(1, 11)})
-    with svg.style("epsilon"):
+    with _style("epsilon"):
         figure, axes = _axes("planned steps", "epsilon")
         steps = [0, *lengths]
         spent = [0.0, *(quick.epsilon(replace(whole[0], steps=n), delta) for n in lengths)]
         if not all(map(math.isfinite, spent)):
             return None
-        axes.axhline(budget, color=svg.SOFT, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"asked for: {budget:g}", (0, budget), (4, -5), textcoords="offset points", va="top", color=svg.SOFT
-        )
-        axes.plot(steps, spent, color=svg.FIRST)
-        axes.plot(steps[-1:], spent[-1:], "o", color=svg.FIRST, clip_on=False)
+        axes.axhline(budget, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(f"asked for: {budget:g}", (0, budget), (4, -5), textcoords="offset points", va="top", color=SOFT)
+        axes.plot(steps, spent, color=FIRST)
+        axes.plot(steps[-1:], spent[-1:], "o", color=FIRST, clip_on=False)
         axes.set_xlim(0, steps[-1])
         axes.set_ylim(0, 1.08 * max(budget, *spent))
         done = 0
         for phase in [p for p in phases if p["steps"]][:-1]:
             done += phase["steps"]
-            axes.axvline(done, color=svg.SOFT, linewidth=1, linestyle=(0, (1, 2)))
+            axes.axvline(done, color=SOFT, linewidth=1, linestyle=(0, (1, 2)))
         end = f"epsilon {upper(spent[-1])} with {steps[-1]} steps"
-        return svg.inline(
-            figure, label=f"Curve of epsilon by planned steps, from 0 to {end}; {budget:g} was asked for."
-        )
+        return _inline(figure, label=f"Curve of epsilon by planned steps, from 0 to {end}; {budget:g} was asked for.")
 
 
 def trade_off(epsilon: float, accuracy: float | None, *, of: dict[str, list[Result]]) -> str | None:
     """Accuracy of this run against its epsilon, and what dpvision reached on the same data, by recipe."""
     if accuracy is None or not of:
         return None
-    with svg.style("trade-off"):
+    with _style("trade-off"):
         figure, axes = _axes("epsilon", "test accuracy")
-        for (recipe, found), colour, mark in zip(
-            of.items(), (svg.SECOND, svg.THIRD, svg.SOFT), ("s", "^", "D"), strict=False
-        ):
+        for (recipe, found), colour, mark in zip(of.items(), (SECOND, THIRD, SOFT), ("s", "^", "D"), strict=False):
             there = [r.epsilon for r in found], [r.accuracy for r in found]
             axes.plot(*there, color=colour, marker=mark, markersize=6, linewidth=1, label=recipe, zorder=3)
         axes.plot(
-            epsilon, accuracy, "o", color=svg.FIRST, markersize=13, markerfacecolor="none", markeredgewidth=2.5,
+            epsilon, accuracy, "o", color=FIRST, markersize=13, markerfacecolor="none", markeredgewidth=2.5,
             linewidth=0, label="this run", zorder=4,
         )  # fmt: skip
         there_too = [r for found in of.values() for r in found]
@@ -87,33 +115,33 @@ def trade_off(epsilon: float, accuracy: float | None, *, of: dict[str, list[Resu
             f"{recipe} {', '.join(f'{percent(r.accuracy)} at {r.epsilon:g}' for r in found)}"
             for recipe, found in of.items()
         ]
-        return svg.inline(figure, label=f"Test accuracy against epsilon: {'; '.join(said)}.")
+        return _inline(figure, label=f"Test accuracy against epsilon: {'; '.join(said)}.")
 
 
 def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
     """How often the model was right, by how sure it was; below, how many images were in each bin."""
     from matplotlib.figure import Figure
 
-    with svg.style("calibration"):
+    with _style("calibration"):
         figure = Figure(figsize=(_SIZE[0], 4.0), layout="constrained")
         upper_part, lower_part = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
         width = 1 / len(bins)
         middle = [(i + 0.5) * width for i in range(len(bins))]
         there = [(m, b) for m, b in zip(middle, bins, strict=True) if b["images"]]
-        upper_part.plot([0, 1], [0, 1], color=svg.SOFT, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right")
+        upper_part.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right")
         upper_part.bar(
-            [m for m, _ in there], [b["accuracy"] for _, b in there], width=0.86 * width, color=svg.FIRST, alpha=0.35,
+            [m for m, _ in there], [b["accuracy"] for _, b in there], width=0.86 * width, color=FIRST, alpha=0.35,
             linewidth=0,
         )  # fmt: skip
         upper_part.plot(
-            [b["confidence"] for _, b in there], [b["accuracy"] for _, b in there], color=svg.FIRST, marker="o",
+            [b["confidence"] for _, b in there], [b["accuracy"] for _, b in there], color=FIRST, marker="o",
             markersize=4, linewidth=1.5, label="right", clip_on=False,
         )  # fmt: skip
         upper_part.set_ylim(0, 1)
         upper_part.set_ylabel("how often right")
         upper_part.yaxis.set_major_formatter(_percent)
         upper_part.legend(loc="upper left")
-        lower_part.bar(middle, [b["images"] for b in bins], width=0.86 * width, color=svg.SECOND, linewidth=0)
+        lower_part.bar(middle, [b["images"] for b in bins], width=0.86 * width, color=SECOND, linewidth=0)
         lower_part.set_ylabel("images")
         lower_part.set_xlabel("how sure the model was")
         lower_part.set_xlim(0, 1)
@@ -124,38 +152,38 @@ def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
             for _, b in there
         )
         label = f"Reliability diagram. Expected calibration error {percent(error)}. {said}."
-        return svg.inline(figure, label=label)
+        return _inline(figure, label=label)
 
 
 def audit(found: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: float) -> str:
     """What audits showed from below, and what is proved from above, on one line for each audit."""
     from matplotlib.figure import Figure
 
-    with svg.style("audit"):
+    with _style("audit"):
         figure = Figure(figsize=(_SIZE[0], 1.0 + 0.75 * len(found)), layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel("epsilon")
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
         most = 1.12 * max(epsilon, *(one["epsilon_at_least"] for one in found.values()))
-        axes.axvline(epsilon, color=svg.FIRST, linewidth=2)
+        axes.axvline(epsilon, color=FIRST, linewidth=2)
         for row, (name, one) in enumerate(reversed(found.items())):
             shown = one["epsilon_at_least"]
-            axes.plot([min(shown, epsilon), epsilon], [row, row], color=svg.FIRST, linewidth=7, alpha=0.18)
-            axes.plot([0, shown], [row, row], color=svg.SECOND, linewidth=7, solid_capstyle="butt")
-            axes.plot([shown], [row], "o", color=svg.SECOND, markersize=8)
+            axes.plot([min(shown, epsilon), epsilon], [row, row], color=FIRST, linewidth=7, alpha=0.18)
+            axes.plot([0, shown], [row, row], color=SECOND, linewidth=7, solid_capstyle="butt")
+            axes.plot([shown], [row], "o", color=SECOND, markersize=8)
             axes.annotate(
-                f"{names[name]}: at least {shown:.2f}", (0, row), (0, 11), textcoords="offset points", color=svg.INK
+                f"{names[name]}: at least {shown:.2f}", (0, row), (0, 11), textcoords="offset points", color=INK
             )
         axes.annotate(
             f"proved: at most {upper(epsilon)}", (epsilon, len(found) - 0.38), (-5, 0), textcoords="offset points",
-            ha="right", va="center", color=svg.FIRST,
+            ha="right", va="center", color=FIRST,
         )  # fmt: skip
         axes.set_xlim(0, most)
         axes.set_ylim(-0.5, len(found) - 0.15)
         axes.set_yticks([])
         said = "; ".join(f"{names[n]}: epsilon at least {one['epsilon_at_least']:.3f}" for n, one in found.items())
-        return svg.inline(figure, label=f"Lower bounds of audits beside the proved epsilon {upper(epsilon)}. {said}.")
+        return _inline(figure, label=f"Lower bounds of audits beside the proved epsilon {upper(epsilon)}. {said}.")
 
 
 def accuracy(points: list[Point], *, released: str) -> str | None:
@@ -163,10 +191,10 @@ def accuracy(points: list[Point], *, released: str) -> str | None:
     points = [p for p in points if p.ema is not None and p.last is not None]
     if not points:
         return None
-    with svg.style("accuracy"):
+    with _style("accuracy"):
         figure, axes = _axes("step", "test accuracy")
         at = [p.step for p in points]
-        for name, colour, dashes in (("ema", svg.FIRST, "-"), ("last", svg.SECOND, (0, (4, 2)))):
+        for name, colour, dashes in (("ema", FIRST, "-"), ("last", SECOND, (0, (4, 2)))):
             share = [float(getattr(p, name)) for p in points]
             mark = name == released
             label = _NAMES[name] + (", released" if mark else "")
@@ -180,25 +208,25 @@ def accuracy(points: list[Point], *, released: str) -> str | None:
         axes.yaxis.set_major_formatter(_percent)
         axes.legend(loc="lower right")
         ends = f"moving average {percent(points[-1].ema or 0.0)}, last weights {percent(points[-1].last or 0.0)}"
-        return svg.inline(
+        return _inline(
             figure, label=f"Curves of test accuracy over steps. At the end: {ends}. Released: {_NAMES[released]}."
         )
 
 
 def attack_success(event: Event) -> str:
     """The most that any membership test finds, against what it wrongly reports; a guess lies on the diagonal."""
-    with svg.style("attack"):
+    with _style("attack"):
         figure, axes = _axes("wrongly reported outside", "found inside, at most")
         rates = np.logspace(-4, 0, 120)
-        bound = attack.most_true_positives(event, rates.tolist())
+        bound = most_true_positives(event, rates.tolist())
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.fill_between(rates, rates, bound, color=svg.FIRST, alpha=0.12, linewidth=0)
-        axes.plot(rates, bound, color=svg.FIRST, label="best test")
-        axes.plot([1e-4, 1], [1e-4, 1], color=svg.SOFT, linewidth=1, linestyle=(0, (4, 3)), label="a guess")
-        stated = attack.FALSE_POSITIVE_RATES
-        most = attack.most_true_positives(event, stated)
-        axes.plot(stated, most, "o", color=svg.FIRST, clip_on=False)
+        axes.fill_between(rates, rates, bound, color=FIRST, alpha=0.12, linewidth=0)
+        axes.plot(rates, bound, color=FIRST, label="best test")
+        axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="a guess")
+        stated = FALSE_POSITIVE_RATES
+        most = most_true_positives(event, stated)
+        axes.plot(stated, most, "o", color=FIRST, clip_on=False)
         axes.set_xlim(1e-4, 1)
         axes.set_ylim(1e-4, 1)
         for axis in (axes.xaxis, axes.yaxis):
@@ -207,20 +235,20 @@ def attack_success(event: Event) -> str:
             axis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
         axes.legend(loc="lower right")
         said = "; ".join(f"{100 * f:g}% outside, {upper_percent(t)} inside" for f, t in zip(stated, most, strict=True))
-        return svg.inline(figure, label=f"Curve of the best membership test, above the diagonal of a guess: {said}.")
+        return _inline(figure, label=f"Curve of the best membership test, above the diagonal of a guess: {said}.")
 
 
 def board(groups: list[Group]) -> str:
     """Groups of runs by their numbers, each with the spread of its accuracies."""
-    with svg.style("board"):
+    with _style("board"):
         figure, axes = _axes("epsilon", "test accuracy")
         for group in groups:
             axes.errorbar(
-                group.epsilon, group.mean, yerr=group.spread, fmt="o", color=svg.FIRST, markersize=7, capsize=4,
+                group.epsilon, group.mean, yerr=group.spread, fmt="o", color=FIRST, markersize=7, capsize=4,
                 elinewidth=1.5,
             )  # fmt: skip
             axes.annotate(
-                str(group.number), (group.epsilon, group.mean), (8 if group.number % 2 else -8, 4), color=svg.INK,
+                str(group.number), (group.epsilon, group.mean), (8 if group.number % 2 else -8, 4), color=INK,
                 textcoords="offset points", ha="left" if group.number % 2 else "right",
             )  # fmt: skip
         axes.set_xlim(0, 1.12 * max(g.epsilon for g in groups))
@@ -232,7 +260,7 @@ def board(groups: list[Group]) -> str:
             + ("" if g.spread is None else f", deviation {100 * g.spread:.1f} points of {len(g.accuracies)} runs")
             for g in groups
         )
-        return svg.inline(figure, label=f"Test accuracy against epsilon: {said}.")
+        return _inline(figure, label=f"Test accuracy against epsilon: {said}.")
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
@@ -265,3 +293,81 @@ def _fixed(places: list[float]) -> Locator:
     from matplotlib.ticker import FixedLocator
 
     return FixedLocator(places)
+
+
+@contextmanager
+def _style(name: str) -> Iterator[None]:
+    """matplotlib's own defaults, whatever the user has set, and ours on top; `name` keeps the ids of pictures apart."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(
+            {
+                "svg.hashsalt": name,
+                "svg.fonttype": "none",  # text stays text: small, sharp, and readable by machines
+                "text.parse_math": False,
+                "font.size": 10,
+                "axes.labelsize": 10,
+                "text.color": INK,
+                "axes.labelcolor": SOFT,
+                "axes.edgecolor": LINE,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.grid": True,
+                "axes.axisbelow": True,
+                "grid.color": LINE,
+                "grid.linewidth": 0.6,
+                "xtick.color": LINE,
+                "ytick.color": LINE,
+                "xtick.labelcolor": SOFT,
+                "ytick.labelcolor": SOFT,
+                "xtick.major.size": 3,
+                "ytick.major.size": 0,
+                "xtick.minor.visible": False,
+                "ytick.minor.visible": False,
+                "lines.linewidth": 2,
+                "legend.frameon": False,
+                "legend.fontsize": 9.5,
+            }
+        )
+        yield
+
+
+def _inline(figure: Figure, *, label: str) -> str:
+    """The figure as an <svg> element with `label` as its text alternative."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    root = ET.fromstring(file.getvalue())  # our own drawing: no untrusted XML comes here
+    _clean(root)
+    box = root.get("viewBox", "")
+    root.attrib.clear()
+    root.attrib.update({"viewBox": box, "role": "img", "aria-label": label})
+    text = ET.tostring(root, encoding="unicode", short_empty_elements=False)
+    return re.sub(r">\s+<", "><", text)
+
+
+def _clean(root: ET.Element) -> None:
+    for parent in root.iter():
+        for child in list(parent):
+            if _local(child.tag) in ("metadata", "style", "title"):
+                parent.remove(child)
+    used = set(re.findall(r"#([\w-]+)", " ".join(v for e in root.iter() for v in e.attrib.values())))
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): _themed(value) for key, value in element.attrib.items()}
+        if element.get("id") not in used:
+            element.attrib.pop("id", None)
+
+
+def _local(name: str) -> str:
+    """A name without its namespace: inside HTML, SVG needs none."""
+    return name.rpartition("}")[2]
+
+
+def _themed(value: str) -> str:
+    for stand_in, variable in _VARIABLES.items():
+        value = value.replace(stand_in, f"var({variable})")
+    # The page's own font, at the size that the figure asks for.
+    value = re.sub(r"font: (?:[\w-]+ )*?([\d.]+)px [^;]*", r"font-size: \1px", value)
+    return re.sub(r"font-family: [^;]*;? ?", "", value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dpvision.core.rounding import lower, upper
-from dpvision.released.report import audits, overlaps
-from dpvision.released.report.figures import percent, plain, setting, upper_percent
+from dpvision.released.report import accounts, audits
+from dpvision.released.report.numbers import percent, plain, setting, upper_percent
 
 Row = tuple[str, ...]
 
@@ -21,7 +21,7 @@ def _composition(proved: dict[str, Any]) -> list[Row]:
     return rows + ([("meter, not a bound", upper(proved["meter"]))] if proved.get("meter") is not None else [])
 
 
-def figures(card: dict[str, Any]) -> list[Row]:
+def overview(card: dict[str, Any]) -> list[Row]:
     """What one looks for first."""
     accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
     evaluation = card["evaluation"]
@@ -47,7 +47,7 @@ def figures(card: dict[str, Any]) -> list[Row]:
             ("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
         )
     rows += [
-        *overlaps.rows(card),
+        *accounts.rows(card),
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
         *([("of these, for the mean of the features", "1")] if card["config"].get("part") == "centred-head" else []),
@@ -152,7 +152,7 @@ def settings(card: dict[str, Any]) -> list[Row]:
     return [*rows, ("hash of the settings", card["config_hash"]), ("card made by", _software(card["software"]))]
 
 
-def spent(card: dict[str, Any]) -> str:
+def account(card: dict[str, Any]) -> str:
     """The state of the account in a sentence."""
     data_set = card["data_set"]
     charges = "1 charge" if data_set["charges"] == 1 else f"{data_set['charges']:,} charges"

@@ -1,22 +1,52 @@
-"""The guarantee and its limits in plain sentences."""
+"""The guarantee and its limits in plain sentences, and which settings somebody chose by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 from dpvision.core import quick
-from dpvision.core.ledger import Account
 from dpvision.core.rounding import upper
-from dpvision.released.report.figures import upper_percent
+from dpvision.errors import ConfigError
+from dpvision.released.report.numbers import upper_percent
+from dpvision.settings.training import UPKEEP, Config
+from dpvision.storage import run_folder
 
-FIXED_KEY = "NOT PRIVATE: made with a fixed key, for tests only"
+FIXED_KEY = f"NOT PRIVATE: {run_folder.FIXED_KEY}"
 TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {quick.MOST_LOSS:g} can be proven"
+NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
+FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again; grid-rounded"
 ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
-
 PICTURES = "Pictures of test images are shown as they are. Epsilon does not cover the test split."
+
+# What a run is about, or follows from the other settings; the recipe does not say it.
+GIVEN = (
+    "recipe",
+    "epsilon",
+    "delta",
+    "unit",
+    "classes",
+    "size",
+    "channels",
+    "skip_broken",
+    "pretrained",
+    "synthetic",
+    "prior",
+    "sigma",
+    "seed",
+    "physical",
+    "canaries",
+    *UPKEEP,
+)
+
+
+def adjacency(read_off: Sequence[str], *, unit: str) -> str:
+    """Which data sets are neighbours: where the number of units was read off the data, those of the same number."""
+    return ZERO_OUT if f"number of {unit}s" in read_off else ADD_OR_REMOVE
 
 
 def tuning(told: dict[str, Any] | None) -> str:
@@ -89,7 +119,7 @@ def not_covered(
         "How many trials there were, and the others, is secret: epsilon covers the best one alone. Settings tried "
         "outside of this tuning are not covered."
         if tuned
-        else "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
+        else f"Tuning is {TUNING}.",
         *_chosen(by_hand, recipe),
         "That the training was not refused tells that every class has an image in the training data"
         + (", and that none of them is, pixel for pixel, among the public images" if "synthetic" in public else "")
@@ -141,6 +171,36 @@ def not_covered(
     return said
 
 
+def not_covered_by_release(facts: Mapping[str, Any], *, fixed_key: bool) -> list[str]:
+    """The same of a released data set."""
+    said = []
+    if fixed_key:
+        said.append("Nothing is covered: the noise of this release can be computed again from its key.")
+    said += [
+        "The unit is one image. Someone with several images in the data is protected less"
+        + (", and this data says whose images are whose." if facts["persons"] else "."),
+        f"Tuning is {TUNING}.",
+        "Images that could not be read may have been left out; that they were there is not covered."
+        if facts["skipped_broken"]
+        else "That the release was not refused tells that all images could be read and none has an unknown class.",
+        "Side channels, such as how long it took, are not covered.",
+    ]
+    if facts.get("accuracy") is not None:
+        said.append(
+            "Accuracy is that of classifiers made from this folder alone, on the test split, told without noise: "
+            "epsilon does not cover the test images, and who is in both splits is not covered as far as the accuracy "
+            "goes."
+        )
+    if facts["public"]:
+        said.append(
+            f"The encoder is taken as public ({facts['features']['origin']}). Epsilon does not cover what it tells: "
+            "nobody checked whether it was made from images of the private data."
+        )
+    if facts["config"].get("class_counts") is not None:
+        said.append("How many images each class has was declared public. Epsilon does not cover it.")
+    return said + [off_the_data(fact) for fact in facts["read_off"]]
+
+
 def _chosen(by_hand: list[str] | None, recipe: str) -> list[str]:
     """Settings that somebody chose."""
     if by_hand is None:
@@ -153,15 +213,6 @@ def _chosen(by_hand: list[str] | None, recipe: str) -> list[str]:
     return [f"{which} If results on the same data outside the ledger led to the choice, that is not covered."]
 
 
-def other_fixed_keys(run: str, account: Account | None) -> list[str]:
-    """Runs on the same data whose noise hides nothing void the data set's total, not this run's guarantee."""
-    others = sorted({c.run for c in account.charges if not c.private and c.run != run}) if account else []
-    if not others:
-        return []
-    names = ", ".join(others[:5])
-    return [f"The total of the data set does not hold if a run with a fixed key is released as well: {names}."]
-
-
 def off_the_data(fact: str) -> str:
     if fact.startswith("number of "):
         return f"The {fact} was read off the data and is treated as public. Epsilon does not cover it."
@@ -171,3 +222,21 @@ def off_the_data(fact: str) -> str:
             "that only one person's images have would show that person."
         )
     return f"This was read off the data and is treated as public, so epsilon does not cover it: {fact}."
+
+
+def chosen_by_hand(config: Config) -> list[str] | None:
+    """The settings that are not those of the recipe, by name; None where dpvision has no such recipe.
+
+    Somebody chose them, and no epsilon covers by looking at what.
+    """
+    from dpvision.settings.recipes import recipe
+
+    try:
+        usual = recipe(config.recipe, epsilon=config.epsilon)
+    except ConfigError:
+        return None
+    usual = replace(usual, **{name: getattr(config, name) for name in GIVEN})
+    with suppress(ConfigError):  # where the recipe cannot be as it is, such as a batch above n
+        usual = replace(usual, n=config.n).complete(config.n or 0)
+    differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]
+    return [name for name in differ if getattr(usual, name) is not None and name != "final_noise"]

@@ -14,7 +14,7 @@ from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger, ledger_of
 from dpvision.data import Split, identify
 from dpvision.errors import LedgerMismatch, PrivacyError
-from dpvision.estimators.arrays import raw_digests
+from dpvision.estimators import raw_digests
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.blocks import QUADRANTS, SCATTERED, digest_blocks
 from dpvision.private.accounts.unaccounted import require_unaccounted

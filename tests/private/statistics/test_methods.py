@@ -21,7 +21,7 @@ from dpvision.private.statistics.logistic import clipped_gradient
 from dpvision.private.statistics.newton import newton_direction
 from dpvision.private.statistics.ridge import Moments
 from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
-from dpvision.released.closed_form import LEAST_RIDGE, without_noise_floor
+from dpvision.released.moments import LEAST_RIDGE, without_noise_floor
 from tests.private.statistics.cases import CLASSES, WIDTH, new_ledger, separable, some_rows
 
 

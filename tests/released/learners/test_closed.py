@@ -8,7 +8,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LinearRegression
 
 from dpvision.released.learners import DiscriminantLearner, RidgeLearner
-from dpvision.released.learners.averages import Averages
+from dpvision.released.learners.closed import Averages
 from tests.released.learners.cases import CLASSES, digits, mixtures
 
 TINY = 1e-9

@@ -10,8 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dpvision.released.learners import LinearLearner, NetworkLearner
-from dpvision.released.learners.descent import centre_and_spread
-from dpvision.released.learners.loss import generalised_kl
+from dpvision.released.learners.descent import centre_and_spread, generalised_kl
 from tests.one_thread import one_thread  # noqa: F401
 from tests.released.learners.cases import digits, mixtures
 

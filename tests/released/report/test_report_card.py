@@ -14,7 +14,7 @@ from scipy.stats import norm
 from dpvision.core import accountant, adaptive
 from dpvision.core.events import Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.released.report import attack, card, sentence
+from dpvision.released.report import card, guarantee, sentence
 from dpvision.storage.run_folder import append_json
 
 
@@ -57,9 +57,9 @@ def test_data_set_composes_all_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mu", [0.1, 0.7, 2.0, 5.0])
 def test_attack_success_is_the_gaussian_trade_off_from_above(mu: float) -> None:
-    rates = np.array([1e-4, *attack.FALSE_POSITIVE_RATES, 0.5, 0.99])
+    rates = np.array([1e-4, *guarantee.FALSE_POSITIVE_RATES, 0.5, 0.99])
     exact = norm.sf(norm.isf(rates) - mu)
-    bound = attack.most_true_positives(Gaussian(1 / mu), rates.tolist())
+    bound = guarantee.most_true_positives(Gaussian(1 / mu), rates.tolist())
     assert (bound >= exact).all()
     assert (bound <= 1.01 * exact).all()
 

@@ -17,7 +17,7 @@ from dpvision.audit import record
 from dpvision.core import accountant, adaptive
 from dpvision.core.events import Composed, Gaussian, PoissonGaussian, to_json
 from dpvision.errors import DataError
-from dpvision.released.report import by_hand, card, front_matter, on_weights, reference, spent
+from dpvision.released.report import card, guarantee, markdown, on_weights, reference, wording
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import Run
 from tests.audit.test_record import ONE_RUN
@@ -87,7 +87,7 @@ def test_weights_say_the_guarantee_and_nothing_that_changes_later(private_run: R
     ],
 )
 def test_the_head_of_the_card_is_yaml(private_run: Run, licence: str | None, told: dict[str, str]) -> None:
-    head = front_matter.of_model(card_of(private_run) | {"licence": licence})
+    head = markdown.front_matter_of_model(card_of(private_run) | {"licence": licence})
     first, body, last = head.split("---")
     assert first == last == ""
     read = yaml.safe_load(body)
@@ -106,7 +106,7 @@ def test_the_card_begins_with_its_head(private_run: Run, fixed_key_run: Run) -> 
 def test_phases_add_up_to_the_whole() -> None:
     config = Config(n=1000, batch=100, steps=200, sigma=2.0, probe_steps=40)
     earlier, changed = Gaussian(9.0), replace(EVENT, sigma=3.0, steps=50)
-    told = spent.phases(Composed((earlier, EVENT, changed)), config, before=1)
+    told = guarantee.epsilon_by_phase(Composed((earlier, EVENT, changed)), config, before=1)
     assert [(p["name"], p["steps"]) for p in told] == [
         ("weights to start from, trained privately", None),
         ("the head first", 40),
@@ -118,20 +118,20 @@ def test_phases_add_up_to_the_whole() -> None:
         assert phase["epsilon_so_far"] == pytest.approx(
             accountant.epsilon(adaptive.compose(events, config.delta), config.delta)
         )
-    centred = spent.phases(EVENT, Config(part="centred-head"), before=0)
+    centred = guarantee.epsilon_by_phase(EVENT, Config(part="centred-head"), before=0)
     assert [(p["name"], p["steps"]) for p in centred] == [("mean of the features", 1), ("the head", 199)]
 
 
 def test_settings_that_are_not_the_recipes_are_named(tmp_path: Path) -> None:
     usual = Config(epsilon=3.0).complete(1437)
-    assert by_hand.chosen(usual) == []
-    assert by_hand.chosen(replace(usual, lr=2.0, momentum=0.9)) == ["lr", "momentum"]
-    assert by_hand.chosen(replace(usual, seed=3, epsilon=1.0, examples=2)) == []
+    assert wording.chosen_by_hand(usual) == []
+    assert wording.chosen_by_hand(replace(usual, lr=2.0, momentum=0.9)) == ["lr", "momentum"]
+    assert wording.chosen_by_hand(replace(usual, seed=3, epsilon=1.0, examples=2)) == []
     small = replace(
         Config(recipe="scatter-linear", model="scatter-linear", steps=300, lr=5.0, momentum=0.9, clip=0.1), batch=50
     )
-    assert by_hand.chosen(small.complete(100)) == ["batch"], "the recipe's own batch is above n"
-    assert by_hand.chosen(replace(usual, recipe="mine")) is None
+    assert wording.chosen_by_hand(small.complete(100)) == ["batch"], "the recipe's own batch is above n"
+    assert wording.chosen_by_hand(replace(usual, recipe="mine")) is None
     said = card(make(tmp_path / "run", config={"lr": 1.0}), None)["not_covered"]
     assert any("chosen by hand" in line and "lr" in line for line in said)
 

@@ -181,15 +181,15 @@ def _report(place: Path, corpus: Path) -> None:
     write_report(run)
 
 
-def _tested(place: Path, corpus: Path) -> None:
+def _on_test(place: Path, corpus: Path) -> None:
     import json
 
-    from dpvision.released.report import tested
+    from dpvision.released.report import on_test
     from dpvision.storage.run_folder import Run
 
     weights = json.loads((corpus / "run" / "card.json").read_text())["weights_digest"]
-    tested.read(Run(place), classes=4, weights=weights)
-    tested.examples(Run(place), classes=4, weights=weights)
+    on_test.read_evaluation(Run(place), classes=4, weights=weights)
+    on_test.read_examples(Run(place), classes=4, weights=weights)
 
 
 def _board(place: Path, corpus: Path) -> None:
@@ -199,7 +199,7 @@ def _board(place: Path, corpus: Path) -> None:
 
 
 def _model(place: Path, corpus: Path) -> None:
-    from dpvision.released.inference import evaluate
+    from dpvision.released.model import evaluate
 
     evaluate(place, str(corpus / "data.npz"), split="test")
 
@@ -311,7 +311,7 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "packed": (_load, _check),
     "settings": (_settings, _release_settings),
     "home": (_account, _spend, _overlap, _keys, _kept_features),
-    "run": (_state, _reopen, _report, _tested, _board, _model, _pretrained, _study, _audit, _losses, _looked_at),
+    "run": (_state, _reopen, _report, _on_test, _board, _model, _pretrained, _study, _audit, _losses, _looked_at),
     "stopped": (_state, _reopen, _resume),
     "released": (_rows, _features),
     "mapped": (_rows, _features),

@@ -27,8 +27,8 @@ from dpvision.private.training.train import _drop_after
 from dpvision.private.training.units import units
 from dpvision.public.pretrain.run import Settings
 from dpvision.public.random import gallery
-from dpvision.released import inference
-from dpvision.released.report import metrics
+from dpvision.released import model
+from dpvision.released.report import on_test
 from dpvision.settings.training import Config, merged, read_toml
 from dpvision.storage import checkpoint, run_folder, sealed
 from tests.fork_server import ForkServer
@@ -259,20 +259,20 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
     for line in ('{"step": 1e400, "epsilon": 1}', '{"step": true, "epsilon": 1}', '{"step": 1, "epsilon": NaN}'):
         run.metrics.write_text(line + "\n")
         with pytest.raises(DataError, match="line 1 has no step or no epsilon"):
-            metrics.read(run)
+            on_test.read_metrics(run)
     run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
-    assert metrics.read(run) == [metrics.Point(1, float("inf"), None, None)]
+    assert on_test.read_metrics(run) == [on_test.Point(1, float("inf"), None, None)]
 
 
 def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:
     said = {"format": "dpvision-weights-1", "model": "linear", "shape": "[1e400, 8, 8]", "classes": '["a", "b"]'}
     (tmp_path / "w.safetensors").write_bytes(checkpoint.dump({}, said))
     with pytest.raises(DataError, match="does not describe a model"):
-        inference.released(tmp_path / "w.safetensors")
+        model.load_model(tmp_path / "w.safetensors")
 
 
 def test_names_that_would_order_a_terminal_about() -> None:
-    told = inference._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
+    told = model._line("\x1b[2J\x1b]0;owned\x07", "=1+1", "-2", "caf\u00e9")
     assert "\x1b" not in told and "\x07" not in told and told.endswith("'=1+1,'-2,caf\u00e9\n")
 
 

@@ -337,9 +337,9 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
         for owner, name, value in (
             (tune.train, "begin", begin),
             (tune.train, "proceed", lambda *_, **__: None),
-            (tune, "released", lambda _: SimpleNamespace(model=None)),
+            (tune, "load_model", lambda _: SimpleNamespace(model=None)),
             (tune, "accuracy", score),
-            (tune.runs, "append_json", lambda *_: None),
+            (tune.run_folder, "append_json", lambda *_: None),
         ):
             stack.enter_context(replaced(owner, name, value))
         for _ in range(TUNINGS):

@@ -47,7 +47,7 @@ def spend(source: str, folder: Path, config: Config = SETTINGS, **given: Any) ->
     prepared = train.prepare(source, config)
     accounts = choose(prepared.fingerprint, prepared.sketch, **given)
     run = train.begin(prepared, folder, accounts=accounts)
-    train.proceed(run, prepared, tell=report.on_weights)
+    train.proceed(run, prepared)
     account = read_accounts(run.facts()).first.account()
     report.write(run, account)
     card = json.loads((folder / "card.json").read_text())
@@ -263,7 +263,7 @@ def test_accounts_of_earlier_versions_are_charged(tmp_path: Path, own_home: Path
     prepared = train.prepare(source, SETTINGS)
     run = train.begin(prepared, tmp_path / "first")
     run.write_facts({key: value for key, value in run.facts().items() if key != "accounts"})
-    train.proceed(run, prepared, tell=report.on_weights)
+    train.proceed(run, prepared)
     assert report.card(run, ledger_of(prepared.fingerprint).account())["overlapping_accounts"] == []
     (own,) = ledgers(own_home)
     own.images_path.unlink()

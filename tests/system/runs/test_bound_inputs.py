@@ -23,7 +23,7 @@ from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
 from dpvision.private.features import cache
 from dpvision.private.training import state, train
-from dpvision.released.report.card import card
+from dpvision.released.report import card
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, software
 

@@ -128,7 +128,7 @@ def test_who_stops_early_states_the_whole_charge_everywhere(data: str, tmp_path:
     """Stopped where it looked good, and ended there: the card, the weights, the metrics and the ledger have it all."""
     run, prepared = _begin(data, tmp_path / "run")
     train.proceed(run, prepared, stop=until(10))
-    outcome = train.proceed(run, train.reopen(run, {"steps": 10}), tell=report.on_weights)
+    outcome = train.proceed(run, train.reopen(run, {"steps": 10}))
     assert outcome.complete
     charged = accountant.epsilon(PoissonGaussian(0.1, prepared.config.sigma, 30), 1e-5)
     account = _account(prepared)

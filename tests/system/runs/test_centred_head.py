@@ -21,8 +21,7 @@ from dpvision.private.training import train
 from dpvision.private.training.phases import phases
 from dpvision.private.training.state import State
 from dpvision.public import dictionary
-from dpvision.released.report import tables
-from dpvision.released.report.card import card
+from dpvision.released.report import card, tables
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config, merged
 from dpvision.storage import checkpoint, run_folder, sealed
@@ -213,7 +212,7 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
     made = card(run, ledger_of(prepared.fingerprint).account())
     assert set(made["public_inputs"]) == {"prior"} and "pretrained" not in made["config"]
     assert any("patches-256 of dead-leaves-mixed, seed 0: random images" in said for said in made["not_covered"])
-    assert ("of these, for the mean of the features", "1") in tables.figures(made)
+    assert ("of these, for the mean of the features", "1") in tables.overview(made)
 
 
 def test_what_has_no_mean_is_refused(data: str) -> None:

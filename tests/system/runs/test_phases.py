@@ -20,7 +20,7 @@ from dpvision.models import build, train_only
 from dpvision.private.training import train
 from dpvision.private.training.phases import phases
 from dpvision.private.training.state import State, trainable
-from dpvision.released.report.card import card
+from dpvision.released.report import card
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder

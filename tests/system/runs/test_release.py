@@ -21,7 +21,7 @@ from dpvision.models.inputs import Inputs
 from dpvision.private.training import train
 from dpvision.private.training.units import fetcher
 from dpvision.released import report
-from dpvision.released.inference import evaluate, predict, released
+from dpvision.released.model import evaluate, load_model, predict
 from dpvision.settings.training import Config
 from dpvision.storage import checkpoint, run_folder, sealed
 from tests.system.runs.commands import write_data
@@ -34,7 +34,7 @@ def _run(
 ) -> tuple[run_folder.Run, train.Prepared]:
     prepared = train.prepare(source, settings)
     run = train.begin(prepared, folder, test_key=test_key)
-    train.proceed(run, prepared, tell=report.on_weights)
+    train.proceed(run, prepared)
     report.write(run, ledger_of(prepared.fingerprint).account())
     return run, prepared
 
@@ -174,7 +174,7 @@ def test_the_released_model_predicts_from_its_file_alone(tmp_path: Path) -> None
     run, _ = _run(str(data), tmp_path / "run", replace(SETTINGS, batch=300, steps=40, epsilon=8.0))
     alone = tmp_path / "alone.safetensors"
     alone.write_bytes(run.weights.read_bytes())
-    made = released(alone)
+    made = load_model(alone)
     assert made.shape == (1, 8, 8) and made.classes == ("0", "1", "2", "3")
     text: list[str] = []
     assert predict(alone, data, text.append) == 0
@@ -221,5 +221,5 @@ def test_a_small_file_can_not_make_a_large_model(tmp_path: Path) -> None:
     path.write_bytes(checkpoint.dump({"1.weight": torch.zeros(2)}, header))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError, match="by the settings"):
-        released(path)
+        load_model(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB

@@ -11,7 +11,7 @@ from PIL import Image
 from dpvision.core.ledger import ledger_of
 from dpvision.errors import ConfigError
 from dpvision.private.training import train
-from dpvision.released.report.card import card
+from dpvision.released.report import card
 from dpvision.settings.training import Config
 from tests.system.runs.commands import run, write_data
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from dpvision.cli.reporting import write_report
 from dpvision.core import accountant
 from dpvision.core import files as atomic
 from dpvision.core.events import Composed, PoissonGaussian, Tuned, from_json
@@ -24,8 +25,8 @@ from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.accounts.accounts import choose
 from dpvision.private.training import stopping, train, tune
 from dpvision.private.training.charging import _trial_of
-from dpvision.released.inference import released
-from dpvision.released.report import card, charges, files
+from dpvision.released.model import load_model
+from dpvision.released.report import accounts, card, write
 from dpvision.settings.training import Config
 from dpvision.storage import checkpoint, run_folder, sealed
 from tests.one_thread import one_thread  # noqa: F401
@@ -64,15 +65,15 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     assert 2.9 < accountant.epsilon(charge.event, 1e-5) <= 3 and account.spent() == found.epsilon
     # The best by accuracy on the public images, and its very weights.
     trials = [run_folder.Run(tmp_path / "trials" / str(k)) for k in range(1, TRIALS + 1)]
-    scores = [accuracy(released(t.folder).model, Inputs(found.score)) for t in trials]
+    scores = [accuracy(load_model(t.folder).model, Inputs(found.score)) for t in trials]
     noted = run_folder.read_lines(run.operator / "trials.jsonl")
     assert [line["score"] for line in noted] == scores
     chosen = run.facts()["tuning"]
     assert chosen["score_of_the_chosen"] == max(scores)
-    assert accuracy(released(run.folder).model, Inputs(found.score)) == max(scores)
+    assert accuracy(load_model(run.folder).model, Inputs(found.score)) == max(scores)
     # Weights and card claim the epsilon of the whole, not that of a trial.
     assert from_json(json.loads(sealed.read(run.weights).header["event"])) == Composed((found.event,))
-    files.write(run, account)
+    write(run, account)
     made = card(run, account)
     assert made["guarantee"]["epsilon"] == found.epsilon > 1.5 * accountant.epsilon(found.event.trials[0], 1e-5)
     schema = json.loads((resources("dpvision.released.report") / "card.schema.json").read_text("utf-8"))
@@ -95,7 +96,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     }
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: 1)
     (run.operator / "trials.jsonl").unlink()
-    assert all(len(line["time"]) == 10 for line in charges.lines(account)), "how long it took would tell"
+    assert all(len(line["time"]) == 10 for line in accounts.ledger_lines(account)), "how long it took would tell"
     assert card(run, account) == made
     with pytest.raises(ConfigError, match="can not go on"):
         train.reopen(run)
@@ -167,11 +168,11 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     assert not trials.exists() and [p.stem for p in (own_home / "keys").iterdir()] == ["0123456789abcdef"]
     trials.mkdir()
     with pytest.raises(ConfigError, match="not finished"):
-        files.write(run, None)
+        write_report(run)
     assert not trials.exists()
     trials.symlink_to(tmp_path)
     with pytest.raises(DataError, match="is a link"):
-        files.write(run, None)
+        write_report(run)
     assert run.folder.exists()
 
 

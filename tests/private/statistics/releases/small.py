@@ -11,7 +11,6 @@ import pytest
 
 from dpvision.private.features import public_map
 from dpvision.private.statistics.release import make, prepare
-from dpvision.released.report import released
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import Release, changed
 
@@ -27,7 +26,7 @@ def small(recipe: str, **values: Any) -> Release:
 
 
 def made(out: Path, settings: Release, *, source: str = "digits", **named: Any) -> dict[str, Any]:
-    return make(prepare(source, settings), out, write_card=released.write, **named)
+    return make(prepare(source, settings), out, **named)
 
 
 @contextmanager

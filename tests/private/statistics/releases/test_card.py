@@ -21,8 +21,8 @@ from dpvision.core.rounding import upper
 from dpvision.data import load, pack
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.release import make, prepare
-from dpvision.released.report import released, wording
-from dpvision.released.report.card import FIXED_NOISE
+from dpvision.released.report import release_card, wording
+from dpvision.released.report.wording import FIXED_NOISE
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 
@@ -58,7 +58,7 @@ def test_nothing_is_told_that_must_not_be(recipe: str, tmp_path: Path, small_hom
     monkeypatch.setattr(Key, "destroy", lambda place: kept.append(place.read_bytes()[8:]))
     prepared = prepare(str(source), small(recipe, budget=100.0))
     out = tmp_path / "where it was made"
-    made_card = make(prepared, out, write_card=released.write)
+    made_card = make(prepared, out)
     jsonschema.validate(
         made_card, json.loads((resources("dpvision.released.report") / "card.schema.json").read_text("utf-8"))
     )
@@ -113,7 +113,7 @@ def test_a_private_one_says_what_holds(recipe: str, tmp_path: Path) -> None:
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     event = from_json(card["events"][0])
     epsilon = accountant.epsilon(event, 1e-5)
-    assert card["guarantee"]["epsilon"] == epsilon and card["account_of_a_record"] == released.ACCOUNTS[type(event)]
+    assert card["guarantee"]["epsilon"] == epsilon and card["account_of_a_record"] == release_card.ACCOUNTS[type(event)]
     assert card["adjacency"] == wording.ADD_OR_REMOVE and not card["read_off"], "digits: all of it is public"
     for name in ("card.md", "README.md"):
         text = (tmp_path / "out" / name).read_text()

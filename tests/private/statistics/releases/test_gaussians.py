@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpvision.released.closed_form import LEAST_RIDGE, class_means
-from dpvision.released.gaussians import ClassMoments
+from dpvision.released.moments import LEAST_RIDGE, ClassMoments, class_means
 from tests.private.statistics.releases.charged import CLASSES, WIDTH, data, rows_of
 
 DRAWN = 60_000

@@ -20,7 +20,7 @@ from dpvision.private.statistics import release
 from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
 from dpvision.private.training.prepare import prepare as prepare_training
 from dpvision.released.folder import read_arrays, read_rows
-from dpvision.released.report import released
+from dpvision.released.report import release_card
 from dpvision.settings.recipes import RELEASES
 from dpvision.settings.recipes import recipe as training_recipe
 from tests.private.statistics.releases.small import RANK, files, made, small
@@ -36,7 +36,7 @@ def _account(prepared: Prepared) -> Account:
 @pytest.mark.parametrize("recipe", RELEASES)
 def test_what_is_charged_is_on_the_card(recipe: str, tmp_path: Path) -> None:
     prepared = prepare("digits", small(recipe, epsilon=2.0))
-    facts = make(prepared, tmp_path / "out", write_card=released.write)
+    facts = make(prepared, tmp_path / "out")
     (charge,) = _account(prepared).charges
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert card["events"] == [to_json(charge.event)] and from_json(card["events"][0]) == prepared.event()
@@ -62,7 +62,7 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(
 
     monkeypatch.setattr(noise, "release", killed)
     with pytest.raises(KeyboardInterrupt):
-        make(prepared, tmp_path / "out", write_card=released.write)
+        make(prepared, tmp_path / "out")
     assert len(_account(prepared).charges) == 1
     assert not [p for p in tmp_path.iterdir() if p.name != "home"], "not even a part"
 
@@ -72,14 +72,14 @@ def test_who_is_over_budget_gets_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(noise, "release", lambda *_, **__: pytest.fail("noise without a charge"))
     prepared = prepare("digits", small("class-schedule", epsilon=2.5))
     with pytest.raises(BudgetSpent):
-        make(prepared, tmp_path / "b", write_card=released.write)
+        make(prepared, tmp_path / "b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "home"]
     assert len(_account(prepared).charges) == 1
 
 
 def test_releases_and_trainings_share_one_account(tmp_path: Path) -> None:
     prepared = prepare("digits", small("moments", budget=20.0))
-    make(prepared, tmp_path / "a", write_card=released.write)
+    make(prepared, tmp_path / "a")
     made(tmp_path / "b", small("class-schedule"))
     training = prepare_training("digits", replace(training_recipe("linear"), epsilon=1.0))
     assert training.fingerprint == prepared.fingerprint
@@ -93,7 +93,7 @@ def test_releases_and_trainings_share_one_account(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix"])
 def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
-    recipe: str, tmp_path: Path, small_home: Path
+    recipe: str, tmp_path: Path, small_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = prepare("digits", small(recipe, budget=100.0))
     lost: dict[str, bytes] = {}
@@ -102,8 +102,9 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
         lost.update(files(folder))
         raise RuntimeError("power")
 
-    with pytest.raises(RuntimeError, match="power"):
-        make(prepared, tmp_path / "out", write_card=crash)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power"):
+        patch.setattr(release_card, "write", crash)
+        make(prepared, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home"]
     (key,) = (small_home / "keys").glob("*.key")
     assert key.stat().st_mode & 0o077 == 0
@@ -118,18 +119,19 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
     for number, other in enumerate(
         (prepared.config, replace(prepared.config, seed=5), replace(prepared.config, balance=2.0, share=0.3))
     ):
-        make(replace(prepared, config=other), tmp_path / f"again {number}", write_card=released.write)
+        make(replace(prepared, config=other), tmp_path / f"again {number}")
         assert len(_account(prepared).charges) == 2 + number
         again = files(tmp_path / f"again {number}")
         assert again["rows-00000.safetensors"] != found["rows-00000.safetensors"], "fresh noise"
 
 
-def test_after_a_crash_other_settings_do_not_find_the_key(tmp_path: Path) -> None:
+def test_after_a_crash_other_settings_do_not_find_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare("digits", small("moments", budget=100.0))
 
     def crash(*_: Any) -> None:
         raise RuntimeError
 
+    monkeypatch.setattr(release_card, "write", crash)
     for config, out in (
         (prepared.config, "a"),
         (replace(prepared.config, share=0.3), "a"),
@@ -137,20 +139,23 @@ def test_after_a_crash_other_settings_do_not_find_the_key(tmp_path: Path) -> Non
         (prepared.config, "b"),
     ):
         with pytest.raises(RuntimeError):
-            make(replace(prepared, config=config), tmp_path / out, write_card=crash)
+            make(replace(prepared, config=config), tmp_path / out)
     charges = _account(prepared).charges
     assert len(charges) == 4 and len({charge.id for charge in charges}) == 4
 
 
-def test_a_fixed_key_left_by_a_crash_is_not_taken_for_a_secret_one(tmp_path: Path) -> None:
+def test_a_fixed_key_left_by_a_crash_is_not_taken_for_a_secret_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared = prepare("digits", small("moments", budget=100.0))
 
     def crash(*_: Any) -> None:
         raise RuntimeError
 
-    with pytest.raises(RuntimeError):
-        make(prepared, tmp_path / "out", write_card=crash, test_key="known")
-    card = make(prepared, tmp_path / "out", write_card=released.write)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(release_card, "write", crash)
+        make(prepared, tmp_path / "out", test_key="known")
+    card = make(prepared, tmp_path / "out")
     assert card["status"] == "private"
     assert [charge.private for charge in _account(prepared).charges] == [False, True]
 
@@ -169,14 +174,14 @@ def test_one_at_a_time_and_never_over_something(tmp_path: Path, small_home: Path
     place = small_home / "keys" / f"{release.name_of_key(prepared, tmp_path / 'out')}.lock"
     atomic.make_folder(place.parent)
     with atomic.alone(place), pytest.raises(ConfigError, match="another process is making this release"):
-        make(prepared, tmp_path / "out", write_card=released.write)
+        make(prepared, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):
-        make(prepared, tmp_path / "full", write_card=released.write)
+        make(prepared, tmp_path / "full")
     assert not ledger_of(prepared.fingerprint).exists(), "nothing is charged for a mistake"
     (tmp_path / "empty").mkdir()
-    make(prepared, tmp_path / "empty", write_card=released.write)
+    make(prepared, tmp_path / "empty")
     assert (tmp_path / "empty" / "card.json").exists()
 
 
@@ -225,8 +230,8 @@ def test_rows_made_once_serve_several_releases(tmp_path: Path) -> None:
     prepared = prepare("digits", small("moments", budget=100.0))
     encoded = Encoded(prepared)
     assert np.linalg.norm(encoded.rows.x.astype(np.float64), axis=1).max() <= 1
-    make(prepared, tmp_path / "a", write_card=released.write, encoded=encoded, test_key="k")
-    make(prepared, tmp_path / "b", write_card=released.write, test_key="k")
+    make(prepared, tmp_path / "a", encoded=encoded, test_key="k")
+    make(prepared, tmp_path / "b", test_key="k")
     assert files(tmp_path / "a")["rows-00000.safetensors"] == files(tmp_path / "b")["rows-00000.safetensors"]
 
 
@@ -250,7 +255,7 @@ def test_rows_of_other_data_or_features_are_not_released(tmp_path: Path) -> None
         ("digits", small("moments", rank=7, budget=100.0)),
     ):
         with pytest.raises(PrivacyError, match="of other data or features"):
-            make(prepared, tmp_path / "out", write_card=released.write, encoded=Encoded(prepare(source, settings)))
+            make(prepared, tmp_path / "out", encoded=Encoded(prepare(source, settings)))
     assert not ledger_of(prepared.fingerprint).exists() and not (tmp_path / "out").exists()
 
 
@@ -261,10 +266,10 @@ def test_a_key_that_outlived_its_release_is_destroyed(
     prepared = prepare("digits", small("moments"))
     with monkeypatch.context() as patch:
         patch.setattr(release.Key, "destroy", lambda place: None)
-        make(prepared, tmp_path / "out", write_card=released.write)
+        make(prepared, tmp_path / "out")
     assert list((small_home / "keys").glob("*.key"))
     with pytest.raises(ConfigError, match="exists already"):
-        make(prepared, tmp_path / "out", write_card=released.write)
+        make(prepared, tmp_path / "out")
     assert not list((small_home / "keys").glob("*.key"))
 
 
@@ -275,12 +280,12 @@ def test_a_second_process_that_comes_too_late_is_not_charged(tmp_path: Path, mon
 
     def slow(*arguments: Any) -> Encoded:
         monkeypatch.setattr(release, "Encoded", real)
-        make(prepared, tmp_path / "out", write_card=released.write)
+        make(prepared, tmp_path / "out")
         return real(*arguments)
 
     monkeypatch.setattr(release, "Encoded", slow)
     with pytest.raises(ConfigError, match="exists already"):
-        make(prepared, tmp_path / "out", write_card=released.write)
+        make(prepared, tmp_path / "out")
     assert len(_account(prepared).charges) == 1
 
 
@@ -323,7 +328,7 @@ def test_a_folder_that_can_not_be_made_costs_nothing(out: str, tmp_path: Path) -
     (tmp_path / "file").write_text("mine")
     prepared = prepare("digits", small("moments"))
     with pytest.raises((ConfigError, OSError), match=r"no folder that can be written into|File name too long"):
-        make(prepared, tmp_path / out, write_card=released.write)
+        make(prepared, tmp_path / out)
     assert not ledger_of(prepared.fingerprint).exists()
 
 

@@ -1,4 +1,4 @@
-"""What a released data set says of itself: card.json, card.md and README.md, written into its folder."""
+"""The card of a released data set: card.json, card.md and README.md, written into its folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dpvision.core.events import ClassScheduled, Event, Gaussian, PoissonGaussia
 from dpvision.core.ledger import Account
 from dpvision.core.rounding import upper
 from dpvision.released.finished import CARD, Finished
-from dpvision.released.report import attack, audits, front_matter, guarantee, overlaps, wording
-from dpvision.released.report.card import FIXED_NOISE, NOISE, data_set, software
-from dpvision.released.report.markdown import escaped, table
+from dpvision.released.report import accounts, audits, guarantee, wording
+from dpvision.released.report.markdown import escaped, front_matter_of_data, table
 from dpvision.released.report.wording import sentence
 
 READ = """from glob import glob
@@ -67,20 +66,21 @@ def write(folder: Path, facts: dict[str, Any], account: Account) -> dict[str, An
 
 
 def write_audited(release: Finished) -> list[Path]:
-    """card.json and card.md anew, with what audit.json tells. Claims are computed again, not taken from the old card.
+    """card.json and card.md again, with what is in audit.json. Claims are computed again, not taken from the old card.
 
-    What only its maker knew (the data set's account, what was read off, the accuracy) is told as it was.
+    What only its maker knew (the data set's account, what was read off, the accuracy) stays as it was.
     """
-    settings, secret = release.settings, release.private
+    settings = release.settings
+    claims = guarantee.claims(release.event, settings.delta, secret=release.private)
     made = {
         **release.card,
-        **claims(release.event, settings.delta, secret=secret),
+        **_claimed(claims, release.event),
         "what": "data set",
         "unit": "image",
         "rows": settings.rows,
-        "mechanism": {**release.card["mechanism"], **_noise(release.sigma, secret=secret)},
-        "audit": audits.figures(audits.of_release(release.folder, release.event, settings.delta)),
-        "software": software(),
+        "mechanism": {**release.card["mechanism"], "sigma": release.sigma, "noise": claims.noise},
+        "audit": audits.on_card(audits.of_release(release.folder, release.event, settings.delta)),
+        "software": guarantee.software(),
     }
     return _write_card(release.folder, made)
 
@@ -95,90 +95,44 @@ def _write_card(folder: Path, made: dict[str, Any]) -> list[Path]:
 def card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
     """The guarantee and all it rests on, as plain JSON values."""
     config, event, secret = facts["config"], from_json(facts["event"]), facts["private"] is True
-    told = facts["read_off"]
+    claims = guarantee.claims(event, config["delta"], secret=secret)
     return {
         "format": CARD,
         "what": "data set",
         "run": facts["run"],
         "unit": "image",
-        "adjacency": wording.ZERO_OUT if "number of images" in told else wording.ADD_OR_REMOVE,
+        "adjacency": wording.adjacency(facts["read_off"], unit="image"),
         "licence": config["licence"],
-        "mechanism": {**facts["mechanism"], **_noise(config["sigma"], secret=secret)},
+        "mechanism": {**facts["mechanism"], "sigma": config["sigma"], "noise": claims.noise},
         "features": facts["features"],
         "image_shape": facts["image_shape"],
         "rows": config["rows"],
         "classes": facts["class_names"],
         "n": config["n"],
-        "read_off": told,
+        "read_off": facts["read_off"],
         "events": [facts["event"]],
-        **claims(event, config["delta"], secret=secret),
+        **_claimed(claims, event),
         "audit": None,
-        "data_set": data_set(account),
-        **overlaps.on_card(facts),
+        "data_set": accounts.data_set(account),
+        **accounts.overlaps_on_card(facts),
         "accuracy": facts.get("accuracy"),
-        "tuning": wording.TUNING,
-        "not_covered": _not_covered(facts, fixed_key=not secret)
-        + wording.other_fixed_keys(facts["run"], account)
-        + overlaps.not_covered(facts),
+        "tuning": wording.tuning(None),
+        "not_covered": wording.not_covered_by_release(facts, fixed_key=not secret)
+        + accounts.not_covered(facts, account),
         "config": config,
         "files": facts["files"],
-        "software": software(),
+        "software": guarantee.software(),
     }
 
 
-def claims(event: Event, delta: float, *, secret: bool) -> dict[str, Any]:
-    """All of a card that follows from what was charged, and from whether the noise is secret."""
-    figures = guarantee.figures(event, delta)
-    status, bounds = wording.FIXED_KEY, [1.0] * len(attack.FALSE_POSITIVE_RATES)
-    if not secret:
-        figures = {**guarantee.no_figures(delta), "if_the_noise_were_secret": figures}
-    elif figures["epsilon"] is None:
-        status = wording.TOO_LITTLE_NOISE
-    else:
-        status = "private"
-        bounds = attack.most_true_positives(event, attack.FALSE_POSITIVE_RATES).tolist()
+def _claimed(claims: guarantee.Claims, event: Event) -> dict[str, Any]:
+    """The claims as the card has them."""
     return {
-        "status": status,
+        "status": claims.status,
         "account_of_a_record": ACCOUNTS[type(event)],
-        "guarantee": figures,
-        "attack_success": [
-            {"false_positive_rate": f, "true_positive_rate_at_most": t}
-            for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
-        ],
+        "guarantee": claims.guarantee,
+        "attack_success": claims.attack_success,
     }
-
-
-def _noise(sigma: float, *, secret: bool) -> dict[str, Any]:
-    return {"sigma": sigma, "noise": NOISE if secret else FIXED_NOISE}
-
-
-def _not_covered(facts: dict[str, Any], *, fixed_key: bool) -> list[str]:
-    said = []
-    if fixed_key:
-        said.append("Nothing is covered: the noise of this release can be computed again from its key.")
-    said += [
-        "The unit is one image. Someone with several images in the data is protected less"
-        + (", and this data says whose images are whose." if facts["persons"] else "."),
-        "Tuning is not counted: settings tried on the same data outside the ledger are not covered.",
-        "Images that could not be read may have been left out; that they were there is not covered."
-        if facts["skipped_broken"]
-        else "That the release was not refused tells that all images could be read and none has an unknown class.",
-        "Side channels, such as how long it took, are not covered.",
-    ]
-    if facts.get("accuracy") is not None:
-        said.append(
-            "Accuracy is that of classifiers made from this folder alone, on the test split, told without noise: "
-            "epsilon does not cover the test images, and who is in both splits is not covered as far as the accuracy "
-            "goes."
-        )
-    if facts["public"]:
-        said.append(
-            f"The encoder is taken as public ({facts['features']['origin']}). Epsilon does not cover what it tells: "
-            "nobody checked whether it was made from images of the private data."
-        )
-    if facts["config"].get("class_counts") is not None:
-        said.append("How many images each class has was declared public. Epsilon does not cover it.")
-    return said + [wording.off_the_data(fact) for fact in facts["read_off"]]
 
 
 def as_text(made: dict[str, Any]) -> str:
@@ -199,7 +153,7 @@ def as_text(made: dict[str, Any]) -> str:
         ("rows", f"{made['rows']:,}"),
         ("licence", made["licence"]),
         *audits.rows(made),
-        *overlaps.rows(made),
+        *accounts.rows(made),
         *((f"test accuracy: {key}", f"{value:.2%}") for key, value in (made["accuracy"] or {}).items()),
     ]
     parts = ["# A released data set", sentence(made)]
@@ -207,7 +161,7 @@ def as_text(made: dict[str, Any]) -> str:
         parts.insert(1, f"**{made['status']}**")
     parts += ["## Figures", table(("figure", "value"), rows)]
     parts += ["## What is not covered", "\n".join(f"- {escaped(line)}" for line in made["not_covered"])]
-    return "\n\n".join([front_matter.of_data(made), *parts]) + "\n"
+    return "\n\n".join([front_matter_of_data(made), *parts]) + "\n"
 
 
 def _plain(value: Any) -> str:

@@ -17,7 +17,7 @@ from sklearn.metrics import confusion_matrix
 from dpvision.data import Split
 from dpvision.errors import DataError
 from dpvision.released import evaluation
-from dpvision.released.report import tested, write
+from dpvision.released.report import on_test, write
 from dpvision.storage import sealed
 from dpvision.storage.run_folder import Run
 
@@ -109,11 +109,11 @@ def test_it_is_on_card_and_page_and_there_are_no_pictures_unless_asked_for(tmp_p
 def test_an_edited_evaluation_is_refused(tmp_path: Path, edit: dict[str, Any]) -> None:
     run = make(tmp_path / "run")
     digest = _evaluate(run)
-    assert tested.read(run, classes=CLASSES, weights=digest)
+    assert on_test.read_evaluation(run, classes=CLASSES, weights=digest)
     path = run.folder / evaluation.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
     with pytest.raises(DataError, match=r"evaluation\.json.*--keep"):
-        tested.read(run, classes=CLASSES, weights=digest)
+        on_test.read_evaluation(run, classes=CLASSES, weights=digest)
 
 
 def _png(mode: str, size: tuple[int, int], kind: str = "PNG") -> str:
@@ -144,7 +144,7 @@ def test_an_edited_picture_is_refused(tmp_path: Path, edit: dict[str, Any]) -> N
     found["examples"][0] |= edit
     path.write_text(json.dumps(found))
     with pytest.raises(DataError, match=r"examples\.json"):
-        tested.examples(run, classes=CLASSES, weights=digest)
+        on_test.read_examples(run, classes=CLASSES, weights=digest)
 
 
 def test_of_a_picture_only_the_pixels_get_on_the_page(tmp_path: Path) -> None:
@@ -156,4 +156,4 @@ def test_of_a_picture_only_the_pixels_get_on_the_page(tmp_path: Path) -> None:
     hidden = base64.b64decode(found["examples"][0]["png"]) + b"ward-7 of somebody"
     found["examples"][0]["png"] = base64.b64encode(hidden).decode()
     path.write_text(json.dumps(found))
-    assert tested.examples(run, classes=CLASSES, weights=digest)[0]["png"] == before
+    assert on_test.read_examples(run, classes=CLASSES, weights=digest)[0]["png"] == before

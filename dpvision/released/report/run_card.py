@@ -1,4 +1,4 @@
-"""The machine-readable card: the guarantee of a finished run, what it rests on, and what it does not cover.
+"""The card of a finished run: its guarantee, what that rests on, and what it does not cover; and the files with it.
 
 What can be said before the weights are written, `on_weights`, is in their header too; card.schema.json describes both.
 """
@@ -6,37 +6,39 @@ What can be said before the weights are written, `on_weights`, is in their heade
 from __future__ import annotations
 
 import json
-import platform
-from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dpvision.core.events import (
-    Capped,
-    Composed,
-    Event,
-    Exposure,
-    Kind,
-    PoissonGaussian,
-    apart,
-    exposures,
-    from_json,
-    parts,
-    to_json,
-)
+from dpvision.core import files
+from dpvision.core.events import Capped, Composed, Event, Exposure, Kind, apart, exposures, from_json, parts, to_json
 from dpvision.core.ledger import Account
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.released.report import attack, audits, by_hand, guarantee, overlaps, reference, spent, tested, wording
-from dpvision.released.report.metrics import last_accuracy, read
+from dpvision.released.report import accounts, audits, guarantee, markdown, on_test, page, reference, wording
 from dpvision.settings.training import Config, to_dict
 from dpvision.storage import sealed
 from dpvision.storage.run_folder import NOT_PRIVATE, Run
 
 FORMAT, FORMAT_ON_WEIGHTS = "dpvision-card-1", "dpvision-card-on-weights-1"
-NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
-FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again; grid-rounded"
+
+
+def write(run: Run, account: Account | None) -> list[Path]:
+    """Write card.json, card.md, report.html and, where there is an account, ledger.jsonl; each whole or not at all."""
+    made = card(run, account)
+    charges = accounts.ledger_lines(account) if account else []
+    of = {"classes": len(made["public_facts"]["classes"]["value"]), "weights": made["weights_digest"]}
+    evaluation, examples = on_test.read_evaluation(run, **of), on_test.read_examples(run, **of)
+    points = on_test.read_metrics(run)
+    texts = {
+        "card.json": json.dumps(made, indent=1, allow_nan=False) + "\n",
+        "card.md": markdown.render(made, charges),
+        "report.html": page.render(made, charges, points=points, evaluation=evaluation, examples=examples),
+    }
+    if account:
+        texts["ledger.jsonl"] = "".join(json.dumps(line, allow_nan=False) + "\n" for line in charges)
+    for name, text in texts.items():
+        files.write(run.folder / name, text, mode=0o644)
+    return [run.folder / name for name in texts]
 
 
 def card(run: Run, account: Account | None) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
     if account is not None:
         _require_charged(run, facts["run"], event=Composed(own), account=account)
     proved = _proved(facts, config, event)
-    hand = by_hand.chosen(config)
+    before, by_hand = len(parts(event)) - len(own), wording.chosen_by_hand(config)
     return {
         "format": FORMAT,
         "run": facts["run"],
@@ -56,16 +58,14 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "licence": config.licence,
         "known_data_set": reference.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
         "public_facts": _public_facts(facts, config),
-        "probe": _probe(own, config, proved["guarantee"]["epsilon"]),
-        "phases": spent.phases(event, config, before=len(parts(event)) - len(own))
-        if proved["status"] == "private"
-        else [],
-        "audit": audits.figures(audits.of_run(run.folder, event, config)),
-        "data_set": data_set(account),
-        **overlaps.on_card(run.facts()),
-        "accuracy": last_accuracy(read(run), release=config.release),
-        "evaluation": tested.summary(tested.read(run, classes=classes, weights=weights)),
-        "chosen_by_hand": hand,
+        "probe": guarantee.epsilon_of_probe(own, config, proved["guarantee"]["epsilon"]),
+        "phases": guarantee.epsilon_by_phase(event, config, before=before) if proved["status"] == "private" else [],
+        "audit": audits.on_card(audits.of_run(run.folder, event, config)),
+        "data_set": accounts.data_set(account),
+        **accounts.overlaps_on_card(run.facts()),
+        "accuracy": on_test.last_accuracy(on_test.read_metrics(run), release=config.release),
+        "evaluation": on_test.summary(on_test.read_evaluation(run, classes=classes, weights=weights)),
+        "chosen_by_hand": by_hand,
         "not_covered": wording.not_covered(
             unit=config.unit,
             read_off=facts["read_off"],
@@ -75,13 +75,12 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
             branches=len(own),
             whole=len(own) < 2 or isinstance(event, Capped),
             tuned=facts["tuning"] is not None,
-            pictures=bool(tested.examples(run, classes=classes, weights=weights)),
+            pictures=bool(on_test.read_examples(run, classes=classes, weights=weights)),
             public_licence=config.public_licence,
-            by_hand=hand,
+            by_hand=by_hand,
             recipe=config.recipe,
         )
-        + wording.other_fixed_keys(facts["run"], account)
-        + overlaps.not_covered(run.facts()),
+        + accounts.not_covered(run.facts(), account),
         "config": to_dict(config),
         "weights_digest": weights,
     }
@@ -95,39 +94,20 @@ def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
 
 def _proved(facts: dict[str, Any], config: Config, event: Event) -> dict[str, Any]:
     """The guarantee and the mechanism that it is about."""
-    secret = facts["private"] is True  # anything else, and the card claims nothing
-    delta = max(config.delta, event.delta) if isinstance(event, Capped) else config.delta
-    figures = guarantee.figures(event, delta)
-    bounds = [1.0] * len(attack.FALSE_POSITIVE_RATES)
-    status = wording.FIXED_KEY
-    if secret and figures["epsilon"] is None:
-        status = wording.TOO_LITTLE_NOISE
-    elif secret:
-        status = "private"
-        bounds = attack.most_true_positives(event, attack.FALSE_POSITIVE_RATES).tolist()
-    else:
-        figures = {**guarantee.no_figures(config.delta), "if_the_noise_were_secret": figures}
+    claims = guarantee.claims(event, config.delta, secret=facts["private"] is True)
     return {
-        "status": status,
+        "status": claims.status,
         "unit": config.unit,
-        "adjacency": wording.ZERO_OUT if f"number of {config.unit}s" in facts["read_off"] else wording.ADD_OR_REMOVE,
+        "adjacency": wording.adjacency(facts["read_off"], unit=config.unit),
         "sampler": _sampler(config),
         "public_inputs": facts["public"],
-        "mechanism": {
-            "clip": config.clip,
-            "sigma": config.sigma,
-            "views": config.views,
-            "noise": NOISE if secret else FIXED_NOISE,
-        },
+        "mechanism": {"clip": config.clip, "sigma": config.sigma, "views": config.views, "noise": claims.noise},
         "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
-        "guarantee": figures,
-        "attack_success": [
-            {"false_positive_rate": f, "true_positive_rate_at_most": t}
-            for f, t in zip(attack.FALSE_POSITIVE_RATES, bounds, strict=True)
-        ],
+        "guarantee": claims.guarantee,
+        "attack_success": claims.attack_success,
         "tuning": wording.tuning(facts["tuning"]),
         "config_hash": config.hash(),
-        "software": software(),
+        "software": guarantee.software(),
     }
 
 
@@ -135,7 +115,7 @@ def _facts(run: Run) -> dict[str, Any]:
     """The facts that a card may use, and no others; checked, for the file can be edited."""
     facts = run.facts()
     if facts.get("complete") is not True:
-        fix = "a new tuning: this one can not go on" if "tuning" in facts else f"`dpvision resume {run.folder}`"
+        fix = "a new tuning: this one cannot go on" if "tuning" in facts else f"`dpvision resume {run.folder}`"
         raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
     return _checked(facts, run.operator / "run.json")
 
@@ -237,25 +217,6 @@ def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
     }
 
 
-def _probe(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
-    """What the steps that learn the head alone are charged for, and its share of the whole run's epsilon.
-
-    None where settings changed on the way: the steps of a branch that were never done are charged, too.
-    """
-    if not config.probe_steps:
-        return None
-    alone = guarantee.proven(_first_steps(own[0], config.probe_steps), config.delta) if len(own) == 1 else None
-    share = alone / whole if alone is not None and whole else None
-    return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
-
-
-def _first_steps(event: Event, steps: int) -> Event:
-    """The first of its steps alone."""
-    if not isinstance(event, PoissonGaussian):
-        raise DataError("the run's event is not one of steps, so what the first of them told is not known.")
-    return replace(event, steps=min(event.steps, steps))
-
-
 def _sampler(config: Config) -> dict[str, Any]:
     if not (config.batch and config.n and config.steps):
         raise ConfigError("config.toml: batch, n and steps must be there; those of a finished run are.")
@@ -266,23 +227,3 @@ def _sampler(config: Config) -> dict[str, Any]:
         "n": config.n,
         "steps": config.steps,
     }
-
-
-def data_set(account: Account | None) -> dict[str, Any] | None:
-    if account is None:
-        return None
-    return {
-        "account": account.id,
-        "epsilon_spent": guarantee.proven(account.total, account.budget.delta),
-        "epsilon_budget": account.budget.epsilon,
-        "delta": account.budget.delta,
-        "charges": len(account.charges),
-        "composition": account.composition,
-        "budget_changes": account.budget_changes,
-    }
-
-
-def software() -> dict[str, str]:
-    """What made the card."""
-    packages = {name: version(name) for name in ("dpvision", "dp-accounting", "numpy")}
-    return {**packages, "python": platform.python_version()}

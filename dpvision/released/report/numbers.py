@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: a bound is rounded up, never down, and a name can not break the page."""
+"""Numbers and names as people read them: a bound is rounded up, never down, and a name cannot break the page."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from dpvision.storage.run_folder import Run
 
 
 @dataclass(frozen=True)
-class Released:
+class Model:
     """A model with the shape of its images (channels, height, width) and its classes."""
 
     model: nn.Module
@@ -32,7 +32,7 @@ class Released:
     classes: tuple[str, ...]
 
 
-def released(run: Path) -> Released:
+def load_model(run: Path) -> Model:
     """The model of a run folder, or of a weights.safetensors file given by name."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
@@ -54,7 +54,7 @@ def released(run: Path) -> Released:
     tensors, _ = checkpoint.load(path, sketch.state_dict())
     model = build(name, (channels, height, width), classes=len(classes), seed=0)
     model.load_state_dict(tensors)
-    return Released(model.eval(), (channels, height, width), classes)
+    return Model(model.eval(), (channels, height, width), classes)
 
 
 def evaluate(
@@ -66,7 +66,7 @@ def evaluate(
     """
     if keep and (split != "test" or not (run / "operator").is_dir()):
         raise ConfigError(f"{run}: only what a run does on its test split is kept. Fix: --split test, and its folder.")
-    made = released(run)
+    made = load_model(run)
     data = load(source, classes=list(made.classes), size=size or made.shape[1:], channels=made.shape[0])
     part = {"train": data.train, "val": data.val, "test": data.test}[split]
     if part is None or not len(part.labels):
@@ -111,7 +111,7 @@ def predict(
     A file that can not be read has a line with the reason and no class. With `probabilities`, a column for each class
     follows. Memory holds `at_a_time` images, however many there are.
     """
-    made = released(run)
+    made = load_model(run)
     channels, *sides = made.shape
     write(_line("file", "class", "probability", "problem", *_columns(made.classes if probabilities else ())))
     done = failed = 0
@@ -148,7 +148,7 @@ def _inert(text: str) -> str:
     return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
 
 
-def _same_shape(source: str, shape: tuple[int, ...], made: Released) -> None:
+def _same_shape(source: str, shape: tuple[int, ...], made: Model) -> None:
     height, width, channels = shape[1:]
     if (channels, height, width) != made.shape:
         raise DataError(

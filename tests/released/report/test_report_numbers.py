@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dpvision.core.rounding import lower, upper
-from dpvision.released.report.figures import plain, setting, upper_percent
+from dpvision.released.report.numbers import plain, setting, upper_percent
 
 
 @pytest.mark.parametrize(

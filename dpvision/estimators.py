@@ -1,0 +1,424 @@
+"""The scikit-learn face: private training and private release of arrays of images.
+
+Formal guarantee: a fit goes the same way as `dpvision train` and `dpvision release`, so what it releases is in the
+ledger before it exists, and a fit that the budget does not allow is refused with BudgetSpent. What a fit learned is in
+its run folder; `epsilon_` at `delta_` covers that, and nothing that was chosen by looking at private images.
+
+Arrays are images by public bounds, each alone:
+
+    X   (n, H, W) or (n, H, W, C) images, or (n, features) rows, which become images of one line
+        uint8, or numbers in [0, 1]; with `bounds` any numbers: cut to the bounds, then brought to [0, 1]
+
+Nothing is scaled by what the images hold: a mean, or a largest value, would show some of it. X that cannot be used is
+refused with ValueError, as scikit-learn has it.
+
+A fit is charged to the account of its images, or to one by name; never to a new one that hides earlier charges:
+
+    account=None     the account of these very images, and every other account that shares some of them: the rule of
+                     dpvision/private/accounts/accounts.py, which the command line follows too
+    account="name"   that one account, for whatever data: every fit of a search, and whatever follows it
+    account_of(X)    gives the name of the account that X itself has, also in `dpvision train`
+
+Overlaps below 2% of the images, images that were resized or encoded again, and fits that run at the same time (n_jobs)
+are not found: name the account.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.utils import assert_all_finite
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from dpvision.core import accountant
+from dpvision.core.events import Event
+from dpvision.core.ledger import Ledger, home, ledger_of
+from dpvision.core.rounding import upper
+from dpvision.data import Dataset, Split, identify
+from dpvision.errors import ConfigError, PrivacyError, PrivacyWarning
+from dpvision.models.inputs import to_tensor
+from dpvision.private.accounts import overlap
+from dpvision.private.accounts.accounts import Accounts, choose, describe_shares, read_accounts
+from dpvision.private.statistics import release
+from dpvision.private.training import train
+from dpvision.private.training.prepare import prepare_read
+from dpvision.public.provenance import pixel_digests
+from dpvision.released import folder as folders
+from dpvision.released import report
+from dpvision.released.model import load_model
+from dpvision.settings.recipes import recipe as recipe_of
+from dpvision.settings.recipes import release_recipe
+from dpvision.settings.release import Release, changed
+from dpvision.settings.training import Config, checked, merged
+from dpvision.storage.leftovers import key_of_fit
+
+__all__ = ["PrivateImageClassifier", "PrivateRelease", "account_of", "ledger"]
+
+Bounds = tuple[float, float] | None
+AT_A_TIME = 1024
+
+
+class _OnImages(BaseEstimator):
+    """What both estimators share: from arrays to prepared data, and what they say after a fit."""
+
+    def _prepared(self, X: Any, y: Any, prepare: Callable[..., Any]) -> Any:
+        """The data and complete settings, as `prepare` gives them; `classes_` and the shape of the images are kept."""
+        images = _images_of(self, X, self.bounds, reset=True)
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None.")
+        self.classes_, labels = _labels_of(y, images, self.classes)
+        names = tuple(str(name) for name in self.classes_.tolist())
+        read_off = ("classes",) if self.classes is None else ()
+        data = Dataset("arrays", names, Split(images, labels, None), None, None, read_off)
+        prepared = prepare(data, self._config(), source="arrays")
+        return replace(prepared, sketch=overlap.both(prepared.sketch, *raw_digests(X)))
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """Settings by name: those of `settings`, and over them these parameters where they were given."""
+        own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        wanted = {**(self.settings or {}), **own, "epsilon": self.epsilon, "delta": self.delta}
+        # Numbers of numpy, such as a search gives, become Python's own.
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in wanted.items()}
+
+    def _folder(self, kind: str) -> Path:
+        return Path(self.out or home() / kind) / secrets.token_hex(6)
+
+    def _keep(self, folder: Path, event: Event, delta: float, card: dict[str, Any]) -> None:
+        self.run_folder_, self.event_, self.delta_, self.card_ = folder, event, delta, card
+        self.epsilon_ = accountant.epsilon(event, delta)
+
+    def _through(self, network: Callable[[Tensor], Tensor], X: Any) -> list[Tensor]:
+        """What a network makes of images, some at a time."""
+        images = _images_of(self, X, self.bounds, reset=False)
+        with torch.no_grad():
+            starts = range(0, len(images), AT_A_TIME)
+            return [network(to_tensor(images[start : start + AT_A_TIME])) for start in starts]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # noise has no seed
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+class PrivateImageClassifier(ClassifierMixin, _OnImages):
+    """A classifier of images whose fit reveals a limited amount about any one image it learns from.
+
+    epsilon, delta   how much one fit may reveal; the account of the images (see `account`) bounds all fits together
+    recipe           a name of `dpvision recipes`; None is "default"
+    classes          the classes, or their number for 0 to k - 1. None: read off y, with a warning
+    n                the number of images, as a public number. None: read off X, and said on the card
+    model, lr, steps, batch, clip    settings of a run by themselves, for a search; None: as the recipe has them
+    settings         any other setting of a run, by name: {"full_batch": True, "part": "head"}
+    bounds           the least and the largest value of X, public; None: X is uint8, or in [0, 1]
+    account          None, a name, or `account_of(X)`: what is charged, see the top of this file
+    budget           epsilon of the account over all fits, if this is its first; None: this fit's epsilon
+    out              folder in which each fit makes a run folder; None: runs/ in $DPVISION_HOME
+
+    After a fit: classes_, epsilon_ at delta_ (an upper bound), event_, card_ (as in card.json), run_folder_
+    (`dpvision report` makes a page of it, `dpvision predict` uses it), released_ (the model).
+
+    A fit in a search is a fit. GridSearchCV and cross_val_score fit many times on parts of the same images: each fit is
+    charged, all of them to one account. So a search with k fits needs an account whose budget has room for them and for
+    the last one, and is refused with BudgetSpent where it has not (scikit-learn turns that into a FitFailedWarning,
+    unless error_score="raise"). The account covers the fitted classifiers. It does not cover scores on held-out folds,
+    nor settings that were chosen by them: these have no noise. Where the choice must be covered: `dpvision tune`.
+
+        search = GridSearchCV(
+            PrivateImageClassifier(epsilon=0.5, budget=3, classes=10, account="scans"), {"lr": [1, 4]}, cv=3
+        )
+
+    The noise has no seed: two fits give two classifiers.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        *,
+        recipe: str | None = None,
+        classes: Sequence[Any] | int | None = None,
+        n: int | None = None,
+        model: str | None = None,
+        lr: float | None = None,
+        steps: int | None = None,
+        batch: int | None = None,
+        clip: float | None = None,
+        settings: Mapping[str, Any] | None = None,
+        bounds: Bounds = None,
+        account: str | None = None,
+        budget: float | None = None,
+        out: str | Path | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.recipe, self.classes, self.n = epsilon, delta, recipe, classes, n
+        self.model, self.lr, self.steps, self.batch, self.clip = model, lr, steps, batch, clip
+        self.settings, self.bounds, self.account, self.budget, self.out = settings, bounds, account, budget, out
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Charge, train, keep the released model."""
+        prepared = self._prepared(X, y, prepare_read)
+        epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
+        if epsilon > prepared.config.epsilon:
+            raise PrivacyError(f"the settings make it epsilon {epsilon:.4f}, more than the {self.epsilon:g} asked for.")
+        accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
+        with key_of_fit() as key_name:
+            run = train.begin(prepared, self._folder("runs"), accounts=accounts, key_name=key_name)
+            outcome = train.proceed(run, prepared)
+        card = report.card(run, read_accounts(run.facts()).first.account())
+        self._keep(run.folder, outcome.event, prepared.config.delta, card)
+        self.released_ = load_model(run.folder).model
+        return self
+
+    def _config(self) -> Config:
+        given = self._given("n", "model", "lr", "steps", "batch", "clip", "budget")
+        return merged(recipe_of(self.recipe or "default", epsilon=self.epsilon), given, source="PrivateImageClassifier")
+
+    def _scores(self, X: Any) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        return np.concatenate([scores.double().numpy() for scores in self._through(self.released_, X)])
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """(N, classes); with two classes (N,): how much more the second."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """(N, classes), each row adding up to 1."""
+        return np.asarray(softmax(self._scores(X), axis=1))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        best = self._scores(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True  # of some dozens of rows noise leaves nothing
+        return tags
+
+
+class PrivateRelease(TransformerMixin, _OnImages):
+    """Features of private images that may leave, once, and the public map that makes the same features of others.
+
+        release = PrivateRelease(epsilon=1, classes=10).fit(X, y)
+        learner = DiscriminantLearner().fit(release.released_, release.released_labels_)   # for ever, it costs nothing
+        learner.score(release.transform(X_test), y_test)
+
+    epsilon, delta   how much the release may reveal
+    recipe           a name of `dpvision recipes` that is one of releases; None is "moments"
+    encoder, rank, rows, settings    settings of a release, as in `dpvision release`
+    classes, n, bounds, account, budget, out    as PrivateImageClassifier has them; `out` is releases/ by default
+
+    After a fit: released_ (rows), released_labels_ (classes, or their shares in each row), classes_, epsilon_ at
+    delta_, event_, card_, run_folder_ (what may leave).
+
+    `transform` gives features without noise: those of private images are as private as the images. So there is no
+    fit_transform, and in a pipeline what follows would learn from private features: it is refused.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        *,
+        recipe: str | None = None,
+        classes: Sequence[Any] | int | None = None,
+        n: int | None = None,
+        encoder: str | None = None,
+        rank: int | None = None,
+        rows: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        bounds: Bounds = None,
+        account: str | None = None,
+        budget: float | None = None,
+        out: str | Path | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.recipe, self.classes, self.n = epsilon, delta, recipe, classes, n
+        self.encoder, self.rank, self.rows, self.settings, self.bounds = encoder, rank, rows, settings, bounds
+        self.account, self.budget, self.out = account, budget, out
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Charge, release, keep the rows."""
+        prepared = self._prepared(X, y, release.prepare_read)
+        accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
+        folder = self._folder("releases")
+        release.require_possible(prepared, folder, accounts=accounts)
+        encoded = release.Encoded(prepared)
+        with key_of_fit(release.name_of_key(prepared, folder)):
+            card = release.make(prepared, folder, encoded=encoded, accounts=accounts)
+        self._keep(folder, prepared.event(), prepared.config.delta, card)
+        self.encoder_, self.preparation_ = encoded.encoder, encoded.preparation
+        self.released_, found = folders.read_rows(folder)
+        self.released_labels_ = self.classes_[found] if found.ndim == 1 else found
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """Features of images by the public map of the release: without noise, and as private as the images."""
+        check_is_fitted(self)
+        rows = [some.float().numpy() for some in self._through(self.encoder_.features, X)]
+        return np.asarray(self.preparation_.apply(np.concatenate(rows))[0])
+
+    def fit_transform(self, X: Any, y: Any = None) -> NoReturn:
+        """Refused: what a pipeline does next would learn from private features, without noise."""
+        raise PrivacyError(
+            "fit_transform would give the features of the private images themselves, and what learns from them is not "
+            "private. Fix: fit, then learn from released_ and released_labels_; transform is for other images."
+        )
+
+    def _config(self) -> Release:
+        given = self._given("n", "encoder", "rank", "rows", "budget")
+        return changed(release_recipe(self.recipe or "moments"), checked(Release, given, source="PrivateRelease"))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
+
+
+def account_of(X: Any) -> str:
+    """The name of the account of these images, uint8 or float32 in [0, 1], (n, H, W[, C]) or (n, features)."""
+    x = np.asarray(X)
+    if x.dtype not in (np.uint8, np.float32) or not 2 <= x.ndim <= 4:
+        raise ConfigError(f"an account is of images in uint8 or float32, not of {x.dtype} {x.shape}.")
+    return identify(Split(_four_sides(x), np.zeros(len(x), np.int64), None))[0]
+
+
+def ledger(account: str) -> Ledger:
+    """The ledger of an account by its name: `.account()` reads it, `.set_budget(...)` is a decision of the owner."""
+    return ledger_of(_named(account))
+
+
+def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch) -> Accounts:
+    """The accounts that a fit on images with this fingerprint and sketch is charged to, with a warning for each."""
+    accounts = choose(fingerprint, sketch, named=None if account is None else _named(account))
+    if account is not None:
+        for each in accounts.overlaps:
+            _warn(
+                f"account {each.ledger.account().id} has {describe_shares(each)} too and is not charged, as the "
+                f"account {account!r} was named. Both together bound what is revealed about those images."
+            )
+    for charged in (accounts.first, *accounts.others):
+        if charged.exists():
+            found = charged.account()
+            _warn(
+                f"this fit is charged to account {found.id}, which has {len(found.charges)} charges and has spent "
+                f"epsilon {upper(found.spent(), 4)} of {found.budget.epsilon:g}: every fit on the same images counts, "
+                "also those of a search or a cross-validation."
+            )
+    return accounts
+
+
+def _named(account: Any) -> str:
+    if not isinstance(account, str) or not account.strip():
+        raise ConfigError(f"account is {account!r}: it must be a name, or what account_of(X) gives.")
+    if re.fullmatch(r"[0-9a-f]{64}", account):
+        return account
+    return hashlib.blake2b(account.encode(), digest_size=32, person=b"account by name").hexdigest()
+
+
+def _warn(text: str) -> None:
+    """A warning at the line that called `fit`, three calls above this one."""
+    warnings.warn(text, PrivacyWarning, stacklevel=4)
+
+
+def _images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) -> NDArray[Any]:
+    """(n, H, W, C), uint8 or float32 in [0, 1]; the shape is kept at a fit and asked for afterwards."""
+    x = np.asarray(validate_data(estimator, X, reset=reset, allow_nd=True, dtype="numeric"))
+    shape = x.shape[1:]
+    if reset:
+        estimator.shape_ = shape
+    elif shape != estimator.shape_:
+        raise ValueError(f"images are of shape {shape}, and those of the fit were of {estimator.shape_}.")
+    x = _four_sides(x)
+    if x.ndim != 4 or x.shape[3] not in (1, 3):
+        raise ValueError(
+            f"X is of shape {(len(x), *shape)}: images are (n, height, width) or (n, height, width, 1 or 3). Fix: "
+            "reshape it."
+        )
+    return _scaled(x, bounds)
+
+
+def _four_sides(x: NDArray[Any]) -> NDArray[Any]:
+    """(n, H, W, C) of rows, images without a channel, or images."""
+    return x[:, None, :, None] if x.ndim == 2 else x[..., None] if x.ndim == 3 else x
+
+
+def raw_digests(X: Any) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Digests of rows as they came, in each way that another type, shape or other bounds may show them.
+
+    Three lists with one digest per row: as float32, as 8 bits of 0 to 255 and as 8 bits of 0 to 1; b"" where a row is
+    outside of these. Each row by itself: what one image is like must not rename the others.
+    """
+    x = np.asarray(X)
+    found: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+    for start in range(0, len(x), 1024):
+        rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
+        found[0].extend(pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)))
+        least, most = rows.min(axis=1), rows.max(axis=1)
+        for kind, top in ((1, 255), (2, 1)):
+            within = (least >= 0) & (most <= top)
+            digests = iter(pixel_digests(np.round(rows[within] * (255 / top)).astype(np.uint8)))
+            found[kind].extend(next(digests) if inside else b"" for inside in within)
+    return found
+
+
+def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:
+    if bounds is not None:
+        low, high = _checked(bounds)
+        return ((np.clip(x.astype(np.float64), low, high) - low) / (high - low)).astype(np.float32)
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
+    if x.size and not (x.min() >= 0 and x.max() <= 1):
+        raise ValueError(
+            "X has values outside of [0, 1] and is not uint8. Fix: give `bounds`, the least and the largest value that "
+            "there may be, as public knowledge: it is not read off the data."
+        )
+    return x.astype(np.float32)
+
+
+def _checked(bounds: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(b) for b in bounds)
+    except (TypeError, ValueError):
+        raise ConfigError(f"bounds is {bounds!r}: it must be two numbers, such as (0, 255).") from None
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ConfigError(f"bounds is {bounds!r}: the first must be below the second, and both finite.")
+    return low, high
+
+
+def _labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The classes, sorted, and each label's place among them. Where they are read off y, a warning says so."""
+    y = column_or_1d(y, warn=True)
+    check_consistent_length(images, y)
+    if y.dtype.kind == "f":
+        assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    if classes is None:
+        known = np.unique(y)
+        warnings.warn(
+            "the classes were read off y and are treated as public: a class that only one image has would show it, and "
+            "epsilon does not cover that. Fix: declare them, classes=[...].",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+    else:
+        known = np.arange(classes) if isinstance(classes, int) else np.unique(np.asarray(classes))
+    if len(known) < 2:
+        raise ValueError(f"there is {len(known)} class: a classifier needs two classes or more.")
+    strange = ~np.isin(y, known)
+    if strange.any():
+        raise ValueError(f"y has a label that is none of the declared classes {known.tolist()!r}.")
+    return known, np.searchsorted(known, y).astype(np.int64)
