@@ -90,9 +90,10 @@ def fit(
     from dpvision.cli import screen
     from dpvision.models.device import device_named
     from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
-    from dpvision.public.diffusion.fit import Progress, Settings
+    from dpvision.public.diffusion.fit import Settings
     from dpvision.public.diffusion.fit import fit as learn
     from dpvision.public.diffusion.model import Kind
+    from dpvision.public.trainer import Progress
 
     device_named(device)
     found = data.load(public, size=resize)

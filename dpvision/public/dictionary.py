@@ -5,7 +5,7 @@
     dictionary = some W p of more than median length, scaled to length 1
 
 The result is a function of the settings (its last bits, of libraries and processor too). No private image is within
-reach: this package can not import what reads them.
+reach: this package cannot import what reads them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
 from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.public.random import draw
+from dpvision.public.trainer import write_weights
 from dpvision.storage import checkpoint
 
 FORMAT = "dpvision-dictionary-4"  # to be raised with every change of what is drawn or computed
@@ -146,14 +146,9 @@ def save(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
     began = time.monotonic()
     weights = _released(learn(settings, progress))
     header = {"format": FORMAT, "settings": settings.text, "process": settings.process, "seed": str(settings.seed)}
-    data = checkpoint.dump(weights, header)
-    card = {"format": FORMAT, "dpvision": __version__, **asdict(settings)}
-    card["images_seen"] = settings.images + settings.images // 2
-    card["seconds"] = round(time.monotonic() - began, 1)
-    card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
-    files.make_folder(folder)
-    files.write(folder / "weights.safetensors", data, mode=0o644)
-    files.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
+    seen = settings.images + settings.images // 2
+    card = {**asdict(settings), "images_seen": seen, "seconds": round(time.monotonic() - began, 1)}
+    write_weights(folder, weights, header, card)
 
 
 def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None) -> Path:

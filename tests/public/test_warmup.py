@@ -19,8 +19,7 @@ from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.public.batches import Source
-from dpvision.public.settings import CIFAR_10, CIFAR_100, Settings
-from dpvision.public.warmup import State, warm_up
+from dpvision.public.warmup import CIFAR_10, CIFAR_100, Settings, WarmUp, warm_up
 from dpvision.storage import checkpoint, sealed
 from tests.public.words import Say, say
 from tests.system.runs.commands import start, write_data
@@ -123,7 +122,7 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
     """16 public images and 48 others: each public one three times in a pass, and none of those that are held out."""
     sources = [images(20), images(48, seed=1, name="synthetic")]
     settings = replace(TINY, hold_out=0.2, balance=True, epochs=1)
-    state = State(settings, sources, classes=CLASSES)
+    state = WarmUp(settings, sources, classes=CLASSES)
     assert state.steps == 96 // 8
     seen: list[int] = []
     look = state._images
@@ -134,7 +133,7 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
     times = np.bincount(seen, minlength=68)
     assert sorted(times[:20]) == [0] * 4 + [3] * 16 and (times[20:] == 1).all()
     with pytest.raises(ConfigError, match=r"nothing to balance.*--also"):
-        State(settings, sources[:1], classes=CLASSES)
+        WarmUp(settings, sources[:1], classes=CLASSES)
     assert warm_up(settings, sources, tmp_path, classes=CLASSES)
     assert card(tmp_path)["sources"][0]["images"] == 16 and card(tmp_path)["balance"] is True
 

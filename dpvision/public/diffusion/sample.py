@@ -22,11 +22,11 @@ from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.memory import keep_freed_memory
 from dpvision.public import provenance
-from dpvision.public.diffusion.adam import mixed
 from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
 from dpvision.public.diffusion.sampler import SAMPLERS, Guide
 from dpvision.public.diffusion.sheet import save_sheet
 from dpvision.public.diffusion.unet import UNet
+from dpvision.public.trainer import mixed
 from dpvision.storage import checkpoint, sealed
 
 SHEET_COLUMNS, SHEET_ROWS = 10, 20

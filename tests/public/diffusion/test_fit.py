@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from dpvision.errors import ConfigError, DataError, DPVisionError
-from dpvision.public.diffusion.fit import Progress, Settings, State, fit
+from dpvision.public.diffusion.fit import Fit, Settings, fit
 from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes, to_model
+from dpvision.public.trainer import Progress
 from dpvision.storage import checkpoint, sealed
 
 KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
@@ -88,8 +89,8 @@ def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) ->
     y, labels = to_model(pictures()[:5]), torch.from_numpy(LABELS[:5])
     told = {}
     for pieces in (1, 3):
-        state = State(KIND, replace(SETTINGS, batch=5, pieces=pieces), "", "cpu")
-        told[pieces] = state._gradients(y, labels, torch.ones(5, 9))
+        task = Fit(KIND, replace(SETTINGS, batch=5, pieces=pieces), pictures(), LABELS)
+        told[pieces] = task._gradients(y, labels, torch.ones(5, 9))
     assert told[1][0] == pytest.approx(told[3][0], rel=1e-5)
     assert any(gradient.any() for gradient in told[1][1])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(told[1][1], told[3][1], strict=True))

@@ -25,7 +25,7 @@ from dpvision.models.device import device_named
 from dpvision.private.training import gradient_study
 from dpvision.private.training.train import _drop_after
 from dpvision.private.training.units import units
-from dpvision.public.pretrain.run import Settings
+from dpvision.public.contrastive import Settings
 from dpvision.public.random import gallery
 from dpvision.released import inference
 from dpvision.released.report import metrics
