@@ -11,5 +11,6 @@ dictionary.py    a prior in closed form, from patches of random images
 assist.py        noisy gradients seen along directions that public images chose
 provenance.py    which images a network learned from, and whether one of them is private
 prompts.py       images from words
+sheets.py        pictures of many images
 diffusion/, random/, quality/   models of public images, random processes, and how good synthetic images are
 """

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.public import provenance
 from dpvision.public.diffusion.augment import Augment, augmented
 from dpvision.public.diffusion.edm import mean_decay
-from dpvision.public.diffusion.model import METHODS, Kind, to_bytes, to_model
-from dpvision.public.diffusion.sheet import save_sheet
+from dpvision.public.diffusion.model import METHODS, Kind, sheet, to_bytes, to_model
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.optimisers import Adam
 from dpvision.public.trainer import MOST_STEPS, Progress, Task, coins, require_free, save, train, write_weights
@@ -187,7 +187,8 @@ class Fit(Task):
         kind, settings = self.kind, self.settings
         header = {**kind.header(), "public": self.public, "step": str(self.step), "learned_from": self.learned_from}
         rows = min(len(kind.classes), 20)
-        save_sheet(folder / f"grid-{self.step}.png", _samples(kind, self.mean, rows, self.device), columns=GRID_COLUMNS)
+        samples = _samples(kind, self.mean, rows, self.device)
+        files.write(folder / f"grid-{self.step}.png", sheet(samples, columns=GRID_COLUMNS), mode=0o644)
         card = {
             **json.loads(kind.header()["model"]),
             **asdict(settings),

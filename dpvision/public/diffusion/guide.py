@@ -22,9 +22,9 @@ from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.public import provenance
 from dpvision.public.diffusion import guidance
-from dpvision.public.diffusion.discriminator import Discriminator, Extractor
 from dpvision.public.diffusion.edm import c_in, c_noise, over
 from dpvision.public.diffusion.fit import digest, require_public
+from dpvision.public.diffusion.guidance import Discriminator, Extractor
 from dpvision.public.diffusion.model import Kind, kind_in, load, to_model
 from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.diffusion.sampler import Guide

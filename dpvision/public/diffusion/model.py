@@ -18,6 +18,7 @@ from dpvision.public.diffusion import ddpm, edm
 from dpvision.public.diffusion.edm import Denoiser
 from dpvision.public.diffusion.sampler import Sampler, ancestral, falling_sigmas, heun
 from dpvision.public.diffusion.unet import UNet, size_named
+from dpvision.public.sheets import png, tiled
 from dpvision.storage import checkpoint, sealed
 
 FORMAT = "dpvision-diffusion-1"
@@ -111,3 +112,9 @@ def to_bytes(x: Tensor) -> np.ndarray:
     """(N, C, H, W) in [-1, 1] or a little beyond -> (N, H, W, C) uint8, rounded."""
     pixels = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return np.ascontiguousarray(pixels.movedim(1, 3).cpu().numpy())
+
+
+def sheet(images: np.ndarray, *, columns: int) -> bytes:
+    """PNG of (rows * columns, H, W, C) uint8 pictures, row after row, each at least 28 pixels a side."""
+    scale = -(-28 // min(images.shape[1:3]))
+    return png(tiled(images, columns=columns, gap=1).repeat(scale, axis=0).repeat(scale, axis=1))

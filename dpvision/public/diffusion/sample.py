@@ -22,9 +22,8 @@ from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.memory import keep_freed_memory
 from dpvision.public import provenance
-from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
+from dpvision.public.diffusion.model import METHODS, Kind, load, sheet, to_bytes
 from dpvision.public.diffusion.sampler import SAMPLERS, Guide
-from dpvision.public.diffusion.sheet import save_sheet
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.trainer import mixed
 from dpvision.storage import checkpoint, sealed
@@ -143,7 +142,7 @@ def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path
     rows_of_sheet = min(len(kind.classes), SHEET_ROWS)
     shown = [images[labels == c][:SHEET_COLUMNS] for c in range(rows_of_sheet)]
     if all(len(each) == SHEET_COLUMNS for each in shown):
-        save_sheet(out.with_suffix(".png"), np.concatenate(shown), columns=SHEET_COLUMNS)
+        files.write(out.with_suffix(".png"), sheet(np.concatenate(shown), columns=SHEET_COLUMNS), mode=0o644)
     card = {"dpvision": __version__, **json.loads(kind.header()["model"]), **json.loads(header["draw"])}
     card["learned_from"] = learned_from
     files.write(out.with_suffix(".json"), json.dumps(card, indent=1) + "\n", mode=0o644)
