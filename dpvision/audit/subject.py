@@ -21,7 +21,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, build, digest_of, head_alone, load_public, train_only
 from dpvision.models.inputs import to_tensor
 from dpvision.models.parts import head_of
-from dpvision.private.accounts.unaccounted import require_unaccounted
+from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.released.inference import released
 from dpvision.storage import run_folder, sealed
 
@@ -63,7 +63,7 @@ def subject(
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     if not private:
         splits = [data.train] if found is data.train else [data.train, found]
-        require_unaccounted(source, splits, fix="--private with the folder of a run, or public images")
+        require_not_private(source, splits, fix="--private with the folder of a run, or public images")
     train_only(whole, part)
     rows = np.random.default_rng(seed).permutation(len(found))[:most]
     rows.sort()  # read in order, as a packed store likes it

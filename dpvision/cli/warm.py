@@ -96,14 +96,15 @@ def warm(
 def _read(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """The images to train on, and the classes; test and validation images of a source are not looked at."""
     from dpvision.data import identify, load
-    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
+    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.public import provenance
     from dpvision.public.batches import Source
 
     data = load(source, **options)
     train = data.train
     if not consented:
-        require_unaccounted(source, [train], fix=PUBLISHED)
-    note = note_of(source, train)
+        require_not_private(source, [train], fix=PUBLISHED)
+    note = provenance.of_source(source, train)
     return Source(data.name, train.images, train.labels, identify(train)[1], train.persons, note), data.classes
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import Shape, build
+from dpvision.models.inputs import to_tensor
 from dpvision.models.parts import head_of
 from dpvision.public import optimisers
 from dpvision.public.batches import chosen
@@ -141,7 +142,7 @@ def recognised(trunk: nn.Module, process: str, *, side: int, first: int, classes
     private and nothing real is looked at.
     """
     pixels = draw(process, range(first, first + classes), side=side, seed=seed)
-    whole = torch.from_numpy(pixels).permute(0, 3, 1, 2).unsqueeze(1) / 127.5 - 1
+    whole = to_tensor(pixels).unsqueeze(1)
     views = Augment(PART + CHANGED)(whole, Coins(seed, np.arange(classes)), 2)
     known, asked = (F.normalize(_seen(trunk, views[:, k]), dim=1) for k in (0, 1))
     return float(((asked @ known.T).argmax(1) == torch.arange(classes)).double().mean())
@@ -277,7 +278,7 @@ def pairs(
     part, changed = Augment(PART), Augment(CHANGED)
     drawn = _drawn(process, side=side * finer, batch=batch, images=images, steps=steps, seed=seed, workers=workers)
     for step, pixels in zip(steps, drawn, strict=True):
-        whole = torch.from_numpy(pixels).permute(0, 3, 1, 2).unsqueeze(1) / 127.5 - 1
+        whole = to_tensor(pixels).unsqueeze(1)
         coins = Coins((seed << 40) + step, np.arange(batch))
         small = F.avg_pool2d(part(whole, coins, 2).flatten(0, 1), finer).unflatten(0, (-1, 2))
         views = changed(small, coins, 2)

@@ -25,6 +25,7 @@ from torch import Tensor
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
+from dpvision.models.inputs import to_tensor
 from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_zero
 from dpvision.models.pieces import in_pieces
 from dpvision.public.random import draw
@@ -188,7 +189,7 @@ def drawn(settings: Settings, indices: range) -> Iterator[tuple[range, Tensor]]:
     for start in range(0, len(indices), AT_A_TIME):
         part = indices[start : start + AT_A_TIME]
         pixels = draw(settings.process, part, side=side, seed=settings.seed)[:, :height, :width]
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1
+        images = to_tensor(pixels)
         yield part, images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
 
 

@@ -234,7 +234,7 @@ class WarmUp(Task):
         write_weights(folder, self.model.state_dict(), header, card)
 
     def _learned_from(self) -> str:
-        return provenance.both(provenance.both((s.taught_by, provenance.note(s.images))) for s in self.sources)
+        return provenance.joined(provenance.joined((s.learned_from, provenance.note(s.images))) for s in self.sources)
 
     def _by_source(self) -> list[dict[str, Any]]:
         """Each source with what the network makes of its images that were trained on."""

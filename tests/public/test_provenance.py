@@ -166,5 +166,5 @@ def test_a_note_names_at_most_so_many_and_no_card_is_no_note(tmp_path: Path, mon
     assert len(provenance.note(PIXELS).split()) == 5
     for text in ("", "[]", "{", json.dumps({"learned_from": 3})):
         (tmp_path / "x.json").write_text(text)
-        assert provenance.noted_beside(str(tmp_path / "x.npz")) in ("", "3")
-    assert provenance.noted_beside("digits") == ""
+        assert provenance.of_synthetic(str(tmp_path / "x.npz")) in ("", "3")
+    assert provenance.of_synthetic("digits") == ""

@@ -29,7 +29,7 @@ from dpvision.models.head import head_alone, require_last
 from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.unaccounted import require_not_taught_by
+from dpvision.private.accounts.taken_as_public import require_not_learned_from
 from dpvision.private.engine import Loss, verify
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
@@ -73,9 +73,9 @@ class Prepared:
     @property
     def learned_from(self) -> str:
         """Digests of images that public inputs learned from without privacy, as far as these say so."""
-        started = sealed.said_by(Path(self.start)).get("learned_from", "") if self.start else ""
-        beside = provenance.noted_beside(self.config.synthetic) if self.config.synthetic else ""
-        return provenance.both((started, beside))
+        started = provenance.of_weights(Path(self.start)) if self.start else ""
+        synthetic = provenance.of_synthetic(self.config.synthetic) if self.config.synthetic else ""
+        return provenance.joined((started, synthetic))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -283,7 +283,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     said = sealed.said_unchanged(path)
     if "learned_from" in said:
         entry["learned_from"] = "noted"
-        require_not_taught_by(data, said["learned_from"], f"{path}: was trained without privacy on")
+        require_not_learned_from(data, said["learned_from"], f"{path}: was trained without privacy on")
     if said.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({said['private']}), and what starts from it would not be. Fix: other weights."
@@ -321,7 +321,7 @@ def public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Spli
             f"{source}: {same:,} of its images are, pixel for pixel, in the private data too, so they are not public. "
             "Fix: give images that were made or collected without the private data."
         )
-    note = provenance.noted_beside(source)
+    note = provenance.of_synthetic(source)
     if note:
-        require_not_taught_by(data, note, f"{source}: its images were synthesised by a model that learned from")
+        require_not_learned_from(data, note, f"{source}: its images were synthesised by a model that learned from")
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}

@@ -35,7 +35,7 @@ from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.accounts.accounts import Accounts, choose
-from dpvision.private.accounts.unaccounted import require_unaccounted
+from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.private.training import prepare as trainings
 from dpvision.private.training import ranks, train
 from dpvision.private.training import stopping as tuning
@@ -106,7 +106,7 @@ def prepare(
             )
         assert candidate.event() == trial
     split, named = trainings.public_images(score, data, set(identify(data.train)[2]))
-    require_unaccounted(score, [split], fix="public images to score by")
+    require_not_private(score, [split], fix="public images to score by")
     return Prepared(candidates, tuple(given), stop, event, split, named)
 
 

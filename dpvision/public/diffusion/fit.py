@@ -20,10 +20,11 @@ from torch import Tensor
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.inputs import to_tensor
 from dpvision.public import provenance
 from dpvision.public.diffusion.augment import Augment, augmented
 from dpvision.public.diffusion.edm import mean_decay
-from dpvision.public.diffusion.model import METHODS, Kind, sheet, to_bytes, to_model
+from dpvision.public.diffusion.model import METHODS, Kind, sheet, to_bytes
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.optimisers import Adam
 from dpvision.public.trainer import MOST_STEPS, Progress, Task, coins, require_free, save, train, write_weights
@@ -67,7 +68,7 @@ def fit(
     *,
     steps: int | None = None,
     minutes: float | None = None,
-    originals: str = "",
+    learned_from: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
@@ -75,7 +76,7 @@ def fit(
     """Fit until `steps` steps or `minutes` of fitting are done in all, whichever is first; False if stopped before.
 
     `images` are (N, H, W, C), uint8 or in [0, 1], and public; `labels` are (N,) indices into the kind's classes.
-    `originals` is a note (provenance.py) of the files that they were made of.
+    `learned_from` is a note (provenance.py) of the files that they were made of.
     """
     if steps is None and minutes is None:
         raise ConfigError("a fit needs an end. Fix: --steps N or --minutes M.")
@@ -83,7 +84,7 @@ def fit(
         raise ConfigError("a fit lasts at least one step and more than 0 minutes. Fix: --steps or --minutes.")
     require_public(kind, images, labels)
     require_free(folder, Fit)
-    task = Fit(kind, settings, images, labels, learned_from=originals, device=device)
+    task = Fit(kind, settings, images, labels, learned_from=learned_from, device=device)
 
     def seen(at: Progress) -> None:
         watch(at)
@@ -139,8 +140,8 @@ class Fit(Task):
     ) -> None:
         self.kind, self.settings, self.device = kind, settings, torch.device(device)
         self.public = digest(images, labels)
-        self.learned_from = provenance.both((learned_from, provenance.note(images)))
-        self._y = to_model(images).to(device)
+        self.learned_from = provenance.joined((learned_from, provenance.note(images)))
+        self._y = to_tensor(images).to(device)
         self._classes = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
         self.network = kind.network(seed=settings.seed, device=device)
         self.mean = kind.network(seed=settings.seed, device=device).eval().requires_grad_(False)

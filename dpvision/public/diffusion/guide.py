@@ -20,12 +20,13 @@ from torch.nn import functional as F
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.inputs import to_tensor
 from dpvision.public import provenance
 from dpvision.public.diffusion import guidance
 from dpvision.public.diffusion.edm import c_in, c_noise, over
 from dpvision.public.diffusion.fit import digest, require_public
 from dpvision.public.diffusion.guidance import Discriminator, Extractor
-from dpvision.public.diffusion.model import Kind, kind_in, load, to_model
+from dpvision.public.diffusion.model import Kind, kind_in, load
 from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.diffusion.sampler import Guide
 from dpvision.public.optimisers import Adam
@@ -66,14 +67,14 @@ def fit_guide(
     labels: np.ndarray,
     folder: Path,
     *,
-    originals: str = "",
+    learned_from: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Draw samples, fit extractor and discriminator; or go on where the folder is. False if stopped before the end.
 
-    `originals` is a note (provenance.py) of what the images were made of.
+    `learned_from` is a note (provenance.py) of what the images were made of.
     """
     kind, _, model_digest = load(model)
     require_public(kind, images, labels)
@@ -88,7 +89,8 @@ def fit_guide(
         if not done:
             return False
     drawn = _read(drawn_path, kind, settings.samples)
-    task = GuideFit(kind, settings, (images, labels), drawn, made_for=model_digest, originals=originals, device=device)
+    real = images, labels
+    task = GuideFit(kind, settings, real, drawn, made_for=model_digest, learned_from=learned_from, device=device)
 
     def seen(_: Progress) -> None:
         extractor, discriminator = task.at().values()
@@ -160,12 +162,12 @@ class GuideFit(Task):
         drawn: Labelled,
         *,
         made_for: str,
-        originals: str = "",
+        learned_from: str = "",
         device: str | torch.device = "cpu",
     ) -> None:
         self.kind, self.settings, self.device = kind, settings, torch.device(device)
         self.sources = {"model_digest": made_for, "public": digest(*real)}
-        self.learned_from = provenance.both((originals, provenance.note(real[0])))
+        self.learned_from = provenance.joined((learned_from, provenance.note(real[0])))
         self.steps = settings.extractor_steps + settings.steps
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
@@ -174,7 +176,7 @@ class GuideFit(Task):
         learning = torch.nn.ModuleDict({n: m for n, m in discriminator.named_children() if n != "extractor"})
         self.adam = {"extractor": Adam(extractor), "discriminator": Adam(learning)}
         self._real, self._drawn = (
-            (to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device))
+            (to_tensor(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device))
             for images, labels in (real, drawn)
         )
 

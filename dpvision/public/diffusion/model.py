@@ -102,12 +102,6 @@ def load(folder: Path, *, device: str | torch.device = "cpu") -> tuple[Kind, UNe
     return kind, network.eval().requires_grad_(False), header["digest"]
 
 
-def to_model(images: np.ndarray) -> Tensor:
-    """(N, H, W, C) of 0..255 or [0, 1] -> (N, C, H, W) in [-1, 1]."""
-    x = torch.from_numpy(np.require(images, requirements=["C", "W"])).movedim(3, 1)
-    return x.float() / 127.5 - 1 if x.dtype == torch.uint8 else x.float() * 2 - 1
-
-
 def to_bytes(x: Tensor) -> np.ndarray:
     """(N, C, H, W) in [-1, 1] or a little beyond -> (N, H, W, C) uint8, rounded."""
     pixels = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

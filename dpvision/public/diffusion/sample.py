@@ -26,7 +26,7 @@ from dpvision.public.diffusion.model import METHODS, Kind, load, sheet, to_bytes
 from dpvision.public.diffusion.sampler import SAMPLERS, Guide
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.trainer import mixed
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import checkpoint
 
 SHEET_COLUMNS, SHEET_ROWS = 10, 20
 MOST = 10_000_000
@@ -74,7 +74,7 @@ def sample(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Write `out`, or go on with it; False if stopped before. `guided_by` names the guide and its weight,
-    `guide_learned_from` the images that taught it (provenance.py)."""
+    `guide_learned_from` the images that it learned from (provenance.py)."""
     if out.suffix != ".npz":
         raise ConfigError(f"{out}: samples are written as an .npz file. Fix: --out {out}.npz")
     parts = out.with_name(out.name + ".parts")
@@ -96,9 +96,10 @@ def sample(
                     pixels = drawn(kind, network, draw, number, guide=guide, device=device)
                     files.write(part, checkpoint.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
                 watch(min((number + 1) * draw.batch, draw.count), draw.count)
-            learned_from = sealed.said_by(folder / "weights.safetensors").get("learned_from", "")
-            taught = provenance.both((learned_from, guide_learned_from))
-            _join(kind, draw, parts, header, out, learned_from=taught)
+            learned_from = provenance.joined(
+                (provenance.of_weights(folder / "weights.safetensors"), guide_learned_from)
+            )
+            _join(kind, draw, parts, header, out, learned_from=learned_from)
             shutil.rmtree(parts)
     except BlockingIOError as exc:
         raise ConfigError(f"{out}: another process draws it now. Fix: wait, or another --out.") from exc

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from dpvision.errors import ConfigError, DataError, DPVisionError
+from dpvision.models.inputs import to_tensor
 from dpvision.public.diffusion.fit import Fit, Settings, fit
-from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes, to_model
+from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
 from dpvision.public.trainer import Progress
 from dpvision.storage import checkpoint, sealed
 
@@ -86,7 +87,7 @@ def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) ->
         return (network(y, torch.zeros(len(y)), labels, numbers) - y).square().mean()
 
     monkeypatch.setitem(METHODS, "edm", replace(METHODS["edm"], loss=loss))
-    y, labels = to_model(pictures()[:5]), torch.from_numpy(LABELS[:5])
+    y, labels = to_tensor(pictures()[:5]), torch.from_numpy(LABELS[:5])
     told = {}
     for pieces in (1, 3):
         task = Fit(KIND, replace(SETTINGS, batch=5, pieces=pieces), pictures(), LABELS)
@@ -187,6 +188,6 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 
 def test_pixels_there_and_back() -> None:
     every = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
-    assert np.array_equal(to_bytes(to_model(every)), every)
-    assert np.array_equal(to_bytes(to_model(every / np.float32(255))), every)
-    assert to_bytes(to_model(every) * 1.5).max() == 255
+    assert np.array_equal(to_bytes(to_tensor(every)), every)
+    assert np.array_equal(to_bytes(to_tensor(every / np.float32(255))), every)
+    assert to_bytes(to_tensor(every) * 1.5).max() == 255

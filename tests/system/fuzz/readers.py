@@ -233,7 +233,7 @@ def _synthetic(place: Path, corpus: Path) -> None:
     from dpvision.public import provenance
 
     data.load(str(place / "images.npz"))
-    provenance.noted_beside(str(place / "images.npz"))
+    provenance.of_synthetic(str(place / "images.npz"))
 
 
 def _rows(place: Path, corpus: Path) -> None:
