@@ -23,7 +23,7 @@ from dpvision.models.inputs import to_tensor
 from dpvision.models.parts import head_of
 from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.released.inference import released
-from dpvision.storage import run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 
 FORMAT = "dpvision-geometry-1"
 
@@ -102,7 +102,7 @@ def of_class(looked: Subject, name: str) -> Group:
 def _network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, Dataset, str]:
     """The model of a run, of a file that says what it is, or of one for which `model` says it; its data; its part."""
     file = weights / "weights.safetensors" if weights.is_dir() else weights
-    said = sealed.said_by(file) if file.is_file() else {}
+    said = safetensors.read_header(file) if file.is_file() else {}
     if weights.is_dir() or not file.is_file() or said.get("format") == "dpvision-weights-1":
         if model is not None and model != said.get("model", model):
             raise ConfigError(f"{weights}: its model is {said['model']}, not {model}. Fix: leave out --model.")

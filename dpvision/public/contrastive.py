@@ -28,7 +28,7 @@ from dpvision.public import optimisers
 from dpvision.public.batches import chosen
 from dpvision.public.random import draw, stream
 from dpvision.public.trainer import Progress, Task, finite_curve, require_free, train, write_weights
-from dpvision.storage import checkpoint
+from dpvision.storage import safetensors
 from dpvision.views import Augment, Coins
 
 FORMAT = "dpvision-prior-1"
@@ -129,7 +129,7 @@ def learned(settings: Settings, folder: Path | None = None) -> nn.Module:
     """The trunk as it was before the first step, or as a finished prior's folder has it."""
     encoder = Encoder(settings.model, (3, settings.side, settings.side), hidden=GROUPS, seed=settings.seed)
     if folder is not None:
-        tensors, _ = checkpoint.load(folder / "weights.safetensors", encoder.weights())
+        tensors, _ = safetensors.load(folder / "weights.safetensors", encoder.weights())
         encoder.trunk.load_state_dict({n: t for n, t in tensors.items() if n in encoder.trunk.state_dict()})
     return encoder.trunk
 

@@ -30,7 +30,7 @@ from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_ze
 from dpvision.models.pieces import in_pieces
 from dpvision.public.random import draw
 from dpvision.public.trainer import write_weights
-from dpvision.storage import checkpoint
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-dictionary-4"  # to be raised with every change of what is drawn or computed
 AT_A_TIME = 250
@@ -162,7 +162,7 @@ def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
         if not path.exists():
             save(settings, path.parent, progress)
     try:
-        tensors, header = checkpoint.load(path, like)
+        tensors, header = safetensors.load(path, like)
     except DataError as exc:
         raise DataError(f"{exc} Fix: remove the file: it is of random images, and is made again.") from exc
     if header.get("settings") != settings.text or bool(tensors[CENTRE].any()):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpvision.core import files
 from dpvision.data import Split, identify
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 
 LEARNED_FROM = "learned_from"  # its name on disk
 MOST, SHORT = 1 << 16, 16  # digests in a note, and hexadecimal digits of each
@@ -60,7 +60,7 @@ def of_source(source: str, split: Split) -> str:
 
 def of_weights(path: Path) -> str:
     """What a file of weights has; nothing, if it has none."""
-    return sealed.said_by(path).get(LEARNED_FROM, "")
+    return safetensors.read_header(path).get(LEARNED_FROM, "")
 
 
 def of_synthetic(source: str) -> str:

@@ -24,7 +24,7 @@ from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.memory import keep_freed_memory
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 STATE = "state.safetensors"
 MOST_STEPS = 1 << 53
@@ -59,7 +59,7 @@ class Task(ABC):
         return {"step": str(self.step), "seconds": repr(self.seconds)}
 
     def go_to(self, header: Mapping[str, str]) -> None:
-        """Take the position of a header; one that cannot be raises an error of sealed.UNSOUND."""
+        """Take the position of a header; one that cannot be raises an error of safetensors.UNSOUND."""
         self.step, self.seconds = int(header["step"]), float(header["seconds"])
 
 
@@ -131,7 +131,7 @@ def require_free(folder: Path, kind: type[Task]) -> None:
 def save(task: Task, folder: Path) -> None:
     """Write the state, whole or not at all."""
     files.make_folder(folder, mode=READABLE)
-    files.write(folder / STATE, checkpoint.dump(task.tensors(), _same(task) | task.position()))
+    files.write(folder / STATE, safetensors.dump(task.tensors(), _same(task) | task.position()))
 
 
 def resume(task: Task, folder: Path, *, steps: int) -> None:
@@ -139,19 +139,19 @@ def resume(task: Task, folder: Path, *, steps: int) -> None:
     path = folder / STATE
     if not path.exists():
         return
-    header = sealed.read(path).header
+    header = safetensors.read(path).header
     no_state = f"{path}: its header is not that of a {task.name}"
     if not _same(task).keys() <= header.keys():
         raise DataError(f"{no_state}. Fix: another --out.")
     for words, entries in task.begun_with().items():
         if any(header[key] != value for key, value in entries.items()):
             raise ConfigError(f"{folder}: was begun with {words}. Fix: the same, or another --out.")
-    tensors, _ = checkpoint.load(path, task.tensors())
+    tensors, _ = safetensors.load(path, task.tensors())
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise DataError(f"{path}: holds weights that are no numbers. Fix: another --out.")
     try:
         task.go_to(header)
-    except sealed.UNSOUND as exc:
+    except safetensors.UNSOUND as exc:
         raise DataError(f"{no_state} ({exc}). Fix: another --out.") from exc
     if not 0 <= task.step <= (MOST_STEPS if task.goes_on else steps) or not 0 <= task.seconds < math.inf:
         raise DataError(f"{no_state}: step {task.step} after {task.seconds} s cannot be. Fix: another --out.")
@@ -164,7 +164,7 @@ def write_weights(
     folder: Path, weights: Mapping[str, Tensor], header: Mapping[str, str], card: Mapping[str, Any]
 ) -> None:
     """weights.safetensors and card.json, which says where they come from, with the digest of the former."""
-    data = checkpoint.dump(weights, header)
+    data = safetensors.dump(weights, header)
     digest = hashlib.blake2b(data, digest_size=32).hexdigest()  # as the card of `train --pretrained` has it
     whole = {"format": header["format"], "dpvision": __version__, **card, "digest": digest}
     text = json.dumps(whole, indent=1, allow_nan=False) + "\n"

@@ -16,7 +16,7 @@ from dpvision.models import build, load_public
 from dpvision.public import contrastive
 from dpvision.public.batches import chosen
 from dpvision.public.contrastive import Encoder, Settings, learned, pairs, pretrain, recognised, trunk_of
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 from tests.system.runs.commands import run
 
 SETTINGS = Settings(
@@ -57,8 +57,8 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
     file = tmp_path / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
-    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(safetensors.dump(load_file(file), header | ({entry: value} if value else {})))
     with pytest.raises(DPVisionError):
         pretrain(SETTINGS, tmp_path)
     assert not (tmp_path / "card.json").exists()
@@ -68,8 +68,8 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
     file = tmp_path / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"}
-    file.write_bytes(checkpoint.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"}
+    file.write_bytes(safetensors.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
     with pytest.raises(DPVisionError, match="no numbers"):
         pretrain(SETTINGS, tmp_path)
 

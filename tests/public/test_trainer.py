@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.public.trainer import Progress, Task, require_free, save, train, write_weights
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 
 class Walk(Task):
@@ -106,8 +106,8 @@ def test_only_what_was_begun_goes_on(tmp_path: Path) -> None:
 def test_a_state_made_by_hand_is_refused(entry: str, value: str | None, tmp_path: Path) -> None:
     save(Walk(), tmp_path)
     path = tmp_path / "state.safetensors"
-    header = {k: v for k, v in sealed.read(path).header.items() if k not in ("digest", entry)}
-    path.write_bytes(checkpoint.dump(load_file(path), header | ({entry: value} if value else {})))
+    header = {k: v for k, v in safetensors.read(path).header.items() if k not in ("digest", entry)}
+    path.write_bytes(safetensors.dump(load_file(path), header | ({entry: value} if value else {})))
     with pytest.raises((ConfigError, DataError), match="Fix: "):
         train(Walk(), tmp_path, steps=5)
 

@@ -48,7 +48,7 @@ from dpvision.released.gaussians import RIDGE, ClassMoments
 from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_moments
 from dpvision.settings.release import Release
 from dpvision.settings.training import to_dict
-from dpvision.storage import run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 
 Progress = Callable[[str, int, int], None]
 WriteCard = Callable[[Path, dict[str, Any], Account], dict[str, Any]]
@@ -113,7 +113,7 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
     channels = data.train.images.shape[3]
     complete = settings.complete(len(data.train), len(data.classes), channels)
     if settings.weights is not None:
-        note = sealed.said_unchanged(Path(settings.weights)).get("learned_from", "")
+        note = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
         require_not_learned_from(data, note, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch(digests, pixel_digests(data.train.images), images=data.train.images)

@@ -35,7 +35,7 @@ from dpvision.private.features import cache
 from dpvision.private.training.units import units
 from dpvision.public import dictionary, provenance
 from dpvision.settings.training import Config
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -280,7 +280,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     warm-up say which images taught them: none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
-    said = sealed.said_unchanged(path)
+    said = safetensors.verified_header(path)
     if "learned_from" in said:
         entry["learned_from"] = "noted"
         require_not_learned_from(data, said["learned_from"], f"{path}: was trained without privacy on")
@@ -295,7 +295,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
                 f"tells can not be counted for each {unit}. Fix: --unit {said.get('unit', 'image')}, or other weights."
             )
         try:
-            entry["event"] = to_json(from_json(json.loads(sealed.read(path).header["event"])))
+            entry["event"] = to_json(from_json(json.loads(safetensors.read(path).header["event"])))
         except (ConfigError, ValueError, RecursionError) as exc:
             raise DataError(f"{path}: does not say what it tells about its training data ({exc}).") from exc
     return entry

@@ -43,7 +43,7 @@ from dpvision.private.training.stopping import Stopping
 from dpvision.private.training.units import units
 from dpvision.released.inference import released
 from dpvision.settings.training import Config, merged
-from dpvision.storage import checkpoint, run_folder
+from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import remove_trials, trials_of
 
 # What may differ from candidate to candidate: how a network learns, and neither whom it learns from nor what it tells.
@@ -223,11 +223,11 @@ def _release(
 ) -> None:
     """The best trial's model and settings, with the event of the whole; its own is no guarantee of the choice."""
     candidate, model = prepared.candidates[which], released(trial.folder).model
-    tensors, header = checkpoint.load(trial.weights, model.state_dict())
+    tensors, header = safetensors.load(trial.weights, model.state_dict())
     event = to_json(Composed((prepared.event,)))
     plain = {k: v for k, v in header.items() if k not in ("digest", "signature")}
     told = {**plain, "event": json.dumps(event), "private": "yes"}
-    files.write(run.weights, checkpoint.dump(tensors, told), mode=0o644)
+    files.write(run.weights, safetensors.dump(tensors, told), mode=0o644)
     run.write_config(candidate.config)
     last: dict[str, Any] = next(reversed(run_folder.read_lines(trial.metrics)), {})
     files.write(run.metrics, json.dumps({**last, "epsilon": prepared.epsilon}) + "\n")

@@ -31,7 +31,7 @@ from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.diffusion.sampler import Guide
 from dpvision.public.optimisers import Adam
 from dpvision.public.trainer import Progress, Task, coins, require_free, train, write_weights
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-guide-1"
 Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
@@ -109,20 +109,20 @@ def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of a finished `dpvision synth guide`.")
     if not math.isfinite(weight):
         raise ConfigError(f"the weight of a guide is a number, not {weight}.")
-    header = sealed.read(path).header
+    header = safetensors.read(path).header
     try:
         if header["guide"] != FORMAT:
             raise ValueError(header["guide"])
         settings = Settings(**json.loads(header["settings"]))
         made_for = header["model_digest"]
-    except (*sealed.UNSOUND, ConfigError) as exc:
+    except (*safetensors.UNSOUND, ConfigError) as exc:
         raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: `dpvision synth guide`.") from exc
     kind, _, model_digest = load(model)
     if kind_in(header, path) != kind or made_for != model_digest:
         raise ConfigError(f"{folder}: was made for another model. Fix: `dpvision synth guide` for this one.")
     with torch.device("meta"):
         network = _networks(kind, settings.width)[1]
-    tensors, _ = checkpoint.load(path, network.state_dict())
+    tensors, _ = safetensors.load(path, network.state_dict())
     network.load_state_dict(tensors, assign=True)
     network.to(device).eval().requires_grad_(False)
     return guidance.guide_by(network, weight=weight), f"{header['digest']} x {weight!r}"

@@ -19,7 +19,7 @@ from dpvision.public.diffusion.edm import Denoiser
 from dpvision.public.diffusion.sampler import Sampler, ancestral, falling_sigmas, heun
 from dpvision.public.diffusion.unet import UNet, size_named
 from dpvision.public.sheets import png, tiled
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-diffusion-1"
 MOST_PIXELS, MOST_CLASSES = 1 << 20, 10_000
@@ -82,7 +82,7 @@ def kind_in(header: dict[str, str], path: Path) -> Kind:
         channels, height, width = (int(n) for n in facts["shape"])
         classes = tuple(str(name) for name in facts["classes"])
         return Kind((channels, height, width), classes, method=str(facts["method"]), size=str(facts["size"]))
-    except (*sealed.UNSOUND, ConfigError) as exc:
+    except (*safetensors.UNSOUND, ConfigError) as exc:
         raise DataError(
             f"{path}: its header is not that of a diffusion model ({exc}). Fix: `dpvision synth fit`."
         ) from exc
@@ -93,10 +93,10 @@ def load(folder: Path, *, device: str | torch.device = "cpu") -> tuple[Kind, UNe
     path = folder / "weights.safetensors"
     if not path.exists():
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of `dpvision synth fit`.")
-    kind = kind_in(sealed.read(path).header, path)
+    kind = kind_in(safetensors.read(path).header, path)
     with torch.device("meta"):
         network = UNet(size_named(kind.size), kind.shape, classes=len(kind.classes))
-    tensors, header = checkpoint.load(path, network.state_dict())
+    tensors, header = safetensors.load(path, network.state_dict())
     network.load_state_dict(tensors, assign=True)
     network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return kind, network.eval().requires_grad_(False), header["digest"]

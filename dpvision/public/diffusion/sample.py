@@ -26,7 +26,7 @@ from dpvision.public.diffusion.model import METHODS, Kind, load, sheet, to_bytes
 from dpvision.public.diffusion.sampler import SAMPLERS, Guide
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.trainer import mixed
-from dpvision.storage import checkpoint
+from dpvision.storage import safetensors
 
 SHEET_COLUMNS, SHEET_ROWS = 10, 20
 MOST = 10_000_000
@@ -94,7 +94,7 @@ def sample(
                 part = parts / f"{number:06d}.safetensors"
                 if not part.exists():
                     pixels = drawn(kind, network, draw, number, guide=guide, device=device)
-                    files.write(part, checkpoint.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
+                    files.write(part, safetensors.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
                 watch(min((number + 1) * draw.batch, draw.count), draw.count)
             learned_from = provenance.joined(
                 (provenance.of_weights(folder / "weights.safetensors"), guide_learned_from)
@@ -133,7 +133,7 @@ def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path
     for number in range(draw.batches):
         path = parts / f"{number:06d}.safetensors"
         rows = images[number * draw.batch : (number + 1) * draw.batch]
-        tensors, found = checkpoint.load(path, {"images": torch.empty(rows.shape, dtype=torch.uint8, device="meta")})
+        tensors, found = safetensors.load(path, {"images": torch.empty(rows.shape, dtype=torch.uint8, device="meta")})
         if found.get("draw") != header["draw"]:
             raise DataError(f"{path}: was drawn with other settings. Fix: remove {parts}, or another --out.")
         rows[:] = tensors["images"].numpy()

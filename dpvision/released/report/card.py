@@ -31,7 +31,7 @@ from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import attack, audits, by_hand, guarantee, overlaps, reference, spent, tested, wording
 from dpvision.released.report.metrics import last_accuracy, read
 from dpvision.settings.training import Config, to_dict
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.storage.run_folder import NOT_PRIVATE, Run
 
 FORMAT, FORMAT_ON_WEIGHTS = "dpvision-card-1", "dpvision-card-on-weights-1"
@@ -184,7 +184,7 @@ def _public_inputs(path: Path, found: Any) -> dict[str, dict[str, Any]]:
 
 def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:
     """The digest of the weights that the card is about; what they say of themselves must be what the run says."""
-    header = sealed.read(run.weights).header
+    header = safetensors.read(run.weights).header
     said = {"event": json.dumps(facts["event"]), "config": config.hash(), "delta": repr(config.delta)}
     said["private"] = "yes" if facts["private"] else NOT_PRIVATE
     for key, value in said.items():

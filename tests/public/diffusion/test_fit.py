@@ -17,7 +17,7 @@ from dpvision.models.inputs import to_tensor
 from dpvision.public.diffusion.fit import Fit, Settings, fit
 from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
 from dpvision.public.trainer import Progress
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
 SETTINGS = Settings(batch=4, warm=8, augment=0.5, flip=True)
@@ -163,8 +163,8 @@ def test_another_model_other_settings_and_other_images_are_not_mixed(begun: Path
 )
 def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, begun: Path) -> None:
     file = begun / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
-    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(safetensors.dump(load_file(file), header | ({entry: value} if value else {})))
     with pytest.raises(DPVisionError):
         learn(begun)
 
@@ -175,8 +175,8 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
 )
 def test_weights_made_by_hand_are_one_clear_error(model: str, begun: Path) -> None:
     file = begun / "weights.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"} | {"model": model}
-    file.write_bytes(checkpoint.dump(load_file(file), header))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"} | {"model": model}
+    file.write_bytes(safetensors.dump(load_file(file), header))
     with pytest.raises(DataError, match=r"weights\.safetensors"):
         load(begun)
 
