@@ -25,7 +25,7 @@ from dpvision.core import accountant
 from dpvision.core.events import PoissonGaussian
 from dpvision.models import build, load_public
 from dpvision.private.training import train
-from dpvision.public.pretrain.run import Settings, pretrain
+from dpvision.public.contrastive import Settings, pretrain
 from dpvision.settings.recipes import recipe
 
 PICTURE = Path(__file__).with_name("priors.png")

@@ -23,8 +23,8 @@ from dpvision.public.diffusion.model import Kind
 from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.quality import classifier
 from dpvision.public.quality.pictures import Pictures
-from dpvision.public.settings import Settings as Warm
 from dpvision.public.split import split
+from dpvision.public.warmup import Settings as Warm
 from dpvision.public.warmup import warm_up
 
 PUBLIC, SAMPLES = 2000, 10_000

@@ -14,8 +14,7 @@ from benchmarks.results import Figure, main
 from dpvision.models import build
 from dpvision.models.memory import keep_freed_memory
 from dpvision.public.batches import Source
-from dpvision.public.settings import Settings
-from dpvision.public.warmup import State
+from dpvision.public.warmup import Settings, WarmUp
 
 BATCH, CLASSES = 100, 10
 COMMON = ("crop", "flip", "cutout")
@@ -64,8 +63,7 @@ def measure(quick: bool) -> list[Figure]:
         }
         for name, settings in WARM.items():
             asked = {**settings.__dict__, "model": network, "batch": BATCH}
-            state = State(Settings(**asked), [source], classes=[str(c) for c in range(CLASSES)])
-            loops[name] = state.descend
+            loops[name] = WarmUp(Settings(**asked), [source], classes=[str(c) for c in range(CLASSES)]).descend
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         for turn in range(1 + TURNS[network]):
             for name, go in loops.items():

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpvision.public.diffusion.adam import Adam, coins
 from dpvision.public.diffusion.edm import mean_decay
-from dpvision.public.diffusion.embedding import Embedding
+from dpvision.public.diffusion.unet import Embedding
+from dpvision.public.optimisers import Adam
+from dpvision.public.trainer import coins
 
 Loss = Callable[["MLP", Tensor], Tensor]
 

@@ -40,7 +40,7 @@ from dpvision.private.training.train import begin, proceed
 from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
-from dpvision.storage import run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 
 # In turn, each shadow model is attacked by the others: everybody must be in one of them and out of one.
 FEWEST = 4
@@ -102,7 +102,7 @@ def plan(run: run_folder.Run, source: str, *, count: int) -> Planned:
     """Refuse what can not be attacked; nothing is done yet."""
     if count < FEWEST or count % 2:
         raise ConfigError(f"--shadows {count}: it must be an even number, {FEWEST} at least, such as 8.")
-    config = State.config_of(sealed.read(run.state).header, run.state)  # with the folders of public inputs
+    config = State.config_of(safetensors.read(run.state).header, run.state)  # with the folders of public inputs
     prepared = prepare(source, config)
     if prepared.fingerprint != run.facts().get("fingerprint"):
         raise DataError(f"{source}: these are not the images that the run was trained on, so who was in is not known.")

@@ -21,9 +21,9 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, build, digest_of, head_alone, load_public, train_only
 from dpvision.models.featured import head_of
 from dpvision.models.inputs import to_tensor
-from dpvision.private.accounts.unaccounted import require_unaccounted
+from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.released.model import load_model
-from dpvision.storage import run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 
 FORMAT = "dpvision-geometry-1"
 
@@ -63,7 +63,7 @@ def subject(
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     if not private:
         splits = [data.train] if found is data.train else [data.train, found]
-        require_unaccounted(source, splits, fix="--private with the folder of a run, or public images")
+        require_not_private(source, splits, fix="--private with the folder of a run, or public images")
     train_only(whole, part)
     rows = np.random.default_rng(seed).permutation(len(found))[:most]
     rows.sort()  # read in order, as a packed store likes it
@@ -102,7 +102,7 @@ def of_class(looked: Subject, name: str) -> Group:
 def _network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, Dataset, str]:
     """The model of a run, of a file that says what it is, or of one for which `model` says it; its data; its part."""
     file = weights / "weights.safetensors" if weights.is_dir() else weights
-    said = sealed.said_by(file) if file.is_file() else {}
+    said = safetensors.read_header(file) if file.is_file() else {}
     if weights.is_dir() or not file.is_file() or said.get("format") == "dpvision-weights-1":
         if model is not None and model != said.get("model", model):
             raise ConfigError(f"{weights}: its model is {said['model']}, not {model}. Fix: leave out --model.")

@@ -233,7 +233,7 @@ def _inversion(operator: Path, found: Any) -> None:
 
     from dpvision.cli import screen
     from dpvision.core import files
-    from dpvision.public.quality.sheet import contact_sheet
+    from dpvision.public.sheets import named_lines
 
     if isinstance(found, str):
         screen.say(f"no inversion: {found}.")
@@ -241,7 +241,7 @@ def _inversion(operator: Path, found: Any) -> None:
     told = {name: getattr(found, name) for name in ("alone", "members", "others", "compared")}
     files.write(operator / "inversion.json", json.dumps(told, indent=1) + "\n")
     sheet = io.BytesIO()
-    contact_sheet(sheet, found.lines)
+    named_lines(sheet, found.lines)
     files.write(operator / "inversion.png", sheet.getvalue())
     screen.say(
         f"inversion (for your eyes only): images of released rows correlate {found.members:.3f} with the nearest of "

@@ -55,7 +55,7 @@ def pack(
             skip_broken=bool(skip_broken),
             progress=progress,
         )
-    provenance.carry(source, made)
+    provenance.pass_on(source, made)
     screen.say(f"wrote {made}; use it wherever a data set is asked for")
 
 
@@ -89,7 +89,7 @@ def split(
     data = load(source, classes=class_list(classes), size=size, channels=channels, skip_broken=bool(skip_broken))
     screen.show_parts(cut(data, out, public=public, seed=seed, digest=lambda part: identify(part)[1]), out)
     for part in ("public", "private"):
-        provenance.carry(source, out / f"{part}.npz")
+        provenance.pass_on(source, out / f"{part}.npz")
     if fingerprint(replace(data.train, originals=None)) != fingerprint(data.train):
         screen.say(
             "note: images were resized or recoloured, so an account of the originals does not know those of the parts."

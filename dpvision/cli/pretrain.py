@@ -42,9 +42,9 @@ def pretrain(
         return
     process = process or "stylegan-oriented"
     from dpvision.cli import screen
-    from dpvision.public.pretrain.check import recognised
-    from dpvision.public.pretrain.run import Progress, Settings, learned
-    from dpvision.public.pretrain.run import pretrain as learn
+    from dpvision.public.contrastive import Settings, learned, recognised
+    from dpvision.public.contrastive import pretrain as learn
+    from dpvision.public.trainer import Progress
 
     settings = Settings(
         process=process,
@@ -80,10 +80,11 @@ def pretrain(
 
 def _dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
     from dpvision.cli import screen
+    from dpvision.public.contrastive import Prior
     from dpvision.public.dictionary import Settings, save
-    from dpvision.public.pretrain.run import require_free
+    from dpvision.public.trainer import require_free
 
-    require_free(out)
+    require_free(out, Prior)
     with screen.counting_bar("dictionary") as progress:
         save(Settings(model, (3, size, size), process=process, seed=seed), out, progress)
     weights = out / "weights.safetensors"

@@ -89,15 +89,17 @@ def fit(
     from dpvision import data
     from dpvision.cli import screen
     from dpvision.models.device import device_named
-    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
-    from dpvision.public.diffusion.fit import Progress, Settings
+    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.public import provenance
+    from dpvision.public.diffusion.fit import Settings
     from dpvision.public.diffusion.fit import fit as learn
     from dpvision.public.diffusion.model import Kind
+    from dpvision.public.trainer import Progress
 
     device_named(device)
     found = data.load(public, size=resize)
     if not consented:
-        require_unaccounted(public, [found.train], fix=PUBLISHED)
+        require_not_private(public, [found.train], fix=PUBLISHED)
     height, width, channels = found.train.images.shape[1:]
     kind = Kind((channels, height, width), found.classes, method=method, size=size)
     settings = Settings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
@@ -117,7 +119,7 @@ def fit(
             out,
             steps=steps,
             minutes=minutes,
-            originals=note_of(public, found.train),
+            learned_from=provenance.of_source(public, found.train),
             device=device,
             watch=watch,
             stop=stop,
@@ -156,13 +158,14 @@ def guide(
     from dpvision import data
     from dpvision.cli import screen
     from dpvision.models.device import device_named
-    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
+    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.public import provenance
     from dpvision.public.diffusion.guide import Settings, fit_guide
 
     device_named(device)
     found = data.load(public, size=resize)
     if not consented:
-        require_unaccounted(public, [found.train], fix=PUBLISHED)
+        require_not_private(public, [found.train], fix=PUBLISHED)
     settings = Settings(
         samples=len(found.train) if samples is None else samples,
         extractor_steps=extractor_steps,
@@ -174,8 +177,8 @@ def guide(
     )
     arrays = found.train.images, found.train.labels
     with screen.named_bars() as bar, screen.stoppable() as stop:
-        originals = note_of(public, found.train)
-        done = fit_guide(model, settings, *arrays, out, originals=originals, device=device, watch=bar, stop=stop)
+        note = provenance.of_source(public, found.train)
+        done = fit_guide(model, settings, *arrays, out, learned_from=note, device=device, watch=bar, stop=stop)
     if not done:
         screen.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
@@ -208,10 +211,10 @@ def sample(
     """
     from dpvision.cli import screen
     from dpvision.models.device import device_named
+    from dpvision.public import provenance
     from dpvision.public.diffusion.guide import load_guide
     from dpvision.public.diffusion.sample import Draw
     from dpvision.public.diffusion.sample import sample as draw_all
-    from dpvision.storage import sealed
 
     device_named(device)
     led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
@@ -223,7 +226,7 @@ def sample(
             out,
             guide=led,
             guided_by=name,
-            guide_learned_from=sealed.said_by(guide / "weights.safetensors").get("learned_from", "") if guide else "",
+            guide_learned_from=provenance.of_weights(guide / "weights.safetensors") if guide else "",
             device=device,
             watch=lambda at, of: bar("drawing", at, of),
             stop=stop,

@@ -65,15 +65,15 @@ def warm(
     """
     given = {k: v for k, v in locals().items() if v is not None}
     from dpvision.cli import screen
-    from dpvision.public.settings import NAMED, Settings
-    from dpvision.public.warmup import Progress, require_free, warm_up
+    from dpvision.public.trainer import Progress, require_free
+    from dpvision.public.warmup import NAMED, Settings, WarmUp, warm_up
 
     named = NAMED[settings]
     changes: dict[str, Any] = {k: v for k, v in given.items() if k in Settings.__dataclass_fields__}
     if augment is not None:
         changes["augment"] = () if augment == "none" else tuple(word_list(augment))
     chosen = replace(named, **changes)
-    require_free(out)
+    require_free(out, WarmUp)
     options: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": bool(skip_broken)}
     first, names = _read(public, consented, classes=class_list(classes), **options)
     height, width, depth = first.images.shape[1:]
@@ -84,7 +84,9 @@ def warm(
         def watch(at: Progress) -> None:
             bar("warm-up", at.step, at.steps)
 
-        done = warm_up(chosen, sources, out, classes=names, device=device, every=save_every, watch=watch, stop=stop)
+        done = warm_up(
+            chosen, sources, out, classes=names, device=device, save_every=save_every, watch=watch, stop=stop
+        )
     if not done:
         screen.say(f"stopped; go on with the same command (its state is in {out})")
         sys.exit(130)
@@ -94,14 +96,15 @@ def warm(
 def _read(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """The images to train on, and the classes; test and validation images of a source are not looked at."""
     from dpvision.data import identify, load
-    from dpvision.private.accounts.unaccounted import note_of, require_unaccounted
+    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.public import provenance
     from dpvision.public.batches import Source
 
     data = load(source, **options)
     train = data.train
     if not consented:
-        require_unaccounted(source, [train], fix=PUBLISHED)
-    note = note_of(source, train)
+        require_not_private(source, [train], fix=PUBLISHED)
+    note = provenance.of_source(source, train)
     return Source(data.name, train.images, train.labels, identify(train)[1], train.persons, note), data.classes
 
 

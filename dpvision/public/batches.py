@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.views import Augment, Coins
-from dpvision.views.eight_bit import from_bytes
+from dpvision.views.eight_bit import scaled
 from dpvision.views.mixing import cutmix
 
 CUTMIX = "cutmix"
@@ -36,7 +36,7 @@ class Source:
     labels: NDArray[np.int64]
     digest: str  # names images and labels in their order
     persons: NDArray[np.int64] | None = None
-    taught_by: str = ""  # digests of the images that these are, or were made of: see taught_by.py
+    learned_from: str = ""  # a note (provenance.py) of the images that these are, or were made of
 
 
 class Images:
@@ -56,7 +56,7 @@ class Images:
 
     def __call__(self, rows: NDArray[np.int64]) -> Tensor:
         """(len(rows), C, H, W) in [-1, 1]."""
-        return _scaled(self._pixels[torch.from_numpy(rows)])
+        return scaled(self._pixels[torch.from_numpy(rows)])
 
 
 def require_augment(names: Sequence[str]) -> None:
@@ -119,8 +119,3 @@ def require_alike(sources: Sequence[Source], classes: int) -> None:
 @lru_cache(maxsize=2)
 def _order(seed: int, number: int, images: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, number)).permutation(images)
-
-
-def _scaled(pixels: Tensor) -> Tensor:
-    """0..255 or 0..1 -> [-1, 1], by the numbers of private training."""
-    return from_bytes(pixels, torch.float32) if pixels.dtype == torch.uint8 else (pixels - 0.5) / 0.5

@@ -5,7 +5,7 @@
     dictionary = some W p of more than median length, scaled to length 1
 
 The result is a function of the settings (its last bits, of libraries and processor too). No private image is within
-reach: this package can not import what reads them.
+reach: this package cannot import what reads them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
 from dpvision.models.featured import in_pieces
+from dpvision.models.inputs import to_tensor
 from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_zero
 from dpvision.public.random import draw
-from dpvision.storage import checkpoint
+from dpvision.public.trainer import write_weights
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-dictionary-4"  # to be raised with every change of what is drawn or computed
 AT_A_TIME = 250
@@ -146,14 +147,9 @@ def save(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
     began = time.monotonic()
     weights = _released(learn(settings, progress))
     header = {"format": FORMAT, "settings": settings.text, "process": settings.process, "seed": str(settings.seed)}
-    data = checkpoint.dump(weights, header)
-    card = {"format": FORMAT, "dpvision": __version__, **asdict(settings)}
-    card["images_seen"] = settings.images + settings.images // 2
-    card["seconds"] = round(time.monotonic() - began, 1)
-    card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
-    files.make_folder(folder)
-    files.write(folder / "weights.safetensors", data, mode=0o644)
-    files.write(folder / "card.json", json.dumps(card, indent=1) + "\n", mode=0o644)
+    seen = settings.images + settings.images // 2
+    card = {**asdict(settings), "images_seen": seen, "seconds": round(time.monotonic() - began, 1)}
+    write_weights(folder, weights, header, card)
 
 
 def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None) -> Path:
@@ -166,7 +162,7 @@ def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
         if not path.exists():
             save(settings, path.parent, progress)
     try:
-        tensors, header = checkpoint.load(path, like)
+        tensors, header = safetensors.load(path, like)
     except DataError as exc:
         raise DataError(f"{exc} Fix: remove the file: it is of random images, and is made again.") from exc
     if header.get("settings") != settings.text or bool(tensors[CENTRE].any()):
@@ -193,7 +189,7 @@ def drawn(settings: Settings, indices: range) -> Iterator[tuple[range, Tensor]]:
     for start in range(0, len(indices), AT_A_TIME):
         part = indices[start : start + AT_A_TIME]
         pixels = draw(settings.process, part, side=side, seed=settings.seed)[:, :height, :width]
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1
+        images = to_tensor(pixels)
         yield part, images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
 
 

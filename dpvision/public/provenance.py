@@ -1,9 +1,10 @@
-"""Which images taught a network: a note in its weights, so that a training can see that none of them is private.
+"""The note of which images something public learned from, so that a training can see that none of them is private.
 
-The note has short digests of the images as they came and as they are trained on, in 8 bits: of all of them, or of the
-smallest digests where there are very many. It goes from a diffusion model and its guide to samples, from these to parts
-and stores made of them, to a model or warm-up that learns from them, and to weights that were trained privately. It
-finds the same pixels or files, not images that were encoded anew; a mistake, not somebody who takes it out.
+It is the entry `learned_from` of a header or a card: short digests of the images as they came and as they are trained
+on, in 8 bits: of all of them, or of the smallest digests where there are very many. It goes from a diffusion model and
+its guide to samples, from these to parts and stores made of them, to a model or warm-up that learns from them, and to
+weights that were trained privately. It finds the same pixels or files, not images that were encoded again; a mistake,
+not somebody who takes it out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.core import files
+from dpvision.data import Split, identify
+from dpvision.storage import safetensors
 
+LEARNED_FROM = "learned_from"  # its name on disk
 MOST, SHORT = 1 << 16, 16  # digests in a note, and hexadecimal digits of each
 MOST_CARD = 16 << 20
 
@@ -37,38 +41,48 @@ def note(images: NDArray[np.generic], originals: Iterable[bytes] = ()) -> str:
     return _text({digest.hex()[:SHORT] for digest in (*pixel_digests(images), *originals)})
 
 
-def both(notes: Iterable[str]) -> str:
+def joined(notes: Iterable[str]) -> str:
     """One note of what several name."""
     return _text({word for note in notes for word in note.split()})
 
 
-def among(note: str, images: NDArray[np.generic], originals: Sequence[bytes]) -> int:
+def count(note: str, images: NDArray[np.generic], originals: Sequence[bytes]) -> int:
     """How many of the images a note names."""
-    taught = set(note.split())
+    named = set(note.split())
     pairs = zip(pixel_digests(images), originals, strict=True)
-    return sum(any(digest.hex()[:SHORT] in taught for digest in pair) for pair in pairs)
+    return sum(any(digest.hex()[:SHORT] in named for digest in pair) for pair in pairs)
 
 
-def noted_beside(source: str) -> str:
-    """What the cards beside synthetic images say of those that taught their model; nothing, if there is none."""
+def of_source(source: str, split: Split) -> str:
+    """Of the images that these are, or were made of."""
+    return joined((note(split.images[:0], identify(split)[2]), of_synthetic(source)))
+
+
+def of_weights(path: Path) -> str:
+    """What a file of weights has; nothing, if it has none."""
+    return safetensors.read_header(path).get(LEARNED_FROM, "")
+
+
+def of_synthetic(source: str) -> str:
+    """What the cards next to synthetic images have, of those that their model learned from; nothing, without a card."""
     path = Path(source)
-    return both(map(_said_by, [_carried(path), *([path.with_suffix(".json")] if path.suffix == ".npz" else [])]))
+    return joined(map(_of_card, [_card(path), *([path.with_suffix(".json")] if path.suffix == ".npz" else [])]))
 
 
-def carry(source: str, to: Path) -> None:
-    """The note beside `source` goes beside what was made of it, too."""
-    if noted := noted_beside(source):
-        files.write(_carried(to), json.dumps({"learned_from": noted}) + "\n", mode=0o644)
+def pass_on(source: str, to: Path) -> None:
+    """The note next to `source` goes next to what was made of it, too."""
+    if found := of_synthetic(source):
+        files.write(_card(to), json.dumps({LEARNED_FROM: found}) + "\n", mode=0o644)
 
 
-def _carried(path: Path) -> Path:
+def _card(path: Path) -> Path:
     return Path(f"{path}.taught_by.json")
 
 
-def _said_by(card: Path) -> str:
+def _of_card(card: Path) -> str:
     try:
-        said = json.loads(files.read(card, most=MOST_CARD))
-        return str(said.get("learned_from", "")) if isinstance(said, dict) else ""
+        read = json.loads(files.read(card, most=MOST_CARD))
+        return str(read.get(LEARNED_FROM, "")) if isinstance(read, dict) else ""
     except (OSError, ValueError, RecursionError):
         return ""
 

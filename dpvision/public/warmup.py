@@ -1,7 +1,7 @@
 """Warm-up: training without privacy on public images, so that private training starts from a network that knows a lot.
 
 Only the images of the given sources are read, which are public, or were synthesised from public ones. No private image
-is within reach: this package can not import what reads them. So the weights cost no epsilon.
+is within reach: this package cannot import what reads them. So the weights cost no epsilon.
 
 A warm-up can be stopped after any step and goes on as if it had not been. The folder holds weights.safetensors (all of
 the network, its head too, for `dpvision train --pretrained`), card.json (settings, sources, losses, accuracies, digest)
@@ -10,11 +10,9 @@ and, while it lasts, state.safetensors.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,18 +24,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision import __version__
-from dpvision.core import files
-from dpvision.errors import ConfigError, DataError
+from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
 from dpvision.models.device import device_named
-from dpvision.models.memory import keep_freed_memory
-from dpvision.public import provenance, sharpness
-from dpvision.public.adversarial import worst_near
-from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, views
-from dpvision.public.settings import Settings
+from dpvision.public import optimisers, provenance
+from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, require_augment, views
 from dpvision.public.split import aside
-from dpvision.storage import checkpoint, sealed
+from dpvision.public.trainer import Progress, Task, finite_curve, require_free, train, write_weights
 from dpvision.views import Coins
 
 FORMAT = "dpvision-warm-1"
@@ -45,13 +38,61 @@ AT_A_TIME = 500
 # From so many channels on, convolutions are faster with the channels last: wrn-16-4 by a tenth, on one core; wrn-10-1,
 # which has 64 at most, is faster by half without. By a rule and not by trial, as the last bits depend on it.
 WIDE = 128
+OPTIMISERS = ("sgd", "sam", "asam", "pgd")
 
 
 @dataclass(frozen=True)
-class Progress:
-    step: int
-    steps: int
-    loss: float
+class Settings:
+    """Of one warm-up; the defaults are those for CIFAR-10 of Park et al. 2024 (Table 12, and Table 3 for augment)."""
+
+    model: str = "wrn-16-4"
+    optimiser: str = "sam"
+    batch: int = 100
+    epochs: int = 100
+    steps: int | None = None  # instead of epochs
+    lr: float = 0.05  # falls to 0 along a half wave of a cosine
+    momentum: float = 0.9
+    decay: float = 5e-4
+    rho: float = 0.1  # radius of sam and asam
+    radius: float = 8 / 255  # of pgd, as a share of the range from black to white
+    ascents: int = 10  # of pgd
+    augment: tuple[str, ...] = ("crop", "flip", "cutout")
+    balance: bool = False  # public images are repeated until they are as many as the synthetic ones
+    hold_out: float = 0.0  # share of the public images that is only looked at, at the end
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in OPTIMISERS:
+            raise ConfigError(f"there is no optimiser named {self.optimiser!r}. There are: {', '.join(OPTIMISERS)}.")
+        require_augment(self.augment)
+        for name in ("batch", "epochs", "steps", "ascents"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}: it must be 1 or more.")
+        for name, least, below in (
+            ("lr", 0, math.inf),
+            ("rho", 0, math.inf),
+            ("radius", 0, 1),
+            ("momentum", 0, 1),
+            ("decay", 0, 1),
+            ("hold_out", 0, 1),
+            ("seed", 0, 1 << 63),
+        ):
+            if not least <= getattr(self, name) < below:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least {least} and below {below}.")
+
+    def total(self, images: int) -> int:
+        """Steps in all."""
+        return self.steps or self.epochs * per_pass(images, self.batch)
+
+    def rate(self, step: int, total: int) -> float:
+        """lr (1 + cos(pi step / total)) / 2."""
+        return self.lr * (1 + math.cos(math.pi * step / total)) / 2
+
+
+CIFAR_10 = Settings()
+CIFAR_100 = Settings(batch=64, epochs=200, lr=0.1)
+NAMED = {"cifar-10": CIFAR_10, "cifar-100": CIFAR_100}
 
 
 def warm_up(
@@ -61,7 +102,7 @@ def warm_up(
     *,
     classes: Sequence[str],
     device: str = "cpu",
-    every: float = 60.0,
+    save_every: float = 60.0,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -70,42 +111,15 @@ def warm_up(
     The first source is the public part, of which a share may be held out; others are trained on with it. The state is
     saved every so many seconds, which changes no bit of the result.
     """
-    require_free(folder)
-    keep_freed_memory()
-    state = State(settings, sources, classes=classes, device=device)
-    state.resume(folder)
-    state.save(folder)  # from here on the folder is known as one that was begun
-    began = saved = time.monotonic()
-    before = state.seconds
-    while state.step < state.steps:
-        if stop():
-            state.save(folder)
-            return False
-        loss = state.descend()
-        now = time.monotonic()
-        state.seconds = before + now - began
-        if now - saved >= every:
-            state.save(folder)
-            saved = now
-        watch(Progress(state.step, state.steps, loss))
-    state.finish(folder)
-    return True
+    require_free(folder, WarmUp)
+    task = WarmUp(settings, sources, classes=classes, device=device)
+    return train(task, folder, steps=task.steps, save_every=save_every, watch=watch, stop=stop)
 
 
-def require_free(folder: Path) -> None:
-    """A new folder, an empty one, or one of a warm-up that was stopped: nothing is written over."""
-    if (folder / "card.json").exists():
-        raise ConfigError(f"{folder}: this warm-up is finished. Fix: another --out.")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
-    if not folder.exists() or (folder / "state.safetensors").exists():
-        return
-    if not all(map(files.left_by_a_kill, folder.iterdir())):
-        raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
+class WarmUp(Task):
+    """The network, its momenta and the losses so far."""
 
-
-class State:
-    """What is between two steps."""
+    name = "warm-up"
 
     def __init__(
         self, settings: Settings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
@@ -129,12 +143,10 @@ class State:
         self.model: nn.Module = model.eval().to(self._device, memory_format=self._layout)  # type: ignore[call-overload]
         self._weights = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._momenta = [torch.zeros_like(p) for p in self._weights.values()]
-        self.step, self.seconds = 0, 0.0
         self.curve: list[tuple[int, float]] = []  # after each pass, the mean loss of its steps
         self._sum = 0.0
 
     def descend(self) -> float:
-        """One step; the loss before it."""
         settings, size = self.settings, len(self.classes)
         places = chosen(np.arange(len(self._seen)), self.step, batch=settings.batch, seed=settings.seed)
         coins = Coins((settings.seed << 40) + self.step, places)  # an image that is there twice gets two views
@@ -145,7 +157,7 @@ class State:
         y = targets.to(self._device)
         if settings.optimiser == "pgd":
             start = (2 * coins.uniform(*x.shape[1:]) - 1).to(x)
-            x = worst_near(
+            x = optimisers.worst_near(
                 lambda near: F.cross_entropy(self.model(near), y, reduction="sum"),
                 x,
                 radius=settings.radius,
@@ -158,14 +170,12 @@ class State:
             return loss.detach(), list(torch.autograd.grad(loss, list(self._weights.values())))
 
         rate = settings.rate(self.step, self.steps)
-        step = {"sam": partial(sharpness.sam, rho=settings.rho), "asam": partial(sharpness.asam, rho=settings.rho)}
-        optimise = step.get(settings.optimiser, sharpness.sgd)
-        loss = optimise(self._weights, self._momenta, slope, rate=rate, mu=settings.momentum, decay=settings.decay)
-        told = loss.item()
-        if not math.isfinite(told):
-            raise ConfigError(f"step {self.step}: the loss is {told}. Fix: a smaller --lr.")
-        self._count(told)
-        return told
+        step = {"sam": partial(optimisers.sam, rho=settings.rho), "asam": partial(optimisers.asam, rho=settings.rho)}
+        optimise = step.get(settings.optimiser, optimisers.sgd)
+        mu, decay = settings.momentum, settings.decay
+        loss = optimise(self._weights, self._momenta, slope, rate=rate, mu=mu, decay=decay).item()
+        self._count(loss)
+        return loss
 
     def _laid_out(self, images: Tensor) -> Tensor:
         """On the device, as the network wants them."""
@@ -194,49 +204,25 @@ class State:
             raise ConfigError(f"the network ends with a loss of {loss} on public images. Fix: a smaller --lr.")
         return {"images": len(rows), "loss": loss / len(rows), "accuracy": right / len(rows)}
 
-    def save(self, folder: Path) -> None:
-        files.make_folder(folder)
-        header = {
-            "format": FORMAT,
-            "of": self._of,
-            "step": str(self.step),
-            "seconds": repr(self.seconds),
-            "sum": repr(self._sum),
-            "curve": json.dumps(self.curve),
-        }
-        files.write(folder / "state.safetensors", checkpoint.dump(self._tensors(), header))
+    def begun_with(self) -> dict[str, dict[str, str]]:
+        return {"other settings or images": self._named()}
 
-    def resume(self, folder: Path) -> None:
-        """Go on from the folder's state, if there is one; it must be of the same settings and sources."""
-        path = folder / "state.safetensors"
-        if not path.exists():
-            return
-        said = sealed.said_by(path)
-        if said.get("format") == FORMAT and said.get("of") != self._of:
-            raise ConfigError(f"{folder}: was begun with other settings or images. Fix: the same, or another --out.")
-        tensors, header = checkpoint.load(path, self._tensors())
-        try:
-            step, seconds, total = int(header["step"]), float(header["seconds"]), float(header["sum"])
-            curve = [(int(at), float(loss)) for at, loss in json.loads(header["curve"])]
-            sound = header.get("format") == FORMAT and header["of"] == self._of
-        except sealed.UNSOUND as exc:
-            raise DataError(f"{path}: its header is not that of a warm-up ({exc}). Fix: another --out.") from exc
-        numbers = [seconds, total, *(loss for _, loss in curve)]
-        if not (sound and 0 <= step <= self.steps and all(map(math.isfinite, numbers))):
-            raise DataError(f"{path}: its header is not that of a warm-up. Fix: another --out.")
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point()):
-            raise DataError(f"{path}: holds weights that are no numbers. Fix: another --out.")
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(tensors[name])
-        self.step, self.seconds, self.curve, self._sum = step, seconds, curve, total
+    def position(self) -> dict[str, str]:
+        return {**super().position(), "sum": repr(self._sum), "curve": json.dumps(self.curve)}
 
-    def finish(self, folder: Path) -> None:
-        """The network and a card that says where it comes from; the state is not needed any more."""
-        files.make_folder(folder)
-        said = {"format": FORMAT, "of": self._of, "learned_from": self._learned_from()}
-        data = checkpoint.dump(self.model.state_dict(), said)
-        card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), "steps": self.steps}
+    def go_to(self, header: Mapping[str, str]) -> None:
+        super().go_to(header)
+        self._sum, self.curve = float(header["sum"]), finite_curve(header["curve"])
+        if not math.isfinite(self._sum):
+            raise ValueError(f"its sum of losses is {self._sum}")
+
+    def tensors(self) -> dict[str, Tensor]:
+        momenta = {f"momentum.{name}": m for name, m in zip(self._weights, self._momenta, strict=True)}
+        return {**{f"model.{n}": t for n, t in self.model.state_dict().items()}, **momenta}
+
+    def publish(self, folder: Path) -> None:
+        """The network, and a card that says where it comes from."""
+        card = {**asdict(self.settings), "steps": self.steps}
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
         labels = self._images.labels[torch.from_numpy(self._rows)]
         card["of_each_class"] = torch.bincount(labels, minlength=len(self.classes)).tolist()
@@ -244,13 +230,11 @@ class State:
         card["sources"] = self._by_source()
         card["held_out"] = self.measured(self._held) if len(self._held) else None
         card["curve"] = self.curve
-        card["digest"] = hashlib.blake2b(data, digest_size=32).hexdigest()  # as `train --pretrained` tells it
-        files.write(folder / "weights.safetensors", data, mode=0o644)
-        files.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
-        (folder / "state.safetensors").unlink(missing_ok=True)
+        header = {**self._named(), "learned_from": self._learned_from()}
+        write_weights(folder, self.model.state_dict(), header, card)
 
     def _learned_from(self) -> str:
-        return provenance.both(provenance.both((s.taught_by, provenance.note(s.images))) for s in self.sources)
+        return provenance.joined(provenance.joined((s.learned_from, provenance.note(s.images))) for s in self.sources)
 
     def _by_source(self) -> list[dict[str, Any]]:
         """Each source with what the network makes of its images that were trained on."""
@@ -262,12 +246,7 @@ class State:
             found.append({"name": source.name, "digest": source.digest, **measured})
         return found
 
-    @property
-    def _of(self) -> str:
-        """Names all that the result is a function of."""
+    def _named(self) -> dict[str, str]:
+        """All that the result is a function of."""
         of = [asdict(self.settings), [s.digest for s in self.sources], self._images.shape, self.classes]
-        return json.dumps(of)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        momenta = {f"momentum.{name}": m for name, m in zip(self._weights, self._momenta, strict=True)}
-        return {**{f"model.{n}": t for n, t in self.model.state_dict().items()}, **momenta}
+        return {"format": FORMAT, "of": json.dumps(of)}

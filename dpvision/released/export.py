@@ -19,7 +19,7 @@ from typing import Any
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.released.model import Model, load_model
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 
 def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force: bool = False) -> float | None:
@@ -30,7 +30,7 @@ def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force:
     require_free(out, to=to, force=force)
     network, header = load_model(weights), _header(weights, card)
     if to == "safetensors":
-        data, apart = checkpoint.dump(network.model.state_dict(), header), None
+        data, apart = safetensors.dump(network.model.state_dict(), header), None
     else:
         from dpvision.released import onnx_graph
 
@@ -53,7 +53,7 @@ def require_free(out: Path, *, to: str, force: bool) -> None:
 
 def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     """What the weights say of themselves, with the card that is about these very weights."""
-    said = sealed.read(weights).header
+    said = safetensors.read(weights).header
     if card.get("weights_digest") != said["digest"]:
         raise DataError(f"{weights}: the card is about other weights. Fix: `dpvision report` on the run, then again.")
     kept = {key: value for key, value in said.items() if key not in ("digest", "signature")}

@@ -19,7 +19,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
 from dpvision.models.inputs import Inputs, answers, to_tensor
 from dpvision.released import evaluation
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 
 
@@ -38,7 +38,7 @@ def load_model(run: Path) -> Model:
     if not path.exists():
         fix = f"finish the run with `dpvision resume {run}`" if (run / "operator").is_dir() else "the folder of a run"
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
-    header = sealed.read(path).header
+    header = safetensors.read(path).header
     try:
         if header["format"] != "dpvision-weights-1":
             raise ValueError(f"format {header['format']!r}")
@@ -51,7 +51,7 @@ def load_model(run: Path) -> Model:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
     with torch.device("meta"):  # shapes only: a small file must not make a large model
         sketch = build(name, (channels, height, width), classes=len(classes), seed=0)
-    tensors, _ = checkpoint.load(path, sketch.state_dict())
+    tensors, _ = safetensors.load(path, sketch.state_dict())
     model = build(name, (channels, height, width), classes=len(classes), seed=0)
     model.load_state_dict(tensors)
     return Model(model.eval(), (channels, height, width), classes)
@@ -78,7 +78,7 @@ def evaluate(
     if keep:
         if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
             raise ConfigError(f"{source}: not the data that {run} was trained on, so it is not kept. Fix: that data.")
-        digest, classes = sealed.read(Run(run).weights).header["digest"], len(made.classes)
+        digest, classes = safetensors.read(Run(run).weights).header["digest"], len(made.classes)
         evaluation.write(run, part, named, chances, classes=classes, weights=digest, examples=examples)
     counts = np.bincount(labels, minlength=len(made.classes))
     recalls = {

@@ -21,7 +21,7 @@ from dpvision.core import files
 from dpvision.core.keys import Key
 from dpvision.core.ledger import home
 from dpvision.errors import ConfigError, DataError, PrivacyError
-from dpvision.storage import run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 
 
 def trials_of(tuning: run_folder.Run) -> Path:
@@ -46,7 +46,7 @@ def remove_trials(tuning: run_folder.Run) -> None:
 
 def _destroy_key_of(state: Path) -> None:
     """A key that signed the state, and no other: the name may come from a file that was made by hand."""
-    header = sealed.read(state).header
+    header = safetensors.read(state).header
     path = run_folder.key_path(header.get("key", ""))
     key = Key.kept(path)
     if key is not None and header.get("signature") == key.sign(header["digest"]):

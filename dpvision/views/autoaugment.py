@@ -79,7 +79,7 @@ def autoaugment(images: Tensor, coins: Coins, views: int) -> Tensor:
             rows = torch.nonzero(done & (names[pair, turn] == number)).squeeze(1)
             if len(rows):
                 out[rows] = operate(out[rows], levels[pair[rows], turn], minus[rows, turn])
-    return eight_bit.from_bytes(out, images.dtype).unflatten(0, (-1, views))
+    return eight_bit.scaled(out, images.dtype).unflatten(0, (-1, views))
 
 
 @cache

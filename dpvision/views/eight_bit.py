@@ -18,9 +18,10 @@ def to_bytes(images: Tensor) -> Tensor:
     return images.nan_to_num(nan=0.0).mul(0.5).add(0.5).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 
-def from_bytes(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """0..255 -> [-1, 1]. An image that came from bytes gets its bits back."""
-    return (images.to(dtype) / 255.0 - 0.5) / 0.5
+def scaled(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """0..255, or 0..1 -> [-1, 1], by fixed numbers: never by statistics of the data. `to_bytes` takes bytes back."""
+    scale = 255.0 if images.dtype == torch.uint8 else 1.0
+    return (images.to(dtype) / scale - 0.5) / 0.5
 
 
 def affine(images: Tensor, matrices: Tensor) -> Tensor:

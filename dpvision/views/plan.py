@@ -33,7 +33,7 @@ from torch import Tensor
 from dpvision.core.unit_random import Coins
 from dpvision.errors import ConfigError, DataError
 from dpvision.views.augment import Augment
-from dpvision.views.eight_bit import from_bytes
+from dpvision.views.eight_bit import scaled
 from dpvision.views.mixing import MIXES, members, mixed, pairs
 
 # Pixels worked on at a time: what is alive beside the result stays small, and mostly in the cache.
@@ -118,7 +118,7 @@ class Views:
             assert self._public is not None
             drawn = coins.integers(len(self._public[0]), self.diff)
             strangers, known = self._public[0][drawn], self._public[1][drawn]
-            strangers = from_bytes(strangers, out.dtype) if strangers.dtype == torch.uint8 else strangers.to(out.dtype)
+            strangers = scaled(strangers, out.dtype) if strangers.dtype == torch.uint8 else strangers.to(out.dtype)
             out[:, self.base : pool] = self.augment(strangers, coins, self.diff)
             targets[:, self.base : pool] = self._target(known)
         if self.self_mix:

@@ -23,7 +23,7 @@ from dpvision.models import build
 from dpvision.private.training import train
 from dpvision.private.training.prepare import each_loss
 from dpvision.settings.training import Config
-from dpvision.storage import checkpoint
+from dpvision.storage import safetensors
 
 Run = Callable[..., tuple[int, str, str]]
 FEW = ("--most", 60, "--probes", 4)
@@ -69,7 +69,7 @@ def _weights(path: Path, model: str = "linear", classes: int = 10) -> Path:
     network = build(model, (1, 8, 8), classes=classes, seed=3)
     torch.manual_seed(0)
     tensors = {n: t + 0.1 * torch.randn_like(t) for n, t in network.state_dict().items()}
-    files.write(path, checkpoint.dump(tensors, {"format": "some"}))
+    files.write(path, safetensors.dump(tensors, {"format": "some"}))
     return path
 
 
@@ -159,7 +159,7 @@ def test_figures_of_a_weights_file_are_those_of_the_function(run: Run, tmp_path:
     assert code == 0, err
     found = json.loads(Path("geometry/geometry.json").read_text())
     network = build("small-cnn", (1, 8, 8), classes=10, seed=0)
-    network.load_state_dict(checkpoint.load(weights, network.state_dict())[0])
+    network.load_state_dict(safetensors.load(weights, network.state_dict())[0])
     looked = subject(weights, str(source), private=False, model="small-cnn", most=60)
     again = curvature(network, each_loss, looked.inputs, looked.targets, top=3, probes=4)
     assert found["eigenvalues"] == pytest.approx(list(again.eigenvalues.values), rel=1e-6)

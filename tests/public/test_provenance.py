@@ -11,7 +11,7 @@ from PIL import Image
 
 from dpvision.private.features.encoders import encoder
 from dpvision.public import provenance
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from tests.public.words import Say, say
 
 __all__ = ["say"]
@@ -144,7 +144,7 @@ def test_a_smaller_copy_of_the_same_files_is_found(place: Path, say: Say) -> Non
 def test_weights_whose_note_was_changed_are_refused(place: Path, say: Say) -> None:
     assert say("warm", place / "public.npz", *WARM, "--out", place / "warm")[0] == 0
     path = place / "warm" / "weights.safetensors"
-    data, note = path.read_bytes(), sealed.said_by(path)["learned_from"]
+    data, note = path.read_bytes(), safetensors.read_header(path)["learned_from"]
     path.write_bytes(data.replace(note.encode(), b"0" * len(note)))
     code, err = train(say, place, "one", start=path)
     assert code == 3 and "was changed after it was written" in err
@@ -166,5 +166,5 @@ def test_a_note_names_at_most_so_many_and_no_card_is_no_note(tmp_path: Path, mon
     assert len(provenance.note(PIXELS).split()) == 5
     for text in ("", "[]", "{", json.dumps({"learned_from": 3})):
         (tmp_path / "x.json").write_text(text)
-        assert provenance.noted_beside(str(tmp_path / "x.npz")) in ("", "3")
-    assert provenance.noted_beside("digits") == ""
+        assert provenance.of_synthetic(str(tmp_path / "x.npz")) in ("", "3")
+    assert provenance.of_synthetic("digits") == ""

@@ -19,9 +19,8 @@ from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.public.batches import Source
-from dpvision.public.settings import CIFAR_10, CIFAR_100, Settings
-from dpvision.public.warmup import State, warm_up
-from dpvision.storage import checkpoint, sealed
+from dpvision.public.warmup import CIFAR_10, CIFAR_100, Settings, WarmUp, warm_up
+from dpvision.storage import safetensors
 from tests.public.words import Say, say
 from tests.system.runs.commands import start, write_data
 from tests.system.runs.stopping import until
@@ -123,7 +122,7 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
     """16 public images and 48 others: each public one three times in a pass, and none of those that are held out."""
     sources = [images(20), images(48, seed=1, name="synthetic")]
     settings = replace(TINY, hold_out=0.2, balance=True, epochs=1)
-    state = State(settings, sources, classes=CLASSES)
+    state = WarmUp(settings, sources, classes=CLASSES)
     assert state.steps == 96 // 8
     seen: list[int] = []
     look = state._images
@@ -134,7 +133,7 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
     times = np.bincount(seen, minlength=68)
     assert sorted(times[:20]) == [0] * 4 + [3] * 16 and (times[20:] == 1).all()
     with pytest.raises(ConfigError, match=r"nothing to balance.*--also"):
-        State(settings, sources[:1], classes=CLASSES)
+        WarmUp(settings, sources[:1], classes=CLASSES)
     assert warm_up(settings, sources, tmp_path, classes=CLASSES)
     assert card(tmp_path)["sources"][0]["images"] == 16 and card(tmp_path)["balance"] is True
 
@@ -158,8 +157,8 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
 def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
     assert not warm_up(TINY, [images()], tmp_path, classes=CLASSES, stop=until(2))
     file = tmp_path / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
-    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(safetensors.dump(load_file(file), header | ({entry: value} if value else {})))
     with pytest.raises(DPVisionError, match="Fix: "):
         warm_up(TINY, [images()], tmp_path, classes=CLASSES)
     assert not (tmp_path / "card.json").exists()
@@ -168,10 +167,10 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
 def test_damaged_states_are_refused(tmp_path: Path) -> None:
     assert not warm_up(TINY, [images()], tmp_path, classes=CLASSES, stop=until(2))
     file = tmp_path / "state.safetensors"
-    whole, header = file.read_bytes(), {k: v for k, v in sealed.read(file).header.items() if k != "digest"}
+    whole, header = file.read_bytes(), {k: v for k, v in safetensors.read(file).header.items() if k != "digest"}
     wrong = [whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b"", b"\x80\x04pickle"]
-    wrong.append(checkpoint.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
-    wrong.append(checkpoint.dump({n: t for n, t in load_file(file).items() if n != "model.0.weight"}, header))
+    wrong.append(safetensors.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
+    wrong.append(safetensors.dump({n: t for n, t in load_file(file).items() if n != "model.0.weight"}, header))
     for data in wrong:
         file.write_bytes(data)
         with pytest.raises(DPVisionError, match=r"state\.safetensors"):
@@ -278,7 +277,7 @@ def test_killed_and_stopped_it_goes_on(tmp_path: Path, say: Say) -> None:
 
 
 def _step(folder: Path) -> int:
-    return int(sealed.said_by(folder / "state.safetensors").get("step", 0))
+    return int(safetensors.read_header(folder / "state.safetensors").get("step", 0))
 
 
 def test_private_training_starts_from_all_of_it(tmp_path: Path, say: Say) -> None:

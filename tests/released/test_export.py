@@ -19,7 +19,7 @@ from dpvision.private.training import train
 from dpvision.released.model import load_model
 from dpvision.released.onnx_graph import MOST_APART, graph_of, require_same
 from dpvision.settings.training import Config
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 from tests.one_thread import one_thread
 from tests.system.docs.examples import call
@@ -88,7 +88,7 @@ def test_the_weights_with_their_card_predict_alone(
     out = tmp_path / "model.safetensors"
     words = ["export", str(run.folder), "--to", "safetensors", "--out", str(out)]
     assert call(words, monkeypatch) == 0
-    header, original = sealed.read(out).header, sealed.read(run.weights).header
+    header, original = safetensors.read(out).header, safetensors.read(run.weights).header
     assert json.loads(header["card"])["weights_digest"] == original["digest"]
     replaced = ("digest", "card")  # the card of the whole run, in place of what the weights said of themselves
     assert {k: v for k, v in header.items() if k in original and k not in replaced} == {

@@ -137,7 +137,7 @@ def test_bytes_go_through_floats_and_back_as_in_training() -> None:
     floats = to_tensor(levels)
     back = eight_bit.to_bytes(floats)
     assert np.array_equal(back.movedim(1, -1).numpy(), levels)
-    assert same_bits(eight_bit.from_bytes(back, torch.float32), floats.contiguous())
+    assert same_bits(eight_bit.scaled(back, torch.float32), floats.contiguous())
 
 
 def test_pixels_outside_of_the_range_and_no_numbers_have_a_place() -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from dpvision.views import Augment, Coins, Views, mixing
-from dpvision.views.eight_bit import from_bytes
+from dpvision.views.eight_bit import scaled
 from tests.views.builders import CLASSES, SEED, by_image, coins_of, images_of, labels_of, public_set, same_bits
 
 CROP = ("crop", "flip")
@@ -110,7 +110,7 @@ def test_labels_are_mixed_by_the_share_of_the_pixels() -> None:
     assert views.count == 11 and views.mixes_labels
     out, targets = by_image(views, images, labels, coins_of(*range(10)))
     assert targets.shape == (10, 11, CLASSES) and targets.dtype == torch.float32
-    as_float = from_bytes(images_public, torch.float32)
+    as_float = scaled(images_public, torch.float32)
     across = mirrored = 0
     for i in range(10):
         one_hot = torch.eye(CLASSES)
@@ -140,7 +140,7 @@ def test_without_mixtures_public_images_keep_their_labels_as_classes() -> None:
     out, targets = by_image(views, images_of(9), labels_of(9), coins_of(*range(9)))
     assert targets.dtype == torch.int64 and not views.mixes_labels
     assert torch.equal(targets[:, 0], labels_of(9)) and torch.equal(out[:, 0], images_of(9))
-    as_float = from_bytes(images_public, torch.float32)
+    as_float = scaled(images_public, torch.float32)
     for view, target in zip(out[:, 1:].flatten(0, 1), targets[:, 1:].flatten(), strict=True):
         source = (as_float == view).flatten(1).all(1).nonzero()
         assert len(source) == 1 and labels_public[source.item()] == target
@@ -148,7 +148,7 @@ def test_without_mixtures_public_images_keep_their_labels_as_classes() -> None:
 
 def test_public_images_are_drawn_uniformly_and_may_be_floats() -> None:
     pixels, labels = public_set(size=(2, 2))
-    floats = from_bytes(pixels, torch.float32)
+    floats = scaled(pixels, torch.float32)
     batch = (torch.zeros(3000, 3, 2, 2), torch.zeros(3000, dtype=torch.int64))
     out = [
         Views((), base=0, diff=2, classes=CLASSES, public=(which, labels))(*batch, coins_of(*range(3000)))[0]
@@ -243,7 +243,7 @@ def test_an_empty_batch_has_no_views() -> None:
 
 def test_the_inputs_stay_as_they_are() -> None:
     images, labels, (pixels, marks) = images_of(6), labels_of(6), public_set()
-    floats = from_bytes(pixels, torch.float32)
+    floats = scaled(pixels, torch.float32)
     kept = [x.clone() for x in (images, labels, floats, marks)]
     every = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
     for names in (every, ()):

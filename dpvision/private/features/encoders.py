@@ -34,7 +34,7 @@ from dpvision.models.patches import PATCHES
 from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache
 from dpvision.public import dictionary
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 
 Progress = Callable[[int, int], None]
 
@@ -129,7 +129,7 @@ def _before_head(model: nn.Module) -> Featured:
 
 def _origin(name: str, weights: Path | None) -> str:
     """For a card. What a file says of itself comes first; private weights are refused."""
-    said = {} if weights is None else sealed.said_unchanged(weights)
+    said = {} if weights is None else safetensors.verified_header(weights)
     if "event" in said or said.get("private", "yes") != "yes":
         raise DataError(
             f"{weights}: was trained on private data, and a public encoder must not tell about any. Fix: other weights."

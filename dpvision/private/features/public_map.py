@@ -22,7 +22,7 @@ from dpvision.private.features import cache
 from dpvision.private.features.encoders import Encoder
 from dpvision.private.statistics import Whitening
 from dpvision.public import dictionary
-from dpvision.storage import checkpoint
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-map-1"  # to be raised with every change of what is drawn or computed
 PROCESS, IMAGES, SEED, RIDGE = "dead-leaves-mixed", 4000, 1, 0.1
@@ -45,13 +45,13 @@ def whitening(encoder: Encoder, *, rank: int, progress: Progress = lambda *_: No
         if not path.exists():
             made = Whitening.of(_features(encoder, progress), ridge=RIDGE, rank=rank)
             tensors = {"mean": made.mean, "matrix": made.matrix}
-            files.write(path, checkpoint.dump({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, said))
+            files.write(path, safetensors.dump({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, said))
     like = {
         "mean": torch.empty(encoder.width, dtype=torch.float64, device="meta"),
         "matrix": torch.empty(encoder.width, rank, dtype=torch.float64, device="meta"),
     }
     try:
-        found, header = checkpoint.load(path, like)
+        found, header = safetensors.load(path, like)
     except DataError as exc:
         raise DataError(f"{exc} Fix: remove the file: it is of random images, and is made again.") from exc
     if any(header.get(key) != value for key, value in said.items()):

@@ -35,7 +35,7 @@ from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_of
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose
-from dpvision.private.accounts.unaccounted import require_not_taught_by
+from dpvision.private.accounts.taken_as_public import require_not_learned_from
 from dpvision.private.features.encoders import encoder, extract
 from dpvision.private.features.public_map import PROCESS, whitening
 from dpvision.private.statistics.mixture_weights import RandomWeights
@@ -48,7 +48,7 @@ from dpvision.released.moments import RIDGE, ClassMoments
 from dpvision.released.report import release_card
 from dpvision.settings.release import Release
 from dpvision.settings.training import to_dict
-from dpvision.storage import run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 
 Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -107,8 +107,8 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
     channels = data.train.images.shape[3]
     complete = settings.complete(len(data.train), len(data.classes), channels)
     if settings.weights is not None:
-        note = sealed.said_unchanged(Path(settings.weights)).get("learned_from", "")
-        require_not_taught_by(data, note, f"{settings.weights}: was trained without privacy on")
+        note = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
+        require_not_learned_from(data, note, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch(digests, pixel_digests(data.train.images), images=data.train.images)
     return Prepared(data, complete, read_off, fingerprint, in_order, sketch)

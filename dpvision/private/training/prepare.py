@@ -30,14 +30,14 @@ from dpvision.models.featured import head_alone, require_last
 from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE, Agreement, Centred, start_at_zero
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.unaccounted import require_not_taught_by
+from dpvision.private.accounts.taken_as_public import require_not_learned_from
 from dpvision.private.engine import STYLES, ClippedSum, Loss
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
 from dpvision.public import dictionary, provenance
 from dpvision.public.assist import SHAPED_BY
 from dpvision.settings.training import Config
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -75,9 +75,9 @@ class Prepared:
     @property
     def learned_from(self) -> str:
         """Digests of images that public inputs learned from without privacy, as far as these say so."""
-        started = sealed.said_by(Path(self.start)).get("learned_from", "") if self.start else ""
-        beside = provenance.noted_beside(self.config.synthetic) if self.config.synthetic else ""
-        return provenance.both((started, beside))
+        started = provenance.of_weights(Path(self.start)) if self.start else ""
+        synthetic = provenance.of_synthetic(self.config.synthetic) if self.config.synthetic else ""
+        return provenance.joined((started, synthetic))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -295,10 +295,10 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     warm-up say which images taught them: none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
-    said = sealed.said_unchanged(path)
+    said = safetensors.verified_header(path)
     if "learned_from" in said:
         entry["learned_from"] = "noted"
-        require_not_taught_by(data, said["learned_from"], f"{path}: was trained without privacy on")
+        require_not_learned_from(data, said["learned_from"], f"{path}: was trained without privacy on")
     if said.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({said['private']}), and what starts from it would not be. Fix: other weights."
@@ -310,7 +310,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
                 f"tells can not be counted for each {unit}. Fix: --unit {said.get('unit', 'image')}, or other weights."
             )
         try:
-            entry["event"] = to_json(from_json(json.loads(sealed.read(path).header["event"])))
+            entry["event"] = to_json(from_json(json.loads(safetensors.read(path).header["event"])))
         except (ConfigError, ValueError, RecursionError) as exc:
             raise DataError(f"{path}: does not say what it tells about its training data ({exc}).") from exc
     return entry
@@ -336,7 +336,7 @@ def public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Spli
             f"{source}: {same:,} of its images are, pixel for pixel, in the private data too, so they are not public. "
             "Fix: give images that were made or collected without the private data."
         )
-    note = provenance.noted_beside(source)
+    note = provenance.of_synthetic(source)
     if note:
-        require_not_taught_by(data, note, f"{source}: its images were synthesised by a model that learned from")
+        require_not_learned_from(data, note, f"{source}: its images were synthesised by a model that learned from")
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}

@@ -27,7 +27,7 @@ from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.private.training import ranks as distributed
 from dpvision.settings.training import Config, merged, to_dict
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from dpvision.storage.software import computing
 
 
@@ -65,7 +65,7 @@ class State:
         }
         key = Key.kept(run_folder.key_path(self.key))
         tensors = {name: getattr(self, name) for name in tensors_of(self.config)}
-        return checkpoint.dump(tensors, header, sign=None if key is None else key.sign)
+        return safetensors.dump(tensors, header, sign=None if key is None else key.sign)
 
     def save(self, run: run_folder.Run) -> None:
         files.write(run.state, self.dump())
@@ -74,18 +74,18 @@ class State:
     def config_of(header: dict[str, str], path: Path) -> Config:
         try:
             return merged(Config(), json.loads(header["config"]), source=str(path))
-        except sealed.UNSOUND as exc:
+        except safetensors.UNSOUND as exc:
             raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
 
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
         flat = parameters_to_vector(trainable(model)).detach()
-        config = State.config_of(sealed.read(path).header, path)
+        config = State.config_of(safetensors.read(path).header, path)
         names = tensors_of(config)
         like = dict.fromkeys(names, flat)
         if "canaries" in like:
             like["canaries"] = torch.empty(config.canaries, dtype=torch.float64, device="meta")
-        tensors, header = checkpoint.load(path, like)
+        tensors, header = safetensors.load(path, like)
         try:
             key = Key.kept(run_folder.key_path(header["key"]))
             if key is not None and header.get("signature") != key.sign(header["digest"]):
@@ -103,7 +103,7 @@ class State:
                 software=header["software"],
                 digest=header["digest"],
             )
-        except sealed.UNSOUND as exc:
+        except safetensors.UNSOUND as exc:
             raise DataError(f"{path}: its header is not that of a run's state ({exc}).") from exc
         config = state.config
         if not (config.batch and config.n and config.sigma and 0 <= state.first <= state.step <= (config.steps or 0)):

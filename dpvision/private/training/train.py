@@ -53,7 +53,7 @@ from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
 from dpvision.settings.training import Config, merged
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import clear
 
 # Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
@@ -180,7 +180,7 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
         raise ConfigError(
             f"{run.folder}: is a tuning, which can not go on where it stopped. Fix: a new one, with its own charge."
         )
-    before = State.config_of(sealed.read(run.state).header, run.state)
+    before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merged(before, changes or {}, source="resume")
     fixed = sorted(k for k in (changes or {}) if k not in CHANGEABLE and getattr(config, k) != getattr(before, k))
     if fixed:
@@ -421,14 +421,14 @@ def _release(
     if not trial:
         card = report.on_weights({**run.facts(), **done}, prepared.config.without_folders())
         header["card"] = json.dumps(card, sort_keys=True, allow_nan=False)
-    files.write(run.weights, checkpoint.dump(model.state_dict(), header), mode=0o644)
+    files.write(run.weights, safetensors.dump(model.state_dict(), header), mode=0o644)
     if test is not None and prepared.data.test is not None:
         evaluation.write(
             run.folder,
             prepared.data.test,
             *answers(prepared.learner(model)[0], test),
             classes=len(prepared.data.classes),
-            weights=sealed.read(run.weights).header["digest"],
+            weights=safetensors.read(run.weights).header["digest"],
             examples=prepared.config.examples,
         )
     run.write_config(prepared.config)

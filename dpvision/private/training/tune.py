@@ -35,7 +35,7 @@ from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.accounts.accounts import Accounts, choose
-from dpvision.private.accounts.unaccounted import require_unaccounted
+from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.private.training import prepare as trainings
 from dpvision.private.training import ranks, train
 from dpvision.private.training import stopping as tuning
@@ -43,7 +43,7 @@ from dpvision.private.training.stopping import Stopping
 from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config, merged
-from dpvision.storage import checkpoint, run_folder
+from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import remove_trials, trials_of
 
 # What may differ from candidate to candidate: how a network learns, and neither whom it learns from nor what it tells.
@@ -106,7 +106,7 @@ def prepare(
             )
         assert candidate.event() == trial
     split, named = trainings.public_images(score, data, set(identify(data.train)[2]))
-    require_unaccounted(score, [split], fix="public images to score by")
+    require_not_private(score, [split], fix="public images to score by")
     return Prepared(candidates, tuple(given), stop, event, split, named)
 
 
@@ -223,11 +223,11 @@ def _release(
 ) -> None:
     """The best trial's model and settings, with the event of the whole; its own is no guarantee of the choice."""
     candidate, model = prepared.candidates[which], load_model(trial.folder).model
-    tensors, header = checkpoint.load(trial.weights, model.state_dict())
+    tensors, header = safetensors.load(trial.weights, model.state_dict())
     event = to_json(Composed((prepared.event,)))
     plain = {k: v for k, v in header.items() if k not in ("digest", "signature")}
     told = {**plain, "event": json.dumps(event), "private": "yes"}
-    files.write(run.weights, checkpoint.dump(tensors, told), mode=0o644)
+    files.write(run.weights, safetensors.dump(tensors, told), mode=0o644)
     run.write_config(candidate.config)
     last: dict[str, Any] = next(reversed(run_folder.read_lines(trial.metrics)), {})
     files.write(run.metrics, json.dumps({**last, "epsilon": prepared.epsilon}) + "\n")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,20 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.inputs import to_tensor
 from dpvision.public import provenance
-from dpvision.public.diffusion.adam import Adam, coins
 from dpvision.public.diffusion.augment import Augment, augmented
 from dpvision.public.diffusion.edm import mean_decay
-from dpvision.public.diffusion.model import FORMAT, METHODS, Kind, to_bytes, to_model
-from dpvision.public.diffusion.sheet import save_sheet
+from dpvision.public.diffusion.model import METHODS, Kind, sheet, to_bytes
 from dpvision.public.diffusion.unet import UNet
-from dpvision.storage import checkpoint, sealed
+from dpvision.public.optimisers import Adam
+from dpvision.public.trainer import MOST_STEPS, Progress, Task, coins, require_free, save, train, write_weights
 
-MOST_STEPS = 1 << 53
 SAVE_EVERY = 120.0  # seconds
 FIRST_GRID = 500  # then after twice as many steps each
 GRID_COLUMNS, GRID_STEPS = 8, 18
@@ -63,13 +59,6 @@ class Settings:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^62.")
 
 
-@dataclass(frozen=True)
-class Progress:
-    step: int
-    loss: float
-    done: float  # of the limit that is nearest, from 0 to 1
-
-
 def fit(
     kind: Kind,
     settings: Settings,
@@ -79,7 +68,7 @@ def fit(
     *,
     steps: int | None = None,
     minutes: float | None = None,
-    originals: str = "",
+    learned_from: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
@@ -87,42 +76,24 @@ def fit(
     """Fit until `steps` steps or `minutes` of fitting are done in all, whichever is first; False if stopped before.
 
     `images` are (N, H, W, C), uint8 or in [0, 1], and public; `labels` are (N,) indices into the kind's classes.
-    `originals` is a note (provenance.py) of the files that they were made of.
+    `learned_from` is a note (provenance.py) of the files that they were made of.
     """
     if steps is None and minutes is None:
         raise ConfigError("a fit needs an end. Fix: --steps N or --minutes M.")
     if (steps is not None and steps < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise ConfigError("a fit lasts at least one step and more than 0 minutes. Fix: --steps or --minutes.")
     require_public(kind, images, labels)
-    require_free(folder)
-    keep_freed_memory()
-    y, classes = to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
-    state = State(kind, settings, digest(images, labels), device)
-    state.learned_from = provenance.both((originals, provenance.note(images)))
-    state.resume(folder)
-    state.save(folder)  # before an hour's work, to see that it can be
-    began, saved = time.monotonic() - state.seconds, time.monotonic()
+    require_free(folder, Fit)
+    task = Fit(kind, settings, images, labels, learned_from=learned_from, device=device)
 
-    def done() -> float:
-        return max(state.step / (steps or math.inf), state.seconds / (60 * (minutes or math.inf)))
+    def seen(at: Progress) -> None:
+        watch(at)
+        if _is_grid_step(at.step):
+            save(task, folder)
+            task.publish(folder)
 
-    while done() < 1:
-        if stop():
-            state.save(folder)
-            return False
-        loss = state.descend(y, classes)
-        state.seconds = time.monotonic() - began
-        watch(Progress(state.step, loss, min(done(), 1.0)))
-        if _is_grid_step(state.step):
-            state.save(folder)
-            state.publish(folder)
-            saved = time.monotonic()
-        elif time.monotonic() - saved > SAVE_EVERY:
-            state.save(folder)
-            saved = time.monotonic()
-    state.save(folder)
-    state.publish(folder)
-    return True
+    end = math.inf if minutes is None else 60 * minutes
+    return train(task, folder, steps=steps or MOST_STEPS, seconds=end, save_every=SAVE_EVERY, watch=seen, stop=stop)
 
 
 def require_public(kind: Kind, images: np.ndarray, labels: np.ndarray) -> None:
@@ -141,16 +112,6 @@ def require_public(kind: Kind, images: np.ndarray, labels: np.ndarray) -> None:
         raise DataError(f"public images: class {name!r} has none, so it can not be learned. Fix: some of every class.")
 
 
-def require_free(folder: Path) -> None:
-    """A new folder, an empty one, or one of a fit: nothing is written over."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
-    if not folder.exists() or (folder / "state.safetensors").exists():
-        return
-    if not all(map(files.left_by_a_kill, folder.iterdir())):
-        raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
-
-
 def digest(images: np.ndarray, labels: np.ndarray) -> str:
     found = hashlib.blake2b(json.dumps([images.shape, str(images.dtype)]).encode(), digest_size=32)
     found.update(np.ascontiguousarray(images).data)
@@ -162,26 +123,38 @@ def _is_grid_step(step: int) -> bool:
     return step % FIRST_GRID == 0 and (step // FIRST_GRID).bit_count() == 1
 
 
-class State:
-    """What is between two steps."""
+class Fit(Task):
+    """A network, the mean of its weights, Adam's moments, and the public images that they learn from."""
 
-    def __init__(self, kind: Kind, settings: Settings, public: str, device: str | torch.device) -> None:
-        self.kind, self.settings, self.public, self.device = kind, settings, public, torch.device(device)
-        self.step, self.seconds = 0, 0.0
-        self.learned_from = ""
+    name, goes_on = "fit", True
+
+    def __init__(
+        self,
+        kind: Kind,
+        settings: Settings,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        learned_from: str = "",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.kind, self.settings, self.device = kind, settings, torch.device(device)
+        self.public = digest(images, labels)
+        self.learned_from = provenance.joined((learned_from, provenance.note(images)))
+        self._y = to_tensor(images).to(device)
+        self._classes = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
         self.network = kind.network(seed=settings.seed, device=device)
         self.mean = kind.network(seed=settings.seed, device=device).eval().requires_grad_(False)
         self.adam = Adam(self.network)
 
-    def descend(self, y: Tensor, classes: Tensor) -> float:
+    def descend(self) -> float:
         """One step of Adam on a batch drawn with replacement; all coins are a function of (seed, step)."""
         settings, how = self.settings, Augment(self.settings.augment, self.settings.flip)
         with coins(settings.seed, self.step, self.device):
-            chosen = torch.randint(len(y), (settings.batch,), device=self.device)
-            images, numbers = augmented(y[chosen], how) if how else (y[chosen], None)
-            told, gradients = self._gradients(images, classes[chosen], numbers)
-        if not math.isfinite(told):
-            raise ConfigError(f"step {self.step}: the loss is {told}. Fix: a smaller --lr, and a new --out.")
+            chosen = torch.randint(len(self._y), (settings.batch,), device=self.device)
+            y = self._y[chosen]
+            images, numbers = augmented(y, how) if how else (y, None)
+            loss, gradients = self._gradients(images, self._classes[chosen], numbers)
         self.step += 1
         seen = self.step * settings.batch
         self.adam.descend(gradients, step=self.step, rate=settings.lr * min(1.0, seen / max(settings.warm, 1)))
@@ -189,7 +162,7 @@ class State:
         with torch.no_grad():
             for mean, weight in zip(self.mean.parameters(), self.adam.weights, strict=True):
                 mean.lerp_(weight, 1 - keep)
-        return told
+        return loss
 
     def _gradients(self, y: Tensor, labels: Tensor, numbers: Tensor | None) -> tuple[float, Sequence[Tensor]]:
         """The mean loss of a batch and its gradients, piece by piece."""
@@ -203,54 +176,21 @@ class State:
         assert sums is not None
         return total, sums
 
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        header = {
-            **self.kind.header(),
-            "settings": json.dumps(asdict(self.settings)),
-            "public": self.public,
-            "step": str(self.step),
-            "seconds": repr(self.seconds),
-        }
-        files.write(folder / "state.safetensors", checkpoint.dump(self._tensors(), header))
+    def begun_with(self) -> dict[str, dict[str, str]]:
+        settings = {**self.kind.header(), "settings": json.dumps(asdict(self.settings))}
+        return {"other settings": settings, "other public images": {"public": self.public}}
 
-    def resume(self, folder: Path) -> None:
-        """Go on from the folder's state, if there is one; model, settings and public images must be the same."""
-        path = folder / "state.safetensors"
-        if not path.exists():
-            return
-        header = sealed.read(path).header
-        try:
-            same = header["model"] == self.kind.header()["model"] and header["format"] == FORMAT
-            same = same and Settings(**json.loads(header["settings"])) == self.settings
-            public, step, seconds = header["public"], int(header["step"]), float(header["seconds"])
-        except sealed.UNSOUND as exc:
-            raise DataError(f"{path}: its header is not that of a fit ({exc}). Fix: another --out.") from exc
-        if not same:
-            raise ConfigError(f"{folder}: was begun with other settings. Fix: the same ones, or another --out.")
-        if public != self.public:
-            raise ConfigError(f"{folder}: was begun with other public images. Fix: the same ones, or another --out.")
-        if not 0 <= step < MOST_STEPS or not 0 <= seconds < math.inf:
-            raise DataError(f"{path}: its header is not that of a fit. Fix: another --out.")
-        tensors, _ = checkpoint.load(path, self._tensors())
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            raise DataError(f"{path}: holds weights that are no numbers. Fix: another --out.")
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(tensors[name])
-        self.step, self.seconds = step, seconds
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.adam.tensors(), **{f"mean.{n}": w for n, w in self.mean.named_parameters()}}
 
     def publish(self, folder: Path) -> None:
         """Mean weights, a sheet of samples and a card: what others use, as it is after this step."""
         kind, settings = self.kind, self.settings
         header = {**kind.header(), "public": self.public, "step": str(self.step), "learned_from": self.learned_from}
-        data = checkpoint.dump(self.mean.state_dict(), header)
-        files.write(folder / "weights.safetensors", data, mode=0o644)
         rows = min(len(kind.classes), 20)
-        save_sheet(folder / f"grid-{self.step}.png", _samples(kind, self.mean, rows, self.device), columns=GRID_COLUMNS)
+        samples = _samples(kind, self.mean, rows, self.device)
+        files.write(folder / f"grid-{self.step}.png", sheet(samples, columns=GRID_COLUMNS), mode=0o644)
         card = {
-            "format": FORMAT,
-            "dpvision": __version__,
             **json.loads(kind.header()["model"]),
             **asdict(settings),
             "weights": sum(p.numel() for p in self.mean.parameters()),
@@ -258,12 +198,8 @@ class State:
             "images_seen": self.step * settings.batch,
             "seconds": round(self.seconds, 1),
             "public": self.public,
-            "digest": hashlib.blake2b(data, digest_size=32).hexdigest(),
         }
-        files.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**self.adam.tensors(), **{f"mean.{n}": w for n, w in self.mean.named_parameters()}}
+        write_weights(folder, self.mean.state_dict(), header, card)
 
 
 @torch.no_grad()

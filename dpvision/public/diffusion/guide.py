@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.inputs import to_tensor
 from dpvision.public import provenance
 from dpvision.public.diffusion import guidance
-from dpvision.public.diffusion.adam import Adam, coins
-from dpvision.public.diffusion.discriminator import Discriminator, Extractor
 from dpvision.public.diffusion.edm import c_in, c_noise, over
-from dpvision.public.diffusion.fit import digest, require_free, require_public
-from dpvision.public.diffusion.model import Kind, kind_in, load, to_model
+from dpvision.public.diffusion.fit import digest, require_public
+from dpvision.public.diffusion.guidance import Discriminator, Extractor
+from dpvision.public.diffusion.model import Kind, kind_in, load
 from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.diffusion.sampler import Guide
-from dpvision.storage import checkpoint, sealed
+from dpvision.public.optimisers import Adam
+from dpvision.public.trainer import Progress, Task, coins, require_free, train, write_weights
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-guide-1"
-SAVE_EVERY = 200  # steps
+Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,6 @@ class Settings:
         if not 0 < self.lr < math.inf or not 0 <= self.seed < 1 << 62:
             raise ConfigError("a guide needs lr above 0 and a seed from 0 to 2^62.")
 
-    def of(self, what: str) -> int:
-        """Steps of the extractor, or of the discriminator."""
-        return self.extractor_steps if what == "extractor" else self.steps
-
 
 def fit_guide(
     model: Path,
@@ -71,45 +67,39 @@ def fit_guide(
     labels: np.ndarray,
     folder: Path,
     *,
-    originals: str = "",
+    learned_from: str = "",
     device: str | torch.device = "cpu",
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Draw samples, fit extractor and discriminator; or go on where the folder is. False if stopped before the end.
 
-    `originals` is a note (provenance.py) of what the images were made of.
+    `learned_from` is a note (provenance.py) of what the images were made of.
     """
     kind, _, model_digest = load(model)
     require_public(kind, images, labels)
     drawn_path = folder / "samples.npz"
     begun = drawn_path.exists() or drawn_path.with_name("samples.npz.parts").exists()
     if not begun:
-        require_free(folder)
-    keep_freed_memory()
+        require_free(folder, GuideFit)
     if not drawn_path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         draw = Draw(count=settings.samples, seed=settings.seed)
         done = sample(model, draw, drawn_path, device=device, watch=lambda at, of: watch("drawing", at, of), stop=stop)
         if not done:
             return False
-    drawn, drawn_labels = _read(drawn_path, kind, settings.samples)
-    state = State(kind, settings, {"model_digest": model_digest, "public": digest(images, labels)}, device)
-    state.learned_from = provenance.both((originals, provenance.note(images)))
-    state.resume(folder)
-    real = to_model(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
-    fake = to_model(drawn).to(device), torch.from_numpy(drawn_labels).to(device)
-    for what in state.at:
-        while (at := state.at[what]) < (steps := settings.of(what)):
-            if stop():
-                state.save(folder)
-                return False
-            state.descend(what, real, fake)
-            if (at + 1) % SAVE_EVERY == 0:
-                state.save(folder)
-            watch(what, at + 1, steps)
-    state.publish(folder)
-    return True
+    drawn = _read(drawn_path, kind, settings.samples)
+    real = images, labels
+    task = GuideFit(kind, settings, real, drawn, made_for=model_digest, learned_from=learned_from, device=device)
+
+    def seen(_: Progress) -> None:
+        extractor, discriminator = task.at().values()
+        if discriminator:
+            watch("discriminator", discriminator, settings.steps)
+        else:
+            watch("extractor", extractor, settings.extractor_steps)
+
+    return train(task, folder, steps=task.steps, watch=seen, stop=stop)
 
 
 def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.device = "cpu") -> tuple[Guide, str]:
@@ -119,20 +109,20 @@ def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of a finished `dpvision synth guide`.")
     if not math.isfinite(weight):
         raise ConfigError(f"the weight of a guide is a number, not {weight}.")
-    header = sealed.read(path).header
+    header = safetensors.read(path).header
     try:
         if header["guide"] != FORMAT:
             raise ValueError(header["guide"])
         settings = Settings(**json.loads(header["settings"]))
         made_for = header["model_digest"]
-    except (*sealed.UNSOUND, ConfigError) as exc:
+    except (*safetensors.UNSOUND, ConfigError) as exc:
         raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: `dpvision synth guide`.") from exc
     kind, _, model_digest = load(model)
     if kind_in(header, path) != kind or made_for != model_digest:
         raise ConfigError(f"{folder}: was made for another model. Fix: `dpvision synth guide` for this one.")
     with torch.device("meta"):
         network = _networks(kind, settings.width)[1]
-    tensors, _ = checkpoint.load(path, network.state_dict())
+    tensors, _ = safetensors.load(path, network.state_dict())
     network.load_state_dict(tensors, assign=True)
     network.to(device).eval().requires_grad_(False)
     return guidance.guide_by(network, weight=weight), f"{header['digest']} x {weight!r}"
@@ -143,7 +133,7 @@ def _networks(kind: Kind, width: int) -> tuple[Extractor, Discriminator]:
     return extractor, Discriminator(extractor, classes=len(kind.classes), width=width)
 
 
-def _read(path: Path, kind: Kind, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _read(path: Path, kind: Kind, count: int) -> Labelled:
     """Our own samples, as they must be."""
     channels, height, width = kind.shape
     try:
@@ -156,79 +146,86 @@ def _read(path: Path, kind: Kind, count: int) -> tuple[np.ndarray, np.ndarray]:
     return images, labels.astype(np.int64)
 
 
-class State:
-    """What is between two steps."""
+class GuideFit(Task):
+    """Extractor and discriminator, Adam's moments of both, and the images that they learn from.
 
-    def __init__(self, kind: Kind, settings: Settings, sources: dict[str, str], device: str | torch.device) -> None:
-        self.kind, self.settings, self.sources, self.device = kind, settings, sources, torch.device(device)
-        self.at = {"extractor": 0, "discriminator": 0}
-        self.learned_from = ""
+    All steps of the extractor come first, then those of the discriminator.
+    """
+
+    name, goes_on = "guide", True
+
+    def __init__(
+        self,
+        kind: Kind,
+        settings: Settings,
+        real: Labelled,
+        drawn: Labelled,
+        *,
+        made_for: str,
+        learned_from: str = "",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.kind, self.settings, self.device = kind, settings, torch.device(device)
+        self.sources = {"model_digest": made_for, "public": digest(*real)}
+        self.learned_from = provenance.joined((learned_from, provenance.note(real[0])))
+        self.steps = settings.extractor_steps + settings.steps
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             extractor, discriminator = _networks(kind, settings.width)
         self.extractor, self.discriminator = extractor.to(device), discriminator.to(device)
         learning = torch.nn.ModuleDict({n: m for n, m in discriminator.named_children() if n != "extractor"})
         self.adam = {"extractor": Adam(extractor), "discriminator": Adam(learning)}
+        self._real, self._drawn = (
+            (to_tensor(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device))
+            for images, labels in (real, drawn)
+        )
 
-    def descend(self, what: str, real: tuple[Tensor, Tensor], drawn: tuple[Tensor, Tensor]) -> float:
+    def descend(self) -> float:
         """One step of one of the two; all coins are a function of (seed, which, step)."""
-        settings, at = self.settings, self.at[what]
+        settings, first = self.settings, self.settings.extractor_steps
+        what, at = ("extractor", self.step) if self.step < first else ("discriminator", self.step - first)
         with coins(settings.seed, 2 * at + (what == "discriminator"), self.device):
             half = settings.batch // 2
-            y, labels = _some(real, half)
+            y, labels = _some(self._real, half)
             if what == "extractor":
                 x, sigma = guidance.noisy(y)
                 odds = self.extractor.named(c_in(over(sigma, x)) * x, c_noise(sigma))
                 loss = F.cross_entropy(odds, labels)
             else:
-                loss = guidance.loss(self.discriminator, y, labels, *_some(drawn, settings.batch - half))
+                loss = guidance.loss(self.discriminator, y, labels, *_some(self._drawn, settings.batch - half))
             gradients = self.adam[what].gradients(loss)
-        told = loss.item()
-        if not math.isfinite(told):
-            raise ConfigError(f"{what}, step {at}: the loss is {told}. Fix: a smaller --lr, and a new --out.")
         self.adam[what].descend(gradients, step=at + 1, rate=settings.lr)
-        self.at[what] += 1
-        return told
+        self.step += 1
+        return loss.item()
 
-    def header(self) -> dict[str, str]:
-        return {**self.kind.header(), **self.sources, "guide": FORMAT, "settings": json.dumps(asdict(self.settings))}
+    def at(self) -> dict[str, int]:
+        """Steps of each that are done."""
+        first = min(self.step, self.settings.extractor_steps)
+        return {"extractor": first, "discriminator": self.step - first}
 
-    def save(self, folder: Path) -> None:
-        header = {**self.header(), "at": json.dumps(self.at)}
-        files.write(folder / "state.safetensors", checkpoint.dump(self._tensors(), header))
+    def begun_with(self) -> dict[str, dict[str, str]]:
+        return {"another model, images or settings": self._named()}
 
-    def resume(self, folder: Path) -> None:
-        path = folder / "state.safetensors"
-        if not path.exists():
-            return
-        header = sealed.read(path).header
-        if any(header.get(key) != value for key, value in self.header().items()):
-            raise ConfigError(f"{folder}: was begun with another model, images or settings. Fix: another --out.")
-        try:
-            at = {name: int(json.loads(header["at"])[name]) for name in self.at}
-            if not all(0 <= done <= self.settings.of(name) for name, done in at.items()):
-                raise ValueError(f"it would be at {at}")
-        except sealed.UNSOUND as exc:
-            raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: another --out.") from exc
-        tensors, _ = checkpoint.load(path, self._tensors())
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            raise DataError(f"{path}: holds weights that are no numbers. Fix: another --out.")
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(tensors[name])
-        self.at = at
+    def position(self) -> dict[str, str]:
+        return {"at": json.dumps(self.at())}
+
+    def go_to(self, header: Mapping[str, str]) -> None:
+        found = json.loads(header["at"])
+        self.step = sum(int(found[name]) for name in self.adam)
+        if not 0 <= self.step <= self.steps or found != self.at():
+            raise ValueError(f"it would be at {header['at']}")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{what}.{name}": t for what, adam in self.adam.items() for name, t in adam.tensors().items()}
 
     def publish(self, folder: Path) -> None:
-        """Weights and a card; the state stays, so that the same command says that it is done."""
-        self.save(folder)
-        said = {**self.header(), "learned_from": self.learned_from}
-        data = checkpoint.dump(self.discriminator.state_dict(), said)
-        files.write(folder / "weights.safetensors", data, mode=0o644)
-        card = {"format": FORMAT, "dpvision": __version__, **asdict(self.settings), **self.sources}
-        files.write(folder / "card.json", json.dumps(card, indent=1, allow_nan=False) + "\n", mode=0o644)
+        """The discriminator and a card; the state stays, so that the same command says that it is done."""
+        header = {**self._named(), "learned_from": self.learned_from}
+        card = {"format": FORMAT, **asdict(self.settings), **self.sources}
+        write_weights(folder, self.discriminator.state_dict(), header, card)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {f"{what}.{name}": t for what, adam in self.adam.items() for name, t in adam.tensors().items()}
+    def _named(self) -> dict[str, str]:
+        return {**self.kind.header(), **self.sources, "guide": FORMAT, "settings": json.dumps(asdict(self.settings))}
 
 
 def _some(images: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:

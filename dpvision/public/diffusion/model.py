@@ -18,7 +18,8 @@ from dpvision.public.diffusion import ddpm, edm
 from dpvision.public.diffusion.edm import Denoiser
 from dpvision.public.diffusion.sampler import Sampler, ancestral, falling_sigmas, heun
 from dpvision.public.diffusion.unet import UNet, size_named
-from dpvision.storage import checkpoint, sealed
+from dpvision.public.sheets import png, tiled
+from dpvision.storage import safetensors
 
 FORMAT = "dpvision-diffusion-1"
 MOST_PIXELS, MOST_CLASSES = 1 << 20, 10_000
@@ -81,7 +82,7 @@ def kind_in(header: dict[str, str], path: Path) -> Kind:
         channels, height, width = (int(n) for n in facts["shape"])
         classes = tuple(str(name) for name in facts["classes"])
         return Kind((channels, height, width), classes, method=str(facts["method"]), size=str(facts["size"]))
-    except (*sealed.UNSOUND, ConfigError) as exc:
+    except (*safetensors.UNSOUND, ConfigError) as exc:
         raise DataError(
             f"{path}: its header is not that of a diffusion model ({exc}). Fix: `dpvision synth fit`."
         ) from exc
@@ -92,22 +93,22 @@ def load(folder: Path, *, device: str | torch.device = "cpu") -> tuple[Kind, UNe
     path = folder / "weights.safetensors"
     if not path.exists():
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of `dpvision synth fit`.")
-    kind = kind_in(sealed.read(path).header, path)
+    kind = kind_in(safetensors.read(path).header, path)
     with torch.device("meta"):
         network = UNet(size_named(kind.size), kind.shape, classes=len(kind.classes))
-    tensors, header = checkpoint.load(path, network.state_dict())
+    tensors, header = safetensors.load(path, network.state_dict())
     network.load_state_dict(tensors, assign=True)
     network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return kind, network.eval().requires_grad_(False), header["digest"]
-
-
-def to_model(images: np.ndarray) -> Tensor:
-    """(N, H, W, C) of 0..255 or [0, 1] -> (N, C, H, W) in [-1, 1]."""
-    x = torch.from_numpy(np.require(images, requirements=["C", "W"])).movedim(3, 1)
-    return x.float() / 127.5 - 1 if x.dtype == torch.uint8 else x.float() * 2 - 1
 
 
 def to_bytes(x: Tensor) -> np.ndarray:
     """(N, C, H, W) in [-1, 1] or a little beyond -> (N, H, W, C) uint8, rounded."""
     pixels = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return np.ascontiguousarray(pixels.movedim(1, 3).cpu().numpy())
+
+
+def sheet(images: np.ndarray, *, columns: int) -> bytes:
+    """PNG of (rows * columns, H, W, C) uint8 pictures, row after row, each at least 28 pixels a side."""
+    scale = -(-28 // min(images.shape[1:3]))
+    return png(tiled(images, columns=columns, gap=1).repeat(scale, axis=0).repeat(scale, axis=1))

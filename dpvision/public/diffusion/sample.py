@@ -22,12 +22,11 @@ from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.memory import keep_freed_memory
 from dpvision.public import provenance
-from dpvision.public.diffusion.adam import mixed
-from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
+from dpvision.public.diffusion.model import METHODS, Kind, load, sheet, to_bytes
 from dpvision.public.diffusion.sampler import SAMPLERS, Guide
-from dpvision.public.diffusion.sheet import save_sheet
 from dpvision.public.diffusion.unet import UNet
-from dpvision.storage import checkpoint, sealed
+from dpvision.public.trainer import mixed
+from dpvision.storage import safetensors
 
 SHEET_COLUMNS, SHEET_ROWS = 10, 20
 MOST = 10_000_000
@@ -75,7 +74,7 @@ def sample(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Write `out`, or go on with it; False if stopped before. `guided_by` names the guide and its weight,
-    `guide_learned_from` the images that taught it (provenance.py)."""
+    `guide_learned_from` the images that it learned from (provenance.py)."""
     if out.suffix != ".npz":
         raise ConfigError(f"{out}: samples are written as an .npz file. Fix: --out {out}.npz")
     parts = out.with_name(out.name + ".parts")
@@ -95,11 +94,12 @@ def sample(
                 part = parts / f"{number:06d}.safetensors"
                 if not part.exists():
                     pixels = drawn(kind, network, draw, number, guide=guide, device=device)
-                    files.write(part, checkpoint.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
+                    files.write(part, safetensors.dump({"images": torch.from_numpy(pixels)}, header), mode=0o644)
                 watch(min((number + 1) * draw.batch, draw.count), draw.count)
-            learned_from = sealed.said_by(folder / "weights.safetensors").get("learned_from", "")
-            taught = provenance.both((learned_from, guide_learned_from))
-            _join(kind, draw, parts, header, out, learned_from=taught)
+            learned_from = provenance.joined(
+                (provenance.of_weights(folder / "weights.safetensors"), guide_learned_from)
+            )
+            _join(kind, draw, parts, header, out, learned_from=learned_from)
             shutil.rmtree(parts)
     except BlockingIOError as exc:
         raise ConfigError(f"{out}: another process draws it now. Fix: wait, or another --out.") from exc
@@ -133,7 +133,7 @@ def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path
     for number in range(draw.batches):
         path = parts / f"{number:06d}.safetensors"
         rows = images[number * draw.batch : (number + 1) * draw.batch]
-        tensors, found = checkpoint.load(path, {"images": torch.empty(rows.shape, dtype=torch.uint8, device="meta")})
+        tensors, found = safetensors.load(path, {"images": torch.empty(rows.shape, dtype=torch.uint8, device="meta")})
         if found.get("draw") != header["draw"]:
             raise DataError(f"{path}: was drawn with other settings. Fix: remove {parts}, or another --out.")
         rows[:] = tensors["images"].numpy()
@@ -143,7 +143,7 @@ def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path
     rows_of_sheet = min(len(kind.classes), SHEET_ROWS)
     shown = [images[labels == c][:SHEET_COLUMNS] for c in range(rows_of_sheet)]
     if all(len(each) == SHEET_COLUMNS for each in shown):
-        save_sheet(out.with_suffix(".png"), np.concatenate(shown), columns=SHEET_COLUMNS)
+        files.write(out.with_suffix(".png"), sheet(np.concatenate(shown), columns=SHEET_COLUMNS), mode=0o644)
     card = {"dpvision": __version__, **json.loads(kind.header()["model"]), **json.loads(header["draw"])}
     card["learned_from"] = learned_from
     files.write(out.with_suffix(".json"), json.dumps(card, indent=1) + "\n", mode=0o644)

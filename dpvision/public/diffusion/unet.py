@@ -1,4 +1,7 @@
-"""A U-Net for images of any side, after DDPM++ (Song et al. 2021) as Karras et al. 2022 use it; its size is a dial."""
+"""A U-Net for images of any side, after DDPM++ (Song et al. 2021) as Karras et al. 2022 use it; its size is a dial.
+
+Numbers and classes enter it as waves, and as one-hot codes of unit variance.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpvision.errors import ConfigError
-from dpvision.public.diffusion.embedding import Embedding
 
+AUGMENT = 9  # numbers that say how an image was turned, see augment.py
 SKIP_SCALE = math.sqrt(0.5)  # the sum of two branches keeps its variance
 
 
@@ -172,3 +175,39 @@ class Attention(nn.Module):
         seen = F.scaled_dot_product_attention(*places.chunk(3, dim=2))
         seen = seen.transpose(1, 2).reshape(x.shape).contiguous(memory_format=torch.channels_last)
         return (x + self.project(seen)) * SKIP_SCALE
+
+
+class Embedding(nn.Module):
+    """Noise level, class and augmentation of each image -> one vector that every block of a network sees."""
+
+    def __init__(self, width: int, out: int, *, classes: int) -> None:
+        super().__init__()
+        self.width, self.classes = width, classes
+        self.label = nn.Linear(classes, width)
+        self.augment = nn.Linear(AUGMENT, width, bias=False)
+        self.layers = nn.Sequential(nn.Linear(width, out), nn.SiLU(), nn.Linear(out, out), nn.SiLU())
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    def forward(self, noise: Tensor, labels: Tensor, augment: Tensor | None) -> Tensor:
+        sum_ = waves(noise, self.width) + self.label(class_code(labels, self.classes))
+        if augment is not None:
+            sum_ = sum_ + self.augment(augment)
+        vector: Tensor = self.layers(sum_)
+        return vector
+
+
+def waves(values: Tensor, width: int) -> Tensor:
+    """(B,) -> (B, width): cosines and sines with periods from 2 pi to 20,000 pi, as for positions in a text."""
+    half = width // 2
+    frequencies = (1 / 10_000) ** (torch.arange(half, dtype=torch.float32, device=values.device) / half)
+    angles = values.float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def class_code(labels: Tensor, classes: int) -> Tensor:
+    """(B,) -> (B, C): one-hot times sqrt(C), so that a code has mean square 1 as every other input has."""
+    return F.one_hot(labels, classes).float() * math.sqrt(classes)

@@ -17,10 +17,9 @@ import torch
 
 from dpvision import __version__
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.quality import classifier, manifolds
+from dpvision.public.quality import classifier
 from dpvision.public.quality.classifier import Training
-from dpvision.public.quality.frechet import frechet_distance
-from dpvision.public.quality.inception_score import inception_score
+from dpvision.public.quality.measures import NEIGHBOURS, frechet_distance, inception_score, precision_recall
 from dpvision.public.quality.memorisation import Memorisation, memorisation, pairs
 from dpvision.public.quality.networks import Network, network
 from dpvision.public.quality.pictures import Pictures, require_alike
@@ -63,7 +62,7 @@ def measure(
     test: Pictures | None = None,
     cas: bool = True,
     training: Training | None = None,
-    neighbours: int = manifolds.NEIGHBOURS,
+    neighbours: int = NEIGHBOURS,
     most: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -102,7 +101,7 @@ def measure(
     fid = "FID" if seen.standard else f"FID ({seen.name})"
     half = len(y) // 2
     figures = {fid: frechet_distance(x, y), f"{fid}, halves of the real images": frechet_distance(y[:half], y[half:])}
-    found = manifolds.precision_recall(x, y, neighbours=neighbours, progress=partial(progress, "precision and recall"))
+    found = precision_recall(x, y, neighbours=neighbours, progress=partial(progress, "precision and recall"))
     figures[f"precision ({seen.name})"], figures[f"recall ({seen.name})"] = found.precision, found.recall
     if seen.has_classes:
         score = f"Inception score ({seen.name})"

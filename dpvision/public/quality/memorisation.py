@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.quality.distances import Progress, nearest
+from dpvision.public.quality.measures import Progress, nearest
 from dpvision.public.quality.pictures import Pictures
-from dpvision.public.quality.sheet import contact_sheet
+from dpvision.public.sheets import named_lines
 
 LEVEL, OTHERS = 0.01, 50
 PAIRS = 12  # of each kind, in a picture
@@ -74,7 +74,7 @@ def pairs(synthetic: Pictures, real: Pictures, found: Memorisation, *, seed: int
         lines[f"{kind}: synthetic"] = _shown(synthetic, rows)
         lines[f"{kind}: nearest real"] = _shown(real, found.neighbours.numpy()[rows])
     picture = io.BytesIO()
-    contact_sheet(picture, lines)
+    named_lines(picture, lines)
     return picture.getvalue()
 
 

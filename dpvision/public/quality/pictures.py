@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Shape
+from dpvision.models.inputs import to_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,7 @@ class Pictures:
 
     def tensor(self, rows: slice | NDArray[np.int64] = slice(None)) -> Tensor:
         """(n, C, H, W) in [-1, 1], by fixed numbers."""
-        some = np.asarray(self.images[rows])
-        scale = 127.5 if some.dtype == np.uint8 else 0.5
-        pixels = torch.from_numpy(np.require(some, requirements=("C", "W"))).permute(0, 3, 1, 2).float()
-        return pixels / scale - 1
+        return to_tensor(np.asarray(self.images[rows]))
 
     def some(self, most: int | None, *, seed: int) -> Pictures:
         """At most so many of them, drawn at random in a random order: files often lie sorted by class."""

@@ -1,4 +1,4 @@
-"""Images that no camera took. One random process per file; what is learned from them costs no privacy.
+"""Images that no camera took. One family of random processes per file; what is learned from them costs no privacy.
 
 An image is a pure function of (process, seed, index, side): the same one alone, in a batch of any size, in any order,
 and on any number of cores.
@@ -17,14 +17,10 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 from dpvision.public.random import dead_leaves, stylegan
 from dpvision.public.random.coins import Coins
-from dpvision.public.random.colour import colours
-from dpvision.public.random.feature_leaves import feature_leaves
 from dpvision.public.random.fractals import fractals
+from dpvision.public.random.image_statistics import all_statistics, colours, falling_spectra, wavelet_marginals
 from dpvision.public.random.programs import programs
-from dpvision.public.random.spectrum import falling_spectra
-from dpvision.public.random.spectrum_colour_wmm import all_statistics
-from dpvision.public.random.textured_leaves import textured_leaves
-from dpvision.public.random.wmm import wavelet_marginals
+from dpvision.public.random.windows import feature_leaves, textured_leaves
 
 __all__ = ["PROCESSES", "draw", "stream"]
 
@@ -67,7 +63,7 @@ def stream(
     _require(process, side)
     if workers > MOST_WORKERS:
         raise ConfigError(
-            f"{workers} processes can not draw: {MOST_WORKERS} at most. Fix: --workers, one for each core."
+            f"{workers} processes cannot draw: {MOST_WORKERS} at most. Fix: --workers, one for each core."
         )
     if workers < 2:
         yield from (draw(process, batch, side=side, seed=seed) for batch in batches)
@@ -87,4 +83,4 @@ def _require(process: str, side: int) -> None:
         hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(PROCESSES)}."
         raise ConfigError(f"there is no random process named {process!r}. {hint}")
     if not 8 <= side <= 1024:
-        raise ConfigError(f"images of {side} pixels a side can not be drawn: from 8 to 1024.")
+        raise ConfigError(f"images of {side} pixels a side cannot be drawn: from 8 to 1024.")

@@ -1,12 +1,19 @@
-"""Random numbers that belong to one image of one process: whoever else is drawn, and on how many cores, it stays."""
+"""Random numbers that belong to one image of one process: whoever else is drawn, and on how many cores, it stays.
+
+Single numbers, for processes that draw functions, are Python's: they leave arrays of floats what they are.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.random import Generator, Philox
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,3 +39,26 @@ class Coins:
     def _generator(self, kind: str, number: int, purpose: str) -> Generator:
         name = repr((self.process, self.seed, kind, number, purpose)).encode()
         return Generator(Philox(key=np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")))
+
+
+def between(toss: Generator, low: float, high: float) -> float:
+    """Evenly."""
+    return low + (high - low) * toss.random()
+
+
+def scale(toss: Generator, low: float, high: float) -> float:
+    """Evenly in the logarithm."""
+    return float(low * (high / low) ** toss.random())
+
+
+def whole(toss: Generator, low: int, high: int) -> int:
+    """A whole number, both ends included."""
+    return low + int((high - low + 1) * toss.random())
+
+
+def heads(toss: Generator, share: float = 0.5) -> bool:
+    return bool(toss.random() < share)
+
+
+def one_of(toss: Generator, these: Sequence[T]) -> T:
+    return these[int(len(these) * toss.random())]

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import Coins
-from dpvision.public.random.draws import between, scale, whole
-from dpvision.public.random.lattice_noise import LATTICE, looked_up, noise_table
-from dpvision.public.random.palettes import coloured, palette
+from dpvision.public.random.coins import Coins, between, scale, whole
+from dpvision.public.random.tables import LATTICE, coloured, looked_up, noise_table, palette
 
 Floats = NDArray[np.floating]
 Doubles = NDArray[np.float64]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from dpvision.core import files
 from dpvision.errors import ConfigError
 from dpvision.public.random import Bytes, stream
+from dpvision.public.sheets import png, tiled
 
 AT_A_TIME = 64
 MOST = 10_000_000
-SHEET = (8, 12)  # rows and columns at most
+SHEET, GAP = (8, 12), 2  # rows and columns at most, and pixels between images
 
 
 def save(
@@ -31,9 +30,9 @@ def save(
 ) -> None:
     """OUT/images/000000.png and on, OUT/contact_sheet.png, and OUT/about.json, which says how they were made."""
     if count < 1:
-        raise ConfigError(f"{count} images can not be drawn: at least 1.")
+        raise ConfigError(f"{count} images cannot be drawn: at least 1.")
     if count > MOST:
-        raise ConfigError(f"{count:,} images can not be drawn: {MOST:,} at most.")
+        raise ConfigError(f"{count:,} images cannot be drawn: {MOST:,} at most.")
     if not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed is {seed}: it must be at least 0 and below 2^63.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -43,28 +42,16 @@ def save(
     for batch, images in zip(batches, stream(process, batches, side=side, seed=seed, workers=workers), strict=True):
         (out / "images").mkdir(parents=True, exist_ok=True)
         for index, image in zip(batch, images, strict=True):
-            files.write(out / "images" / f"{index:06d}.png", _png(image), mode=0o644)
+            files.write(out / "images" / f"{index:06d}.png", png(image), mode=0o644)
         if batch.start < SHEET[0] * SHEET[1]:
             first.append(images)
         progress(batch.stop, count)
-    files.write(out / "contact_sheet.png", _png(contact_sheet(np.concatenate(first))), mode=0o644)
+    files.write(out / "contact_sheet.png", png(contact_sheet(np.concatenate(first))), mode=0o644)
     about = {"process": process, "seed": seed, "count": count, "side": side}
     files.write(out / "about.json", json.dumps(about, indent=1) + "\n", mode=0o644)
 
 
-def contact_sheet(images: Bytes, *, gap: int = 2) -> Bytes:
+def contact_sheet(images: Bytes) -> Bytes:
     """The first images side by side on white."""
     columns = min(SHEET[1], len(images))
-    rows = min(SHEET[0], -(-len(images) // columns))
-    step = images.shape[1] + gap
-    sheet = np.full((rows * step - gap, columns * step - gap, 3), 255, np.uint8)
-    for number, image in enumerate(images[: rows * columns]):
-        top, left = number // columns * step, number % columns * step
-        sheet[top : top + step - gap, left : left + step - gap] = image
-    return sheet
-
-
-def _png(image: Bytes) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, "png")
-    return out.getvalue()
+    return tiled(images[: SHEET[0] * columns], columns=columns, gap=GAP)[:-GAP, :-GAP]

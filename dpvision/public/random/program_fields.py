@@ -12,9 +12,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.draws import between, heads, one_of, scale, whole
-from dpvision.public.random.lattice_noise import LATTICE, looked_up, noise_table
+from dpvision.public.random.coins import between, heads, one_of, scale, whole
 from dpvision.public.random.program_warps import any_angle, mirrored, turned
+from dpvision.public.random.tables import LATTICE, looked_up, noise_table
 
 Floats = NDArray[np.floating]
 Field = Callable[[Floats, Floats], Floats]

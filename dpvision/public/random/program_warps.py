@@ -12,8 +12,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.draws import between, heads, scale, whole
-from dpvision.public.random.lattice_noise import looked_up, noise_table
+from dpvision.public.random.coins import between, heads, scale, whole
+from dpvision.public.random.tables import looked_up, noise_table
 
 Floats = NDArray[np.floating]
 Plane = tuple[Floats, Floats]

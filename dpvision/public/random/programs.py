@@ -14,11 +14,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import Coins
-from dpvision.public.random.draws import between, heads, one_of, scale, whole
-from dpvision.public.random.palettes import coloured, palette
+from dpvision.public.random.coins import Coins, between, heads, one_of, scale, whole
 from dpvision.public.random.program_fields import Field, drawn_field
 from dpvision.public.random.program_warps import WARPS, Plane, Warp, placed
+from dpvision.public.random.tables import coloured, palette
 
 Floats = NDArray[np.floating]
 Program = Callable[[Floats, Floats], Floats]  # x and y of N points, from -1 to 1 -> (3, N) in [0, 1]

@@ -27,12 +27,18 @@ from numpy.typing import NDArray
 
 from dpvision.public.random.coins import Coins
 from dpvision.public.random.feature_maps import Maps, Plain, Ramps, convolved, doubled, ramp
-from dpvision.public.random.oriented_filters import bank
-from dpvision.public.random.pink_noise import blotches, pink
 
 Floats = NDArray[np.float64]
 
 IMAGES = 400  # of one network
+DIRECTIONS = 8  # of edges and bars, of half a turn
+SPOTS = (
+    ((0, 0, 0), (0, 1, 0), (0, 0, 0)),
+    ((-1 / 8, -1 / 8, -1 / 8), (-1 / 8, 1, -1 / 8), (-1 / 8, -1 / 8, -1 / 8)),
+    ((0, 1, 0), (1, 1, 1), (0, 1, 0)),
+    ((-1, 1, -1), (1, 1, 1), (-1, 1, -1)),
+)
+LOBES, GRID = 3, 4  # of the Lanczos kernel, and blotches a side
 SMALLEST, LARGEST = 4, 1024  # sides of a StyleGAN2
 FEWEST_FILTERS = 5  # of the bank, in one layer
 EXPONENTS = (0.5, 1.5)  # of the noise
@@ -204,3 +210,46 @@ def _shares(size: int, side: int) -> Floats:
     pixels, borders = np.arange(size), np.arange(side + 1)[:, None] * size / side
     overlap = np.minimum(borders[1:], pixels + 1) - np.maximum(borders[:-1], pixels)
     return np.maximum(0.0, overlap) * side / size
+
+
+@cache
+def bank() -> NDArray[np.float64]:
+    """Forty filters (40, 3, 3): edges and bars in eight directions, four spots, and all of them negated.
+
+    The bank of Baradad et al. 2021, who turn a step and a line on a finer grid, interpolate, and cut out the middle:
+    there these are a ramp and a tent across the direction.
+    """
+    angle = np.arange(DIRECTIONS)[:, None, None] * np.pi / DIRECTIONS
+    y, x = np.mgrid[-1:2, -1:2]
+    across = x * np.cos(angle) + y * np.sin(angle)
+    edges, bars = np.clip(across, -1, 1), np.maximum(0, 1 - abs(across))
+    half = np.concatenate([edges, bars - bars.mean((1, 2), keepdims=True), np.array(SPOTS)])
+    return np.concatenate([half, -half])
+
+
+def pink(toss: Generator, side: int, exponent: float) -> Floats:
+    """Gaussian noise with amplitudes |f|^-exponent and mean zero (side, side)."""
+    spectrum = toss.standard_normal((2, side, side // 2 + 1))
+    return np.fft.irfft2((spectrum[0] + 1j * spectrum[1]) * _frequencies(side) ** -exponent, (side, side))
+
+
+def blotches(toss: Generator, side: int) -> Floats:
+    """A grid of 4 x 4 Laplace numbers, made smooth: near zero in most places, large in few (side, side)."""
+    enlarge = _lanczos(side)
+    return enlarge @ toss.laplace(size=(GRID, GRID)) @ enlarge.T
+
+
+@cache
+def _frequencies(side: int) -> Floats:
+    frequencies = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)) * side
+    frequencies[0, 0] = np.inf
+    return frequencies
+
+
+@cache
+def _lanczos(side: int) -> Floats:
+    """From GRID to `side` points (side, GRID)."""
+    places = (np.arange(side) + 0.5) * GRID / side - 0.5
+    away = places[:, None] - np.arange(GRID)
+    weights = np.where(abs(away) < LOBES, np.sinc(away) * np.sinc(away / LOBES), 0.0)
+    return weights / weights.sum(1, keepdims=True)

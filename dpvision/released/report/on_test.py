@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from dpvision.data.picture import SIGNATURE, check_chunks
 from dpvision.data.files import Refusal
+from dpvision.data.picture import SIGNATURE, check_chunks
 from dpvision.errors import DataError
 from dpvision.released.evaluation import (
     BINS,

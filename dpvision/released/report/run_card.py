@@ -16,7 +16,7 @@ from dpvision.core.ledger import Account
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import accounts, audits, guarantee, markdown, on_test, page, reference, wording
 from dpvision.settings.training import Config, to_dict
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.storage.run_folder import NOT_PRIVATE, Run
 
 FORMAT, FORMAT_ON_WEIGHTS = "dpvision-card-1", "dpvision-card-on-weights-1"
@@ -164,7 +164,7 @@ def _public_inputs(path: Path, found: Any) -> dict[str, dict[str, Any]]:
 
 def _bound_to_weights(run: Run, facts: dict[str, Any], config: Config) -> str:
     """The digest of the weights that the card is about; what they say of themselves must be what the run says."""
-    header = sealed.read(run.weights).header
+    header = safetensors.read(run.weights).header
     said = {"event": json.dumps(facts["event"]), "config": config.hash(), "delta": repr(config.delta)}
     said["private"] = "yes" if facts["private"] else NOT_PRIVATE
     for key, value in said.items():

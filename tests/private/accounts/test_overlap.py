@@ -17,7 +17,7 @@ from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.estimators import raw_digests
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.blocks import QUADRANTS, SCATTERED, digest_blocks
-from dpvision.private.accounts.unaccounted import require_unaccounted
+from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.public.provenance import pixel_digests
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (1000, 4, 4, 1), dtype=np.uint8)
@@ -240,16 +240,16 @@ def test_a_gate_lets_nothing_pass_that_it_cannot_read() -> None:
     own = account(PIXELS)
     some = split(PIXELS[:400])
     with pytest.raises(PrivacyError, match="on account"):
-        require_unaccounted("some", [some], fix="others")
+        require_not_private("some", [some], fix="others")
     ledger, kept = own.path.read_bytes(), own.images_path.read_bytes()
     own.path.write_bytes(ledger.replace(b'"open"', b'"oben"'))
     with pytest.raises(LedgerMismatch):
-        require_unaccounted("some", [some], fix="others")
+        require_not_private("some", [some], fix="others")
     own.path.write_bytes(ledger)
     for damaged in (b"\xff" + kept[1:], kept[:-1], kept[:20], b"", kept.replace(b" 0,", b" 9,", 1)):
         own.images_path.write_bytes(damaged)
         with pytest.raises(LedgerMismatch, match=r"images: cannot be read.*Fix"):
-            require_unaccounted("some", [some], fix="others")
+            require_not_private("some", [some], fix="others")
 
 
 def test_one_image_of_an_account_is_not_public() -> None:
@@ -257,8 +257,8 @@ def test_one_image_of_an_account_is_not_public() -> None:
     account(images[:1], of_file(images[:1]))
     account(images[1:1000], of_file(images[1:1000]))
     with pytest.raises(PrivacyError, match="on account"):
-        require_unaccounted("some", [split(images[999:])], fix="others")
-    require_unaccounted("some", [split(images[1000:])], fix="others")
+        require_not_private("some", [split(images[999:])], fix="others")
+    require_not_private("some", [split(images[1000:])], fix="others")
 
 
 def test_what_is_kept_at_the_same_time_is_kept_of_all() -> None:

@@ -20,7 +20,7 @@ from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache, encoders
 from dpvision.private.features.encoders import Encoder, encoder, extract, named
 from dpvision.public import dictionary
-from dpvision.storage import checkpoint
+from dpvision.storage import safetensors
 from tests.private.features.rank_worker import records
 
 GREY, COLOUR = (1, 8, 8), (3, 8, 8)
@@ -107,7 +107,7 @@ def test_what_is_no_public_encoder(
         _weights(tmp_path / "some.safetensors", "vit-tiny")
     if weights == "private":
         tensors = build("vit-tiny", GREY, classes=10, seed=0).state_dict()
-        (tmp_path / "private.safetensors").write_bytes(checkpoint.dump(tensors, {"event": "{}"}))
+        (tmp_path / "private.safetensors").write_bytes(safetensors.dump(tensors, {"event": "{}"}))
     with pytest.raises(error, match=reason):
         encoder(name, GREY, file)
 

@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from dpvision.errors import ConfigError, DataError, DPVisionError
-from dpvision.public.diffusion.fit import Progress, Settings, State, fit
-from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes, to_model
-from dpvision.storage import checkpoint, sealed
+from dpvision.models.inputs import to_tensor
+from dpvision.public.diffusion.fit import Fit, Settings, fit
+from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
+from dpvision.public.trainer import Progress
+from dpvision.storage import safetensors
 
 KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
 SETTINGS = Settings(batch=4, warm=8, augment=0.5, flip=True)
@@ -85,11 +87,11 @@ def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) ->
         return (network(y, torch.zeros(len(y)), labels, numbers) - y).square().mean()
 
     monkeypatch.setitem(METHODS, "edm", replace(METHODS["edm"], loss=loss))
-    y, labels = to_model(pictures()[:5]), torch.from_numpy(LABELS[:5])
+    y, labels = to_tensor(pictures()[:5]), torch.from_numpy(LABELS[:5])
     told = {}
     for pieces in (1, 3):
-        state = State(KIND, replace(SETTINGS, batch=5, pieces=pieces), "", "cpu")
-        told[pieces] = state._gradients(y, labels, torch.ones(5, 9))
+        task = Fit(KIND, replace(SETTINGS, batch=5, pieces=pieces), pictures(), LABELS)
+        told[pieces] = task._gradients(y, labels, torch.ones(5, 9))
     assert told[1][0] == pytest.approx(told[3][0], rel=1e-5)
     assert any(gradient.any() for gradient in told[1][1])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(told[1][1], told[3][1], strict=True))
@@ -161,8 +163,8 @@ def test_another_model_other_settings_and_other_images_are_not_mixed(begun: Path
 )
 def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, begun: Path) -> None:
     file = begun / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
-    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(safetensors.dump(load_file(file), header | ({entry: value} if value else {})))
     with pytest.raises(DPVisionError):
         learn(begun)
 
@@ -173,8 +175,8 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
 )
 def test_weights_made_by_hand_are_one_clear_error(model: str, begun: Path) -> None:
     file = begun / "weights.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"} | {"model": model}
-    file.write_bytes(checkpoint.dump(load_file(file), header))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"} | {"model": model}
+    file.write_bytes(safetensors.dump(load_file(file), header))
     with pytest.raises(DataError, match=r"weights\.safetensors"):
         load(begun)
 
@@ -186,6 +188,6 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 
 def test_pixels_there_and_back() -> None:
     every = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
-    assert np.array_equal(to_bytes(to_model(every)), every)
-    assert np.array_equal(to_bytes(to_model(every / np.float32(255))), every)
-    assert to_bytes(to_model(every) * 1.5).max() == 255
+    assert np.array_equal(to_bytes(to_tensor(every)), every)
+    assert np.array_equal(to_bytes(to_tensor(every / np.float32(255))), every)
+    assert to_bytes(to_tensor(every) * 1.5).max() == 255

@@ -19,7 +19,7 @@ from dpvision.public.diffusion.guide import Settings, fit_guide, load_guide
 from dpvision.public.diffusion.model import Kind
 from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.diffusion.sampler import falling_sigmas, heun
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 from examples.points import MLP, fit_points
 
 KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
@@ -117,9 +117,9 @@ def test_a_state_at_a_step_that_can_not_be(at: str, model: Path, tmp_path: Path)
     asked = iter([False] * 5 + [True])
     assert not fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path, stop=lambda: next(asked))
     path = tmp_path / "state.safetensors"
-    said = {key: value for key, value in sealed.read(path).header.items() if key != "digest"}
+    said = {key: value for key, value in safetensors.read(path).header.items() if key != "digest"}
     forged = {**said, "at": f'{{"extractor": {at}, "discriminator": 0}}'}
-    path.write_bytes(checkpoint.dump(load_file(path), forged))
+    path.write_bytes(safetensors.dump(load_file(path), forged))
     with pytest.raises(DataError, match=r"not that of a guide.*Fix"):
         fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path)
 

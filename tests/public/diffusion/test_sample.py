@@ -19,7 +19,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.public.diffusion.fit import Settings, fit
 from dpvision.public.diffusion.model import Kind
 from dpvision.public.diffusion.sample import Draw, sample
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 
 DRAW = Draw(count=22, batch=4, steps=3)
 
@@ -43,7 +43,7 @@ def test_the_file_is_balanced_and_read_by_our_reader(model: Path, tmp_path: Path
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     card = json.loads(out.with_suffix(".json").read_text())
     assert card["count"] == 31 and card["classes"] == ["a", "b", "c"]
-    assert card["model"] == sealed.read(model / "weights.safetensors").header["digest"]
+    assert card["model"] == safetensors.read(model / "weights.safetensors").header["digest"]
 
 
 def test_stopped_and_gone_on_is_the_same(model: Path, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dpvision.errors import ConfigError
-from dpvision.public.diffusion.embedding import class_code, waves
-from dpvision.public.diffusion.unet import SIZES, Size, UNet
+from dpvision.public.diffusion.unet import SIZES, Size, UNet, class_code, waves
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.quality import frechet
-from dpvision.public.quality.frechet import frechet_distance, moments
+from dpvision.public.quality import measures
+from dpvision.public.quality.measures import frechet_distance, moments
 
 
 def white(n: int, width: int, seed: int) -> Tensor:
@@ -56,7 +56,7 @@ def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch)
     coins = torch.Generator().manual_seed(8)
     x, y = torch.randn(101, 5, generator=coins), torch.randn(64, 5, generator=coins) * 2
     whole = frechet_distance(x, y)
-    monkeypatch.setattr(frechet, "AT_A_TIME", 7)
+    monkeypatch.setattr(measures, "AT_A_TIME", 7)
     assert frechet_distance(x, y) == pytest.approx(whole, rel=1e-12)
     mean, root = moments(x)
     assert torch.allclose(mean, x.double().mean(0)) and torch.allclose(root.T @ root, x.double().T.cov())

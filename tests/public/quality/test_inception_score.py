@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.quality.inception_score import inception_score
+from dpvision.public.quality.measures import inception_score
 
 
 def test_it_is_the_number_of_classes_at_best_and_one_at_worst() -> None:

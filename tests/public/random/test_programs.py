@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 
 from dpvision.public.random import draw
 from dpvision.public.random.coins import Coins
-from dpvision.public.random.lattice_noise import LATTICE, looked_up, noise_table
-from dpvision.public.random.palettes import coloured, palette
 from dpvision.public.random.program_fields import cells
 from dpvision.public.random.program_warps import kaleidoscope
 from dpvision.public.random.programs import _worth_seeing
+from dpvision.public.random.tables import LATTICE, coloured, looked_up, noise_table, palette
 
 TOSS = Coins("test", 0, 0).own()
 

@@ -11,8 +11,7 @@ from torch.nn.functional import conv2d, conv_transpose2d
 from dpvision.public.random import draw, stylegan
 from dpvision.public.random.coins import Coins
 from dpvision.public.random.feature_maps import GAIN, Plain, Ramps, convolved, doubled, ramp
-from dpvision.public.random.oriented_filters import bank
-from dpvision.public.random.pink_noise import blotches, pink
+from dpvision.public.random.stylegan import bank, blotches, pink
 
 Floats = NDArray[np.float64]
 VARIANTS = ("stylegan-random", "stylegan-high-freq", "stylegan-sparse", "stylegan-oriented")

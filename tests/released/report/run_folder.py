@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
+from safetensors.numpy import save
 
 from dpvision.core.events import Budget, Composed, Event, Gaussian, PoissonGaussian, to_json
 from dpvision.core.ledger import Account, read_line
 from dpvision.settings.training import Config
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.storage.run_folder import NOT_PRIVATE, Run, append_json
 
 NAME = "b82f234dd638"
@@ -63,8 +63,8 @@ def weigh(run: Run) -> None:
         "delta": repr(config.delta),
         "private": "yes" if facts["private"] else NOT_PRIVATE,
     }
-    save = partial(safetensors.numpy.save, {"w": np.zeros(3, np.float32)})
-    run.weights.write_bytes(sealed.seal(save, header))
+    numbers = partial(save, {"w": np.zeros(3, np.float32)})
+    run.weights.write_bytes(safetensors.seal(numbers, header))
 
 
 def account(*events: Event, run: str = NAME, budget: float = 50.0) -> Account:

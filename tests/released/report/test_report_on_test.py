@@ -18,7 +18,7 @@ from dpvision.data import Split
 from dpvision.errors import DataError
 from dpvision.released import evaluation
 from dpvision.released.report import on_test, write
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 
 CLASSES = 2
@@ -35,7 +35,7 @@ def _evaluate(run: Run, *, examples: int = 0) -> str:
     """Both files, and the digest of the weights that they are about."""
     guesses, chances, labels = _answers()
     images = np.random.default_rng(1).integers(0, 255, (len(labels), 6, 5, 3)).astype(np.uint8)
-    digest = sealed.read(run.weights).header["digest"]
+    digest = safetensors.read(run.weights).header["digest"]
     evaluation.write(
         run.folder, Split(images, labels, None), guesses, chances, classes=CLASSES, weights=digest, examples=examples
     )

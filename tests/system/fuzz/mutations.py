@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from dpvision.core.ledger import _hash
-from dpvision.storage.sealed import _digest
+from dpvision.storage.safetensors import _digest
 
 DEEP = 3000
 VALUES: tuple[Any, ...] = (

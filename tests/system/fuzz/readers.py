@@ -233,7 +233,7 @@ def _synthetic(place: Path, corpus: Path) -> None:
     from dpvision.public import provenance
 
     data.load(str(place / "images.npz"))
-    provenance.noted_beside(str(place / "images.npz"))
+    provenance.of_synthetic(str(place / "images.npz"))
 
 
 def _rows(place: Path, corpus: Path) -> None:
@@ -256,12 +256,13 @@ def _diffusion(place: Path, corpus: Path) -> None:
 
 def _fit(place: Path, corpus: Path) -> None:
     from dpvision import data
-    from dpvision.public.diffusion.fit import Settings, State, digest
+    from dpvision.public import trainer
+    from dpvision.public.diffusion.fit import Fit, Settings
     from dpvision.public.diffusion.model import Kind
 
     train = data.load(str(corpus / "data.npz")).train
     kind = Kind((1, 8, 8), ("0", "1", "2", "3"), size="tiny")
-    State(kind, Settings(batch=4), digest(train.images, train.labels), "cpu").resume(place)
+    trainer.resume(Fit(kind, Settings(batch=4), train.images, train.labels), place, steps=2)
 
 
 def _guide(place: Path, corpus: Path) -> None:
@@ -280,22 +281,22 @@ def _fit_guide(place: Path, corpus: Path) -> None:
 
 
 def _prior(place: Path, corpus: Path) -> None:
-    from dpvision.public.pretrain.run import Settings, learned
+    from dpvision.public.contrastive import Settings, learned
 
     learned(Settings(model="wrn-10-1", side=8), place)
 
 
 def _warming(place: Path, corpus: Path) -> None:
     from dpvision import data
+    from dpvision.public import trainer
     from dpvision.public.batches import Source
-    from dpvision.public.settings import Settings
-    from dpvision.public.warmup import State
+    from dpvision.public.warmup import Settings, WarmUp
 
     found = data.load(str(corpus / "data.npz"))
     train = found.train
     source = Source(found.name, train.images, train.labels, data.identify(train)[1], train.persons)
     settings = Settings(model="linear", batch=4, steps=2, augment=())
-    State(settings, [source], classes=found.classes).resume(place)
+    trainer.resume(WarmUp(settings, [source], classes=found.classes), place, steps=2)
 
 
 def _drawing(place: Path, corpus: Path) -> None:

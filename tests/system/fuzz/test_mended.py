@@ -25,12 +25,12 @@ from dpvision.models.device import device_named
 from dpvision.private.training import gradient_study
 from dpvision.private.training.train import _drop_after
 from dpvision.private.training.units import units
-from dpvision.public.pretrain.run import Settings
+from dpvision.public.contrastive import Settings
 from dpvision.public.random import gallery
 from dpvision.released import model
 from dpvision.released.report import on_test
 from dpvision.settings.training import Config, merged, read_toml
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from tests.fork_server import ForkServer
 from tests.system.fuzz.campaign import Campaign
 
@@ -62,12 +62,12 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_what_is_no_regular_file_is_refused_at_once(no_file: Path) -> None:
-    for read in (sealed.read, run_folder.read_json):
+    for read in (safetensors.read, run_folder.read_json):
         with pytest.raises(DataError, match="file"):
             read(no_file)
     with pytest.raises(ConfigError, match="can not be read as TOML"):
         read_toml(no_file)
-    assert sealed.said_by(no_file) == {}
+    assert safetensors.read_header(no_file) == {}
     with pytest.raises((OSError, ValueError)):
         files.read(no_file, most=1000)
 
@@ -194,8 +194,8 @@ def test_more_memory_than_there_is(campaign: Campaign, tmp_path: Path) -> None:
 
 def test_a_sound_file_is_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(checkpoint.dump({"w": torch.ones(3)}, {"format": "x"}))
-    assert sealed.read(path).header["format"] == sealed.said_by(path)["format"] == "x"
+    path.write_bytes(safetensors.dump({"w": torch.ones(3)}, {"format": "x"}))
+    assert safetensors.read(path).header["format"] == safetensors.read_header(path)["format"] == "x"
 
 
 def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
 
 def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:
     said = {"format": "dpvision-weights-1", "model": "linear", "shape": "[1e400, 8, 8]", "classes": '["a", "b"]'}
-    (tmp_path / "w.safetensors").write_bytes(checkpoint.dump({}, said))
+    (tmp_path / "w.safetensors").write_bytes(safetensors.dump({}, said))
     with pytest.raises(DataError, match="does not describe a model"):
         model.load_model(tmp_path / "w.safetensors")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from safetensors.numpy import load
 
 from dpvision.core.ledger import Account, Ledger
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from tests.fork_server import ForkServer, Job, changes, said
 from tests.system.kills.verbs import KEY, Verb, World
 
@@ -142,7 +142,7 @@ def _noise_drawn(world: World) -> bool:
     if any(made.rglob("rows-*.safetensors")) or any(made.rglob("moments.safetensors")) or any(made.rglob("card.json")):
         return True
     states = list(made.rglob("state.safetensors"))
-    return any(int(sealed.read(path).header["step"]) > 0 for path in states) or any(made.rglob("metrics.jsonl"))
+    return any(int(safetensors.read(path).header["step"]) > 0 for path in states) or any(made.rglob("metrics.jsonl"))
 
 
 def _nothing_half_written(verb: Verb, world: World) -> None:
@@ -173,7 +173,7 @@ def _remember(world: World, keys: dict[str, set[bytes]], rows: set[bytes]) -> No
 def _no_copy_of_the_key(verb: Verb, world: World, keys: dict[str, set[bytes]]) -> None:
     used = set(keys)
     if verb.trains:  # a key that no run folder names was never used
-        used = {sealed.read(world.out / "operator" / "state.safetensors").header["key"]}
+        used = {safetensors.read(world.out / "operator" / "state.safetensors").header["key"]}
     secrets = {secret for name in used for secret in keys.get(name, ())}
     for path in world.folder.rglob("*"):
         if path.is_file():

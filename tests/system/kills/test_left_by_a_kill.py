@@ -9,7 +9,7 @@ import pytest
 from dpvision.core import files
 from dpvision.core.keys import WIPED, Key
 from dpvision.private.statistics.release import _key
-from dpvision.storage import sealed
+from dpvision.storage import safetensors
 from tests.fork_server import ForkServer
 from tests.system.kills.killing import DONE, Undisturbed, account
 from tests.system.kills.verbs import KEY, VERBS, World
@@ -78,7 +78,7 @@ def test_a_key_that_is_overwritten_and_not_yet_removed_is_none(
     code, _, err = server.run(*verb.words(world), home=world.home)
     assert code == 0, err
     key = next((world.home / "keys").glob("*.lock"), None)
-    name = key.stem if key else sealed.read(world.out / "operator" / "state.safetensors").header["key"]
+    name = key.stem if key else safetensors.read(world.out / "operator" / "state.safetensors").header["key"]
     left = world.home / "keys" / f"{name}.key"
     left.write_bytes(WIPED)
     code, _, err = server.run(*verb.words(world), home=world.home)

@@ -184,8 +184,8 @@ BUGS = (
     ),
     _bug(
         23, "normalised by statistics of the private images", "NeuroMixGDP _mean.npy; Handcrafted-DP",
-        ("dpvision.models.inputs", "return (tensor / scale - 0.5) / 0.5",
-         "return (tensor - tensor.mean()) / (tensor.std() + 1e-6)"), by="replay dp-sgd",
+        ("dpvision.views.eight_bit", "return (images.to(dtype) / scale - 0.5) / 0.5",
+         "return (images.to(dtype) - images.to(dtype).mean()) / (images.to(dtype).std() + 1e-6)"), by="replay dp-sgd",
     ),
     _bug(
         24, "the central limit as accountant", "Gopi et al., arXiv 2106.02848; opacus #384",

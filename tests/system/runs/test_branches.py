@@ -21,7 +21,7 @@ from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch,
 from dpvision.private.training import train
 from dpvision.released import report
 from dpvision.settings.training import Config
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from tests.system.runs.commands import write_data
 from tests.system.runs.stopping import until
 
@@ -135,7 +135,7 @@ def test_who_stops_early_states_the_whole_charge_everywhere(data: str, tmp_path:
     assert len(account.charges) == 1 and account.spent() == charged
     made = report.card(run, account)
     assert made["guarantee"]["epsilon"] == charged == made["data_set"]["epsilon_spent"]
-    header = json.loads(sealed.read(run.weights).header["card"])
+    header = json.loads(safetensors.read(run.weights).header["card"])
     assert header["guarantee"]["epsilon"] == charged
     assert accountant.epsilon(outcome.event, 1e-5) == charged
     assert {x["epsilon"] for x in run_folder.read_lines(run.metrics)} == {quick.epsilon(outcome.event, 1e-5)}
@@ -279,7 +279,7 @@ def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> No
     run, prepared = _begin(data, tmp_path / "run", model="small-cnn")
     start = prepared.model().state_dict()
     train.proceed(run, prepared)
-    tensors, header = checkpoint.load(run.weights, start)
+    tensors, header = safetensors.load(run.weights, start)
     assert all(not torch.equal(tensors[k], start[k]) for k in start)
     assert json.loads(header["event"])["events"][0]["steps"] == 30
     assert header["private"] == "yes"
@@ -301,8 +301,8 @@ def test_a_state_made_by_others_can_not_reach_other_files(data: str, tmp_path: P
     run, prepared = _begin(data, tmp_path / "run")
     victim = tmp_path / "home" / "victim.key"
     victim.write_bytes(b"a server's certificate")
-    header = {k: v for k, v in sealed.read(run.state).header.items() if k not in ("digest", "signature")}
-    run.state.write_bytes(checkpoint.dump(load_file(run.state), {**header, "key": "../victim"}))
+    header = {k: v for k, v in safetensors.read(run.state).header.items() if k not in ("digest", "signature")}
+    run.state.write_bytes(safetensors.dump(load_file(run.state), {**header, "key": "../victim"}))
     for complete in (False, True):
         run.write_facts({**run.facts(), "complete": complete})
         with pytest.raises(DataError, match="name of a key"):

@@ -24,7 +24,7 @@ from dpvision.public import dictionary
 from dpvision.released.report import card, tables
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config, merged
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from tests.system.runs.commands import run as command
 from tests.system.runs.stopping import until
 
@@ -166,14 +166,14 @@ def test_what_lies_where_the_dictionary_should_be_is_not_trusted(data: str, tmp_
     train.proceed(run, prepared)
     path = Path(prepared.start or "")
     good = path.read_bytes()
-    tensors, header = load_file(path), {k: v for k, v in sealed.read(path).header.items() if k != "digest"}
+    tensors, header = load_file(path), {k: v for k, v in safetensors.read(path).header.items() if k != "digest"}
     with_centre = {**tensors, "rest.0.centre": torch.ones(4608)}
     flipped = good[:-1] + bytes([good[-1] ^ 1])
     for wrong in (
         run.weights.read_bytes(),
         flipped,
-        checkpoint.dump(with_centre, header),
-        checkpoint.dump(tensors, header | {"settings": "other"}),
+        safetensors.dump(with_centre, header),
+        safetensors.dump(tensors, header | {"settings": "other"}),
         b"",
     ):
         path.write_bytes(wrong)

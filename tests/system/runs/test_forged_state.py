@@ -16,7 +16,7 @@ from dpvision.core.ledger import ledger_of
 from dpvision.errors import DPVisionError
 from dpvision.private.training import train
 from dpvision.settings.training import Config
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from tests.system.runs.commands import write_data
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=8, checkpoint_every=2, budget=20.0)
@@ -34,11 +34,11 @@ def _stopped(tmp_path: Path, *, test_key: str | None = None) -> tuple[run_folder
 
 def _reseal(run: run_folder.Run, edit: Callable[[Header], None]) -> None:
     """As somebody who can write the folder would, and knows how files are sealed."""
-    header = dict(sealed.read(run.state).header)
+    header = dict(safetensors.read(run.state).header)
     signature = header.pop("signature")
     del header["digest"]
     edit(header)
-    run.state.write_bytes(checkpoint.dump(load_file(run.state), header, sign=lambda _: signature))
+    run.state.write_bytes(safetensors.dump(load_file(run.state), header, sign=lambda _: signature))
 
 
 def _setting(name: str, value: Any) -> Callable[[Header], None]:
@@ -91,13 +91,13 @@ def test_the_same_state_sealed_again_goes_on(tmp_path: Path) -> None:
 def test_a_fixed_key_is_never_called_private(tmp_path: Path) -> None:
     """Who knows the word can sign; the key's own file and the ledger still say what it is."""
     run, _ = _stopped(tmp_path, test_key="word")
-    header = dict(sealed.read(run.state).header)
+    header = dict(safetensors.read(run.state).header)
     del header["digest"], header["signature"]
     header["private"] = "true"
-    run.state.write_bytes(checkpoint.dump(load_file(run.state), header, sign=Key.for_tests("word").sign))
+    run.state.write_bytes(safetensors.dump(load_file(run.state), header, sign=Key.for_tests("word").sign))
     outcome = train.proceed(run, train.reopen(run))
     assert not outcome.private and run.facts()["private"] is False
-    assert sealed.read(run.weights).header["private"] != "yes"
+    assert safetensors.read(run.weights).header["private"] != "yes"
 
 
 def test_without_the_key_a_branch_with_fresh_noise_begins(tmp_path: Path) -> None:

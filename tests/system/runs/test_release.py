@@ -23,7 +23,7 @@ from dpvision.private.training.units import fetcher
 from dpvision.released import report
 from dpvision.released.model import evaluate, load_model, predict
 from dpvision.settings.training import Config
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from tests.system.runs.commands import write_data
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=20, checkpoint_every=5)
@@ -97,7 +97,7 @@ def test_what_is_told_of_the_test_split_is_the_test_splits(tmp_path: Path) -> No
         == found["accuracy"]
         == json.loads(run.metrics.read_text().splitlines()[-1])["test_accuracy_ema"]
     )
-    assert told["weights_digest"] == sealed.read(run.weights).header["digest"]
+    assert told["weights_digest"] == safetensors.read(run.weights).header["digest"]
     shown = [
         np.asarray(Image.open(io.BytesIO(base64.b64decode(x["png"])))).tobytes()
         for x in json.loads((run.folder / "examples.json").read_text())["examples"]
@@ -189,7 +189,7 @@ def test_the_card_is_about_the_weights_beside_it(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", SETTINGS)
     card = json.loads((run.folder / "card.json").read_text())
-    header = sealed.read(run.weights).header
+    header = safetensors.read(run.weights).header
     assert card["weights_digest"] == header["digest"]
     said = json.loads(header["card"])
     assert said["format"] == "dpvision-card-on-weights-1" and said["status"] == "private"
@@ -218,7 +218,7 @@ def test_a_small_file_can_not_make_a_large_model(tmp_path: Path) -> None:
         "classes": json.dumps([str(i) for i in range(100_000)]),
     }
     path = tmp_path / "weights.safetensors"
-    path.write_bytes(checkpoint.dump({"1.weight": torch.zeros(2)}, header))
+    path.write_bytes(safetensors.dump({"1.weight": torch.zeros(2)}, header))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError, match="by the settings"):
         load_model(path)

@@ -28,7 +28,7 @@ from dpvision.private.training.charging import _trial_of
 from dpvision.released.model import load_model
 from dpvision.released.report import accounts, card, write
 from dpvision.settings.training import Config
-from dpvision.storage import checkpoint, run_folder, sealed
+from dpvision.storage import run_folder, safetensors
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs import commands
 
@@ -72,7 +72,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     assert chosen["score_of_the_chosen"] == max(scores)
     assert accuracy(load_model(run.folder).model, Inputs(found.score)) == max(scores)
     # Weights and card claim the epsilon of the whole, not that of a trial.
-    assert from_json(json.loads(sealed.read(run.weights).header["event"])) == Composed((found.event,))
+    assert from_json(json.loads(safetensors.read(run.weights).header["event"])) == Composed((found.event,))
     write(run, account)
     made = card(run, account)
     assert made["guarantee"]["epsilon"] == found.epsilon > 1.5 * accountant.epsilon(found.event.trials[0], 1e-5)
@@ -83,7 +83,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
         card(run, replace(account, charges=(replace(charge, event=found.event.trials[0]),)))
     # No trial by itself can be taken for a private model, nor does the charge pay for anything more.
     for trial in trials:
-        assert sealed.read(trial.weights).header["private"] == run_folder.A_TRIAL
+        assert safetensors.read(trial.weights).header["private"] == run_folder.A_TRIAL
         with pytest.raises(DataError, match="a trial of a tuning"):
             train.prepare(parts[0], replace(SETTINGS, pretrained=str(trial.weights)))
     once_more = train.begin(found.first, run.operator / "trials" / "7", paid=charge)
@@ -158,7 +158,7 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     train.begin(found.first, trials / "2", paid=charge)
     other.keep(run_folder.key_path("0123456789abcdef"))
     (trials / "3" / "operator").mkdir(parents=True)
-    (trials / "3" / "operator" / "state.safetensors").write_bytes(checkpoint.dump({}, {"key": "0123456789abcdef"}))
+    (trials / "3" / "operator" / "state.safetensors").write_bytes(safetensors.dump({}, {"key": "0123456789abcdef"}))
     assert len(list((own_home / "keys").iterdir())) == 2
     with run_folder.only_one(run), pytest.raises(ConfigError, match="another process"):
         train.reopen(run)

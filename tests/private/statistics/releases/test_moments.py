@@ -18,7 +18,6 @@ from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
 from dpvision.private.statistics.lda import class_statistics
 from dpvision.private.statistics.moments import Moments
-from dpvision.core.rows import Rows
 from dpvision.released.moments import ClassMoments
 from tests.private.statistics.cases import NASTY, nasty_row
 from tests.private.statistics.releases.charged import CLASSES, KEY, WIDTH, N, charge, data, rows_of

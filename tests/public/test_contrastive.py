@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 
 from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
-from dpvision.public.pretrain import images
-from dpvision.public.pretrain.encoder import Encoder, trunk_of
-from dpvision.public.pretrain.images import chosen, pairs
-from dpvision.public.pretrain.run import Settings, learned, pretrain
-from dpvision.storage import checkpoint, sealed
+from dpvision.public import contrastive
+from dpvision.public.batches import chosen
+from dpvision.public.contrastive import Encoder, Settings, learned, pairs, pretrain, recognised, trunk_of
+from dpvision.storage import safetensors
 from tests.system.runs.commands import run
 
 SETTINGS = Settings(
@@ -58,8 +57,8 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
     file = tmp_path / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest" and (k != entry or value)}
-    file.write_bytes(checkpoint.dump(load_file(file), header | ({entry: value} if value else {})))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
+    file.write_bytes(safetensors.dump(load_file(file), header | ({entry: value} if value else {})))
     with pytest.raises(DPVisionError):
         pretrain(SETTINGS, tmp_path)
     assert not (tmp_path / "card.json").exists()
@@ -69,8 +68,8 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
     file = tmp_path / "state.safetensors"
-    header = {k: v for k, v in sealed.read(file).header.items() if k != "digest"}
-    file.write_bytes(checkpoint.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
+    header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"}
+    file.write_bytes(safetensors.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
     with pytest.raises(DPVisionError, match="no numbers"):
         pretrain(SETTINGS, tmp_path)
 
@@ -98,6 +97,15 @@ def test_the_trunk_as_it_was_and_as_it_became(tmp_path: Path) -> None:
     assert any(not torch.equal(before[n], t) for n, t in after.items())
 
 
+def test_views_are_known_again_by_maps_and_by_rows() -> None:
+    """Some trunks end in maps, which are averaged; that of small-alexnet ends in rows."""
+    maps, process = torch.nn.Identity(), SETTINGS.process  # the mean colour of an image
+    rows = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    share = recognised(maps, process, side=16, first=0, classes=50)
+    assert share == recognised(rows, process, side=16, first=0, classes=50) > 0
+    assert 0 <= recognised(learned(replace(SETTINGS, model="small-alexnet")), process, side=16, first=0, classes=5) <= 1
+
+
 def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
     words = (
         "pretrain --process dead-leaves-squares --model wrn-10-1 --size 16 --finer 1 --count 24 --batch 8 --hidden 32"
@@ -110,7 +118,9 @@ def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
 
 
 def test_every_pass_sees_every_image_once() -> None:
-    passes = [np.concatenate([chosen(s, batch=8, images=25, seed=1) for s in range(3 * p, 3 * p + 3)]) for p in (0, 1)]
+    passes = [
+        np.concatenate([chosen(np.arange(25), s, batch=8, seed=1) for s in range(3 * p, 3 * p + 3)]) for p in (0, 1)
+    ]
     for order in passes:
         assert len(set(order.tolist())) == 24 and order.max() < 25
     assert (passes[0] != passes[1]).any()
@@ -149,7 +159,7 @@ def test_images_that_are_kept_are_those_that_are_drawn(workers: int, monkeypatch
         return torch.cat([torch.cat(both) for both in stream])
 
     kept = views()
-    monkeypatch.setattr(images, "KEEP", 0)
+    monkeypatch.setattr(contrastive, "KEEP", 0)
     assert torch.equal(kept, views())
 
 

@@ -1,8 +1,10 @@
-"""The header of a safetensors file and its digest, read without torch and before anything is believed or allocated.
+"""A safetensors file of dpvision: tensors, a header and its digest. Nothing in it can run code.
 
 Our header is one JSON text under the name "dpvision": safetensors writes several entries in any order, and the same run
 must give the same bytes. Its `digest` covers the rest of the header, the table of tensors and every byte of data. It
 finds damage and careless edits. What must not be made by others either carries a `signature` of that digest.
+
+Headers and digests are read without torch, and before anything is believed or allocated.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from dpvision.core import files
 from dpvision.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_HEADER, MOST = 16 << 20, 4 << 30
 # What reading a header that somebody made by hand can raise.
@@ -23,12 +30,43 @@ UNSOUND = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowErr
 
 
 @dataclass(frozen=True)
-class Sealed:
+class File:
     """A whole file: our header, the tensors it names with their shapes, and the bytes."""
 
     header: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
     data: bytes
+
+
+def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callable[[str], str] | None = None) -> bytes:
+    """The file's bytes, with our header, its digest, and what `sign` makes of the digest."""
+    from safetensors.torch import save
+
+    plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    return seal(lambda metadata: save(plain, metadata), header, sign)
+
+
+def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors with exactly the names, shapes and kinds of `like`, and the header, from an unchanged file.
+
+    `like` may be on torch's meta device: then nothing is allocated for a file that does not fit.
+    """
+    from safetensors.torch import load as read_tensors
+
+    file = read(path)
+    wanted = {name: tuple(tensor.shape) for name, tensor in like.items()}
+    for name in sorted(wanted.keys() | file.shapes.keys()):
+        if wanted.get(name) != file.shapes.get(name):
+            has, asked = file.shapes.get(name, "missing"), wanted.get(name, "not in the model")
+            raise DataError(f"{path}: tensor {name!r} is {has}; by the settings it is {asked}.")
+    try:
+        tensors = read_tensors(file.data)  # not torch.load: only numbers are read
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as exc:
+        raise DataError(f"{path}: not a sound safetensors file: {exc}.") from exc
+    for name, tensor in like.items():
+        if tensors[name].dtype != tensor.dtype:
+            raise DataError(f"{path}: tensor {name!r} is {tensors[name].dtype}; by the settings it is {tensor.dtype}.")
+    return tensors, file.header
 
 
 def seal(
@@ -42,22 +80,22 @@ def seal(
     return save({"dpvision": json.dumps(whole, sort_keys=True)})
 
 
-def read(path: Path) -> Sealed:
-    """The file, unchanged since it was sealed, or a DataError that names it."""
+def read(path: Path) -> File:
+    """The file, unchanged since it was written, or a DataError that names it."""
     try:
         data = files.read(path, most=MOST)
         header, table, body = _parts(data)
         shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in table.items()}
         digest = _digest({k: v for k, v in header.items() if k not in ("digest", "signature")}, table, body)
     except UNSOUND as exc:
-        raise DataError(f"{path}: can not be read as a safetensors file of dpvision ({exc}).") from exc
+        raise DataError(f"{path}: cannot be read as a safetensors file of dpvision ({exc}).") from exc
     if header.get("digest") != digest:
         raise DataError(f"{path}: was changed after it was written (its digest does not fit).")
-    return Sealed(header, shapes, data)
+    return File(header, shapes, data)
 
 
-def said_by(path: Path) -> dict[str, str]:
-    """What a file says of itself, sealed or not; nothing, if it is not one of ours."""
+def read_header(path: Path) -> dict[str, str]:
+    """What a file says of itself, changed or not; nothing, if it is not one of ours."""
     try:
         with files.open_regular(path) as file:
             return _parts(file.read(8 + MOST_HEADER))[0]
@@ -65,10 +103,10 @@ def said_by(path: Path) -> dict[str, str]:
         return {}
 
 
-def said_unchanged(path: Path) -> dict[str, str]:
-    """The same; a sealed file that was changed is a DataError."""
-    said = said_by(path)
-    return read(path).header if "digest" in said else said
+def verified_header(path: Path) -> dict[str, str]:
+    """The same; a file with a digest that was changed is a DataError."""
+    header = read_header(path)
+    return read(path).header if "digest" in header else header
 
 
 def _parts(data: bytes) -> tuple[dict[str, str], dict[str, Any], memoryview]:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpvision.public.adversarial import worst_near
-from dpvision.public.sharpness import Slope, asam, sam, sgd
+from dpvision.public.optimisers import Slope, asam, sam, sgd, worst_near
 
 PLAIN = {"rate": 0.1, "mu": 0.0, "decay": 0.0}
 

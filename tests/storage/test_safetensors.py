@@ -13,7 +13,7 @@ from torch import nn
 
 from dpvision.errors import DataError
 from dpvision.models import load_public
-from dpvision.storage import checkpoint, sealed
+from dpvision.storage import safetensors
 
 SOUND = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 CHANGES: dict[str, Any] = {
@@ -46,15 +46,15 @@ def _written(path: Path, entry: str) -> Path:
 def test_a_sound_one_is_read(tmp_path: Path) -> None:
     """So the others are refused for what is wrong with them."""
     path = _written(tmp_path / "x.safetensors", json.dumps(SOUND))
-    assert checkpoint.load(path, {"0.weight": torch.zeros(2, 3)})[0]["0.weight"].shape == (2, 3)
-    assert sealed.said_by(path)["format"] == "dpvision-weights-1"
+    assert safetensors.load(path, {"0.weight": torch.zeros(2, 3)})[0]["0.weight"].shape == (2, 3)
+    assert safetensors.read_header(path)["format"] == "dpvision-weights-1"
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_impossible_tensors_are_refused(change: str, tmp_path: Path) -> None:
     path = _written(tmp_path / "x.safetensors", json.dumps({**SOUND, **CHANGES[change]}))
     with pytest.raises(DataError, match=r"x\.safetensors"):
-        checkpoint.load(path, {"0.weight": torch.zeros(2, 3)})
+        safetensors.load(path, {"0.weight": torch.zeros(2, 3)})
     with pytest.raises(DataError, match=r"x\.safetensors"):
         load_public(nn.Sequential(nn.Linear(3, 2, bias=False)), path)
 
@@ -64,7 +64,7 @@ def test_nesting_of_any_depth_is_refused(tmp_path: Path) -> None:
     for depth in (*range(900, 1010), 100_000):
         entry = json.dumps(SOUND)[:-1] + ', "more": ' + "[" * depth + "]" * depth + "}"
         path = _written(tmp_path / "x.safetensors", entry)
-        for read in (lambda path=path: sealed.read(path), lambda path=path: sealed.said_by(path)):
+        for read in (lambda path=path: safetensors.read(path), lambda path=path: safetensors.read_header(path)):
             try:
                 read()
             except DataError:
@@ -74,6 +74,6 @@ def test_nesting_of_any_depth_is_refused(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = _written(tmp_path / "x.safetensors", json.dumps(SOUND))
     with path.open("r+b") as file:
-        file.truncate(sealed.MOST + 1)  # with a hole: it takes no room
+        file.truncate(safetensors.MOST + 1)  # with a hole: it takes no room
     with pytest.raises(DataError, match="should have 4,294,967,296 at most"):
-        sealed.read(path)
+        safetensors.read(path)

@@ -1,17 +1,39 @@
-"""A sheet of small pictures: a line for each kind, such as originals and what an attack found of them."""
+"""Sheets of small pictures as PNG files: side by side, or a named line for each kind."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from dpvision.errors import ConfigError
 
+Bytes = NDArray[np.uint8]
 
-def contact_sheet(path: str | Path | IO[bytes], lines: Mapping[str, Any]) -> None:
+
+def tiled(images: Bytes, *, columns: int, gap: int) -> Bytes:
+    """(N, H, W, C) side by side, row after row, each with a white gap to its right and below; white after the last."""
+    count, height, width, channels = images.shape
+    rows = -(-count // columns)
+    grid = np.full((rows * columns, height + gap, width + gap, channels), 255, np.uint8)
+    grid[:count, :height, :width] = images
+    grid = grid.reshape(rows, columns, height + gap, width + gap, channels)
+    return grid.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), channels)
+
+
+def png(image: Bytes) -> bytes:
+    """A PNG file of one picture (H, W, 1 or 3)."""
+    file = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, format="PNG")
+    return file.getvalue()
+
+
+def named_lines(path: str | Path | IO[bytes], lines: Mapping[str, Any]) -> None:
     """Name of a line -> its (count, H, W) or (count, H, W, 3) pictures in [0, 1], as many in each; written as PNG."""
     pictures = {name: np.clip(np.asarray(each, dtype=np.float64), 0, 1) for name, each in lines.items()}
     counts = {len(each) for each in pictures.values()}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpvision.public.pretrain.losses import align_uniform, alignment, info_nce, uniformity
+from dpvision.public.contrastive import align_uniform, alignment, info_nce, uniformity
 
 
 def rows(seed: int) -> torch.Tensor:

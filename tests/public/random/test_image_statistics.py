@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 from scipy.fft import rfft2
 from scipy.special import gammaincinv
 
-from dpvision.public.random import colour, spectrum, spectrum_colour_wmm, wmm
+from dpvision.public.random import image_statistics
 from dpvision.public.random.coins import Coins
-from dpvision.public.random.histogram import with_values
 from dpvision.public.random.pyramid import pyramid
-from dpvision.public.random.textured_leaves import EVERY, _textures, textured_leaves
 
 SIDE = 64
 COINS = [Coins("test", 0, index) for index in range(12)]
@@ -30,7 +28,7 @@ def channels(image: NDArray[np.float64]) -> NDArray[np.float64]:
 def test_values_come_in_the_order_of_others() -> None:
     toss = np.random.default_rng(0)
     arrays, values = toss.normal(size=(3, 9, 9)), np.sort(toss.random((3, 81)))
-    matched = with_values(arrays, values).reshape(3, 81)
+    matched = image_statistics.with_values(arrays, values).reshape(3, 81)
     np.testing.assert_array_equal(np.sort(matched), values)
     np.testing.assert_array_equal(matched.argsort(), arrays.reshape(3, 81).argsort())
 
@@ -40,7 +38,7 @@ def test_values_come_in_the_order_of_others() -> None:
 
 def test_magnitudes_fall_as_a_power_of_the_frequency() -> None:
     f, slopes = np.log(np.arange(1, SIDE // 2)), []
-    for image in spectrum.falling_spectra(COINS, SIDE):
+    for image in image_statistics.falling_spectra(COINS, SIDE):
         magnitudes = np.abs(rfft2(channels(image)))
         np.testing.assert_allclose(magnitudes[1:, 0, 1:], magnitudes[:1, 0, 1:].repeat(2, 0), rtol=1e-6)
         for line in (magnitudes[0, 0, 1 : SIDE // 2], magnitudes[0, 1 : SIDE // 2, 0]):
@@ -55,13 +53,13 @@ def test_magnitudes_fall_as_a_power_of_the_frequency() -> None:
 
 
 def test_magnitudes_add_up_across_and_down() -> None:
-    m = spectrum.magnitudes(COINS[0].own(), 33)
+    m = image_statistics.magnitudes(COINS[0].own(), 33)
     np.testing.assert_allclose(1 / m[1:, 1:], 1 / m[1:, :1] + 1 / m[:1, 1:])
     assert m[0, 0] == 0
 
 
 def test_channels_of_a_spectrum_are_independent() -> None:
-    images = spectrum.falling_spectra([Coins("test", 1, index) for index in range(100)], 16)
+    images = image_statistics.falling_spectra([Coins("test", 1, index) for index in range(100)], 16)
     related = [np.corrcoef(image.reshape(-1, 3).T)[np.triu_indices(3, 1)] for image in images]
     assert abs(np.mean(related)) < 0.1
 
@@ -99,13 +97,13 @@ def test_a_wave_is_seen_at_its_scale_and_orientation(scale: int, orientation: in
 def test_quantiles_are_those_of_the_density(r: float, count: int) -> None:
     share = (2 * np.arange(count) + 1) / count - 1
     exact = np.sign(share) * gammaincinv(1 / r, np.abs(share)) ** (1 / r)
-    np.testing.assert_allclose(wmm.quantiles(r, count), exact, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(image_statistics.quantiles(r, count), exact, rtol=2e-3, atol=2e-3)
 
 
 def test_wavelet_marginals_are_matched() -> None:
     strength, peakedness = [], []
-    for each, image in zip(COINS, wmm.wavelet_marginals(COINS, SIDE), strict=True):
-        goals = wmm.marginals(each.own(), SIDE)
+    for each, image in zip(COINS, image_statistics.wavelet_marginals(COINS, SIDE), strict=True):
+        goals = image_statistics.marginals(each.own(), SIDE)
         found = pyramid(SIDE).split(rfft2(image[..., 0], norm="forward"))
         goal = np.concatenate([g.std(1) for g in goals]), np.concatenate([kurtosis(g[:, None]) for g in goals])
         have = np.concatenate([f.std((1, 2)) for f in found]), np.concatenate([kurtosis(f) for f in found])
@@ -116,11 +114,11 @@ def test_wavelet_marginals_are_matched() -> None:
 
 
 def test_more_rounds_come_closer() -> None:
-    goals = wmm.marginals(COINS[0].own(), SIDE)
+    goals = image_statistics.marginals(COINS[0].own(), SIDE)
     half = rfft2(COINS[0].own().random((SIDE, SIDE)), norm="forward")
     misses = []
     for _ in range(4):
-        half = wmm.nearer_marginals(half, goals)
+        half = image_statistics.nearer_marginals(half, goals)
         found = [np.sort(each.reshape(4, -1)) for each in pyramid(SIDE).split(half)]
         misses.append(sum(((f - g) ** 2).mean() for f, g in zip(found, goals, strict=True)))
     assert misses == sorted(misses, reverse=True)
@@ -132,21 +130,21 @@ def test_more_rounds_come_closer() -> None:
 def test_colours_have_their_shares() -> None:
     toss = np.random.default_rng(0)
     area, colours, shares = np.full((100, 100, 3), np.nan), toss.random((7, 3)), toss.random(7)
-    colour._divide(area, colours, shares)
+    image_statistics._divide(area, colours, shares)
     found = [(area == each).all(-1).mean() for each in colours]
     np.testing.assert_allclose(found, shares / shares.sum(), atol=0.02)
 
 
 def test_from_3_to_22_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(colour, "uniform_filter", lambda image, *_, **__: image)
-    images = colour.colours([Coins("test", 0, index) for index in range(100)], SIDE)
+    monkeypatch.setattr(image_statistics, "uniform_filter", lambda image, *_, **__: image)
+    images = image_statistics.colours([Coins("test", 0, index) for index in range(100)], SIDE)
     counts = [len(np.unique(image[..., 0])) for image in images]
     assert min(counts) == 3 and max(counts) == 22
 
 
 def test_a_palette_is_its_image_along_principal_axes() -> None:
-    image = colour.image(COINS[0].own(), 33)
-    mean, axes, ascending = colour.palette(image)
+    image = image_statistics.colour_image(COINS[0].own(), 33)
+    mean, axes, ascending = image_statistics.palette(image)
     np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-12)
     along = (image.reshape(-1, 3) - mean) @ axes.T
     np.testing.assert_allclose(np.sort(along.T), ascending, atol=1e-12)
@@ -158,10 +156,10 @@ def test_a_palette_is_its_image_along_principal_axes() -> None:
 
 def test_a_combination_has_the_spectrum_and_the_colours() -> None:
     falls, misses = [], []
-    for each, image in zip(COINS, spectrum_colour_wmm.all_statistics(COINS, SIDE), strict=True):
+    for each, image in zip(COINS, image_statistics.all_statistics(COINS, SIDE), strict=True):
         toss = each.own()
-        mean, axes, ascending = colour.palette(colour.image(toss, SIDE))
-        falling = spectrum.magnitudes(toss, SIDE)
+        mean, axes, ascending = image_statistics.palette(image_statistics.colour_image(toss, SIDE))
+        falling = image_statistics.magnitudes(toss, SIDE)
         along = np.einsum("yxc,ac->ayx", image - mean, axes)
         magnitudes = np.abs(rfft2(along[2]))
         falls.append(np.corrcoef(np.log(magnitudes.ravel()[1:]), np.log(falling.ravel()[1:]))[0, 1])
@@ -172,20 +170,9 @@ def test_a_combination_has_the_spectrum_and_the_colours() -> None:
 
 def test_a_combination_has_sparser_subbands_than_without_wavelets(monkeypatch: pytest.MonkeyPatch) -> None:
     def sparsity() -> float:
-        images = spectrum_colour_wmm.all_statistics(COINS, SIDE).mean(-1)
+        images = image_statistics.all_statistics(COINS, SIDE).mean(-1)
         return float(np.median([kurtosis(x) for image in images for x in pyramid(SIDE).split(rfft2(image))]))
 
     have = sparsity()
-    monkeypatch.setattr(spectrum_colour_wmm, "nearer_marginals", lambda half, _: half)
+    monkeypatch.setattr(image_statistics, "nearer_marginals", lambda half, _: half)
     assert have > 1.2 * sparsity()
-
-
-# Textured leaves
-
-
-def test_leaves_are_cut_from_the_textures_of_their_group() -> None:
-    last, other = EVERY - 1, EVERY
-    images = textured_leaves([Coins("test", 0, index) for index in (3, last, other)], 16)
-    pool = {pixel.tobytes() for pixel in _textures(Coins("test", 0, 0), 16).reshape(-1, 3)}
-    inside = [np.mean([pixel.tobytes() in pool for pixel in image.reshape(-1, 3)]) for image in images]
-    assert inside[:2] == [1, 1] and inside[2] < 0.1

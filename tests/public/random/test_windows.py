@@ -1,4 +1,4 @@
-"""What makes dead leaves of feature visualisations."""
+"""Leaves are windows on textures that groups of images share, and what makes feature visualisations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import torch
 
 from dpvision.public.random import dead_leaves, draw, feature_textures
 from dpvision.public.random.coins import Coins
-from dpvision.public.random.feature_leaves import EVERY, textures
 from dpvision.public.random.feature_textures import EDGE, SIDE, UNITS, Network, network, strengths
+from dpvision.public.random.windows import (
+    FEATURES_EVERY,
+    STATISTICS_EVERY,
+    feature_visualisations,
+    statistics_textures,
+    textured_leaves,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,16 @@ def test_the_network_sees_edges_of_dead_leaves_and_no_constant(filters: Network)
 
 
 def test_images_are_windows_on_the_textures_they_share() -> None:
-    pool = {tuple(colour) for colour in textures(Coins("dead-leaves-features", 0, 0)).reshape(-1, 3).tolist()}
-    for image in draw("dead-leaves-features", [1, EVERY - 1], side=24):
+    pool = {
+        tuple(colour) for colour in feature_visualisations(Coins("dead-leaves-features", 0, 0)).reshape(-1, 3).tolist()
+    }
+    for image in draw("dead-leaves-features", [1, FEATURES_EVERY - 1], side=24):
         assert {tuple(colour) for colour in image.reshape(-1, 3).tolist()} <= pool
+
+
+def test_leaves_are_cut_from_the_textures_of_their_group() -> None:
+    last, other = STATISTICS_EVERY - 1, STATISTICS_EVERY
+    images = textured_leaves([Coins("test", 0, index) for index in (3, last, other)], 16)
+    pool = {pixel.tobytes() for pixel in statistics_textures(Coins("test", 0, 0), 16).reshape(-1, 3)}
+    inside = [np.mean([pixel.tobytes() in pool for pixel in image.reshape(-1, 3)]) for image in images]
+    assert inside[:2] == [1, 1] and inside[2] < 0.1

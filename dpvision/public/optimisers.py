@@ -1,0 +1,147 @@
+"""Descent on a public loss l: plain (SGD), by the slope at the worst point near the weights (SAM, ASAM), on the worst
+images near the given ones (PGD), and by Adam.
+
+    SGD     g = grad l(w)
+    SAM     g = grad l(w + e),  e = rho h / |h|            h = grad l(w)    Foret et al. 2021; Park et al. 2024, eq. (4)
+    ASAM    g = grad l(w + e),  e = rho T^2 h / |T h|      T = |w| + eta for weights, 1 for the rest    Kwon et al. 2021
+
+and in all of them, with decay lambda and momentum mu,
+
+    m <- mu m + g + lambda w,   w <- w - rate m
+
+|h| is the norm over all weights together. Where h is zero, e is zero: such a point is a minimum or a plateau.
+
+    PGD     x <- clip(x + a sign(grad l(x)))     a = 2.5 r / steps                              Madry et al. 2018
+
+where clip brings every pixel back to at most r from where it was, and into the range of pixels. Training on such images
+instead of the given ones makes decision boundaries smooth in the space of images (adversarial training; Park et al.
+2024, appendix E.4, with r 8/255 and 2/255).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+LOW, HIGH = -1.0, 1.0  # pixels, as networks see them
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
+
+# The loss at the weights as they are, and its gradient.
+Slope = Callable[[], tuple[Tensor, list[Tensor]]]
+Weights = Mapping[str, Tensor]
+
+
+def sgd(weights: Weights, momenta: list[Tensor], slope: Slope, *, rate: float, mu: float, decay: float) -> Tensor:
+    """w <- w - rate m, with the slope at w. Returns the loss at w, as all of these do."""
+    loss, g = slope()
+    _descend(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+    return loss
+
+
+def sam(
+    weights: Weights, momenta: list[Tensor], slope: Slope, *, rate: float, mu: float, decay: float, rho: float
+) -> Tensor:
+    """The slope at w + rho h / |h|."""
+    loss, h = slope()
+    scale = rho / _norm(h)
+    g = _slope_at(weights, [scale * one for one in h], slope)
+    _descend(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+    return loss
+
+
+def asam(
+    weights: Weights,
+    momenta: list[Tensor],
+    slope: Slope,
+    *,
+    rate: float,
+    mu: float,
+    decay: float,
+    rho: float,
+    eta: float = 0.01,
+) -> Tensor:
+    """The slope at w + rho T^2 h / |T h|, so that scaling a layer up and the next one down changes nothing."""
+    loss, h = slope()
+    t = [w.detach().abs() + eta if name.endswith("weight") else torch.ones_like(w) for name, w in weights.items()]
+    th = [a * b for a, b in zip(t, h, strict=True)]
+    scale = rho / _norm(th)
+    g = _slope_at(weights, [scale * a * b for a, b in zip(t, th, strict=True)], slope)
+    _descend(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+    return loss
+
+
+def worst_near(
+    loss: Callable[[Tensor], Tensor], images: Tensor, *, radius: float, steps: int, start: Tensor | None = None
+) -> Tensor:
+    """Images with a large `loss` (one number) whose pixels differ from the given by at most `radius`.
+
+    The radius is a share of the range from black to white, such as 8/255. `start` says where inside the cube around an
+    image to begin, each number from -1 to 1; without it, at the image.
+    """
+    r = radius * (HIGH - LOW)
+    low, high = (images - r).clamp(min=LOW), (images + r).clamp(max=HIGH)
+    x = images if start is None else torch.clamp(images + r * start, low, high)
+    for _ in range(steps):
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(x), x)
+        x = torch.clamp(x.detach() + 2.5 * r / steps * slope.sign(), low, high)
+    return x.detach()
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015) with all that it remembers within reach, so that a stopped fit goes on exactly:
+
+    m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - rate m^ / (sqrt(v^) + eps), algorithm 1.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.names = [name for name, _ in network.named_parameters()]
+        self.weights = list(network.parameters())
+        self.first = [torch.zeros_like(w) for w in self.weights]
+        self.second = [torch.zeros_like(w) for w in self.weights]
+
+    def gradients(self, loss: Tensor) -> Sequence[Tensor]:
+        """Zero for weights that had no part in it, such as those of an augmentation that is off."""
+        return torch.autograd.grad(loss, self.weights, materialize_grads=True)
+
+    @torch.no_grad()
+    def descend(self, gradients: Sequence[Tensor], *, step: int, rate: float) -> None:
+        """`step` counts from 1."""
+        correct_1, correct_2 = 1 - BETA_1**step, 1 - BETA_2**step
+        for w, g, m, v in zip(self.weights, gradients, self.first, self.second, strict=True):
+            m.lerp_(g, 1 - BETA_1)
+            v.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
+            w.addcdiv_(m, (v / correct_2).sqrt_().add_(EPSILON), value=-rate / correct_1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and moments by name: what a file must hold, and where it is read to."""
+        parts: dict[str, list[Tensor]] = {"first": self.first, "second": self.second}
+        parts["network"] = list(self.weights)
+        return {f"{part}.{name}": t for part, each in parts.items() for name, t in zip(self.names, each, strict=True)}
+
+
+def _slope_at(weights: Weights, e: list[Tensor], slope: Slope) -> list[Tensor]:
+    """grad l(w + e). The weights get their very bits back: w + e - e would not always be w."""
+    before = [w.detach().clone() for w in weights.values()]
+    with torch.no_grad():
+        for w, by in zip(weights.values(), e, strict=True):
+            w.add_(by)
+    _, g = slope()
+    with torch.no_grad():
+        for w, old in zip(weights.values(), before, strict=True):
+            w.copy_(old)
+    return g
+
+
+@torch.no_grad()
+def _descend(weights: Weights, momenta: list[Tensor], g: list[Tensor], *, rate: float, mu: float, decay: float) -> None:
+    for w, m, one in zip(weights.values(), momenta, g, strict=True):
+        m.mul_(mu).add_(one).add_(w, alpha=decay)
+        w.sub_(m, alpha=rate)
+
+
+def _norm(h: list[Tensor]) -> Tensor:
+    """|h| over all of them, or something tiny in place of zero."""
+    return torch.stack([one.norm() for one in h]).norm().clamp(min=torch.finfo(h[0].dtype).tiny)
