@@ -28,7 +28,7 @@ from dpvision.private.statistics.release import Encoded, make, name_of_key, prep
 from dpvision.released import folder as folders
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import Release, changed
-from dpvision.settings.training import checked
+from dpvision.settings.setting import checked
 from dpvision.storage.leftovers import key_of_fit
 
 AT_A_TIME = 1024

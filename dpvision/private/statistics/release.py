@@ -47,7 +47,7 @@ from dpvision.released import folder as folders
 from dpvision.released.gaussians import RIDGE, ClassMoments
 from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_moments
 from dpvision.settings.release import Release
-from dpvision.settings.training import to_dict
+from dpvision.settings.setting import to_dict
 from dpvision.storage import run_folder, sealed
 
 Progress = Callable[[str, int, int], None]

@@ -51,24 +51,10 @@ from dpvision.private.training.trackers import Tracker, told_to
 from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation
+from dpvision.settings.setting import declared
 from dpvision.settings.training import Config, merged
 from dpvision.storage import checkpoint, run_folder, sealed
 from dpvision.storage.leftovers import clear
-
-# Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
-CHANGEABLE = (
-    "lr",
-    "momentum",
-    "clip",
-    "clip_style",
-    "ema",
-    "steps",
-    "sigma",
-    "batch",
-    "physical",
-    "checkpoint_every",
-)
-
 
 # A finished run's facts and settings -> what its weights say of themselves, as plain JSON values.
 Tell = Callable[[dict[str, Any], Config], dict[str, Any]]
@@ -185,7 +171,8 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
         )
     before = State.config_of(sealed.read(run.state).header, run.state)
     config = merged(before, changes or {}, source="resume")
-    fixed = sorted(k for k in (changes or {}) if k not in CHANGEABLE and getattr(config, k) != getattr(before, k))
+    known = declared(Config)  # a change makes a new branch, with fresh noise and its own charge
+    fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
         raise ConfigError(f"{run.folder}: {', '.join(fixed)} can not change in a run that has begun. Fix: a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config)

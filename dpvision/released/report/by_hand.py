@@ -6,27 +6,8 @@ from contextlib import suppress
 from dataclasses import fields, replace
 
 from dpvision.errors import ConfigError
-from dpvision.settings.training import UPKEEP, Config
-
-# What a run is about, or follows from the other settings; the recipe does not say it.
-GIVEN = (
-    "recipe",
-    "epsilon",
-    "delta",
-    "unit",
-    "classes",
-    "size",
-    "channels",
-    "skip_broken",
-    "pretrained",
-    "synthetic",
-    "prior",
-    "sigma",
-    "seed",
-    "physical",
-    "canaries",
-    *UPKEEP,
-)
+from dpvision.settings.setting import declared
+from dpvision.settings.training import Config
 
 
 def chosen(config: Config) -> list[str] | None:
@@ -37,7 +18,8 @@ def chosen(config: Config) -> list[str] | None:
         usual = recipe(config.recipe, epsilon=config.epsilon)
     except ConfigError:
         return None
-    usual = replace(usual, **{name: getattr(config, name) for name in GIVEN})
+    # What a run is about, or follows from the other settings, is not chosen against the recipe.
+    usual = replace(usual, **{k: getattr(config, k) for k, of in declared(Config).items() if not of.on_card})
     with suppress(ConfigError):  # where the recipe can not be as it is, such as a batch above n
         usual = replace(usual, n=config.n).complete(config.n or 0)
     differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]

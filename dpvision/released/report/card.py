@@ -30,7 +30,8 @@ from dpvision.core.ledger import Account
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import attack, audits, by_hand, guarantee, overlaps, reference, spent, tested, wording
 from dpvision.released.report.metrics import last_accuracy, read
-from dpvision.settings.training import Config, to_dict
+from dpvision.settings.setting import to_dict
+from dpvision.settings.training import Config
 from dpvision.storage import sealed
 from dpvision.storage.run_folder import NOT_PRIVATE, Run
 

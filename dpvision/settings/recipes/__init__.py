@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from inspect import signature
 
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, did_you_mean
 from dpvision.settings.recipes.default import default
 from dpvision.settings.recipes.finetune import finetune_all, finetune_head
 from dpvision.settings.recipes.linear import linear
@@ -94,6 +93,5 @@ def _require(name: str, known: Mapping[str, object], *, others: Mapping[str, obj
         return
     if name in others:
         raise ConfigError(f"recipe {name!r} is one of `dpvision {verb}`. Here there is: {', '.join(known)}.")
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else " `dpvision recipes` lists them."
-    raise ConfigError(f"there is no recipe named {name!r}.{hint}")
+    hint = did_you_mean(name, known, "`dpvision recipes` lists them.")
+    raise ConfigError(f"there is no recipe named {name!r}. {hint}")

@@ -29,7 +29,8 @@ from dpvision.public.pretrain.run import Settings
 from dpvision.public.random import gallery
 from dpvision.released import inference
 from dpvision.released.report import metrics
-from dpvision.settings.training import Config, merged, read_toml
+from dpvision.settings.setting import read_toml
+from dpvision.settings.training import Config, merged
 from dpvision.storage import checkpoint, run_folder, sealed
 from tests.fork_server import ForkServer
 from tests.system.fuzz.campaign import Campaign
