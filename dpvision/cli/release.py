@@ -70,7 +70,7 @@ def release(
     settings = changed(release_recipe(named), checked(Release, stated, source=str(config)))
     settings = changed(settings, checked(Release, given, source="command line"))
 
-    from dpvision.cli import screen
+    from dpvision.cli import plans, screen
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.statistics.release import Encoded, make, prepare, require_encoder, require_possible
     from dpvision.private.training import ranks
@@ -89,12 +89,12 @@ def release(
         return
     accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if first:
-        screen.show_release(prepared, accounts)
+        plans.show_release(prepared, accounts)
     out, test_key = out or next_free(), os.environ.get("DPVISION_TEST_KEY") or None
     require_possible(prepared, out, test_key, accounts)
     if plan:
         if first:
-            screen.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+            plans.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run:
         require_encoder(prepared)

@@ -57,7 +57,7 @@ def train(
     if not (dry_run or plan):
         require_free(out := out or next_free())
 
-    from dpvision.cli import screen
+    from dpvision.cli import plans, screen
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training import ranks
     from dpvision.private.training.prepare import prepare
@@ -70,7 +70,7 @@ def train(
         _require_noise(prepared)
     accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if ranks.rank() == 0:
-        screen.show_training(prepared, accounts)
+        plans.show_training(prepared, accounts)
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
             screen.say(
                 f"note: recipe {settings.recipe} is meant to start from a prior, and none is given: weights are "
@@ -79,7 +79,7 @@ def train(
     if plan:
         require_room_for_canaries(prepared)
         if ranks.rank() == 0:
-            screen.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+            plans.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run or out is None:
         accounts.require_room(prepared.event(), prepared.config)
@@ -108,7 +108,7 @@ def resume(
     Example: `dpvision resume runs/first`
     """
     changes = read(Config, flags)
-    from dpvision.cli import screen
+    from dpvision.cli import plans
     from dpvision.private.training import ranks
     from dpvision.private.training.trackers import require
     from dpvision.private.training.train import reopen
@@ -121,7 +121,7 @@ def resume(
         raise ConfigError(f"{run}: the run is finished, so {', '.join(changes)} can not change. Fix: a new run.")
     ranks.start()
     if ranks.rank() == 0:
-        screen.note_other_ranks(folder.facts(), ranks.ranks())
+        plans.note_other_ranks(folder.facts(), ranks.ranks())
     _train_on(folder, reopen(folder, changes), track)
 
 

@@ -72,7 +72,7 @@ def tune(
     if not dry_run:
         require_free(out := out or next_free())
 
-    from dpvision.cli import screen
+    from dpvision.cli import plans, screen
     from dpvision.cli.reporting import write_report
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training.tune import prepare, proceed, without_times
@@ -80,7 +80,7 @@ def tune(
 
     prepared = prepare(source, settings, values, score=score, trials=trials, eta=eta)
     accounts = choose(prepared.first.fingerprint, prepared.first.sketch, new_account=new_account)
-    screen.show_tuning(prepared, accounts)
+    plans.show_tuning(prepared, accounts)
     if dry_run or out is None:
         accounts.require_room(prepared.event, prepared.first.config)
         screen.say("dry run: no run was made, nothing was charged.")

@@ -170,8 +170,8 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         49, "the true number of images on the command line", "Synthcity; arXiv 2602.17454 (analogue)",
-        ("dpvision.cli.screen", 'f"{config.unit}; n = {config.n:,} {config.unit}s"',
-         'f"{config.unit}; n = {here:,} {config.unit}s"'), by="said",
+        ("dpvision.cli.plans", 'f"{unit}; n = {config.n:,} {unit}s"',
+         'f"{unit}; n = {len(data.train):,} {unit}s"'), by="said",
     ),
     _bug(
         49, "whitened by private features", "NeuroMixGDP _mean.npy; Handcrafted-DP",
