@@ -17,7 +17,7 @@ app = App(
     version=__version__,
     help="Differentially private image learning: private images in, a classifier and its proof out.",
     help_epilogue="Example: `dpvision train digits --epsilon 3 --out runs/first`, then open runs/first/report.html.\n\n"
-    "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 5 a rank was lost, 130 interrupted. "
+    "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 5 a worker process failed, 130 interrupted. "
     "Tracebacks: `--debug`.",
     help_format="markdown",
     suppress_keyboard_interrupt=False,  # main says that it was interrupted
@@ -28,8 +28,8 @@ app.command(data_app)
 _HELP = {name: of.help for name, of in declared(Settings).items()}
 
 Data = Annotated[str, Parameter(help="digits, an .npz, an image folder, a .csv or a packed store")]
-Out = Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the run, new or empty")]
-Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON object")]
+Out = Annotated[Path, Parameter(name=["--out", "-o"], help="Folder to write, new or empty.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.", show_default=False)]
 Classes = Annotated[str | None, Parameter(help=_HELP["classes"])]
 Size = Annotated[int | None, Parameter(help=_HELP["size"])]
 Channels = Annotated[int | None, Parameter(help=_HELP["channels"])]

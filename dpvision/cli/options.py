@@ -52,17 +52,16 @@ def _option(of: Setting, default: str) -> Any:
         hint = str
     else:
         hint = int if of.pair else plain[0]
-    required = default == REQUIRED
-    return Annotated[
-        hint | None,
-        Parameter(
-            name=[f"--{of.name.replace('_', '-')}", *of.aliases],
-            negative="",
-            group=PANELS[of.group],
-            help=f"{of.help} Required, here or in --config." if required else of.help,
-            show_default=False if required else default,
-        ),
-    ]
+    if default == REQUIRED:
+        return Annotated[hint | None, like(of, help=f"{of.help} Required, here or in --config.", show_default=False)]
+    return Annotated[hint | None, like(of, show_default=default)]
+
+
+def like(of: Setting, **changes: Any) -> Parameter:
+    """The parameter of an option that means what a setting means."""
+    names = [f"--{of.name.replace('_', '-')}", *of.aliases]
+    usual: dict[str, Any] = {"name": names, "negative": "", "group": PANELS[of.group], "help": of.help}
+    return Parameter(**{**usual, **changes})
 
 
 def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:

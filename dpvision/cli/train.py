@@ -1,4 +1,4 @@
-"""train and resume."""
+"""train and resume: a private training, from its settings to its report."""
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ def resume(
 
     Example: `dpvision resume runs/first`
     """
-    changes = read(Config, flags)
     from dpvision.cli import plans
     from dpvision.private.training import ranks
     from dpvision.private.training.trackers import require
@@ -115,6 +114,7 @@ def resume(
     from dpvision.storage.run_folder import Run
 
     require(track)
+    changes = read(Config, flags)
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if this is no run
     if changes and folder.facts().get("complete") is True:
@@ -126,20 +126,21 @@ def resume(
 
 
 def _require_noise(prepared: Any) -> None:
-    """A noise that was asked for, beside an epsilon that was."""
+    """Refuse a noise multiplier that does not keep the epsilon that was asked for."""
     from dpvision.core import accountant
     from dpvision.core.rounding import upper
 
     config = prepared.config
-    told = accountant.epsilon(prepared.event(), config.delta)
-    if told > config.epsilon:
+    epsilon = accountant.epsilon(prepared.event(), config.delta)
+    if epsilon > config.epsilon:
         raise ConfigError(
-            f"sigma {config.sigma:g} makes it epsilon {upper(told, 4)}, more than the {config.epsilon:g} that is asked "
-            "for. Fix: leave --sigma out, and it is computed."
+            f"sigma {config.sigma:g} makes it epsilon {upper(epsilon, 4)}, more than the {config.epsilon:g} that is "
+            "asked for. Fix: leave --sigma out, and it is computed."
         )
 
 
 def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
+    """Train to the end or to a stop, then write the report and print what was reached."""
     from dpvision.cli import screen
     from dpvision.private.training import ranks, trackers
     from dpvision.private.training.train import proceed
@@ -168,7 +169,7 @@ def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
     if prepared.config.study:
         picture = run.operator / "gradients.svg"
         gradient_study.plot([run], picture)
-        screen.say(f"gradients before clipping, for your eyes only: {picture}")
+        screen.say(f"gradients before clipping, not for release: {picture}")
     screen.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
     if outcome.accuracy is not None:
         most = screen.majority(prepared.data.test, prepared.data.classes)
