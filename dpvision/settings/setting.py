@@ -32,24 +32,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one setting; see `setting` for what is given, the rest is read off the field."""
+    """The declaration of one setting, as `setting` takes it; its name, default and type are those of the field.
+
+    shown         the effective default in words, where it is computed
+    path          a file or folder: from a settings file it is meant relative to that file
+    from_text     how a word of the command line becomes a value
+    option        whether verbs take it as an option of its own; aliases are other names of that option
+    resumable     a resumed run may change it, as a branch with fresh noise
+    tunable       `dpvision tune` may choose it
+    on_card       the card names it where it is not as the recipe has it: somebody chose it, perhaps by looking at data
+    names_branch  whether another value is another branch; a new setting is "changed", so that earlier runs keep names
+    """
 
     group: Group
     help: str
-    shown: str | None
-    above: float | None
-    at_least: float | None
-    below: float | None
-    at_most: float | None
-    choices: tuple[str, ...]
-    path: bool
-    from_text: Callable[[str], Any] | None
-    option: bool
-    aliases: tuple[str, ...]
-    resumable: bool
-    tunable: bool
-    on_card: bool
-    names_branch: Names
+    shown: str | None = None
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+    path: bool = False
+    from_text: Callable[[str], Any] | None = None
+    option: bool = True
+    aliases: tuple[str, ...] = ()
+    resumable: bool = False
+    tunable: bool = False
+    on_card: bool = True
+    names_branch: Names = "always"
     name: str = ""
     default: Any = None
     hint: Any = None
@@ -69,9 +79,9 @@ class Setting:
         """The effective default in words."""
         if self.shown is not None:
             return self.shown
-        if self.default is None or self.default == () or self.default is False:
-            return "none" if self.default is not False else "off"
-        return f"{self.default:g}".replace("e-0", "e-") if isinstance(self.default, float) else str(self.default)
+        if isinstance(self.default, float):
+            return f"{self.default:g}".replace("e-0", "e-")
+        return "off" if self.default is False else "none" if self.default in (None, ()) else str(self.default)
 
     @property
     def range_text(self) -> str:
@@ -100,44 +110,10 @@ class Setting:
             raise ConfigError(f"{self.name} is {value}: it must be {self.range_text}{finite}.")
 
 
-def setting(
-    default: Any,
-    *,
-    group: Group,
-    help: str,
-    shown: str | None = None,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    choices: tuple[str, ...] = (),
-    path: bool = False,
-    from_text: Callable[[str], Any] | None = None,
-    option: bool = True,
-    aliases: tuple[str, ...] = (),
-    resumable: bool = False,
-    tunable: bool = False,
-    on_card: bool | None = None,
-    names_branch: Names = "always",
-) -> Any:
-    """A field of a class of settings, with all that is known about it. None as the default means: computed.
-
-    shown         the effective default in words, where it is computed
-    above, at_least, below, at_most, choices      the range of its values
-    path          a file or folder: from a settings file it is meant relative to that file
-    from_text     how a word of the command line becomes a value
-    option        whether verbs take it as an option of its own; aliases are other names of that option
-    resumable     a resumed run may change it, as a branch with fresh noise
-    tunable       `dpvision tune` may choose it
-    on_card       the card names it where it is not as the recipe has it: somebody chose it, perhaps by looking at data
-    names_branch  whether another value is another branch; a new setting is "changed", so that earlier runs keep names
-    """
-    if on_card is None:
-        on_card = names_branch != "never"
-    ranges = {"above": above, "at_least": at_least, "below": below, "at_most": at_most, "choices": choices}
-    marks = {"resumable": resumable, "tunable": tunable, "on_card": on_card, "names_branch": names_branch}
-    read = {"path": path, "from_text": from_text, "option": option, "aliases": aliases}
-    return field(default=default, metadata={"setting": Setting(group, help, shown, **ranges, **read, **marks)})  # type: ignore[arg-type]
+def setting(default: Any, **about: Any) -> Any:
+    """A field of a class of settings, with what a `Setting` says about it. None as the default means: computed."""
+    about.setdefault("on_card", about.get("names_branch") != "never")
+    return field(default=default, metadata={"setting": Setting(**about)})
 
 
 def declared(kind: type) -> dict[str, Setting]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from dpvision.cli.options import PANELS, read, takes
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.settings.recipes import RECIPES
 from dpvision.settings.release import Release
-from dpvision.settings.setting import Setting, checked, declared, setting, to_dict, without_folders
+from dpvision.settings.setting import checked, declared, setting, to_dict, without_folders
 from dpvision.settings.training import Config, merged
 from tests.settings.table import PAGE, page
 
@@ -113,11 +112,6 @@ def test_declarations_are_whole(kind: type) -> None:
     assert list(declared(kind)) == [f.name for f in fields(kind)]
 
 
-def test_what_a_declaration_says_is_a_mark_of_every_setting() -> None:
-    """`setting` takes what `Setting` holds, less what the field itself tells."""
-    assert inspect.signature(setting).parameters.keys() | {"name", "hint"} == {f.name for f in fields(Setting)}
-
-
 def test_names_of_runs_stay() -> None:
     """Another name is other noise and another charge at a resume: a new setting must be "changed" or "never"."""
     assert Config().hash() == "73689d343c510f8be771d795539cf4d7"
@@ -169,6 +163,14 @@ def test_values_of_a_file_become_those_of_the_field(values: dict[str, Any], righ
 def test_values_of_the_wrong_type_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="not of the right kind"):
         checked(Config, values, source="mine.toml")
+
+
+def test_values_of_a_grid_are_read_as_the_setting_is() -> None:
+    from dpvision.cli.tune import _values
+
+    assert _values("augment=crop,flip") == ("augment", [["crop"], ["flip"]])
+    assert _values("clip-style=flat,automatic") == ("clip_style", ["flat", "automatic"])
+    assert _values("lr=1,0.5") == ("lr", [1, 0.5])
 
 
 def test_did_you_mean() -> None:
