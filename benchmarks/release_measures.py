@@ -32,7 +32,7 @@ from dpvision.core.events import Budget
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
-from dpvision.core.sampling import Poisson, Sampler, hierarchical
+from dpvision.core.sampling import Poisson, Sampler
 from dpvision.data import load
 from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
@@ -40,6 +40,7 @@ from dpvision.private.statistics.mixtures import BLOCK, Mixtures
 from dpvision.public.sheets import named_lines
 from dpvision.settings.calibrate import sigma_of
 from dpvision.settings.degree import optimal_degree, optimal_nu
+from dpvision.settings.schedules import hierarchical
 
 BUDGET = Budget(8.0, 1e-5)
 KEY = Key.for_tests("release measures")

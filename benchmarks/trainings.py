@@ -24,7 +24,8 @@ from dpvision.private.training import train
 from dpvision.public import dictionary
 from dpvision.released.report.on_test import last_accuracy, read_metrics
 from dpvision.settings.recipes import recipe
-from dpvision.settings.training import Config, to_dict
+from dpvision.settings.setting import to_dict
+from dpvision.settings.training import Config
 
 KEPT = Path(__file__).with_name("trainings.jsonl")
 

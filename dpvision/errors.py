@@ -16,6 +16,8 @@ A message names the thing, the reason and the fix. Anything else that escapes is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class DPVisionError(Exception):
     """The root of the tree. `exit_code` is what the command line ends with."""
@@ -61,3 +63,14 @@ class RankLost(DPVisionError):
 
 class PrivacyWarning(UserWarning):
     """It goes on, and something is told or charged that one may not expect."""
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The end of a message about an unknown name: the nearest known one, or `otherwise`, or all that there are."""
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, 1)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"There are: {', '.join(names)}." if otherwise is None else otherwise

@@ -12,8 +12,9 @@ from dpvision.audit.canaries import Coins, Scores
 from dpvision.audit.release_canaries import head_scores, mixture_scores, moments_scores
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core.events import Budget, ClassScheduled
-from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled, in_turn
+from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
 from dpvision.settings import calibrate
+from dpvision.settings.schedules import in_turn
 from dpvision.views import Views
 
 RATE, STEPS, HEAD_STEPS = 0.25, 8, 5

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Channels, Classes, Data, Json, Size, SkipBroken, app, class_list, data_app
+from dpvision.cli.app import Channels, Classes, Data, Json, Size, SkipBroken, app, data_app
+from dpvision.settings.setting import class_list
 
 
 @app.command

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Data, app, word_list
+from dpvision.cli.app import Data, app
+from dpvision.settings.setting import word_list
 
 
 @app.command

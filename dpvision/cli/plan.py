@@ -7,6 +7,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dpvision.cli.app import Json, app
+from dpvision.cli.options import PANELS, like
+from dpvision.settings.release import Release
+from dpvision.settings.setting import declared
+from dpvision.settings.training import Config
+
+_TRAINING, _RELEASE = declared(Config), declared(Release)
 
 plan_app = App(name="plan")
 app.command(plan_app)
@@ -15,14 +21,25 @@ app.command(plan_app)
 @plan_app.default
 def plan(
     *,
-    n: int,
-    batch: int | None = None,
-    steps: int | None = None,
-    epsilon: float | None = None,
-    sigma: float | None = None,
-    delta: float = 1e-5,
-    confirm: Annotated[bool, Parameter(negative="", help="let dp-accounting confirm it (one second more)")] = False,
-    scale_down: Annotated[float | None, Parameter(help="also a rehearsal for public data, this much smaller")] = None,
+    n: Annotated[int, like(_TRAINING["n"])],
+    batch: Annotated[int | None, like(_TRAINING["batch"], show_default=_TRAINING["batch"].default_text)] = None,
+    steps: Annotated[int | None, like(_TRAINING["steps"], show_default=_TRAINING["steps"].default_text)] = None,
+    epsilon: Annotated[float | None, like(_TRAINING["epsilon"])] = None,
+    sigma: Annotated[float | None, like(_TRAINING["sigma"])] = None,
+    delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
+    confirm: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            group=PANELS["Output"],
+            show_default=False,
+            help="Confirm the answer with dp-accounting (one second more).",
+        ),
+    ] = False,
+    scale_down: Annotated[
+        float | None,
+        Parameter(group=PANELS["Output"], help="Also plan a rehearsal on public data, smaller by this factor."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Noise from epsilon, or epsilon from noise; touches no data.
@@ -30,15 +47,6 @@ def plan(
     Give all but one of batch, steps, epsilon and sigma and the missing one is solved for. Never over the target.
 
     Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`
-
-    Parameters
-    ----------
-    n
-        Number of training images (or persons), a public number.
-    batch
-        Expected batch size; by default half of n, at most 4096.
-    steps
-        Number of steps; by default 30 expected passes, 50 below 5,000 units.
     """
     from dpvision.cli import screen
     from dpvision.settings.plan import plan as solve
@@ -65,13 +73,15 @@ def plan(
 @plan_app.command
 def release(
     *,
-    n: int,
-    epsilon: float,
-    classes: int = 10,
-    recipe: Annotated[str, Parameter(help="see `dpvision recipes`; `release` itself has moments")] = "neuromix",
-    rows: Annotated[int | None, Parameter(help="released rows; by default n, of moments 20,000 at least")] = None,
-    degree: Annotated[float | None, Parameter(help="expected records in a mixture; by default the best")] = None,
-    delta: float = 1e-5,
+    n: Annotated[int, like(_RELEASE["n"])],
+    epsilon: Annotated[float, like(_RELEASE["epsilon"])],
+    classes: Annotated[int, Parameter(group=PANELS["Data"], help="Number of classes.")] = 10,
+    recipe: Annotated[
+        str, like(_RELEASE["recipe"], help=f"{_RELEASE['recipe'].help} The default of `dpvision release` is moments.")
+    ] = "neuromix",
+    rows: Annotated[int | None, like(_RELEASE["rows"], show_default=_RELEASE["rows"].default_text)] = None,
+    degree: Annotated[float | None, like(_RELEASE["degree"], show_default=_RELEASE["degree"].default_text)] = None,
+    delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
     json: Json = False,
 ) -> None:
     """The best degree of a mixture and the noise of a release; touches no data.

@@ -30,7 +30,7 @@ def recipes(
     from dpvision.settings.recipes import RECIPES, RELEASES
     from dpvision.settings.recipes import recipe as named
     from dpvision.settings.release import Release, useless
-    from dpvision.settings.training import write_toml
+    from dpvision.settings.setting import write_toml
 
     if action == "list":
         for verb, known in (("train", RECIPES), ("release", RELEASES)):

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import PUBLISHED, Channels, Classes, Consented, Size, SkipBroken, app, class_list, word_list
+from dpvision.cli.app import PUBLISHED, Channels, Classes, Consented, Size, SkipBroken, app
+from dpvision.settings.setting import class_list, word_list
 
 
 @app.command

@@ -17,16 +17,11 @@ bits that fall to the others do move; they are as random as before.) `event` is 
     everybody is drawn             all of them; batches are never cut to a size
     fewer or more records than n   the rate stays
     batch or degree above n        refused
-
-Hierarchical sampling (Li et al. 2023, Procedure 2) is `hierarchical`: its class coins are tossed in public and make a
-schedule. The paper accounts a record at rate degree / n in every row, as if nobody could see which classes were drawn;
-labels and features show it, so here a record of class k is accounted at its rate inside the class, degree / (n p_k), in
-the rows of its class: docs/hierarchical-sampling.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -184,26 +179,6 @@ class Scheduled:
 
 
 MixtureSampler = Poisson | Scheduled
-
-
-def in_turn(rows: int, *, rates: Sequence[float]) -> Scheduled:
-    """A schedule of one class a row, each as often as the next."""
-    table = np.zeros((rows, len(rates)), dtype=np.bool_)
-    table[np.arange(rows), np.arange(rows) % len(rates)] = True
-    return Scheduled(table, tuple(float(rate) for rate in rates))
-
-
-def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float, seed: int) -> Scheduled:
-    """Class coins p = drawn / classes for each row, tossed in public from a seed; inside a class q = degree / (n p)."""
-    if not 0 < drawn <= classes:
-        raise ConfigError(f"{drawn:g} classes a row were asked for: it must be above 0 and at most {classes}.")
-    p = drawn / classes
-    rate = degree / (n * p)
-    if rate > 1:
-        raise ConfigError(
-            f"degree {degree:g}, {drawn:g} of {classes} classes a row: that is more records than there are."
-        )
-    return Scheduled(np.random.default_rng(seed).random((rows, classes)) < p, (rate,) * classes)
 
 
 def _require_rows(rows: int) -> None:

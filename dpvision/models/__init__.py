@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, did_you_mean
 from dpvision.models.efficientnet_lite import efficientnet_lite0
 from dpvision.models.featured import Featured, head_alone
 from dpvision.models.parts import PARTS, train_only
@@ -55,9 +54,7 @@ def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
     "timm:NAME" is NAME of the timm library.
     """
     if name not in MODELS and not name.startswith(PREFIX):
-        near = difflib.get_close_matches(name, MODELS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(sorted(MODELS))}."
-        raise ConfigError(f"there is no model named {name!r}.{hint}")
+        raise ConfigError(f"there is no model named {name!r}. {did_you_mean(name, sorted(MODELS))}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name.startswith(PREFIX):

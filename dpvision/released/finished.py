@@ -18,7 +18,7 @@ from dpvision.core.events import Event, to_json
 from dpvision.errors import ConfigError, DataError
 from dpvision.released.folder import MOST_TEXT, digests, mark_of, read_rows, read_schema
 from dpvision.settings.release import Release
-from dpvision.settings.training import checked
+from dpvision.settings.setting import checked
 
 CARD = "dpvision-release-card-1"
 # Of the card, what is told again as it stands, and its kind.

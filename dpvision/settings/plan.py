@@ -9,9 +9,9 @@ from dpvision.core import accountant, gdp, quick
 from dpvision.core.events import Budget, PoissonGaussian, describe
 from dpvision.errors import ConfigError
 from dpvision.settings import calibrate
+from dpvision.settings.computed import default_batch, default_steps
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
-from dpvision.settings.training import default_batch, default_steps
 
 
 def plan(

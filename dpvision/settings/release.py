@@ -1,23 +1,20 @@
-"""The settings of a release: recipe < --config file < flags; what is left open is computed from public numbers only."""
+"""The settings of a release, each declared once; what is left open is None, and computed from public numbers only."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpvision.core.events import Budget, Event, Gaussian, chance_of, exposures
-from dpvision.core.sampling import MixtureSampler, Poisson, hierarchical, in_turn
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
-from dpvision.settings.degree import optimal_degree
+from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
 
-KINDS = ("moments", "mixtures")
+if TYPE_CHECKING:
+    from dpvision.core.sampling import MixtureSampler
+
 LEAST_DRAWN, DRAWN = 20_000, 3
 RANK, LEAST_RANK = 800, 20
-SAMPLINGS = ("poisson", "hierarchical", "class-schedule")
 MOST_DELTA = 0.1  # of the chance that a record is in any row
 
 
@@ -25,64 +22,114 @@ MOST_DELTA = 0.1  # of the chance that a record is in any row
 class Release:
     """Everything that shapes a release. None means: computed, from public numbers, before it is made."""
 
-    recipe: str = "moments"
-    kind: str = "moments"  # what is released: moments, or mixtures of records
-    # Features.
-    encoder: str | None = None  # None: scattering in grey, patches in colour (encoders.py)
-    weights: str | None = None  # a .safetensors file of the encoder's public weights
-    rank: int | None = (
-        None  # directions kept by a whitening by random images, 0 for none; None: 800, n / 4 at most; 0 with weights
+    # fmt: off
+    recipe: str = setting(
+        "moments", group="Model", option=False, help="Settings to start from, by name; `dpvision recipes` lists them."
     )
-    bound: float | None = None  # rows longer than this are shortened to it; None: all are brought to one length
-    # The guarantee.
-    epsilon: float = 1.0
-    delta: float = 1e-5
-    # Public facts. What is not declared is read off the data, said aloud and written on the card.
-    n: int | None = None
-    classes: tuple[str, ...] | int | None = None
-    class_counts: tuple[int, ...] | None = None  # declared public; None: private, and released with noise if needed
-    size: tuple[int, int] | None = None
-    channels: int | None = None
-    skip_broken: bool = False
-    # The released rows.
-    rows: int | None = None  # None: n; from moments at least LEAST_DRAWN, as they cost nothing
-    sigma: float | None = None  # None: the least that keeps epsilon
-    seed: int = 0  # of public coins: rows drawn from moments, the classes of a hierarchical schedule
-    # Mixtures.
-    sampling: str = "poisson"
-    degree: float | None = None  # expected records in a row; None: the best, by Theorem 3.2
-    drawn: float | None = (
-        None  # expected classes in a row, of hierarchical sampling; None: 3, or all where there are less
+    kind: str = setting(
+        "moments", group="Released rows", option=False, choices=("moments", "mixtures"),
+        help="What is released: noisy moments of each class, or noisy mixtures of records.",
     )
-    balance: float = 1.0  # lambda: the features' noise against the labels'
-    alpha: float | None = None  # random weights, Dirichlet-like with this parameter; None: the same for all
-    most_weight: float = 4.0  # random weights are cut at so many times the usual one
-    # Moments.
-    share: float = 0.25  # of the sensitivity's square, for the second moment
-    counts_share: float = 0.05  # and for the class counts, unless they are declared
-    # Upkeep.
-    licence: str = "not stated"
-    budget: float | None = None  # the data set's epsilon over all runs; None: this one's
+    encoder: str | None = setting(
+        None, group="Model", shown="scatter-linear for grey images, patches-256 for colour",
+        help="How images become features: pixels, scatter-linear, patches-256, or a network with --weights.",
+    )
+    weights: str | None = setting(
+        None, group="Model", path=True, help="File of public weights for the encoder (.safetensors)."
+    )
+    rank: int | None = setting(
+        None, group="Model", at_least=0, shown="800, at most a quarter of n; 0 with --weights or --bound",
+        help="Number of directions kept when features are whitened by random images; 0 leaves features as they are.",
+    )
+    bound: float | None = setting(
+        None, group="Model", above=0, shown="all rows are brought to one length",
+        help="With --rank 0: rows longer than this are shortened to it.",
+    )
+    epsilon: float = setting(
+        1.0, group="Privacy", above=0, shown=REQUIRED,
+        help="Privacy budget of this release. Lower is more private: 1 strong, 3 moderate, 8 weak.",
+    )
+    delta: float = setting(
+        1e-5, group="Privacy", above=0, below=1, help="Probability of exceeding epsilon; keep it below 1/n."
+    )
+    n: int | None = setting(
+        None, group="Data", above=0, shown="read off the data, and then public",
+        help="Number of images, declared as a public number.",
+    )
+    classes: tuple[str, ...] | int | None = setting(
+        None, group="Data", from_text=class_list, shown="read off the data, and then public",
+        help="The classes, declared as public: their number, or their names with commas between.",
+    )
+    class_counts: tuple[int, ...] | None = setting(
+        None, group="Data", from_text=number_list, shown="private, and released with noise if needed",
+        help="Number of images of each class, declared as public: 500,80,...",
+    )
+    size: tuple[int, int] | None = setting(
+        None, group="Data", shown="as the images are", help="Resize images to this number of pixels per side."
+    )
+    channels: int | None = setting(
+        None, group="Data", shown="as the images are",
+        help="Convert images to this number of channels: 1 for grey, 3 for colour.",
+    )
+    skip_broken: bool = setting(
+        False, group="Data", help="Leave out images that cannot be read, instead of stopping."
+    )
+    rows: int | None = setting(
+        None, group="Released rows", above=0, shown="n; of moments at least 20,000", help="Number of released rows."
+    )
+    sigma: float | None = setting(
+        None, group="Privacy", option=False, above=0, shown="the least noise that keeps epsilon",
+        help="Noise multiplier: standard deviation of the noise over the sensitivity.",
+    )
+    seed: int = setting(
+        0, group="Released rows", at_least=0, below=1 << 63,
+        help="Seed of public random choices only: rows drawn from moments, classes of a schedule. Noise has no seed.",
+    )
+    sampling: str = setting(
+        "poisson", group="Released rows", choices=("poisson", "hierarchical", "class-schedule"),
+        shown="as in the recipe", help="How records get into a mixture.",
+    )
+    degree: float | None = setting(
+        None, group="Released rows", above=0, shown="the best by theory",
+        help="Mixtures: expected number of records in a row.",
+    )
+    drawn: float | None = setting(
+        None, group="Released rows", above=0, shown="3, or all classes if there are fewer",
+        help="Hierarchical sampling: expected number of classes in a row.",
+    )
+    balance: float = setting(
+        1.0, group="Released rows", above=0, help="Mixtures: noise of the labels over that of the features (lambda)."
+    )
+    alpha: float | None = setting(
+        None, group="Released rows", above=0, shown="the same weight for all",
+        help="Mixtures: parameter of random, Dirichlet-like weights of the records in a row.",
+    )
+    most_weight: float = setting(
+        4.0, group="Released rows", above=0, help="With --alpha: largest weight of a record, in units of 1/degree."
+    )
+    share: float = setting(
+        0.25, group="Released rows", help="Moments: fraction of the privacy budget for the second moment."
+    )
+    counts_share: float = setting(
+        0.05, group="Released rows",
+        help="Moments: fraction of the privacy budget for the class counts, unless these are declared.",
+    )
+    licence: str = setting("not stated", group="Output", help="Licence of the release, for the card.")
+    budget: float | None = setting(
+        None, group="Privacy", above=0, shown="this release's epsilon",
+        help="Privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         Budget(self.epsilon, self.delta)
-        for name, value, choices in (("kind", self.kind, KINDS), ("sampling", self.sampling, SAMPLINGS)):
-            if value not in choices:
-                raise ConfigError(f"{name} is {value!r}: it must be {' or '.join(map(repr, choices))}.")
-        for name in ("n", "rows", "sigma", "degree", "drawn", "balance", "alpha", "most_weight", "bound", "budget"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} is {value}: it must be a finite number above 0.")
-        if self.rank is not None and self.rank < 0:
-            raise ConfigError(f"rank is {self.rank}: it must be a number of directions, or 0 for features as they are.")
+        check(self)
         if self.rank and self.bound is not None:
             raise ConfigError("bound: whitened rows are all brought to one length. Fix: leave bound out, or --rank 0.")
         if self.class_counts is not None and (not self.class_counts or min(self.class_counts) < 0):
             raise ConfigError("class_counts must be one number for each class, none below 0.")
         if self.class_counts is not None and self.n is not None and sum(self.class_counts) != self.n:
             raise ConfigError(f"class_counts add up to {sum(self.class_counts):,}, but n is {self.n:,}.")
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
 
     def complete(self, n: int, classes: int, channels: int) -> Release:
         """All that was left open, from `n` records, the number of classes and nothing else."""
@@ -108,6 +155,8 @@ class Release:
         if self.kind == "mixtures":
             whole._require_more_than_delta(classes)
         if whole.sigma is None:
+            from dpvision.settings import calibrate
+
             budget = Budget(self.epsilon, self.delta)
             whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
             if whole.sigma == calibrate.LEAST_SIGMA:
@@ -128,6 +177,8 @@ class Release:
             )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
+        from dpvision.settings.degree import optimal_degree
+
         budget = Budget(self.epsilon, self.delta)
         if self.sampling == "class-schedule":  # a class has its own rows, as if it were a data set of its own
             return optimal_degree(max(1, n // classes), max(1, rows // classes), budget=budget)
@@ -145,6 +196,9 @@ class Release:
 
     def sampler(self, classes: int) -> MixtureSampler:
         """Of mixtures: who is in which row."""
+        from dpvision.core.sampling import Poisson
+        from dpvision.settings.schedules import hierarchical, in_turn
+
         n, rows, degree = self.n, self.rows, self.degree
         assert n and rows and degree  # complete
         if self.sampling == "poisson":
@@ -155,8 +209,8 @@ class Release:
         return in_turn(rows, rates=self.rates(classes))
 
     def without_folders(self) -> Release:
-        """Public inputs by file name alone: what is released does not show the operator's folders."""
-        return replace(self, weights=self.weights and PurePath(self.weights).name)
+        """Public inputs by file name alone: what may be released does not show the operator's folders."""
+        return without_folders(self)
 
 
 def changed(base: Release, values: Mapping[str, Any]) -> Release:

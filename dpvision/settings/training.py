@@ -1,143 +1,242 @@
-"""The settings of a run: recipe < --config file < flags; what is left open is computed from public numbers only."""
+"""The settings of a training, each declared once: recipe < --config file < flags.
+
+What is left open is None, and is computed from public numbers only: see computed.py.
+"""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import math
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from pathlib import Path, PurePath
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dpvision.core import files, quick
-from dpvision.core.events import Budget, PoissonGaussian
+from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
+from dpvision.settings.setting import (
+    REQUIRED,
+    check,
+    checked,
+    class_list,
+    declared,
+    setting,
+    to_dict,
+    without_folders,
+    word_list,
+)
 
-# Settings that change how a run is looked after, not what it computes: changing one does not make a new branch.
-UPKEEP = ("checkpoint_every", "budget", "study", "examples", "licence", "public_licence")
 FROM_WEIGHTS = {
     "finetune": "for dinov2-vits14 with the names of the original model",
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
 MOST_CANARIES, MOST_EXAMPLES = 100_000, 24
-# Settings that came later: they name a run only where they are not as they were before they came.
-LATER = ("canaries", "probe_steps", "full_batch", "assist", "public_batch", "radius", "adaptive", "horizon", "floor")
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that shapes a private training. None means: computed, from public numbers, before it starts."""
 
-    recipe: str = "default"
-    model: str | None = None  # None: by n, see default_model
-    part: str = "all"  # what is trained of it: see models/parts.py; the rest keeps its first weights
-    pretrained: str | None = None  # a .safetensors file of public weights to start from
-    prior: str | None = None  # "patches": weights to start from are made, of random images, and kept
-    # The guarantee.
-    epsilon: float = 3.0
-    delta: float = 1e-5
-    unit: str = "image"  # or "person": all images of a person are views of one unit
-    # Public facts. What is not declared is read off the data, said aloud and written on the card.
-    n: int | None = None  # units in the training set, as a public number
-    classes: tuple[str, ...] | int | None = None
-    size: tuple[int, int] | None = None
-    channels: int | None = None  # 1 for gray, 3 for colour
-    skip_broken: bool = False
-    # The training.
-    batch: int | None = None  # expected, not actual; None: half of n, at most 4096
-    full_batch: bool = False  # every unit in every step: batch is n
-    steps: int | None = None  # None: as many as make 30 to 50 expected passes over n units
-    sigma: float | None = None  # None: the least that keeps epsilon
-    lr: float = 4.0
-    final_noise: float | None = None  # sets lr: as large as leaves noise of this size in each weight at the end
-    probe_steps: int = 0  # the first so many steps learn the head and the normalisation before it, the others `part`
-    probe_share: float | None = None  # instead: as many as tell this share of epsilon
-    probe_lr: float | None = None  # of these steps; None: lr
-    momentum: float = 0.0
-    clip: float = 1.0
-    clip_style: str = "flat"  # or "automatic", "per-layer": see core/clipping.py
-    ema: float = 0.98  # decay of the weights' running average, warmed up as (1 + t) / (10 + t)
-    release: str = "ema"  # or "last"; fixed here, before training, never chosen by accuracy
-    seed: int = 0  # initial weights only; noise and sampling come from the operating system's entropy
-    physical: int | None = None  # images worked on at a time; None: as many as suit the memory and its caches
-    # What an image is trained on: K = k_base + k_diff + k_self views, averaged before clipping.
-    augment: tuple[str, ...] = ()  # what is done to each view: see dpvision/views
-    k_base: int = 1  # of the image itself
-    k_self: int = 0  # mixtures of two of its other views
-    k_diff: int = 0  # public images from `synthetic`
-    mix: str = "mixup"  # how two views are mixed: or "cutmix"
-    mix_alpha: float = 0.2  # shares of a mixture are Beta(alpha, alpha)
-    synthetic: str | None = None  # a public data set with the same classes: for k_diff, and for `assist`
-    # How public gradients assist each step: see public/assist.py.
-    assist: str = "none"  # or "weights" (weight multiplicity), "dope", "mirror", "adadps"
-    public_batch: int = 64  # public images in one public gradient
-    radius: float = 0.1  # rho: how far weight multiplicity moves the weights of each view
-    adaptive: bool = False  # in proportion to the weights
-    horizon: float = 1.0  # mirror: the public gradient alone is followed after so many times all steps
-    floor: float = 0.1  # adadps: added to the second moment, in units of its mean
-    canaries: int = 0  # units that are no one's, each put in by a secret coin, to audit the run by: see carried.py
-    # Upkeep.
-    checkpoint_every: int = 25
-    study: bool = False  # look at gradients before clipping, into the operator's folder
-    budget: float | None = None  # the data set's epsilon over all runs; None: the first run's epsilon
-    # What others are told beside the guarantee.
-    examples: int = 0  # pictures of the TEST split on the report: so many named right, and as many named wrong
-    licence: str | None = None  # under which the released weights may be used
-    public_licence: str | None = None  # of the public weights or images that went in
+    # fmt: off
+    recipe: str = setting(
+        "default", group="Model", option=False, on_card=False,
+        help="Settings to start from, by name; `dpvision recipes` lists them.",
+    )
+    model: str | None = setting(
+        None, group="Model", tunable=True, shown="linear below 5,000 units, small-cnn from there on",
+        help="Network to train, such as small-cnn, wrn-16-4 or scatter-linear.",
+    )
+    part: str = setting(
+        "all", group="Model", tunable=True, choices=("all", "head", "centred-head", "probe", "bias"),
+        help="Which parameters to train; the others keep their initial values.",
+    )
+    pretrained: str | None = setting(
+        None, group="Model", path=True, on_card=False, shown="random weights",
+        help="File of public weights to start from (.safetensors).",
+    )
+    prior: str | None = setting(
+        None, group="Model", choices=("patches",), on_card=False,
+        help="Build (and cache) initial weights from random images.",
+    )
+    epsilon: float = setting(
+        3.0, group="Privacy", above=0, on_card=False, shown=REQUIRED,
+        help="Privacy budget of this run. Lower is more private: 1 strong, 3 moderate, 8 weak.",
+    )
+    delta: float = setting(
+        1e-5, group="Privacy", above=0, below=1, on_card=False,
+        help="Probability of exceeding epsilon; keep it below 1/n.",
+    )
+    unit: str = setting(
+        "image", group="Privacy", choices=("image", "person"), on_card=False,
+        help="What the guarantee protects: each image, or each person with all of their images.",
+    )
+    n: int | None = setting(
+        None, group="Data", above=0, shown="read off the data, and then public",
+        help="Number of training images (or persons), declared as a public number.",
+    )
+    classes: tuple[str, ...] | int | None = setting(
+        None, group="Data", from_text=class_list, on_card=False, shown="read off the data, and then public",
+        help="The classes, declared as public: their number, or their names with commas between.",
+    )
+    size: tuple[int, int] | None = setting(
+        None, group="Data", on_card=False, shown="as the images are",
+        help="Resize images to this number of pixels per side.",
+    )
+    channels: int | None = setting(
+        None, group="Data", on_card=False, shown="as the images are",
+        help="Convert images to this number of channels: 1 for grey, 3 for colour.",
+    )
+    skip_broken: bool = setting(
+        False, group="Data", on_card=False, help="Leave out images that cannot be read, instead of stopping."
+    )
+    batch: int | None = setting(
+        None, group="Optimisation", above=0, resumable=True, tunable=True, shown="half of n, at most 4096",
+        help="Expected batch size; the actual size of each batch is random.",
+    )
+    full_batch: bool = setting(
+        False, group="Optimisation", names_branch="changed", help="Use every unit in every step: the batch is n."
+    )
+    steps: int | None = setting(
+        None, group="Optimisation", above=0, resumable=True, tunable=True,
+        shown="30 expected passes over the data, 50 below 5,000 units",
+        help="Number of training steps.",
+    )
+    sigma: float | None = setting(
+        None, group="Privacy", above=0, resumable=True, on_card=False, shown="the least noise that keeps epsilon",
+        help="Noise multiplier: standard deviation of the noise over the clipping norm.",
+    )
+    lr: float = setting(4.0, group="Optimisation", above=0, resumable=True, tunable=True, help="Learning rate.")
+    final_noise: float | None = setting(
+        None, group="Optimisation", above=0, tunable=True,
+        help="Choose the learning rate such that this much noise is in each weight at the end; instead of --lr.",
+    )
+    probe_steps: int = setting(
+        0, group="Optimisation", at_least=0, names_branch="changed",
+        help="Number of first steps that train only the head and the normalisation before it.",
+    )
+    probe_share: float | None = setting(
+        None, group="Optimisation", at_least=0, at_most=1,
+        help="The same as a fraction of epsilon, from 0 to 1; instead of --probe-steps.",
+    )
+    probe_lr: float | None = setting(
+        None, group="Optimisation", above=0, tunable=True, shown="that of --lr", help="Learning rate of these steps."
+    )
+    momentum: float = setting(
+        0.0, group="Optimisation", at_least=0, below=1, resumable=True, tunable=True, help="Momentum of the optimiser."
+    )
+    clip: float = setting(
+        1.0, group="Optimisation", above=0, resumable=True, tunable=True,
+        help="Clipping norm: the largest length that the gradient of one unit may have.",
+    )
+    clip_style: str = setting(
+        "flat", group="Optimisation", choices=("flat", "automatic", "per-layer"), resumable=True, tunable=True,
+        help="How gradients are clipped: scaled down if too long, normalised, or clipped in each layer.",
+    )
+    ema: float = setting(
+        0.98, group="Optimisation", at_least=0, below=1, resumable=True, tunable=True,
+        help="Decay of the running average of the weights.",
+    )
+    release: str = setting(
+        "ema", group="Optimisation", choices=("ema", "last"), tunable=True,
+        help="Which weights to publish: the running average or the last. Fixed before training.",
+    )
+    seed: int = setting(
+        0, group="Model", at_least=0, below=1 << 63, on_card=False,
+        help="Seed of the initial weights only; noise and sampling have no seed.",
+    )
+    physical: int | None = setting(
+        None, group="Optimisation", above=0, resumable=True, on_card=False, shown="what suits the memory and caches",
+        help="Microbatch: the number of images processed at a time. Trades memory for speed.",
+    )
+    augment: tuple[str, ...] = setting(
+        (), group="Views", from_text=word_list, tunable=True,
+        help="Augmentations of each view, with commas between: crop, flip, cutout, jitter, autoaugment.",
+    )
+    k_base: int = setting(
+        1, group="Views", at_least=0, tunable=True,
+        help="Number of augmented views of each image; all views are averaged before clipping.",
+    )
+    k_self: int = setting(
+        0, group="Views", at_least=0, tunable=True,
+        help="Number of additional views that are mixtures of two other views of the same image.",
+    )
+    k_diff: int = setting(
+        0, group="Views", at_least=0,
+        help="Number of public images from --synthetic added to the views of each image.",
+    )
+    mix: str = setting(
+        "mixup", group="Views", choices=("mixup", "cutmix"), tunable=True, help="How two views are mixed."
+    )
+    mix_alpha: float = setting(
+        0.2, group="Views", above=0, tunable=True,
+        help="Mixing proportions are drawn from Beta(alpha, alpha).",
+    )
+    synthetic: str | None = setting(
+        None, group="Public data", path=True, on_card=False, aliases=("--public",),
+        help="Public images of the same classes, for --k-diff and --assist: an .npz, a folder or a .csv.",
+    )
+    assist: str = setting(
+        "none", group="Public data", names_branch="changed", choices=("none", "weights", "dope", "mirror", "adadps"),
+        help="How gradients of public images help: weight multiplicity, DOPE-SGD, mirror descent or AdaDPS.",
+    )
+    public_batch: int = setting(
+        64, group="Public data", above=0, names_branch="changed", help="Number of public images in one public gradient."
+    )
+    radius: float = setting(
+        0.1, group="Public data", above=0, names_branch="changed",
+        help="Weight multiplicity: how far the weights are moved for each view.",
+    )
+    adaptive: bool = setting(
+        False, group="Public data", names_branch="changed",
+        help="Weight multiplicity: move each weight in proportion to its size.",
+    )
+    horizon: float = setting(
+        1.0, group="Public data", above=0, names_branch="changed",
+        help="Mirror descent: fraction of training after which only the public gradient is used.",
+    )
+    floor: float = setting(
+        0.1, group="Public data", above=0, names_branch="changed",
+        help="AdaDPS: added to the second moments, in units of their mean.",
+    )
+    canaries: int = setting(
+        0, group="Privacy", names_branch="changed", on_card=False,
+        help="Number of synthetic canary records to insert for a one-run audit; 1000 is usual, or the number of "
+        "weights if that is smaller. Costs accuracy.",
+    )
+    checkpoint_every: int = setting(
+        25, group="Output", above=0, resumable=True, names_branch="never", help="Number of steps between checkpoints."
+    )
+    study: bool = setting(
+        False, group="Output", names_branch="never",
+        help="Record gradients before clipping, for yourself: not protected by noise and not for release.",
+    )
+    budget: float | None = setting(
+        None, group="Privacy", above=0, names_branch="never", shown="this run's epsilon",
+        help="Privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
+    )
+    examples: int = setting(
+        0, group="Output", at_least=0, at_most=MOST_EXAMPLES, names_branch="never",
+        help="Number of TEST images to show on the report, correctly classified, and the same number of misclassified.",
+    )
+    licence: str | None = setting(
+        None, group="Output", names_branch="never", help="Licence of the published weights, for the card."
+    )
+    public_licence: str | None = setting(
+        None, group="Output", names_branch="never", help="Licence of the public weights or images used, for the card."
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         Budget(self.epsilon, self.delta)
-        _one_of("unit", self.unit, ("image", "person"))
-        _one_of("release", self.release, ("ema", "last"))
-        _one_of("clip_style", self.clip_style, ("flat", "automatic", "per-layer"))
-        _one_of("mix", self.mix, ("mixup", "cutmix"))
-        _one_of("assist", self.assist, ("none", "weights", "dope", "mirror", "adadps"))
-        _one_of("part", self.part, ("all", "head", "centred-head", "probe", "bias"))
-        if self.prior is not None:
-            _one_of("prior", self.prior, ("patches",))
-            if self.pretrained:
-                raise ConfigError(
-                    f"prior is {self.prior!r}, and pretrained {self.pretrained!r}: a training starts from one of them. "
-                    "Fix: leave the other out."
-                )
-        for name in (
-            "n",
-            "batch",
-            "steps",
-            "sigma",
-            "budget",
-            "physical",
-            "lr",
-            "final_noise",
-            "probe_lr",
-            "clip",
-            "checkpoint_every",
-            "mix_alpha",
-            "public_batch",
-            "radius",
-            "horizon",
-            "floor",
-        ):
-            _positive(name, getattr(self, name))
-        if min(self.k_base, self.k_self, self.k_diff) < 0 or self.views < 1:
+        check(self)
+        if self.prior and self.pretrained:
             raise ConfigError(
-                f"k_base is {self.k_base}, k_self {self.k_self} and k_diff {self.k_diff}: none may be below 0, and an "
-                "image needs at least one view. Fix: --k-base 1."
+                f"prior is {self.prior!r}, and pretrained {self.pretrained!r}: a training starts from one of them. "
+                "Fix: leave the other out."
             )
-        if not (0 <= self.momentum < 1 and 0 <= self.ema < 1):
+        if self.views < 1:
             raise ConfigError(
-                f"momentum is {self.momentum} and ema is {self.ema}: both must be at least 0 and below 1."
-            )
-        if self.probe_steps < 0 or not 0 <= (self.probe_share or 0) <= 1:
-            raise ConfigError(
-                f"probe_steps is {self.probe_steps} and probe_share {self.probe_share}: steps are not below 0, and a "
-                "share is from 0 to 1."
+                "k_base, k_self and k_diff are all 0, and an image needs at least one view. Fix: --k-base 1."
             )
         if (self.probe_steps or self.probe_share) and self.part != "all":
             raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
@@ -148,10 +247,6 @@ class Config:
                 f"canaries is {self.canaries}: it must be 0, or from 2 to {MOST_CANARIES:,}; 1,000 is usual, or as "
                 "many as there are weights if these are fewer."
             )
-        if not 0 <= self.examples <= MOST_EXAMPLES:
-            raise ConfigError(f"examples is {self.examples}: it must be from 0 to {MOST_EXAMPLES}.")
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, and batch is {self.batch}. Fix: leave one of them out.")
         if self.batch is not None and self.n is not None and self.batch > self.n:
@@ -174,44 +269,12 @@ class Config:
 
     def complete(self, n: int) -> Config:
         """All that was left open, from `n` units and nothing else."""
-        self._require_views()
-        n = n if self.n is None else self.n
-        if n < 2:
-            raise ConfigError(f"n is {n}: private training needs at least 2 units.")
-        model = self.model or ("patches-1024" if self.prior or self.recipe == "patches" else default_model(n))
-        prior = self.prior or ("patches" if model.startswith("patches-") and not self.pretrained else None)
-        batch = n if self.full_batch else default_batch(n) if self.batch is None else self.batch
-        if batch > n:
-            raise ConfigError(
-                f"batch is {batch} and n is {n}: the expected batch can not exceed n. Fix: --batch {default_batch(n)}."
-            )
-        if self.delta * n >= 1:
-            raise ConfigError(
-                f"delta is {self.delta:g} and n is {n}: to tell all about one unit in {1 / self.delta:.3g} would be "
-                f"allowed. Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
-            )
-        steps = default_steps(n, batch) if self.steps is None else self.steps
-        sigma = self.sigma
-        if sigma is None:
-            sigma = calibrate.sigma(Budget(self.epsilon, self.delta), rate=batch / n, steps=steps)
-        lr = self.lr
-        if self.final_noise is not None:
-            lr = rate_of_noise(self.final_noise, self.momentum, sigma=sigma * self.clip / batch, steps=steps)
-        whole = replace(
-            self, n=n, model=model, prior=prior, batch=batch, steps=steps, sigma=sigma, lr=lr, final_noise=None
-        )
-        if self.probe_share is not None:
-            whole = replace(whole, probe_share=None, probe_steps=steps_of_share(self.probe_share, whole))
-            if self.probe_share and not whole.probe_steps:
-                raise ConfigError(
-                    f"probe_share is {self.probe_share:g}: the first step alone tells more than that share of epsilon. "
-                    "Fix: a larger share, or --probe-steps."
-                )
-        if whole.probe_steps > steps:
-            raise ConfigError(f"probe_steps is {whole.probe_steps}, and there are {steps} steps. Fix: fewer of them.")
-        return whole
+        from dpvision.settings.computed import complete
 
-    def _require_views(self) -> None:
+        self.require_views()
+        return complete(self, n)
+
+    def require_views(self) -> None:
         """Views and public inputs that can be what was meant."""
         if self.k_diff and not self.synthetic:
             raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
@@ -254,64 +317,19 @@ class Config:
 
     def without_folders(self) -> Config:
         """Public inputs by file name alone: what may be released does not show the operator's folders."""
-        pretrained, synthetic = (v and PurePath(v).name for v in (self.pretrained, self.synthetic))
-        return replace(self, pretrained=pretrained, synthetic=synthetic)
+        return without_folders(self)
 
     def hash(self) -> str:
         """Names the settings that shape the result; says nothing about the data."""
-        usual = to_dict(Config())
-        values = to_dict(self.without_folders())
-        shaping = {k: v for k, v in values.items() if k not in UPKEEP and not (k in LATER and v == usual[k])}
+        names = {name: of.names_branch for name, of in declared(type(self)).items()}
+        usual, values = to_dict(type(self)()), to_dict(without_folders(self))
+        shaping = {k: v for k, v in values.items() if names[k] == "always" or (names[k] == "changed" and v != usual[k])}
         return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-SETTINGS = frozenset(f.name for f in fields(Config)) - {"recipe"}
-
-
-def default_model(n: int) -> str:
-    """With few units the noise on many weights outweighs what they can learn: measured in benchmarks/RESULTS.md."""
-    return "linear" if n < 5000 else "small-cnn"
-
-
-def default_batch(n: int) -> int:
-    return max(1, min(n // 2, 4096))
-
-
-def default_steps(n: int, batch: int) -> int:
-    """50 expected passes over few units, 30 over many: there, more would cost hours and gain little."""
-    return max(1, round((50 if n < 5000 else 30) * n / batch))
-
-
-def rate_of_noise(wanted: float, momentum: float, *, sigma: float, steps: int) -> float:
-    """lr such that lr / (1 - momentum) * sigma * sqrt(steps) is `wanted`: `sigma` is the noise in one step's gradient.
-
-    Panda et al. 2022 (arXiv 2212.04486): the best total rate grows linearly in epsilon; so it does in n / sigma.
-    """
-    return wanted * (1 - momentum) / (sigma * math.sqrt(steps))
-
-
-def steps_of_share(share: float, config: Config) -> int:
-    """How many of the first steps tell at most this share of the whole training's epsilon."""
-    assert config.batch and config.n and config.sigma and config.steps
-    event = PoissonGaussian(config.batch / config.n, config.sigma, config.steps)
-    most = share * quick.epsilon(event, config.delta)
-    low, high = 0, config.steps
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = quick.epsilon(replace(event, steps=middle), config.delta) <= most
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values; what is None is left out."""
-    values = {f.name: getattr(config, f.name) for f in fields(config)}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
 
 
 def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
     """`base` with `changes`, each checked: an unknown key is an error with a suggestion."""
-    values = checked(Config, changes, source=source)
+    values = checked(type(base), changes, source=source)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:
@@ -319,88 +337,3 @@ def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
     if values.get("pretrained") is not None:
         values.setdefault("prior", None)  # of a recipe
     return replace(base, **values)
-
-
-def checked(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Values for the fields of a class of settings, each of the right kind."""
-    known = get_type_hints(kind)
-    values = {}
-    for raw, value in changes.items():
-        key = raw.replace("-", "_")
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{source}: there is no setting {raw!r}.{hint}")
-        values[key] = _typed(key, value, known[key], source)
-    return values
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A settings file as a flat table."""
-    try:
-        return tomllib.loads(files.read(path, most=1 << 20).decode())
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path}: can not be read as TOML: {exc}.") from exc
-
-
-def write_toml(config: Any) -> str:
-    """The settings as a file that `read_toml` reads back to the last bit."""
-    lines = []
-    for key, value in to_dict(config).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key} is {value}, which is not a number.")
-        lines.append(f"{key} = {json.dumps(value, ensure_ascii=True)}")
-    return "\n".join(lines) + "\n"
-
-
-def _typed(key: str, value: Any, hint: Any, source: str) -> Any:
-    allowed = get_args(hint) or (hint,)
-    bad = ConfigError(f"{source}: {key} = {_shown(value)} is not of the right kind ({_words(allowed)}).")
-    if value is None:
-        if NoneType in allowed:
-            return None
-        raise bad
-    if isinstance(value, list | tuple):
-        if key == "size" and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value):
-            return tuple(value)
-        if key in ("classes", "augment") and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        if key == "class_counts" and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-            return tuple(value)
-        raise bad
-    if key == "size" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return (value, value)
-    if isinstance(value, bool):
-        if bool in allowed:
-            return value
-        raise bad
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise bad
-    if isinstance(value, int) and float in allowed:
-        return float(value)
-    if type(value) in allowed and not (isinstance(value, float) and not math.isfinite(value)):
-        return value
-    raise bad
-
-
-def _shown(value: Any) -> str:
-    """For a message: as it was given, if that is short."""
-    if isinstance(value, int) and value.bit_length() > 100:
-        return f"a number of {value.bit_length():,} bits"
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def _words(kinds: tuple[Any, ...]) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return " or ".join(names.get(k, "a list") for k in kinds if k is not NoneType)
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}: it must be {' or '.join(map(repr, choices))}.")
-
-
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise ConfigError(f"{name} is {value}: it must be above 0.")

@@ -28,7 +28,8 @@ from typing import Any
 from dpvision.core import files
 from dpvision.core.ledger import home
 from dpvision.errors import ConfigError, DataError
-from dpvision.settings.training import Config, merged, read_toml, write_toml
+from dpvision.settings.setting import read_toml, write_toml
+from dpvision.settings.training import Config, merged
 
 READABLE = 0o755  # the most that a umask leaves of the mode of a run folder: others never write there
 MOST_LINES = 1 << 30  # bytes of a log: some millions of steps

@@ -3,11 +3,11 @@
 coins.py          random numbers that belong to one unit alone
 augment.py        operations by name: shift, cutout, colour, resized_crop, autoaugment (8-bit: eight_bit.py)
 mixing.py         mixup and cutmix inside one image's pool
-plan.py           K views of each image, with their targets
+views.py          K views of each image, with their targets
 """
 
 from dpvision.core.unit_random import Coins
 from dpvision.views.augment import OPERATIONS, Augment
-from dpvision.views.plan import Views
+from dpvision.views.views import Views
 
 __all__ = ["OPERATIONS", "Augment", "Coins", "Views"]

@@ -7,13 +7,12 @@ the coins of image i alone. How many coins are drawn depends on the operations a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from dpvision.core.unit_random import Coins
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, did_you_mean
 from dpvision.views.autoaugment import autoaugment
 from dpvision.views.colour import grayscale, jitter
 from dpvision.views.cutout import cutout
@@ -58,9 +57,7 @@ def joined(names: Sequence[str]) -> list[Operation]:
         raise ConfigError(f"augment is {names!r}: it must be a list of names. Fix: ({names!r},).")
     for name in names:
         if name not in OPERATIONS:
-            near = difflib.get_close_matches(str(name), OPERATIONS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(OPERATIONS))}."
-            raise ConfigError(f"there is no augmentation named {name!r}. {hint}")
+            raise ConfigError(f"there is no augmentation named {name!r}. {did_you_mean(name, sorted(OPERATIONS))}")
     operations, rest = [], list(names)
     while rest:
         pair = JOINED.get((rest[0], rest[1])) if len(rest) > 1 else None

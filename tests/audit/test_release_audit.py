@@ -18,10 +18,10 @@ from dpvision.audit.profile import verdict
 from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
 from dpvision.core.events import from_json
-from dpvision.core.sampling import in_turn
 from dpvision.errors import ConfigError, DataError
 from dpvision.released.finished import finished
 from dpvision.released.report import wording
+from dpvision.settings.schedules import in_turn
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 

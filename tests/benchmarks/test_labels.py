@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.measures.labels import histogram, label_noise, mixed_labels, signal_to_noise
 from dpvision.core.keys import Key
-from dpvision.core.sampling import MixtureSampler, Poisson, hierarchical
+from dpvision.core.sampling import MixtureSampler, Poisson
 from dpvision.errors import ConfigError
+from dpvision.settings.schedules import hierarchical
 
 COUNTS = (40, 60, 100)
 SAMPLERS: list[MixtureSampler] = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpvision.core import unit_random
-from dpvision.views import OPERATIONS, Coins, Views, mixing, plan
+from dpvision.views import OPERATIONS, Coins, Views, mixing, views
 from tests.views.builders import CLASSES, SEED, by_image, images_of, labels_of, public_set, same_bits
 
 EVERY = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
@@ -69,9 +69,9 @@ def channels(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@pytest.fixture(params=[plan.BLOCK, 8000], ids=["one block", "some blocks"])
+@pytest.fixture(params=[views.BLOCK, 8000], ids=["one block", "some blocks"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "BLOCK", request.param)
+    monkeypatch.setattr(views, "BLOCK", request.param)
 
 
 def check_one_example_changes_its_own_views_only(name: str, channels: int) -> None:
@@ -175,16 +175,16 @@ def _coins_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _mixing_across_images(monkeypatch: pytest.MonkeyPatch) -> None:
     original = mixing.members
-    monkeypatch.setattr(plan, "members", lambda pool, which: original(pool.roll(1, 0), which))
+    monkeypatch.setattr(views, "members", lambda pool, which: original(pool.roll(1, 0), which))
 
 
 def _statistics_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = plan.Views._fill
+    original = views.Views._fill
 
     def centred(self: Views, images: Tensor, *rest: object) -> None:
         original(self, images - images.mean(0, keepdim=True) * 1e-6, *rest)
 
-    monkeypatch.setattr(plan.Views, "_fill", centred)
+    monkeypatch.setattr(views.Views, "_fill", centred)
 
 
 def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_m
 from dpvision.released.moments import RIDGE, ClassMoments
 from dpvision.released.report import release_card
 from dpvision.settings.release import Release
-from dpvision.settings.training import to_dict
+from dpvision.settings.setting import to_dict
 from dpvision.storage import run_folder, safetensors
 
 Progress = Callable[[str, int, int], None]

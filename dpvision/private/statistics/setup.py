@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from dpvision.core.rows import Floats, Preparation, Rows
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, did_you_mean
 from dpvision.private.statistics.centre import around, sum_of_rows
 from dpvision.private.statistics.gd import GradientDescent
 from dpvision.private.statistics.lda import Discriminant
@@ -94,9 +93,8 @@ def named(
         raise ConfigError(f"method is {name!r}: there is {', '.join(methods)}.")
     own = {f.name for f in fields(methods[name])}
     for unknown in settings.keys() - own - {*of_rows}:
-        near = difflib.get_close_matches(unknown, own | {*of_rows}, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" It has: {', '.join(sorted(own | {*of_rows}))}."
-        raise ConfigError(f"{unknown}: {name} has no such setting.{hint}")
+        hint = did_you_mean(unknown, sorted(own | {*of_rows}))
+        raise ConfigError(f"{unknown}: {name} has no such setting. {hint}")
     preparation = Preparation(**{k: v for k, v in settings.items() if k in of_rows})
     return preparation, methods[name](**{k: v for k, v in settings.items() if k in own})
 

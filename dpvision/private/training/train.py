@@ -52,23 +52,10 @@ from dpvision.private.training.trackers import Tracker, told_to
 from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
+from dpvision.settings.setting import declared
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import clear
-
-# Settings that may change when a run is resumed; a change makes a new branch, with fresh noise and its own charge.
-CHANGEABLE = (
-    "lr",
-    "momentum",
-    "clip",
-    "clip_style",
-    "ema",
-    "steps",
-    "sigma",
-    "batch",
-    "physical",
-    "checkpoint_every",
-)
 
 
 @dataclass(frozen=True)
@@ -182,7 +169,8 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
         )
     before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merged(before, changes or {}, source="resume")
-    fixed = sorted(k for k in (changes or {}) if k not in CHANGEABLE and getattr(config, k) != getattr(before, k))
+    known = declared(Config)  # a change makes a new branch, with fresh noise and its own charge
+    fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
         raise ConfigError(f"{run.folder}: {', '.join(fixed)} can not change in a run that has begun. Fix: a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config)

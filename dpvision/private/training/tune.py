@@ -42,15 +42,11 @@ from dpvision.private.training import stopping as tuning
 from dpvision.private.training.stopping import Stopping
 from dpvision.private.training.units import units
 from dpvision.released.model import load_model
+from dpvision.settings.setting import declared
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import remove_trials, trials_of
 
-# What may differ from candidate to candidate: how a network learns, and neither whom it learns from nor what it tells.
-TUNABLE = (
-    *("model", "part", "batch", "steps", "lr", "final_noise", "probe_lr", "momentum", "clip", "clip_style"),
-    *("ema", "release", "augment", "k_base", "k_self", "mix", "mix_alpha"),
-)
 MOST_CANDIDATES = 1000
 
 
@@ -111,9 +107,11 @@ def prepare(
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    # What may differ between candidates: how a network learns, and neither whom it learns from nor what it reveals.
+    tunable = [name for name, of in declared(Config).items() if of.tunable]
     for name, values in grid.items():
-        if name not in TUNABLE:
-            raise ConfigError(f"{name} can not be tuned. Fix: one of {', '.join(TUNABLE)}.")
+        if name not in tunable:
+            raise ConfigError(f"{name} can not be tuned. Fix: one of {', '.join(tunable)}.")
         if not values:
             raise ConfigError(f"{name} has no values to try. Fix: --grid {name}=1,2.")
     found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

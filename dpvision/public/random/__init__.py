@@ -6,7 +6,6 @@ and on any number of cores.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,7 +13,7 @@ from multiprocessing import get_context
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, did_you_mean
 from dpvision.public.random import dead_leaves, stylegan
 from dpvision.public.random.coins import Coins
 from dpvision.public.random.fractals import fractals
@@ -79,8 +78,6 @@ def stream(
 
 def _require(process: str, side: int) -> None:
     if process not in PROCESSES:
-        near = difflib.get_close_matches(process, PROCESSES, 1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(PROCESSES)}."
-        raise ConfigError(f"there is no random process named {process!r}. {hint}")
+        raise ConfigError(f"there is no random process named {process!r}. {did_you_mean(process, PROCESSES)}")
     if not 8 <= side <= 1024:
         raise ConfigError(f"images of {side} pixels a side cannot be drawn: from 8 to 1024.")

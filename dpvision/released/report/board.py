@@ -25,10 +25,14 @@ from dpvision.released.report.numbers import percent, plain
 from dpvision.released.report.page import drawn, filled
 from dpvision.released.report.pictures import Group
 from dpvision.released.report.run_card import FORMAT
-from dpvision.settings.training import UPKEEP
+from dpvision.settings.setting import declared
+from dpvision.settings.training import Config
 from dpvision.storage.run_folder import read_json
 
 MOST_RUNS = 1000
+# Runs that differ in these alone are runs of the same settings.
+LOOKED_AFTER = {name for name, of in declared(Config).items() if of.names_branch == "never"}
+LOOKED_AFTER |= {"seed", "sigma", "physical"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def entry(folder: Path) -> Entry:
         account = (card["data_set"] or {}).get("account", "unknown")
         known, facts = card.get("known_data_set"), card["public_facts"]
         about = [known or account, facts["n"]["value"], facts["image_shape"]["value"], len(facts["classes"]["value"])]
-        shaping = {k: v for k, v in config.items() if k not in (*UPKEEP, "seed", "sigma", "physical")}
+        shaping = {k: v for k, v in config.items() if k not in LOOKED_AFTER}
         evaluation, audit = card.get("evaluation"), card.get("audit")
         return Entry(
             folder=folder,

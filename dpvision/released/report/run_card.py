@@ -15,7 +15,8 @@ from dpvision.core.events import Capped, Composed, Event, Exposure, Kind, apart,
 from dpvision.core.ledger import Account
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import accounts, audits, guarantee, markdown, on_test, page, reference, wording
-from dpvision.settings.training import Config, to_dict
+from dpvision.settings.setting import to_dict
+from dpvision.settings.training import Config
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import NOT_PRIVATE, Run
 

@@ -11,7 +11,8 @@ from dpvision.core import quick
 from dpvision.core.rounding import upper
 from dpvision.errors import ConfigError
 from dpvision.released.report.numbers import upper_percent
-from dpvision.settings.training import UPKEEP, Config
+from dpvision.settings.setting import declared
+from dpvision.settings.training import Config
 from dpvision.storage import run_folder
 
 FIXED_KEY = f"NOT PRIVATE: {run_folder.FIXED_KEY}"
@@ -22,26 +23,6 @@ ADD_OR_REMOVE = "add or remove one unit"
 ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 PICTURES = "Pictures of test images are shown as they are. Epsilon does not cover the test split."
-
-# What a run is about, or follows from the other settings; the recipe does not say it.
-GIVEN = (
-    "recipe",
-    "epsilon",
-    "delta",
-    "unit",
-    "classes",
-    "size",
-    "channels",
-    "skip_broken",
-    "pretrained",
-    "synthetic",
-    "prior",
-    "sigma",
-    "seed",
-    "physical",
-    "canaries",
-    *UPKEEP,
-)
 
 
 def adjacency(read_off: Sequence[str], *, unit: str) -> str:
@@ -235,7 +216,8 @@ def chosen_by_hand(config: Config) -> list[str] | None:
         usual = recipe(config.recipe, epsilon=config.epsilon)
     except ConfigError:
         return None
-    usual = replace(usual, **{name: getattr(config, name) for name in GIVEN})
+    # What a run is about, or follows from the other settings, is not chosen against the recipe.
+    usual = replace(usual, **{k: getattr(config, k) for k, of in declared(Config).items() if not of.on_card})
     with suppress(ConfigError):  # where the recipe cannot be as it is, such as a batch above n
         usual = replace(usual, n=config.n).complete(config.n or 0)
     differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]

@@ -205,7 +205,7 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
     ("wrong", "said"),
     [
         ({"method": "svm"}, "method is 'svm'"),
-        ({"step": 3}, "Did you mean steps"),
+        ({"step": 3}, "Did you mean 'steps'"),
         ({"method": "lda", "steps": 3}, "steps: lda has no such setting"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 2.5}, "steps is 2.5"),

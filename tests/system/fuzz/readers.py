@@ -59,7 +59,8 @@ def _source(place: Path) -> Path:
 
 
 def _settings(place: Path, corpus: Path) -> None:
-    from dpvision.settings.training import Config, merged, read_toml
+    from dpvision.settings.setting import read_toml
+    from dpvision.settings.training import Config, merged
 
     merged(Config(), read_toml(place / "train.toml"), source="x")
 
@@ -67,7 +68,7 @@ def _settings(place: Path, corpus: Path) -> None:
 def _release_settings(place: Path, corpus: Path) -> None:
     from dpvision.settings.recipes import release_recipe
     from dpvision.settings.release import Release, changed
-    from dpvision.settings.training import checked, read_toml
+    from dpvision.settings.setting import checked, read_toml
 
     stated = read_toml(place / "release.toml")
     stated.pop("recipe", None)

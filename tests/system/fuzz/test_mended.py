@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpvision.cli.app import class_list
 from dpvision.core import files
 from dpvision.core.events import Budget, Gaussian
 from dpvision.core.keys import Key
@@ -29,7 +28,8 @@ from dpvision.public.contrastive import Settings
 from dpvision.public.random import gallery
 from dpvision.released import model
 from dpvision.released.report import on_test
-from dpvision.settings.training import Config, merged, read_toml
+from dpvision.settings.setting import class_list, read_toml
+from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
 from tests.fork_server import ForkServer
 from tests.system.fuzz.campaign import Campaign

@@ -306,7 +306,7 @@ BUGS = (
     ),
     _bug(
         34, "mixed across the images of a batch", "mixup as it is used without privacy",
-        ("dpvision.views.plan", "self._mix(members(out, first), members(out, second), share, coins)",
+        ("dpvision.views.views", "self._mix(members(out, first), members(out, second), share, coins)",
          "self._mix(members(out, first), members(out, second).roll(1, 0), share, coins)"), by="replay views",
     ),
     _bug(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tests.system.planted.bug import planted as _bug
 
-TRAIN, PREPARE, INPUTS, CONFIG = (
+TRAIN, PREPARE, INPUTS, CONFIG, COMPUTED = (
     "dpvision.private.training.train",
     "dpvision.private.training.prepare",
     "dpvision.private.training.units",
     "dpvision.settings.training",
+    "dpvision.settings.computed",
 )
 GATE = "dpvision.core.gate"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
@@ -21,7 +22,7 @@ TUNE, ASSISTANT, ENCODERS, MAKING = (
 WHICH = "which = secrets.randbelow(len(prepared.candidates))"
 HOW_MANY = "range(1, prepared.stopping.draw() + 1)"
 PARTS = "parts = [images_of(int(i)) for i in drawn]"
-N = "        n = n if self.n is None else self.n\n"
+N = "    n = n if config.n is None else config.n\n"
 WITH_TEST = """if data.test is not None:
         both = [np.concatenate([getattr(s, k) for s in (data.train, data.test)]) for k in ("images", "labels")]
         persons = None if data.train.persons is None else np.concatenate([data.train.persons, data.test.persons])
@@ -75,13 +76,13 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         44, "steps by the true number of units although it is declared", "Synthcity; arXiv 2602.17454 (analogue)",
-        (CONFIG, N, "        true = n\n" + N),
-        (CONFIG, "steps = default_steps(n, batch) if", "steps = default_steps(true, batch) if"), by="declared",
+        (COMPUTED, N, "    true = n\n" + N),
+        (COMPUTED, "steps = default_steps(n, batch) if", "steps = default_steps(true, batch) if"), by="declared",
     ),
     _bug(
         44, "the batch by the true number of units although it is declared", "opacus #571 (analogue)",
-        (CONFIG, N, "        true = n\n" + N),
-        (CONFIG, "default_batch(n) if self.batch is None", "min(n, default_batch(true)) if self.batch is None"),
+        (COMPUTED, N, "    true = n\n" + N),
+        (COMPUTED, "default_batch(n) if config.batch is None", "min(n, default_batch(true)) if config.batch is None"),
         by="declared",
     ),
     _bug(
@@ -129,7 +130,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         47, "a changed learning rate goes on with the same noise", "noise reused after a resume or a fork",
-        (CONFIG, 'UPKEEP = ("checkpoint_every",', 'UPKEEP = ("checkpoint_every", "lr",'), by="branches",
+        (CONFIG, "lr: float = setting(4.0,", 'lr: float = setting(4.0, names_branch="never",'), by="branches",
     ),
     _bug(
         48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",
@@ -169,8 +170,8 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         49, "the true number of images on the command line", "Synthcity; arXiv 2602.17454 (analogue)",
-        ("dpvision.cli.screen", 'f"{config.unit}; n = {config.n:,} {config.unit}s"',
-         'f"{config.unit}; n = {here:,} {config.unit}s"'), by="said",
+        ("dpvision.cli.plans", 'f"{unit}; n = {config.n:,} {unit}s"',
+         'f"{unit}; n = {len(data.train):,} {unit}s"'), by="said",
     ),
     _bug(
         49, "whitened by private features", "NeuroMixGDP _mean.npy; Handcrafted-DP",

@@ -35,7 +35,7 @@ from dpvision.core.events import Adaptive, Budget, Composed, Gaussian, PoissonGa
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
-from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled, hierarchical
+from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
 from dpvision.errors import BudgetSpent, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
 from dpvision.private.statistics.mixture_weights import RandomWeights
@@ -44,6 +44,7 @@ from dpvision.private.training.prepare import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
 from dpvision.settings import calibrate
+from dpvision.settings.schedules import hierarchical
 from dpvision.settings.training import Config
 from tests.core import accountant_checks, noise_checks, sampler_checks
 from tests.private.engine.oracle import verify

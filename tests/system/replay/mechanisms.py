@@ -23,7 +23,7 @@ from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
-from dpvision.core.sampling import MixtureSampler, Poisson, PoissonSampler, hierarchical, in_turn
+from dpvision.core.sampling import MixtureSampler, Poisson, PoissonSampler
 from dpvision.data import Split
 from dpvision.models.inputs import Inputs
 from dpvision.private.engine import STYLES, ClippedSum
@@ -37,6 +37,7 @@ from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import trainable
 from dpvision.private.training.units import fetcher, units
 from dpvision.public import assist
+from dpvision.settings.schedules import hierarchical, in_turn
 from dpvision.views import Views
 from tests.charges import charged
 from tests.private.statistics.baselines.cases import SETTINGS as BASELINES

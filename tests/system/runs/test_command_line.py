@@ -56,6 +56,7 @@ def test_help_and_plan_load_no_torch(words: tuple[str, ...]) -> None:
     loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     for heavy in ("torch", "dp_accounting", "scipy", "matplotlib", "sklearn"):
         assert heavy not in loaded
+    assert words != ("--help",) or "numpy" not in loaded, "settings are declared without it"
     if words != ("recipes",):
         assert "cyclopts" in loaded
 

@@ -145,7 +145,7 @@ def test_fresh_noise_is_fresh_and_n_is_public(tmp_path: Path) -> None:
     ("wrong", "said"),
     [
         ({"method": "gan"}, "method is 'gan'"),
-        ({"lenght": 1.0}, "Did you mean length"),
+        ({"lenght": 1.0}, "Did you mean 'length'"),
         ({"intercept": 1.0}, "no such setting"),
         ({"size": 1}, "size is 1"),
         ({"length": 0.0}, "length is 0.0"),

@@ -12,11 +12,12 @@ import pytest
 from dpvision.core import noise
 from dpvision.core.events import PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.sampling import Chosen, MixtureSampler, Poisson, Scheduled, hierarchical, in_turn
+from dpvision.core.sampling import Chosen, MixtureSampler, Poisson, Scheduled
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
 from dpvision.private.statistics.sums import WEIGHT_BITS, on_grid, summed
+from dpvision.settings.schedules import hierarchical, in_turn
 from tests.private.statistics.releases.charged import CLASSES, KEY, WIDTH, N, charge, data, mixed, rows_of
 
 NASTY = {

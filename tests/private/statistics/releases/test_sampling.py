@@ -12,8 +12,9 @@ from scipy import stats
 
 from dpvision.core.events import ClassScheduled, PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.sampling import Chosen, Poisson, Scheduled, heads, hierarchical, in_turn
+from dpvision.core.sampling import Chosen, Poisson, Scheduled, heads
 from dpvision.errors import ConfigError
+from dpvision.settings.schedules import hierarchical, in_turn
 
 KEY = Key.for_tests("release")
 

@@ -12,7 +12,7 @@ from dpvision.core.events import ClassScheduled, Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError
 from dpvision.settings.recipes import RECIPES, RELEASES, recipe, release_recipe
 from dpvision.settings.release import LEAST_DRAWN, Release, changed, useless
-from dpvision.settings.training import checked
+from dpvision.settings.setting import checked
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from dpvision.core import noise
-from dpvision.core.sampling import MixtureSampler, Poisson, in_turn
+from dpvision.core.sampling import MixtureSampler, Poisson
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
+from dpvision.settings.schedules import in_turn
 from tests.private.statistics.releases.charged import CLASSES, KEY, N, charge, data, mixed, rows_of
 
 ROWS = 5 * BLOCK + 37

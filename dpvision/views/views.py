@@ -23,7 +23,6 @@ it still adds or removes one clipped gradient.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dpvision.core.unit_random import Coins
-from dpvision.errors import ConfigError, DataError
+from dpvision.errors import ConfigError, DataError, did_you_mean
 from dpvision.views.augment import Augment
 from dpvision.views.eight_bit import scaled
 from dpvision.views.mixing import MIXES, members, mixed, pairs
@@ -64,8 +63,7 @@ class Views:
         self.classes, self.alpha = classes, alpha
         self._require_counts()
         if mix not in MIXES:
-            near = difflib.get_close_matches(str(mix), MIXES, 1) or list(MIXES)
-            raise ConfigError(f"there is no mixing named {mix!r}. Did you mean {near[0]!r}?")
+            raise ConfigError(f"there is no mixing named {mix!r}. {did_you_mean(mix, MIXES)}")
         self._mix = MIXES[mix]
         if diff and public is None:
             raise ConfigError(f"diff is {diff}, but there is no public set to draw from. Fix: a public set, or diff 0.")

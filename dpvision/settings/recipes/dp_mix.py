@@ -1,41 +1,11 @@
-"""Networks trained from random weights: De et al. 2022 and DP-Mix (Bao et al. 2023)."""
+"""Mixtures of an image's own views, and of public images: DP-Mix (Bao et al. 2023)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from dpvision.settings.recipes.baselines import self_aug
 from dpvision.settings.training import Config
-
-
-def dp_sgd() -> Config:
-    """WRN-16-4 on the images as they are: DP-SGD with a large batch and an average of the weights.
-
-    Paper: Abadi et al. 2016, with the network of De et al. 2022; the steps are those of epsilon 1.
-    Differs: pixels are scaled to [-1, 1], by no statistics of the data.
-    Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-sgd
-    Hardware and minutes: 14 hours on 2 CPU cores, from a rate of 70 images per second; not run to its end here.
-    Expect: no figure of our own yet.
-    """
-    return Config(
-        recipe="dp-sgd",
-        model="wrn-16-4",
-        batch=4096,
-        steps=875,
-        lr=2.0,
-        ema=0.999,
-    )
-
-
-def self_aug() -> Config:
-    """16 views of each image, cropped and mirrored, averaged before clipping: augmentation multiplicity.
-
-    Paper: De et al. 2022, WRN-16-4 on CIFAR-10 at epsilon 1. Steps for other epsilons in their tables:
-    2: 1125, 3: 1593, 4: 1687, 6: 1843, 8: 2468; sigma is found for each, 6 to 8% less than theirs by this accountant.
-    Command: dpvision train cifar10.npz --epsilon 1 --recipe self-aug
-    Hardware and minutes: 9 days on 2 CPU cores, from a rate of 70 views per second; meant for an accelerator.
-    Expect: 56.8% at epsilon 1 and 79.5% at epsilon 8 as published (CIFAR-10); not run to its end here.
-    """
-    return replace(dp_sgd(), recipe="self-aug", augment=("crop", "flip"), k_base=16)
 
 
 def dp_mix_self() -> Config:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dpvision.settings.recipes.scratch import self_aug
+from dpvision.settings.recipes.baselines import self_aug
 from dpvision.settings.training import Config
 
 Table = Mapping[float, dict[str, Any]]

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dpvision.settings.recipes.randp import Table, nearest
-from dpvision.settings.recipes.scratch import self_aug
+from dpvision.settings.recipes.baselines import self_aug
+from dpvision.settings.recipes.dp_randp import Table, nearest
 from dpvision.settings.training import Config
 
 PRIVATE, BATCH = 48_000, 4096

@@ -1,0 +1,248 @@
+"""A setting is declared once, as a field of a frozen dataclass: checks, files, command line, card and docs follow it.
+
+    epsilon: float = setting(3.0, group="Privacy", help="Privacy budget.", above=0)
+
+`declared(kind)` gives the declarations of a class of settings by name. Nothing here is about one setting in particular.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path, PurePath
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dpvision.core import files
+from dpvision.errors import ConfigError, did_you_mean
+
+Group = Literal["Privacy", "Data", "Model", "Optimisation", "Views", "Released rows", "Public data", "Output"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+# How a setting is part of a run's name, which its noise follows: always; where it differs from its default, as for
+# every setting that came after the first runs; or never, where it changes nothing of what is computed.
+Names = Literal["always", "changed", "never"]
+REQUIRED = "required"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of one setting, as `setting` takes it; its name, default and type are those of the field.
+
+    shown         the effective default in words, where it is computed
+    path          a file or folder: from a settings file it is meant relative to that file
+    from_text     how a word of the command line becomes a value
+    option        whether verbs take it as an option of its own; aliases are other names of that option
+    resumable     a resumed run may change it, as a branch with fresh noise
+    tunable       `dpvision tune` may choose it
+    on_card       the card names it where it is not as the recipe has it: somebody chose it, perhaps by looking at data
+    names_branch  whether another value is another branch; a new setting is "changed", so that earlier runs keep names
+    """
+
+    group: Group
+    help: str
+    shown: str | None = None
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+    path: bool = False
+    from_text: Callable[[str], Any] | None = None
+    option: bool = True
+    aliases: tuple[str, ...] = ()
+    resumable: bool = False
+    tunable: bool = False
+    on_card: bool = True
+    names_branch: Names = "always"
+    name: str = ""
+    default: Any = None
+    hint: Any = None
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types that a value may have."""
+        return get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
+
+    @property
+    def pair(self) -> bool:
+        """Whether a value is two numbers, for which one number may stand."""
+        return any(get_origin(kind) is tuple and ... not in get_args(kind) for kind in self.kinds)
+
+    @property
+    def default_text(self) -> str:
+        """The effective default in words."""
+        if self.shown is not None:
+            return self.shown
+        if isinstance(self.default, float):
+            return f"{self.default:g}".replace("e-0", "e-")
+        return "off" if self.default is False else "none" if self.default in (None, ()) else str(self.default)
+
+    @property
+    def range_text(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return " or ".join(map(repr, self.choices))
+        if self.at_least is not None and self.at_most is not None:
+            return f"from {_number(self.at_least)} to {_number(self.at_most)}"
+        bounds = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        return " and ".join(f"{word} {_number(bound)}" for word, bound in bounds.items() if bound is not None)
+
+    def check(self, value: Any) -> None:
+        """Refuse a value outside of the declared range; None is always within."""
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{self.name} is {value!r}: it must be {self.range_text}.")
+        within = (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+        )
+        if self.range_text and not self.choices and not (within and value < math.inf):
+            finite = " and finite" if value == math.inf else ""
+            raise ConfigError(f"{self.name} is {value}: it must be {self.range_text}{finite}.")
+
+
+def setting(default: Any, **about: Any) -> Any:
+    """A field of a class of settings, with what a `Setting` says about it. None as the default means: computed."""
+    about.setdefault("on_card", about.get("names_branch") != "never")
+    return field(default=default, metadata={"setting": Setting(**about)})
+
+
+def declared(kind: type) -> dict[str, Setting]:
+    """The declarations of a class of settings, by name and in their order."""
+    return _declared(kind)
+
+
+@cache
+def _declared(kind: type) -> dict[str, Setting]:
+    hints = get_type_hints(kind)
+    return {
+        f.name: replace(f.metadata["setting"], name=f.name, default=f.default, hint=hints[f.name]) for f in fields(kind)
+    }
+
+
+def check(config: Any) -> None:
+    """Refuse values outside of their declared ranges."""
+    for name, of in declared(type(config)).items():
+        of.check(getattr(config, name))
+
+
+def checked(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Values for a class of settings, each of the right type; an unknown key is an error with a suggestion."""
+    known = declared(kind)
+    values = {}
+    for raw, value in changes.items():
+        key = raw.replace("-", "_")
+        if key not in known:
+            raise ConfigError(f"{source}: there is no setting {raw!r}. {did_you_mean(key, known, '')}".rstrip())
+        values[key] = _typed(known[key], value, source)
+    return values
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain values; what is None is left out."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+
+
+def without_folders(config: T) -> T:
+    """Public inputs by file name alone: what may be released does not show the operator's folders."""
+    paths = {name: getattr(config, name) for name, of in declared(type(config)).items() if of.path}
+    return replace(config, **{name: value and PurePath(value).name for name, value in paths.items()})  # type: ignore[type-var]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A settings file as a flat table."""
+    try:
+        return tomllib.loads(files.read(path, most=1 << 20).decode())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{path}: can not be read as TOML: {exc}.") from exc
+
+
+def write_toml(config: Any) -> str:
+    """The settings as a file that `read_toml` reads back to the last bit."""
+    lines = []
+    for key, value in to_dict(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key} is {value}, which is not a number.")
+        lines.append(f"{key} = {json.dumps(value, ensure_ascii=True)}")
+    return "\n".join(lines) + "\n"
+
+
+def class_list(text: str | None) -> int | list[str] | None:
+    """A number of classes, or their names with commas between."""
+    if text is None:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else word_list(text)
+
+
+def word_list(text: str) -> list[str]:
+    """Words with commas between."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def number_list(text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError("it must be whole numbers with commas between") from None
+
+
+def _typed(of: Setting, value: Any, source: str) -> Any:
+    """The value as the type of its field, or an error that names what is right."""
+    kinds = of.kinds
+    bad = ConfigError(f"{source}: {of.name} = {_short(value)} is not of the right kind ({_words(kinds)}).")
+    if value is None:
+        if NoneType in kinds:
+            return None
+        raise bad
+    if isinstance(value, list | tuple):
+        if any(_is_list_of(get_args(kind), value) for kind in kinds if get_origin(kind) is tuple):
+            return tuple(value)
+        raise bad
+    if of.pair and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return (value, value)
+    if isinstance(value, bool):
+        if bool in kinds:
+            return value
+        raise bad
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise bad
+    if isinstance(value, int) and float in kinds:
+        return float(value)
+    if type(value) in kinds and not (isinstance(value, float) and not math.isfinite(value)):
+        return value
+    raise bad
+
+
+def _is_list_of(kinds: tuple[Any, ...], values: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether the values are those of tuple[kind, ...], or of a pair of numbers above 0."""
+    if not all(isinstance(v, kinds[0]) and not isinstance(v, bool) for v in values):
+        return False
+    return ... in kinds or (len(values) == len(kinds) and all(v > 0 for v in values))
+
+
+def _short(value: Any) -> str:
+    """For a message: as it was given, if that is short."""
+    if isinstance(value, int) and value.bit_length() > 100:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _words(kinds: tuple[Any, ...]) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return " or ".join(names.get(k, "a list") for k in kinds if k is not NoneType)
+
+
+def _number(bound: float) -> str:
+    return "2^63" if bound == 1 << 63 else f"{bound:,g}" if isinstance(bound, float) else f"{bound:,}"
