@@ -5,7 +5,8 @@ Formal guarantee: over its life a `Gate` gives out exactly what `charge.event` d
   1. It cannot be made without a charge that is on the disk: the ledger is read again, and must have this very charge.
   2. The charge's event must be what the sampler itself says that it does, with the noise multiplier of the charge. The
      sampler that runs is `gate.sampler`; `draw` is its only way to choose units for a step.
-  3. The key must be as secret as the charge states.
+  3. The key must be secret where the charge states so. (A run that began with a fixed key and goes on with a secret one
+     stays marked as not private, and so does its charge.)
   4. Each sum comes with its own sensitivity, from the code that bounds what is summed, and noise is scaled to that:
      there is no other sigma and no other sensitivity. Each number in `first` .. `sampler.releases` - 1 is given once:
      the same noise on two sums would show their difference.
@@ -50,8 +51,8 @@ class Gate:
         runs = sampler.event(sigma, first=first)
         if charge.event != runs:
             raise PrivacyError(f"the ledger was charged for {charge.event}, but this would do {runs}.")
-        if key.private != charge.private:
-            raise PrivacyError("the charge states whether its noise is secret, and the key states otherwise.")
+        if charge.private and not key.private:
+            raise PrivacyError("the charge states that its noise is secret, and the key states otherwise.")
         if name is not None and name != charge.id:
             raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
         self._left = set(range(first, sampler.releases))
