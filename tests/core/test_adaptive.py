@@ -66,6 +66,15 @@ def test_a_gaussian_is_itself() -> None:
     assert later.leak == 0.0 and later.sigma == pytest.approx(4 / 3, rel=1e-12) and later.sigma <= 4 / 3
 
 
+@pytest.mark.parametrize("event", [Gaussian(5.0), PoissonGaussian(0.05, 4.0, 100)], ids=["gaussian", "training"])
+def test_equal_later_events_count_one_by_one(event: Event) -> None:
+    """The same settings again are another look at the data: epsilon grows as that of so many looks, at least."""
+    for count in (2, 3, 6):
+        total = adaptive.compose((event,) * count, DELTA)
+        assert accountant.epsilon(total, DELTA) >= accountant.lower_bound(Composed((event,) * count), DELTA) * 0.999
+        assert quick.epsilon(total, DELTA) >= 0.999 * accountant.epsilon(total, DELTA)
+
+
 def test_leaks_never_exceed_what_is_reserved() -> None:
     for delta in (1e-2, 1e-5, 1e-8, 1e-10):
         leaks = [adaptive.later(TRAINING, delta=delta, number=i).leak for i in (1, 2, 3, 50)]

@@ -20,6 +20,7 @@ from dpvision.core.ledger import Account, ledger_of
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.private.training import train
 from dpvision.released import report
+from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
 from tests.system.runs.commands import write_data
@@ -340,3 +341,36 @@ def test_a_run_that_ends_where_it_stands_adds_no_line_to_the_ledger(data: str, t
     assert outcome.complete and _account(prepared).charges == (before,)
     report.write(run, _account(prepared))
     assert json.loads((run.folder / "card.json").read_text())["data_set"]["charges"] == 1
+
+
+OTHER = {
+    "lr": 1.0,
+    "momentum": 0.5,
+    "clip": 0.5,
+    "clip_style": "automatic",
+    "ema": 0.5,
+    "steps": 40,
+    "sigma": 9.0,
+    "batch": 30,
+    "physical": 16,
+    "checkpoint_every": 7,
+}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, of in declared(Config).items() if of.resumable))
+def test_every_setting_that_may_change_is_another_branch_with_noise_and_a_charge_of_its_own(
+    name: str, data: str, tmp_path: Path
+) -> None:
+    """But for how often the state is saved, which changes no bit."""
+    run, prepared = _begin(data, tmp_path / "run", budget=99.0)
+    train.proceed(run, prepared, stop=until(3))
+    before = state_of(run)
+    train.proceed(run, train.reopen(run, {name: OTHER[name]}), stop=until(1))
+    changed = name != "checkpoint_every"
+    assert (state_of(run) != before) is changed
+    assert len(_account(prepared).charges) == 1 + changed
+
+
+def state_of(run: run_folder.Run) -> str:
+    """The branch that names the noise."""
+    return safetensors.read(run.state).header["branch"]
