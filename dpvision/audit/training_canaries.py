@@ -10,6 +10,7 @@ train.py. Beside the canaries there are ordinary records, with gradients in coor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -138,14 +139,13 @@ def _fetch(training: Training, inside: NDArray[np.bool_]) -> Fetch:
 
 def _public(training: Training, size: int, rng: np.random.Generator) -> Public | None:
     """What a method takes from public images: here from gradients that were drawn at random."""
-    if training.assist in ("none", "mirror"):  # mirror descent comes after the noise
-        return None
-    views = 1 if training.views is None else training.views.count
-    gradients = torch.from_numpy(rng.normal(size=(max(views, 2), size))).float()
-    match training.assist:
-        case "dope":
-            return assist.dope(gradients[0]).public
-        case "adadps":
-            return assist.adadps(assist.second_moment(gradients), floor=0.1).public
-        case _:
-            return assist.weight_multiplicity(gradients[:views], torch.ones(size), radius=0.1).public
+    sampler, views = training.sampler, 1 if training.views is None else training.views.count
+    settings = SimpleNamespace(
+        views=views, radius=0.1, adaptive=False, horizon=1.0, floor=0.1,
+        steps=sampler.steps, n=sampler.n, batch=sampler.batch,
+    )  # fmt: skip
+
+    def gradients(count: int) -> Tensor:
+        return torch.from_numpy(rng.normal(size=(count, size))).float()
+
+    return assist.assist(training.assist, assist.Moment(torch.ones(size), 0, settings, gradients)).public

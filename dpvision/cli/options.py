@@ -45,7 +45,7 @@ def _option(of: Setting, default: str) -> Any:
     """The type of an option with its help, default and panel."""
     plain = [kind for kind in of.kinds if kind in (int, float, bool, str)]
     if of.choices:
-        hint: Any = Literal.__getitem__(of.choices)
+        hint: Any = Literal.__getitem__(tuple(of.choices))
     elif of.path:
         hint = Path
     elif of.from_text is not None:

@@ -14,19 +14,14 @@ if TYPE_CHECKING:
     from dpvision.private.statistics.release import Prepared as PreparedRelease
     from dpvision.private.training.train import Prepared
     from dpvision.private.training.tune import Prepared as PreparedTuning
-    from dpvision.settings.training import Config
+    from dpvision.settings.assistance import WAYS
+from dpvision.settings.training import Config
 
 TRAINED = {
     "head": "the head alone",
     "centred-head": "the mean of the features in the first step, then the head",
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
-}
-ASSISTED = {
-    "weights": "weight multiplicity, radius {0.radius:g}",
-    "dope": "DOPE-SGD: the public gradient is taken off before clipping, and put back",
-    "mirror": "mirror descent: less of the private and more of the public gradient with every step",
-    "adadps": "AdaDPS: gradients are scaled by public second moments before clipping",
 }
 
 
@@ -201,7 +196,7 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     if public:
         rows["public"] = ", ".join(public)
     if config.assist != "none":
-        rows["assisted"] = f"{ASSISTED[config.assist].format(config)}; public batches of {config.public_batch}"
+        rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
         rest = "" if config.pretrained or config.prior else "; the rest stays as it was drawn, without --pretrained"
         rows["trained"] = TRAINED[config.part] + rest

@@ -210,27 +210,38 @@ class _Trial:
         _require_close(self._wide, got, self._specified(units, style, public), engine)
 
     def units_are_apart(self) -> None:
-        """In the model's own precision, by bits: the sum of all is the sum of each, next to whatever else is there."""
-        for least in (0.0, -1.0):
-            engine = self._engine(copy.deepcopy(self._model), self._loss, clip=self._style)
-            size = self._views[0]
-            public = self._vectors(engine.size, size, self._dtype)
-            engine.sum([(*self._images(size, least, self._dtype), [size])], public)  # measures how many pass at a time
-            count = min(max(LEAST_TRIED, engine.pass_images + 1), MOST_TRIED) if least == 0 else 3
-            images, targets = self._images(size * max(3, math.ceil(count / size)), least, self._dtype)
-            units = list(zip(images.split(size), targets.split(size), strict=True))
-            if size == 1 and len(self._views) > 1:  # one large unit takes the memory of one gradient
-                units = [units[0], (images[1:], targets[1:])]
-            image, target = units[0]
-            negative, zero, huge, none = ((image * factor, target) for factor in (-1.0, 0.0, HUGE, torch.nan))
-            base = engine.sum([_batch(units)], public)
-            alone = engine.sum([_batch(units[:1])], public) + engine.sum([_batch(units[1:])], public)
-            self._require_same(alone, base)
-            for first, between, last in (([negative, zero, huge], [], []), ([], [none], [negative])):
-                odd = sum(engine.sum([_batch([unit])], public) for unit in (*first, *between, *last))
-                mixed = engine.sum([_batch([*first, units[0], *between, *units[1:], *last])], public)
-                self._require_same(mixed, base + odd)
-            self._require_same(engine.sum([_batch(units)], public), base)  # again, after others
+        """In the model's own precision, by bits: the sum of all is the sum of each, next to whatever else is there.
+
+        On one thread, as each pass is worked on: so the passes are as large as any in training.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for least in (0.0, -1.0):
+                self._apart(least)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _apart(self, least: float) -> None:
+        engine = self._engine(copy.deepcopy(self._model), self._loss, clip=self._style)
+        size = self._views[0]
+        public = self._vectors(engine.size, size, self._dtype)
+        engine.sum([(*self._images(size, least, self._dtype), [size])], public)  # measures how many pass at a time
+        count = min(max(LEAST_TRIED, engine.pass_images + 1), MOST_TRIED) if least == 0 else 3
+        images, targets = self._images(size * max(3, math.ceil(count / size)), least, self._dtype)
+        units = list(zip(images.split(size), targets.split(size), strict=True))
+        if size == 1 and len(self._views) > 1:  # one large unit takes the memory of one gradient
+            units = [units[0], (images[1:], targets[1:])]
+        image, target = units[0]
+        negative, zero, huge, none = ((image * factor, target) for factor in (-1.0, 0.0, HUGE, torch.nan))
+        base = engine.sum([_batch(units)], public)
+        alone = engine.sum([_batch(units[:1])], public) + engine.sum([_batch(units[1:])], public)
+        self._require_same(alone, base)
+        for first, between, last in (([negative, zero, huge], [], []), ([], [none], [negative])):
+            odd = sum(engine.sum([_batch([unit])], public) for unit in (*first, *between, *last))
+            mixed = engine.sum([_batch([*first, units[0], *between, *units[1:], *last])], public)
+            self._require_same(mixed, base + odd)
+        self._require_same(engine.sum([_batch(units)], public), base)  # again, after others
 
     def _require_same(self, got: Tensor, expected: Tensor) -> None:
         if torch.equal(got, expected):

@@ -20,22 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpvision.core.clipping import Public
+from dpvision.errors import ConfigError
 
-METHODS = ("none", "weights", "dope", "mirror", "adadps")
-# Which public vectors shape a unit's contribution before it is clipped.
-SHAPED_BY: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "weights": ("perturbations",),
-    "dope": ("shift",),
-    "mirror": (),  # comes after the noise
-    "adadps": ("scale",),
-}
 SMALLEST = 1e-12  # gamma: no division by zero
 ETA = 0.01  # of the adaptive radius (Kwon et al. 2021)
 
@@ -46,6 +39,7 @@ class Assisted:
 
     public: Public | None
     finish: Callable[[Tensor], Tensor]
+    second: Tensor | None = None  # kept for the steps that follow
 
 
 def as_it_is(noisy: Tensor) -> Tensor:
@@ -110,3 +104,51 @@ def mean_gradient(
     with torch.enable_grad():
         found = torch.autograd.grad(loss(model(images), targets).mean(), trained)
     return torch.cat([g.reshape(-1) for g in found])
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a way may look at before a step: weights that noisy sums made, public gradients there, public numbers."""
+
+    weights: Tensor
+    step: int
+    settings: Any  # settings.training.Config
+    gradients: Callable[[int], Tensor]  # (count, weights): mean gradients of as many public batches
+    second: Tensor | None = None
+
+
+REFRESHED_BY = 16  # public batches that make a second moment, once in an expected pass over the private data
+
+
+def assist(way: str, at: Moment) -> Assisted:
+    """What assists the step, in the way of this name (settings/assistance.py)."""
+    if way not in FORMULAS:
+        raise ConfigError(f"there is no formula for assist {way!r}. There are: {', '.join(FORMULAS)}.")
+    return FORMULAS[way](at)
+
+
+def _weights(at: Moment) -> Assisted:
+    settings = at.settings
+    gradients = at.gradients(settings.views)
+    return weight_multiplicity(gradients, at.weights, radius=settings.radius, adaptive=settings.adaptive)
+
+
+def _mirror(at: Moment) -> Assisted:
+    share = share_of_private(at.step, horizon=at.settings.horizon * at.settings.steps)
+    return mirror(at.gradients(1)[0], share=share)
+
+
+def _adadps(at: Moment) -> Assisted:
+    second = at.second
+    if second is None or at.step % max(1, round(at.settings.n / at.settings.batch)) == 0:
+        second = second_moment(at.gradients(REFRESHED_BY))
+    return replace(adadps(second, floor=at.settings.floor), second=second)
+
+
+FORMULAS: dict[str, Callable[[Moment], Assisted]] = {
+    "none": lambda _: ALONE,
+    "weights": _weights,
+    "dope": lambda at: dope(at.gradients(1)[0]),
+    "mirror": _mirror,
+    "adadps": _adadps,
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path, PurePath
@@ -51,7 +51,7 @@ class Setting:
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     path: bool = False
     from_text: Callable[[str], Any] | None = None
     option: bool = True

@@ -13,6 +13,7 @@ from typing import Any
 
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
+from dpvision.settings.assistance import WAYS
 from dpvision.settings.setting import (
     REQUIRED,
     check,
@@ -176,7 +177,7 @@ class Config:
         help="Public images of the same classes, for --k-diff and --assist: an .npz, a folder or a .csv.",
     )
     assist: str = setting(
-        "none", group="Public data", names_branch="changed", choices=("none", "weights", "dope", "mirror", "adadps"),
+        "none", group="Public data", names_branch="changed", choices=WAYS,
         help="How gradients of public images help: weight multiplicity, DOPE-SGD, mirror descent or AdaDPS.",
     )
     public_batch: int = setting(
@@ -309,9 +310,9 @@ class Config:
             raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: --public FOLDER_OR_NPZ.")
         if self.part == "centred-head" or self.probe_steps or self.probe_share:
             raise ConfigError(f"assist is {self.assist!r}, and the training has two phases. Fix: --assist none.")
-        if self.assist == "weights" and self.unit == "person":
+        if WAYS[self.assist].each_view and self.unit == "person":
             raise ConfigError(
-                "assist is 'weights': it moves the weights of each view of an image, and persons have different "
+                f"assist is {self.assist!r}: it moves the weights of each view of an image, and persons have different "
                 "numbers of images. Fix: --assist dope, mirror or adadps."
             )
 

@@ -7,6 +7,7 @@ ones.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from dpvision.private.engine import STYLES, ClippedSum, Loss
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
 from dpvision.public import dictionary, provenance
-from dpvision.public.assist import SHAPED_BY
+from dpvision.settings.assistance import WAYS
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
 from dpvision.views import Views
@@ -107,13 +108,21 @@ class Prepared:
         return self.in_order + (json.dumps(self.public, sort_keys=True) if self.public else "")
 
     def model(self, *, part: str | None = None) -> nn.Module:
-        """The network with its first weights; what is not trained (of another part, if given) is frozen."""
+        """The network with its first weights, a copy for the caller; what is not trained (of another part, if given) is
+        frozen."""
+        built: dict[str, nn.Module] = self.__dict__.setdefault("_networks", {})
+        part = part or self.config.part
+        if part not in built:
+            built[part] = self._build(part)
+        return copy.deepcopy(built[part])
+
+    def _build(self, part: str) -> nn.Module:
         config = self.config
         assert config.model
         model = build(config.model, self.shape, classes=len(self.data.classes), seed=config.seed)
         if self.start and load_public(model, self.start) != self._digest_of_start:
             raise LedgerMismatch(f"{self.start}: the weights changed meanwhile. Fix: restore the file.")
-        train_only(model, part or config.part)
+        train_only(model, part)
         if config.part == "centred-head":
             start_at_zero(model)
         return model
@@ -214,14 +223,14 @@ class Prepared:
             engine=partial(ClippedSum, physical=config.physical, one_view=config.one_view),
             style=STYLES[config.clip_style](config.clip),
             views=self._numbers_of_views,
-            public=SHAPED_BY[config.assist],
+            public=WAYS[config.assist].shaped_by,
         )
 
     @property
     def _numbers_of_views(self) -> tuple[int, ...]:
         """How many images units have: those of an image are all the same number, those of a person any multiple."""
         count = self.config.views
-        several = self.config.unit == "person" and self.config.assist != "weights"
+        several = self.config.unit == "person" and not WAYS[self.config.assist].each_view
         return (count, 2 * count, 3 * count) if several else (count,)
 
 

@@ -22,8 +22,6 @@ from dpvision.public import assist
 from dpvision.public.assist import Assisted
 from dpvision.views import Views
 
-REFRESHED_BY = 16  # public batches that make a second moment, once in an expected pass over the private data
-
 
 class Assistant:
     """Turns the state before a step into what assists it."""
@@ -40,22 +38,13 @@ class Assistant:
 
     def __call__(self, state: State) -> tuple[State, Assisted]:
         """The phase's network must hold the state's weights."""
-        config, weights = self._config, state.weights
-        assert config.steps and config.batch and config.n
-        match config.assist:
-            case "weights":
-                found = self._gradients(state, config.views)
-                return state, assist.weight_multiplicity(found, weights, radius=config.radius, adaptive=config.adaptive)
-            case "dope":
-                return state, assist.dope(self._gradients(state, 1)[0])
-            case "mirror":
-                share = assist.share_of_private(state.step, horizon=config.horizon * config.steps)
-                return state, assist.mirror(self._gradients(state, 1)[0], share=share)
-            case _:
-                if state.step % max(1, round(config.n / config.batch)) == 0:
-                    state = replace(state, second=assist.second_moment(self._gradients(state, REFRESHED_BY)))
-                assert state.second is not None
-                return state, assist.adadps(state.second, floor=config.floor)
+        made = assist.assist(
+            self._config.assist,
+            assist.Moment(
+                state.weights, state.step, self._config, lambda count: self._gradients(state, count), state.second
+            ),
+        )
+        return (state if made.second is None else replace(state, second=made.second)), made
 
     def _gradients(self, state: State, count: int) -> Tensor:
         """(count, size): mean gradients of as many public batches, the same on all ranks."""

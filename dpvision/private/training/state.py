@@ -26,6 +26,7 @@ from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.private.training import ranks as distributed
+from dpvision.settings.assistance import WAYS
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
@@ -114,7 +115,7 @@ class State:
 
 def tensors_of(config: Config) -> tuple[str, ...]:
     """What of a state is tensors, each as long as all that is trained, but for the canaries' scores."""
-    second = ("second",) if config.assist == "adadps" else ()
+    second = ("second",) if WAYS[config.assist].second_moment else ()
     return ("weights", "momentum", "ema", *second, *(("canaries",) if config.canaries else ()))
 
 

@@ -15,6 +15,7 @@ from dpvision.private.engine import ClippedSum, Public
 from dpvision.private.features import cache
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.units import fetcher
+from dpvision.settings.assistance import WAYS
 
 
 def seconds(prepared: Prepared, *, ranks: int = 1) -> float:
@@ -46,7 +47,7 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
     shape = cache.shape_of(parts, prepared.shape) if parts else prepared.shape
     clipped_sum = ClippedSum(learner, loss, clip=1.0, physical=config.physical, one_view=config.one_view)
     least = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
-    moved = config.views if config.assist == "weights" else 0
+    moved = config.views if WAYS[config.assist].each_view else 0
     public = Public(perturbations=[torch.zeros(clipped_sum.size)] * moved)
     count, rate = least, 0.0
     while True:

@@ -52,6 +52,7 @@ from dpvision.private.training.trackers import Tracker, told_to
 from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
+from dpvision.settings.assistance import WAYS
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
@@ -146,7 +147,7 @@ def _begin(
         private=key.private,
         config=prepared.config,
         path=prepared.before,
-        second=torch.zeros_like(weights) if prepared.config.assist == "adadps" else None,
+        second=torch.zeros_like(weights) if WAYS[prepared.config.assist].second_moment else None,
         canaries=torch.zeros(prepared.config.canaries, dtype=torch.float64) if prepared.config.canaries else None,
     )
     return run_folder.create(folder, prepared.config, facts, state.dump())

@@ -175,7 +175,7 @@ BUGS = (
     ),
     _bug(
         21, "one slice of the budget for all releases", "diffprivlib #104",
-        ("dpvision.private.statistics.releases", "self._done += 1", "pass"), by="replay heads",
+        (GATE, "            self._left -= wanted\n", ""), by="replay heads",
     ),
     _bug(
         22, "the clipping bound is the median norm", "Handcrafted-DP, NeuroMixGDP dp_utils.py",

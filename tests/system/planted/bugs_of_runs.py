@@ -183,7 +183,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         49, "second moments of public gradients refreshed by the true number of images", "schedules by private sizes",
-        (ASSISTANT, "max(1, round(config.n / config.batch))", "max(1, round(self._private / config.batch))"),
+        (ASSISTANT, "state.weights, state.step, self._config,", "state.weights, state.step, replace(self._config, n=self._private),"),
         (ASSISTANT, "        public = prepared.synthetic\n",
          "        public = prepared.synthetic\n        self._private = len(prepared.data.train)\n"),
         by="any data",
