@@ -176,8 +176,8 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
             raise PrivacyError(f"the settings make it epsilon {epsilon:.4f}, more than the {self.epsilon:g} asked for.")
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         with key_of_fit() as key_name:
-            run = train.begin(prepared, self._folder("runs"), accounts=accounts, key_name=key_name)
-            outcome = train.proceed(run, prepared)
+            outcome = train.run(prepared, self._folder("runs"), accounts=accounts, key_name=key_name)
+        run = outcome.run
         card = report.card(run, read_accounts(run.facts()).first.account())
         self._keep(run.folder, outcome.event, prepared.config.delta, card)
         self.released_ = load_model(run.folder).model

@@ -36,7 +36,9 @@ from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.training.prepare import prepare, prepare_read
 from dpvision.private.training.state import State
-from dpvision.private.training.train import begin, proceed
+from dpvision.private.training.train import Face
+from dpvision.private.training.train import Progress as Seen
+from dpvision.private.training.train import run as train_run
 from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
@@ -171,6 +173,17 @@ def _pool(data: Dataset, unit: str, source: str) -> Pool:
     return Pool(Split(images, labels, persons), of, first, seen)
 
 
+class _Counting(Face):
+    """Counts the steps of all shadow models together."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+
+    @contextmanager
+    def training(self) -> Iterator[tuple[Callable[[Seen], None], Callable[[], bool]]]:
+        yield (lambda seen: self._count(seen.step)), (lambda: False)
+
+
 def _training(
     data: Dataset, records: Split, config: Config, source: str, place: Path, count: int, progress: Progress
 ) -> Callable[[NDArray[np.int64]], Floats]:
@@ -187,8 +200,7 @@ def _training(
         # Whatever their rounded rate tells: nothing of this is released.
         own = replace(config, n=n, batch=batch, canaries=0, study=False, budget=ANY_BUDGET.epsilon)
         prepared = prepare_read(replace(data, train=half, val=None, test=None), own, source=source)
-        run = begin(prepared, place / "run")
-        proceed(run, prepared, watch=lambda seen: progress(done + seen.step, count * steps))
+        run = train_run(prepared, place / "run", face=_Counting(lambda step: progress(done + step, count * steps))).run
         found = answers(load_model(run.folder), records)
         shutil.rmtree(run.folder)
         done += steps

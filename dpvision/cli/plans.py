@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpvision.cli.screen import duration, say, table
+from dpvision.settings.assistance import WAYS
 
 if TYPE_CHECKING:
     from dpvision.core.events import Event
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from dpvision.private.statistics.release import Prepared as PreparedRelease
     from dpvision.private.training.train import Prepared
     from dpvision.private.training.tune import Prepared as PreparedTuning
-    from dpvision.settings.assistance import WAYS
-from dpvision.settings.training import Config
+    from dpvision.settings.training import Config
 
 TRAINED = {
     "head": "the head alone",

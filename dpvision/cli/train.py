@@ -61,7 +61,7 @@ def train(
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training import ranks
     from dpvision.private.training.prepare import prepare
-    from dpvision.private.training.train import begin, require_room_for_canaries
+    from dpvision.private.training.train import require_room_for_canaries
 
     ranks.start()
     with screen.counting_bar("preparing") as progress:
@@ -88,7 +88,7 @@ def train(
             screen.say("dry run: no run was made, nothing was charged.")
         return
     test_key = os.environ.get("DPVISION_TEST_KEY") or None
-    _train_on(begin(prepared, out, test_key=test_key, accounts=accounts), prepared, track)
+    _train_on(out, prepared, track, test_key=test_key, accounts=accounts)
 
 
 @app.command
@@ -139,21 +139,17 @@ def _require_noise(prepared: Any) -> None:
         )
 
 
-def _train_on(run: Any, prepared: Any, track: tuple[str, ...]) -> None:
-    """Train to the end or to a stop, then write the report and print what was reached."""
+def _train_on(to: Any, prepared: Any, track: tuple[str, ...], **begin: Any) -> None:
+    """Train to the end or to a stop, write the report and print what was reached."""
     from dpvision.cli import screen
-    from dpvision.private.training import ranks, trackers
-    from dpvision.private.training.train import proceed
+    from dpvision.cli.face import Screen
+    from dpvision.private.training import ranks
+    from dpvision.private.training.train import run as train_run
 
     alone, first = ranks.ranks() == 1, ranks.rank() == 0
-    with screen.counting_bar("features") as progress:
-        prepared.warm(progress)
-    with (
-        trackers.opened(track if first else (), run.folder) as there,
-        screen.stoppable() as stop,
-        screen.training_bar(prepared.config.epsilon, shown=first) as watch,
-    ):
-        outcome = proceed(run, prepared, watch=watch, stop=stop, trackers=there)
+    face = Screen(prepared.config.epsilon, shown=first)
+    outcome = train_run(prepared, to, track=track, face=face, **begin)
+    run = outcome.run
     if not outcome.complete:
         if first:
             launch = "dpvision" if alone else f"torchrun --nproc-per-node {ranks.ranks()} -m dpvision"

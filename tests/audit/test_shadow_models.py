@@ -83,7 +83,7 @@ def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeyp
         assert len(list(left.iterdir())) == 1, "a fresh key"
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(shadow_models, "proceed", broken)
+    monkeypatch.setattr("dpvision.private.training.train.proceed", broken)
     with pytest.raises(OSError, match="full"):
         shadow_models.attack_by_shadows(shadow_models.plan(run, str(finished / "data.npz"), count=4))
     assert not (run.operator / "shadows").exists() and _everything(home) == before

@@ -1,6 +1,7 @@
 """Private training: the only place where private data meets the mechanism. It reads top to bottom as things happen.
 
     prepare    (prepare.py) read the data, complete the settings from public numbers; nothing is charged
+    run        all of what follows, for the command line, the estimators, tunings and shadow models
     begin      make the run folder and its key; nothing is charged yet
     proceed    charge the ledger, then train, then write what may be released; also how a run is resumed
 
@@ -48,7 +49,7 @@ from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.public_gradients import Assistant
 from dpvision.private.training.ranks import Team
 from dpvision.private.training.state import State, event_charged, software, trainable
-from dpvision.private.training.trackers import Tracker, told_to
+from dpvision.private.training.trackers import Tracker, opened, told_to
 from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
@@ -77,6 +78,44 @@ class Outcome:
     accuracy: float | None  # of the released weights on the test split
     seconds: float
     private: bool
+
+
+class Face:
+    """What an operator sees of a run, and how it is stopped. This one shows nothing, and the run goes to its end."""
+
+    @contextmanager
+    def features(self) -> Iterator[Callable[[int, int], None]]:
+        """While features are computed: called with (done, of)."""
+        yield lambda *_: None
+
+    @contextmanager
+    def training(self) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
+        """While it trains: called after each step; and whether to stop."""
+        yield (lambda _: None), (lambda: False)
+
+
+def run(
+    prepared: Prepared,
+    to: Path | run_folder.Run,
+    *,
+    test_key: str | None = None,
+    paid: Charge | None = None,
+    accounts: Accounts | None = None,
+    key_name: str | None = None,
+    track: Sequence[str] = (),
+    face: Face | None = None,
+) -> Outcome:
+    """A whole run in a new folder, or the rest of one that has begun: charge, train, release.
+
+    The other arguments are those of `begin`. `track` names trackers, which get what goes into metrics.jsonl.
+    """
+    begun, face, first = to, face or Face(), ranks.team().first
+    if not isinstance(begun, run_folder.Run):
+        begun = begin(prepared, begun, test_key=test_key, paid=paid, accounts=accounts, key_name=key_name)
+    with face.features() as progress:
+        prepared.warm(progress)
+    with opened(track if first else (), begun.folder) as trackers, face.training() as (watch, stop):
+        return proceed(begun, prepared, watch=watch, stop=stop, trackers=trackers, paid=paid)
 
 
 def begin(

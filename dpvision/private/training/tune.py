@@ -164,8 +164,7 @@ def _best(
     for number in range(1, prepared.stopping.draw() + 1):
         which = secrets.randbelow(len(prepared.candidates))
         candidate = prepared.candidates[which]
-        trial = train.begin(candidate, trials_of(run) / str(number), paid=charge, accounts=accounts)
-        train.proceed(trial, candidate, paid=charge)
+        trial = train.run(candidate, trials_of(run) / str(number), paid=charge, accounts=accounts).run
         found = accuracy(load_model(trial.folder).model, Inputs(prepared.score))
         run_folder.append_json(
             run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": found}

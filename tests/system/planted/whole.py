@@ -335,8 +335,7 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
     run.operator.mkdir(parents=True)
     with ExitStack() as stack:
         for owner, name, value in (
-            (tune.train, "begin", begin),
-            (tune.train, "proceed", lambda *_, **__: None),
+            (tune.train, "run", lambda candidate, place, **_: SimpleNamespace(run=begin(candidate, place))),
             (tune, "load_model", lambda _: SimpleNamespace(model=None)),
             (tune, "accuracy", score),
             (tune.run_folder, "append_json", lambda *_: None),
