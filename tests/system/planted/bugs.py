@@ -225,8 +225,9 @@ BUGS = (
     ),
     _bug(
         28, "each run has the whole budget", "Opacus save_checkpoint (analogue)",
-        (LEDGER, "            _require_room(account, event)\n            group, planned",
-         "            _require_room(replace(account, groups=()), event)\n            group, planned"), by="ledger",
+        (LEDGER, "            _require_within(account, account.total_with(event), event)\n            group, planned",
+         "            alone = replace(account, groups=())\n"
+         "            _require_within(alone, alone.total_with(event), event)\n            group, planned"), by="ledger",
     ),
     _bug(
         29, "a seed of 17 bits", "NeuroMixGDP, random.randint(1, 100000)",
