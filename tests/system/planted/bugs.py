@@ -341,7 +341,7 @@ BUGS = (
     ),
     _bug(
         39, "the charge is not on the disk when noise is drawn", "crash safety; Tumult keeps budgets in memory",
-        (LEDGER, "            os.fsync(descriptor)\n", ""), by="ledger",
+        (LEDGER, "                os.fsync(descriptor)\n", ""), by="ledger",
     ),
     *BUGS_OF_RUNS,
 )  # fmt: skip
