@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from benchmarks.results import Figure, main
-from dpvision.core import accountant, adaptive, gdp, quick
+from dpvision.core import accountant, adaptive
 from dpvision.core.events import Adaptive, Budget, Composed, Event, Gaussian, Later, PoissonGaussian
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, gdp, quick
 
 Floats = NDArray[np.float64]
 DELTA = 1e-5

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
 
-from dpvision.core import gdp
 from dpvision.errors import ConfigError
+from dpvision.settings import gdp
 
 Floats = NDArray[np.float64]
 

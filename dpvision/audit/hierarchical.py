@@ -39,10 +39,9 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from dpvision.audit import random_rows
-from dpvision.core import gdp
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, gdp
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

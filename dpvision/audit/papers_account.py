@@ -6,9 +6,10 @@ sound      a bound (PLD), and for hierarchical sampling at the rate inside the c
 
 from __future__ import annotations
 
-from dpvision.core import accountant, gdp
+from dpvision.core import accountant
 from dpvision.core.rounding import upper
 from dpvision.errors import ConfigError
+from dpvision.settings import gdp
 from dpvision.settings.release import Release
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from dpvision.core import accountant, quick
+from dpvision.core import accountant
 from dpvision.core.events import Budget, Event, PoissonGaussian
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, quick
 
 # R is rounded up to as many numbers: with 8 of them sigma is less than 1% above what all would need.
 POINTS = 8

@@ -42,7 +42,7 @@ from dpvision.private.training.train import run as train_run
 from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
-from dpvision.storage import run_folder, safetensors
+from dpvision.storage import leftovers, run_folder, safetensors
 
 # In turn, each shadow model is attacked by the others: everybody must be in one of them and out of one.
 FEWEST = 4
@@ -216,7 +216,7 @@ def throw_away_home(place: Path) -> Iterator[Path]:
     A link in its place is refused: keys would be kept, and things removed, wherever it leads.
     """
     priors = home().absolute() / "priors"
-    files.remove_folder(place)  # of one that was killed
+    leftovers.remove_folder(place)  # of one that was killed
     files.make_folder(place)
     if priors.is_dir():
         (place / "priors").symlink_to(priors)

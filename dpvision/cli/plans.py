@@ -27,11 +27,11 @@ TRAINED = {
 
 def show_training(prepared: Prepared, accounts: Accounts) -> None:
     """The plan of a training, with what is public and how it is known."""
-    from dpvision.core import accountant
     from dpvision.core.rounding import upper
     from dpvision.private.training import ranks as distributed
     from dpvision.private.training.timing import seconds
     from dpvision.private.training.units import units
+    from dpvision.settings import cross_checks
 
     config, event, sampler = prepared.config, prepared.event(), prepared.sampler
     ranks = distributed.ranks()
@@ -50,7 +50,7 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
             **_with_first_weights(prepared),
-            "cross-check": f"Rényi {upper(accountant.rdp_epsilon(event, config.delta), 4)}; "
+            "cross-check": f"Rényi {upper(cross_checks.rdp_epsilon(event, config.delta), 4)}; "
             + _central_limit(event, config.delta),
         },
         title="plan",
@@ -165,7 +165,7 @@ def _guarantee(event: Event, delta: float) -> str:
 
 
 def _central_limit(event: Event, delta: float) -> str:
-    from dpvision.core import gdp
+    from dpvision.settings import gdp
 
     epsilon = gdp.gaussian_epsilon(gdp.central_limit_mu(event), delta)
     return f"central limit {epsilon:.4f} (approximate, not a bound)"

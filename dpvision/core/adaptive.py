@@ -28,12 +28,12 @@ the meter; who raises the budget after seeing results has the guarantee of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from dpvision.core import accountant, gdp
+from dpvision.core import accountant
 from dpvision.core.events import (
     LEAST_SIGMA,
     MOST_SIGMA,
@@ -123,5 +123,33 @@ def dominate(event: Event, leak: float) -> Later:
     # Both curves fall: between two places the event's is at most its left end, the Gaussian's at least its right end.
     profile = ((accountant.profile(event, places) - leak) / (1 - leak)).tolist()
     above = [(e, d) for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0]
-    mu = gdp.least(lambda x: all(gdp.gaussian_delta(x, e) >= d for e, d in reversed(above)), start=1.0)
+    mu = least(lambda x: all(gaussian_delta(x, e) >= d for e, d in reversed(above)), start=1.0)
     return Later(event, min(max(math.nextafter(1 / mu, 0.0), LEAST_SIGMA), MOST_SIGMA), leak)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """delta(epsilon) of mu-GDP: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
+    if mu <= 0:
+        return 0.0
+    scaled = math.exp(epsilon) * _phi(-epsilon / mu - mu / 2) if epsilon < 700 else 0.0
+    return max(0.0, _phi(-epsilon / mu + mu / 2) - scaled)
+
+
+def _phi(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
+    """The least x > 0 at which a monotone condition holds, by doubling and halving; the end returned satisfies it."""
+    high = start
+    while not holds(high):
+        high *= 2
+        if high > 1e6:
+            return math.inf
+    low = high / 2
+    while low > 1e-12 and holds(low):
+        high, low = low, low / 2
+    for _ in range(rounds):
+        mid = (low + high) / 2
+        low, high = (low, mid) if holds(mid) else (mid, high)
+    return high

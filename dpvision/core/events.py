@@ -223,14 +223,6 @@ def exposures(event: Event) -> list[Kind]:
     return sorted(_kinds(event))
 
 
-def chance_of(kind: Kind) -> float:
-    """That such a record is in any of the releases at all."""
-    steps, points = apart(kind)
-    if points or any(x.rate == 1 for x in steps):
-        return 1.0
-    return -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in steps))
-
-
 def apart(kind: Kind) -> tuple[tuple[Exposure, ...], tuple[Point, ...]]:
     """The steps that such a record meets, and the points."""
     return tuple(x for x in kind if isinstance(x, Exposure)), tuple(x for x in kind if isinstance(x, Point))

@@ -7,7 +7,6 @@ import fcntl
 import io
 import os
 import re
-import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -107,15 +106,6 @@ def make_folder(folder: Path, *, mode: int = 0o700) -> None:
     for path in reversed(missing):
         path.mkdir(mode=mode, exist_ok=True)
         sync_folder(path.parent)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it, where there is one. A link is a DataError: it leads to other things."""
-    if folder.is_symlink():
-        raise DataError(f"{folder}: is a link, and what it leads to is not removed. Fix: remove the link.")
-    if folder.exists():
-        shutil.rmtree(folder)
-        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

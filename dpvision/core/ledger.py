@@ -140,19 +140,12 @@ class Account:
 
     def next_group(self, event: Event) -> tuple[Group | None, int | None]:
         """The group that this event would be charged with, and its line in a plan; no group if it is paid already."""
-        for group in self.groups:
-            for line, planned in group.planned:
-                if planned == event:
-                    return None, line
-        events, left, at = [e for _, e in self.plan], list(self.plan), None
-        for line, planned in self.plan:
+        for line, planned in (x for group in self.groups for x in group.planned):
             if planned == event:
-                at = line
-                left.remove((line, planned))
-                break
-        else:
-            events.append(event)
-        return self._group(events, left), at
+                return None, line
+        at = next((line for line, planned in self.plan if planned == event), None)
+        events = [e for _, e in self.plan] + ([event] if at is None else [])
+        return self._group(events, [x for x in self.plan if x != (at, event)]), at
 
     def _group(self, events: Sequence[Event], planned: Sequence[tuple[int, Event]]) -> Group:
         """The next group, of these events."""
@@ -203,7 +196,6 @@ class Ledger:
             raise ConfigError(f"a fingerprint is a lower-case hexadecimal string, not {fingerprint!r}.")
         self.path = folder / f"{fingerprint[:32]}.jsonl"
         self._seal = folder / f"{fingerprint[:32]}.seal"
-        self.sketch_path = folder / f"{fingerprint[:32]}.sketch"  # of an earlier version
         self.images_path = folder / f"{fingerprint[:32]}.images"
         self.fingerprint = fingerprint
 
@@ -232,10 +224,6 @@ class Ledger:
         """Read and check the whole ledger."""
         with self.locked():
             lines = self._read()
-        if not lines:
-            raise LedgerMismatch(
-                f"{self.path}: there is no ledger for this data set yet; it begins with the first run."
-            )
         return self._account(lines)
 
     def set_budget(self, budget: Budget) -> Account:
@@ -261,7 +249,7 @@ class Ledger:
         """Refuse early what `spend` would refuse, where `budget` is that of a ledger still to be opened."""
         account = self.account() if self.exists() else Account("", budget, unit, ())
         _require_unit(account, unit)
-        _require_room(account, event)
+        _require_within(account, account.total_with(event), event)
 
     def plan(self, event: Event, *, run: str, unit: str = "image") -> Account:
         """Write that this event is going to be run.
@@ -271,8 +259,6 @@ class Ledger:
         """
         with self.locked():
             lines = self._read()
-            if not lines:
-                raise LedgerMismatch(f"{self.path}: nothing can be planned before the ledger is opened with a budget.")
             account = self._account(lines)
             _require_unit(account, unit)
             planned = replace(account, plan=(*account.plan, (len(lines), event)))
@@ -298,8 +284,6 @@ class Ledger:
         """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
         with self.locked():
             lines = self._read()
-            if not lines:
-                raise LedgerMismatch(f"{self.path}: nothing can be charged before the ledger is opened with a budget.")
             account = self._account(lines)
             _require_unit(account, unit)
             for charge in account.charges:
@@ -310,7 +294,7 @@ class Ledger:
                             f"({describe(charge.event)}; now: {describe(event)})."
                         )
                     return account
-            _require_room(account, event)
+            _require_within(account, account.total_with(event), event)
             group, planned = account.next_group(event)
             content = {"id": id, "run": run, "event": to_json(event), "private": private}
             if new_account is not None:
@@ -321,12 +305,9 @@ class Ledger:
                 content |= {"sigma": group.later.sigma, "leak": group.later.leak}
             return self._account(self._append(lines, "charge", content))
 
-    def lines(self) -> list[dict[str, Any]]:
-        """The checked lines as they stand, for display."""
-        with self.locked():
-            return self._read()
-
     def _account(self, lines: list[dict[str, Any]]) -> Account:
+        if not lines:
+            raise LedgerMismatch(f"{self.path}: there is no ledger for this data set yet: the first run opens it.")
         try:
             first = lines[0]
             account = Account(first["account"], Budget(first["epsilon"], first["delta"]), first["unit"], ())
@@ -390,31 +371,30 @@ class Ledger:
         return lines
 
     def _append(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
+        """The lines with one more, which is on the disk with its seal."""
+        previous = lines[-1]["hash"] if lines else ""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"n": len(lines), "time": now, "kind": kind, **content, "previous": previous}
+        line["hash"] = _hash(previous, line)
         try:
-            return self._append_and_sync(lines, kind, content)
+            if not lines:
+                self._write_seal(lines)  # the seal comes first, so that a ledger without one has lost it
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                data = json.dumps(line).encode() + b"\n"
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            files.sync_folder(self.path.parent)
+            self._write_seal([*lines, line])
         except OSError as exc:
             raise PrivacyError(
                 f"{self.path}: the ledger could not be written ({exc.strerror}), so nothing was released. Fix: make "
                 "room or give write access, then run the same command again."
             ) from exc
-
-    def _append_and_sync(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
-        if not lines:
-            self._write_seal(lines)  # the seal comes first, so that a ledger without one has lost it
-        previous = lines[-1]["hash"] if lines else ""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"n": len(lines), "time": now, "kind": kind, **content, "previous": previous}
-        line["hash"] = _hash(previous, line)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(descriptor, json.dumps(line).encode() + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        files.sync_folder(self.path.parent)
-        lines = [*lines, line]
-        self._write_seal(lines)
-        return lines
+        return [*lines, line]
 
     def _sealed(self) -> tuple[int, str] | None:
         if not self._seal.exists():
@@ -557,13 +537,8 @@ def _require_unit(account: Account, unit: str) -> None:
         )
 
 
-def _require_room(account: Account, event: Event) -> None:
-    """The event, with all that is planned, fits into the budget with all that was charged."""
-    _require_within(account, account.total_with(event), event)
-
-
 def _require_within(account: Account, after: Event, event: Event) -> None:
-    """With this event the total, `after`, is within the budget."""
+    """With this event the total, `after`, of all that was charged and is planned, is within the budget."""
     budget, before = account.budget, account.total
     if after == before:
         return
@@ -587,16 +562,14 @@ def _require_within(account: Account, after: Event, event: Event) -> None:
             "`dpvision ledger DATA --set-budget EPSILON --delta DELTA` with a larger delta."
         )
     if epsilon > budget.epsilon:
+        left = budget.epsilon - so_far
+        smaller = f"a smaller --epsilon (about {lower(left)} is left), or, " if left >= 0.01 else ""
         raise BudgetSpent(
             f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, "
             f"{upper(so_far, 4)} of it is spent, and this would make it {upper(epsilon, 4)} "
-            f"({describe(event)}). Nothing was charged. Fix: {_smaller(budget.epsilon - so_far)}if the owner of "
+            f"({describe(event)}). Nothing was charged. Fix: {smaller}if the owner of "
             "the data agrees that more may be told about each of them, `dpvision ledger DATA --set-budget EPSILON`."
         )
-
-
-def _smaller(left: float) -> str:
-    return f"a smaller --epsilon (about {lower(left)} is left), or, " if left >= 0.01 else ""
 
 
 def _uses_up(total: Event, delta: float) -> bool:
@@ -607,8 +580,3 @@ def _uses_up(total: Event, delta: float) -> bool:
 def _hash(previous: str, line: dict[str, Any]) -> str:
     text = json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b((previous + text).encode(), digest_size=20).hexdigest()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -20,7 +20,7 @@ of DISTANCE per number:
      h = c 2^-129 (1 / (U R) + 2 pi R). The ideal number lies within h of a middle with probability 2 E[h] (the middles
      are strips of a plane on which the pair's density is smooth), and E[1 / (U R)] is the integral of dR from 0 to
      13.4, 2 pi E[R] < 8: together 44 c 2^-129, below 2^-100 for c up to 2^23.4. Pairs are independent, so blocks and
-     whole releases add: d numbers are, jointly, within d 2^-100 of the ideal law. The accountant takes quick.SAMPLER
+     whole releases add: d numbers are, jointly, within d 2^-100 of the ideal law. The accountant takes its SAMPLER
      off delta for them.
 
 What is trusted and not proven: that AES-CTR's words cannot be distinguished from uniform ones, and that numpy's log,

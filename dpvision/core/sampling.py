@@ -21,7 +21,6 @@ bits that fall to the others do move; they are as random as before.) `event` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -206,11 +205,3 @@ def heads(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:
     sure = ~open_
     sure[open_] = stream.words(int(open_.sum())) < threshold
     return near[sure]
-
-
-def by_person(persons: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
-    """The images of each person, so that a person is one unit and their images are its views."""
-    order = np.argsort(persons, kind="stable")
-    _, starts = np.unique(persons[order], return_index=True)  # ids need not be consecutive; nobody is without images
-    images = np.split(order, starts[1:])
-    return lambda person: images[person]

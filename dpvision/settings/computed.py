@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dpvision.core import quick
 from dpvision.core.events import Budget, PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, quick
 from dpvision.settings.training import Config
 
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 
-from dpvision.core import gdp
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
+from dpvision.settings import gdp
 
 # t*: of nu* = t* mu. A number and not a search: plans are made without scipy, which takes long to load.
 SHARE = 0.5049762122278388

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpvision.core import accountant, gdp, quick
+from dpvision.core import accountant
 from dpvision.core.events import Budget, PoissonGaussian, describe
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, cross_checks, gdp, quick
 from dpvision.settings.computed import default_batch, default_steps
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
@@ -115,14 +115,12 @@ def _answer(
         },
     }
     if confirm:
-        from dpvision.core import accountant
-
         answer |= {
             "accountant": accountant.NAME,
             "quick_epsilon": epsilon,
             "epsilon": accountant.epsilon(event, delta),
-            "mu": accountant.mu(event, delta),
-            "rdp_epsilon": accountant.rdp_epsilon(event, delta),
+            "mu": gdp.mu(event, delta),
+            "rdp_epsilon": cross_checks.rdp_epsilon(event, delta),
         }
     return answer
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dpvision.core.events import Budget, Event, Gaussian, chance_of, exposures
+from dpvision.core.events import Budget, Event, Gaussian, Kind, apart, exposures
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
 
@@ -168,7 +169,7 @@ class Release:
 
     def _require_more_than_delta(self, classes: int) -> None:
         """A delta as large as a record's chance to be in the rows at all allows that its row has no noise."""
-        chance = max(map(chance_of, exposures(self.event(1.0, classes))))
+        chance = max(map(_chance_of, exposures(self.event(1.0, classes))))
         if self.delta > MOST_DELTA * chance:
             raise ConfigError(
                 f"delta is {self.delta:g}, and a record is in any row at all, of {self.rows:,}, with a chance of "
@@ -231,3 +232,11 @@ def useless(config: Release) -> frozenset[str]:
         "most_weight": config.alpha is not None,
     }
     return frozenset({"share", "counts_share"} | {name for name, used in of_some.items() if not used})
+
+
+def _chance_of(kind: Kind) -> float:
+    """That such a record is in any of the releases at all."""
+    steps, points = apart(kind)
+    if points or any(x.rate == 1 for x in steps):
+        return 1.0
+    return -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in steps))

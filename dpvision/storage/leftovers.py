@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -41,7 +42,16 @@ def remove_trials(tuning: run_folder.Run) -> None:
     for state in trials.glob("*/operator/state.safetensors"):
         with suppress(DataError, PrivacyError):  # one that cannot be read cannot be gone on with either
             _destroy_key_of(state)
-    files.remove_folder(trials)
+    remove_folder(trials)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it, where there is one. A link is a DataError: it leads to other things."""
+    if folder.is_symlink():
+        raise DataError(f"{folder}: is a link, and what it leads to is not removed. Fix: remove the link.")
+    if folder.exists():
+        shutil.rmtree(folder)
+        files.sync_folder(folder.parent)
 
 
 def _destroy_key_of(state: Path) -> None:

@@ -10,8 +10,8 @@ from scipy import stats
 
 from dpvision.audit import bound
 from dpvision.audit.bound import estimate, lower_bound
-from dpvision.core import gdp
 from dpvision.errors import ConfigError
+from dpvision.settings import gdp
 
 DELTA = 1e-5
 

@@ -9,15 +9,16 @@ from scipy import stats
 from dpvision.audit.bound import estimate, lower_bound
 from dpvision.audit.canaries import Scores, claimed_mu, log_ratio
 from dpvision.audit.profile import profile_test, verdict
-from dpvision.core import gdp
+from dpvision.core import adaptive
 from dpvision.core.events import Exposure, Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError
+from dpvision.settings import gdp
 
 DELTA = 1e-5
 
 
 def _curve(mu: float):
-    return lambda epsilons: [gdp.gaussian_delta(mu, e) for e in epsilons]
+    return lambda epsilons: [adaptive.gaussian_delta(mu, e) for e in epsilons]
 
 
 def _worlds(mu: float, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

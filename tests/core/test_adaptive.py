@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import adaptive as attacks
-from dpvision.core import accountant, adaptive, gdp, quick
+from dpvision.core import accountant, adaptive
 from dpvision.core.events import (
     Adaptive,
     Budget,
@@ -28,6 +28,7 @@ from dpvision.core.events import (
 )
 from dpvision.core.ledger import Ledger
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch
+from dpvision.settings import cross_checks, quick
 
 DELTA = 1e-5
 BUDGET = Budget(3.0, DELTA)
@@ -55,9 +56,9 @@ def test_a_later_event_is_dominated_everywhere_and_tightly(event: Event, number:
     later = adaptive.later(event, delta=DELTA, number=number)
     epsilons = np.linspace(0.0, 30.0, 3001)
     mine = accountant.profile(event, epsilons.tolist())
-    theirs = later.leak + (1 - later.leak) * np.array([gdp.gaussian_delta(1 / later.sigma, e) for e in epsilons])
+    theirs = later.leak + (1 - later.leak) * np.array([adaptive.gaussian_delta(1 / later.sigma, e) for e in epsilons])
     assert (mine <= theirs * (1 + 1e-9) + 1e-15).all()
-    less = np.array([gdp.gaussian_delta(0.98 / later.sigma, e) for e in epsilons])
+    less = np.array([adaptive.gaussian_delta(0.98 / later.sigma, e) for e in epsilons])
     assert (mine > later.leak + (1 - later.leak) * less).any(), "a Gaussian with 2% more noise would not do"
 
 
@@ -71,7 +72,7 @@ def test_equal_later_events_count_one_by_one(event: Event) -> None:
     """The same settings again are another look at the data: epsilon grows as that of so many looks, at least."""
     for count in (2, 3, 6):
         total = adaptive.compose((event,) * count, DELTA)
-        assert accountant.epsilon(total, DELTA) >= accountant.lower_bound(Composed((event,) * count), DELTA) * 0.999
+        assert accountant.epsilon(total, DELTA) >= cross_checks.lower_bound(Composed((event,) * count), DELTA) * 0.999
         assert quick.epsilon(total, DELTA) >= 0.999 * accountant.epsilon(total, DELTA)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpvision.core import accountant, quick
+from dpvision.core import accountant
 from dpvision.core import events as events_module
 from dpvision.core.events import (
     MOST_KINDS,
@@ -29,6 +29,7 @@ from dpvision.core.events import (
     to_json,
 )
 from dpvision.errors import ConfigError
+from dpvision.settings import quick
 
 sigmas = st.floats(1e-3, 1e6)
 rates = st.floats(0, 1)

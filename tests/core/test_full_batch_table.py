@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dpvision.core import accountant, gdp
+from dpvision.core import accountant
 from dpvision.core.events import Budget, Gaussian
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, gdp
 
 DELTA = 1e-5
 STEPS = 100

@@ -82,7 +82,7 @@ def test_a_full_disk_refuses_and_loses_nothing(ledger: Ledger, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpvision.core.ledger._write_all", full)
+        patch.setattr(os, "write", full)
         with pytest.raises(PrivacyError, match="nothing was released"):
             ledger.spend(STEP, id="x", run="r")
     assert len(ledger.account().charges) == 2

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpvision.core import noise, quick
+from dpvision.core import accountant, noise
 from dpvision.core.keys import Key
 
 KEY = Key.for_tests("pairs")
@@ -182,7 +182,7 @@ def test_pairs_and_neighbours_in_a_block_are_independent(of: Callable[[np.ndarra
 
 def test_the_accountant_pays_for_the_sampler() -> None:
     """2.7 million weights over ten million steps at epsilon 8 fit into what is taken off delta."""
-    assert 2.7e6 * 1e7 * (1 + math.exp(8)) * noise.DISTANCE < quick.SAMPLER <= quick.hidden_by_rounding(0)
+    assert 2.7e6 * 1e7 * (1 + math.exp(8)) * noise.DISTANCE < accountant.SAMPLER <= accountant.hidden_by_rounding(0)
     c = 2.0**23.4
     assert 2 * c * 2.0**-129 * (13.4 + 2 * math.pi * math.sqrt(math.pi / 2)) < noise.DISTANCE
     assert math.sqrt(2 * 129 * math.log(2)) < 13.4

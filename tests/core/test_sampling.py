@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpvision.core.keys import Key
-from dpvision.core.sampling import PoissonSampler, by_person
+from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
 from tests.core import sampler_checks
 
@@ -114,9 +114,3 @@ def test_rate_one_takes_everybody_and_the_threshold_never_exceeds_the_rate() -> 
 def test_impossible_samplers_are_refused(batch: int, n: int, steps: int) -> None:
     with pytest.raises(ConfigError):
         PoissonSampler(batch, n, steps)
-
-
-def test_a_persons_images_are_found_whatever_the_ids() -> None:
-    persons = np.array([7, 2, 7, 9, 2, 7])
-    images = by_person(persons)
-    assert [sorted(images(u)) for u in range(3)] == [[1, 4], [0, 2, 5], [3]]

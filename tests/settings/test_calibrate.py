@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from dpvision.core import accountant, quick
+from dpvision.core import accountant
 from dpvision.core.events import Budget, Composed, Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, quick
 from dpvision.settings.plan import plan
 
 RATE = 4096 / 50_000

@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from dpvision.core import quick
 from dpvision.core.events import Capped, Event
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.state import State, trainable
+from dpvision.settings import quick
 
 POINTS = 20
 RECORDS = 2000  # of the test split, at every point but the last

@@ -38,10 +38,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpvision.core import accountant, quick
+from dpvision.core import accountant
 from dpvision.core.events import Budget, Event, PoissonGaussian, Tuned
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, quick
 
 # Of the budget's delta; the rest is room for what else the ledger composes with it.
 SHARE_OF_DELTA = 0.5

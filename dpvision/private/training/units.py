@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpvision.core.sampling import by_person
 from dpvision.data import Split
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs
@@ -49,3 +48,11 @@ def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fet
         return made, targets, [count * views.count for count in counts]
 
     return fetch
+
+
+def by_person(persons: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
+    """The images of each person, so that a person is one unit and their images are its views."""
+    order = np.argsort(persons, kind="stable")
+    _, starts = np.unique(persons[order], return_index=True)  # ids need not be consecutive; nobody is without images
+    images = np.split(order, starts[1:])
+    return lambda person: images[person]

@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core import accountant, adaptive, gdp, quick
+from dpvision.core import accountant, adaptive
 from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, given_up, parts
 from dpvision.errors import DataError
 from dpvision.released.report import wording
+from dpvision.settings import cross_checks, gdp
 from dpvision.settings.training import Config
 
 APPROXIMATE = "approximate: central limit, not a bound"
@@ -80,9 +81,9 @@ def _figures(event: Event, delta: float) -> dict[str, Any]:
     return {
         "epsilon": epsilon,
         "delta": delta,
-        "mu": None if epsilon is None else _finite(accountant.mu(event, delta)),
+        "mu": None if epsilon is None else _finite(gdp.mu(event, delta)),
         "profile": [] if epsilon is None else _profile(event),
-        "rdp_epsilon": _finite(accountant.rdp_epsilon(event, delta)),
+        "rdp_epsilon": _finite(cross_checks.rdp_epsilon(event, delta)),
         "approximate": {
             "gdp_central_limit_mu": _finite(limit),
             "gdp_central_limit_epsilon": _finite(gdp.gaussian_epsilon(limit, delta)) if math.isfinite(limit) else None,
@@ -129,7 +130,7 @@ def software() -> dict[str, str]:
 def proven(event: Event, delta: float) -> float | None:
     """Epsilon, or None where it is so large that it says nothing."""
     epsilon = accountant.epsilon(event, delta)
-    return epsilon if epsilon < quick.MOST_LOSS else None
+    return epsilon if epsilon < accountant.MOST_LOSS else None
 
 
 def _profile(event: Event) -> list[list[float]]:
@@ -153,7 +154,7 @@ def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> 
 
 def _furthest(event: Event) -> float:
     """The epsilon at which a curve of the event may end."""
-    return min(accountant.epsilon(event, given_up(event) + LEAST_DELTA), quick.MOST_LOSS)
+    return min(accountant.epsilon(event, given_up(event) + LEAST_DELTA), accountant.MOST_LOSS)
 
 
 def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:

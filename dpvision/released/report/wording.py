@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from dpvision.core import quick
+from dpvision.core import accountant
 from dpvision.core.rounding import upper
 from dpvision.errors import ConfigError
 from dpvision.released.report.numbers import upper_percent
@@ -16,7 +16,7 @@ from dpvision.settings.training import Config
 from dpvision.storage import run_folder
 
 FIXED_KEY = f"NOT PRIVATE: {run_folder.FIXED_KEY}"
-TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {quick.MOST_LOSS:g} can be proven"
+TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {accountant.MOST_LOSS:g} can be proven"
 NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
 FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again; grid-rounded"
 ADD_OR_REMOVE = "add or remove one unit"
@@ -55,7 +55,7 @@ def sentence(card: dict[str, Any]) -> str:
     if card["status"] != "private" or guarantee["epsilon"] is None:
         return (
             f"{this.capitalize()} gives no privacy guarantee: there is so little noise that no epsilon below "
-            f"{quick.MOST_LOSS:g} can be proven at delta {guarantee['delta']:g}; do not release it."
+            f"{accountant.MOST_LOSS:g} can be proven at delta {guarantee['delta']:g}; do not release it."
         )
     one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
     most = one["true_positive_rate_at_most"]

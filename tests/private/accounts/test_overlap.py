@@ -199,7 +199,7 @@ def test_a_large_account_keeps_a_sample_that_estimates_both_shares(monkeypatch: 
 def old_sketch(found: Ledger, *kinds: list[bytes]) -> None:
     """As earlier versions wrote it: the smallest digests of all kinds together, as text."""
     members = sorted({digest.hex()[:24] for kind in kinds for digest in kind})[: 1 << 14]
-    found.sketch_path.write_text("\n".join([found.fingerprint, *members]) + "\n")
+    found.path.with_suffix(".sketch").write_text("\n".join([found.fingerprint, *members]) + "\n")
 
 
 @pytest.mark.parametrize("count", [1000, 20_000])

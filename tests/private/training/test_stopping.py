@@ -14,11 +14,12 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import chisquare, norm
 
-from dpvision.core import accountant, gdp, quick
+from dpvision.core import accountant, adaptive
 from dpvision.core.events import Budget, Composed, Gaussian, PoissonGaussian, Tuned, describe, from_json, to_json
 from dpvision.errors import ConfigError
 from dpvision.private.training import stopping as tuning
 from dpvision.private.training.stopping import Stopping, stopping
+from dpvision.settings import cross_checks, gdp, quick
 
 STOPS = [
     stopping(mean, eta) for mean, eta in ((2.0, 1.0), (10.0, 1.0), (4.0, 0.0), (10.0, 0.0), (3.0, -0.5), (5.0, 2.5))
@@ -76,7 +77,7 @@ def test_the_bound_is_above_the_truth_of_gaussian_trials(stop: Stopping, sigma: 
             stop,
             delta,
             epsilon_of=lambda d: gdp.gaussian_epsilon(mu, d),
-            deltas_of=lambda at: [gdp.gaussian_delta(mu, e) for e in at],
+            deltas_of=lambda at: [adaptive.gaussian_delta(mu, e) for e in at],
         )
         for upwards in (True, False):
             worlds = gaussian_trials(stop, sigma, upwards=upwards)
@@ -186,7 +187,7 @@ def test_a_tuning_and_sampled_steps() -> None:
     alone = accountant.epsilon(event, 1e-5), accountant.epsilon(later, 1e-5)
     for by in (accountant, quick):
         assert max(alone) < by.epsilon(Composed((event, later)), 1e-5) < sum(alone) + 0.05
-    assert accountant.rdp_epsilon(event, 1e-5) == math.inf == gdp.central_limit_mu(event)  # neither is known of it
+    assert cross_checks.rdp_epsilon(event, 1e-5) == math.inf == gdp.central_limit_mu(event)  # neither is known of it
 
 
 def test_the_event_is_plain_json() -> None:

@@ -88,9 +88,7 @@ def _ledgers(place: Path, corpus: Path) -> Iterator[Any]:
 
 def _account(place: Path, corpus: Path) -> None:
     for ledger in _ledgers(place, corpus):
-        account = ledger.account()
-        account.spent()
-        ledger.lines()
+        ledger.account().spent()
 
 
 def _spend(place: Path, corpus: Path) -> None:

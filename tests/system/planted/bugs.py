@@ -23,7 +23,7 @@ ROWS, MIXTURES, RELEASES = (
     "dpvision.core.sampling",
 )
 CERTIFY = "dpvision.core.certify"
-SAFETY, QUICK, CALIBRATE = "dpvision.private.engine.safety", "dpvision.core.quick", "dpvision.settings.calibrate"
+SAFETY, QUICK, CALIBRATE = "dpvision.private.engine.safety", "dpvision.settings.quick", "dpvision.settings.calibrate"
 
 # Texts that several bugs exchange.
 SIGMA = "return noise.release(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)"
@@ -190,7 +190,8 @@ BUGS = (
     _bug(
         24, "the central limit as accountant", "Gopi et al., arXiv 2106.02848; opacus #384",
         (ACCOUNTANT, "return float(_loss_distribution(kind).get_epsilon_for_delta(provable)) if provable > 0 else math.inf",
-         "squares = [n * q**2 * math.expm1(s**-2) if q < 1 else n / s**2 for q, s, n in kind]\n"
+         "from dpvision.settings import gdp\n\n"
+         "    squares = [n * q**2 * math.expm1(s**-2) if q < 1 else n / s**2 for q, s, n in kind]\n"
          "    return gdp.gaussian_epsilon(math.sqrt(sum(squares)), delta)"), by="accountant",
     ),
     _bug(
@@ -203,7 +204,7 @@ BUGS = (
     ),
     _bug(
         26, "tails cut off and forgotten", "google/differential-privacy 6f7deb3; tensorflow/privacy #166",
-        (QUICK, "STEP_TAIL_SIGMAS = 10.5", "STEP_TAIL_SIGMAS = 2.5"),
+        (ACCOUNTANT, "STEP_TAIL_SIGMAS = 10.5", "STEP_TAIL_SIGMAS = 2.5"),
         (QUICK, "return _Losses(mass, low, float(p_mass[-1]))", "return _Losses(mass, low, 0.0)"), by="accountant",
     ),
     _bug(
@@ -224,8 +225,9 @@ BUGS = (
     ),
     _bug(
         28, "each run has the whole budget", "Opacus save_checkpoint (analogue)",
-        (LEDGER, "            _require_room(account, event)\n            group, planned",
-         "            _require_room(replace(account, groups=()), event)\n            group, planned"), by="ledger",
+        (LEDGER, "            _require_within(account, account.total_with(event), event)\n            group, planned",
+         "            alone = replace(account, groups=())\n"
+         "            _require_within(alone, alone.total_with(event), event)\n            group, planned"), by="ledger",
     ),
     _bug(
         29, "a seed of 17 bits", "NeuroMixGDP, random.randint(1, 100000)",
@@ -339,7 +341,7 @@ BUGS = (
     ),
     _bug(
         39, "the charge is not on the disk when noise is drawn", "crash safety; Tumult keeps budgets in memory",
-        (LEDGER, "            os.fsync(descriptor)\n", ""), by="ledger",
+        (LEDGER, "                os.fsync(descriptor)\n", ""), by="ledger",
     ),
     *BUGS_OF_RUNS,
 )  # fmt: skip

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from dpvision.audit import bound
 from dpvision.audit.neighbours import Records
-from dpvision.core import accountant, adaptive, gdp, noise, quick
+from dpvision.core import accountant, adaptive, noise
 from dpvision.core.events import Adaptive, Budget, Composed, Gaussian, PoissonGaussian, parts
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
@@ -43,7 +43,7 @@ from dpvision.private.training import train
 from dpvision.private.training.prepare import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
-from dpvision.settings import calibrate
+from dpvision.settings import calibrate, cross_checks, quick
 from dpvision.settings.schedules import hierarchical
 from dpvision.settings.training import Config
 from tests.core import accountant_checks, noise_checks, sampler_checks
@@ -249,7 +249,7 @@ def _ledger(_seed: int) -> list[str]:
         spent = account.spent()
         if not spent == account.spent() == Ledger(path, "ab" * 16).account().spent():
             found.append("asking again gives another answer")
-        if not spent >= accountant.lower_bound(Composed((event, event)), 1e-5) or len(account.charges) != 2:
+        if not spent >= cross_checks.lower_bound(Composed((event, event)), 1e-5) or len(account.charges) != 2:
             found.append("less is counted than was charged")
         try:
             for number in range(8):
@@ -286,7 +286,7 @@ def _chosen_later(_seed: int) -> list[str]:
             found.append("a run that was chosen later counts as planned")
             continue
         later = total.later[0]
-        most = later.leak + (1 - later.leak) * np.array([gdp.gaussian_delta(1 / later.sigma, e) for e in epsilons])
+        most = later.leak + (1 - later.leak) * np.array([adaptive.gaussian_delta(1 / later.sigma, e) for e in epsilons])
         if (accountant.profile(event, epsilons.tolist()) > most * (1 + 1e-9) + 1e-15).any():
             found.append("a later run reveals more than the Gaussian that it is counted as")
         if not later.leak <= total.reserve == adaptive.reserve(1e-5) <= accountant.delta(total, 100.0):

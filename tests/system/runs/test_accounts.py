@@ -269,7 +269,7 @@ def test_accounts_of_earlier_versions_are_charged(tmp_path: Path, own_home: Path
     own.images_path.unlink()
     split = prepared.data.train
     members = sorted({d.hex()[:24] for d in (*identify(split)[2], *pixel_digests(split.images))})
-    own.sketch_path.write_text("\n".join([own.fingerprint, *members]) + "\n")
+    own.path.with_suffix(".sketch").write_text("\n".join([own.fingerprint, *members]) + "\n")
     with pytest.raises(BudgetSpent, match="about 100% of these images"):
         spend(as_float(tmp_path), tmp_path / "second", COPY)
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpvision.core import accountant, adaptive, noise, quick
+from dpvision.core import accountant, adaptive, noise
 from dpvision.core.events import Budget, Capped, PoissonGaussian
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Account, ledger_of
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.private.training import train
 from dpvision.released import report
+from dpvision.settings import quick
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors

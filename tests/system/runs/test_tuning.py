@@ -15,7 +15,6 @@ from jsonschema import Draft202012Validator
 
 from dpvision.cli.reporting import write_report
 from dpvision.core import accountant
-from dpvision.core import files as atomic
 from dpvision.core.events import Composed, PoissonGaussian, Tuned, from_json
 from dpvision.core.keys import Key
 from dpvision.core.ledger import ledger_of
@@ -28,7 +27,7 @@ from dpvision.private.training.charging import _trial_of
 from dpvision.released.model import load_model
 from dpvision.released.report import accounts, card, write
 from dpvision.settings.training import Config
-from dpvision.storage import run_folder, safetensors
+from dpvision.storage import leftovers, run_folder, safetensors
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs import commands
 
@@ -57,7 +56,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: TRIALS)
     found = prepared(parts)
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "remove_folder", lambda trials: trials.exists() and trials.rename(tmp_path / "trials"))
+        patch.setattr(leftovers, "remove_folder", lambda trials: trials.exists() and trials.rename(tmp_path / "trials"))
         run = tune.proceed(found, tmp_path / "run")
     account = ledger_of(found.first.fingerprint).account()
     (charge,) = account.charges

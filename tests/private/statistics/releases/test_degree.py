@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from dpvision.core import gdp
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
+from dpvision.settings import gdp
 from dpvision.settings.degree import SHARE, optimal_degree, optimal_nu
 
 

@@ -1,7 +1,7 @@
-"""Gaussian differential privacy: the curve of N(0, 1) against N(mu, 1), and the central limit, which is approximate.
+"""Gaussian differential privacy: guarantees as one number mu, and the central limit, which is approximate.
 
 The central limit theorem (Dong, Roth, Su; Bu et al.) is not a bound: at rate 16/50000, T = 50000 and a claimed epsilon
-of 1, the true one is 1.42. It may be shown beside the truth under the name "approximate" and decides nothing.
+of 1, the true one is 1.42. It is shown next to the truth under the name "approximate" and decides nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from dpvision.core import accountant
+from dpvision.core.adaptive import gaussian_delta, least
 from dpvision.core.events import Event, apart, exposures
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of mu-GDP: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
-    if mu <= 0:
-        return 0.0
-    scaled = math.exp(epsilon) * _phi(-epsilon / mu - mu / 2) if epsilon < 700 else 0.0
-    return max(0.0, _phi(-epsilon / mu + mu / 2) - scaled)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -45,6 +39,11 @@ def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: floa
     return least(lambda mu: all(gaussian_delta(mu, e) >= d for e, d in reversed(points)), start=1.0, rounds=16)
 
 
+def mu(event: Event, delta: float) -> float:
+    """The least mu such that mu-GDP implies the whole profile from delta up: a sound one-number summary."""
+    return mu_of_curve(lambda at: accountant.profile(event, at).tolist(), accountant.epsilon(event, delta))
+
+
 def central_limit_mu(event: Event) -> float:
     """Approximate: sqrt(sum of T q^2 (e^(1/sigma^2) - 1)); exact, sqrt(sum of T)/sigma, where the rate is 1."""
 
@@ -64,23 +63,3 @@ def central_limit_sigma(mu: float, *, rate: float, steps: int) -> float:
     if rate == 1.0:
         return math.sqrt(steps) / mu
     return math.log1p((mu / rate) ** 2 / steps) ** -0.5
-
-
-def _phi(x: float) -> float:
-    return math.erfc(-x / math.sqrt(2)) / 2
-
-
-def least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
-    """The least x > 0 at which a monotone condition holds, by doubling and halving; the end returned satisfies it."""
-    high = start
-    while not holds(high):
-        high *= 2
-        if high > 1e6:
-            return math.inf
-    low = high / 2
-    while low > 1e-12 and holds(low):
-        high, low = low, low / 2
-    for _ in range(rounds):
-        mid = (low + high) / 2
-        low, high = (low, mid) if holds(mid) else (mid, high)
-    return high

@@ -1,6 +1,6 @@
 """A second privacy-loss-distribution accountant in plain numpy: an upper bound too, and ready in 0.1 s.
 
-dp-accounting (see accountant.py) decides what a run may do and what a card says; importing it alone takes a second.
+dp-accounting (core/accountant.py) decides what a run may do and what a card says; importing it alone takes a second.
 This one answers `dpvision plan`, drives every calibration search, and is the independent check of the other in tests.
 
 For one step of rate q and noise sigma the worst pair is P = (1-q) N(0, sigma^2) + q N(1, sigma^2) against
@@ -21,41 +21,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpvision.core.events import Capped, Event, Exposure, Kind, Point, apart, exposures
+from dpvision.core.accountant import (
+    MOST_LOSS,
+    STEP_TAIL_SIGMAS,
+    Floats,
+    grid_width,
+    hidden_by_rounding,
+    join_unsampled,
+    loss,
+)
+from dpvision.core.events import Capped, Event, Kind, Point, apart, exposures
 
-Floats = NDArray[np.float64]
-
-# Width of the loss grid, in standard deviations of one step's loss. Connecting the dots adds a variance of about
-# h^2/6 to a step of variance v, so epsilon is too high by a factor of about 1 + (h^2/v)/12: 3e-4 at 0.06.
-GRID = 0.06
-# The most grid points of one step and of a composed distribution; beyond, the grid is made wider: faster and more
-# pessimistic, never less. Only rates below about 1e-4 at little noise get there.
-MOST_STEP_POINTS = 1 << 17
-MOST_POINTS = 1 << 20
-# Points are on a grid at least so many times as fine as the largest of their epsilons.
-POINT_GRID = 1024
-# A step's losses are cut where Q and P have less mass than this on the far side; P's goes to infinite loss.
-STEP_TAIL_SIGMAS = 10.5
 # Mass that the composed window may leave out on each side; both are counted as infinite loss.
 WINDOW_TAIL = 1e-14
-# Losses above this are counted as infinite: no such guarantee means anything, and exp() of it is out of range.
-MOST_LOSS = 600.0
-
-
-# What the noise sampler's distance from the ideal law may add to delta. Its numbers are within 2^-100 each, jointly
-# (core/noise.py), so N of them add N (1 + e^epsilon) 2^-100: this is enough for N (1 + e^epsilon) up to 2^60.
-SAMPLER = 2.0**-40
-
-
-def hidden_by_rounding(steps: int) -> float:
-    """What arithmetic may hide of delta: the noise sampler's distance from the ideal law, and rounding in the
-    transforms, where a power of a spectrum loses about 2^-52 per factor.
-
-    Measured against exact Gaussians composed 10^6 times: 5e-11, where this allows 9e-10.
-    """
-    return 1e-12 + SAMPLER + 2.0**-50 * steps
 
 
 class _Losses(NamedTuple):
@@ -127,52 +106,10 @@ def _both_ways(kind: Kind) -> tuple[_Total, _Total]:
     return _compose([*remove, *both], h), _compose([*add, *both], h)
 
 
-def join_unsampled(kind: Kind) -> Kind:
-    """Gaussians that every record is in add up exactly: 1/sigma^2 = sum of n/sigma^2.
-
-    A rate within 1e-9 of 1 counts as 1, which is never too little.
-    """
-    steps, points = apart(kind)
-    precision = sum(n / sigma**2 for q, sigma, n in steps if q > 1 - 1e-9)
-    sampled = tuple(x for x in steps if x.rate <= 1 - 1e-9)
-    return (*sampled, *((Exposure(1.0, precision**-0.5, 1),) if precision else ()), *points)
-
-
-def count(kind: Kind) -> int:
-    """How many distributions are composed."""
-    steps, points = apart(join_unsampled(kind))
-    return sum(x.steps for x in steps) + len(points)
-
-
-def grid_width(kind: Kind) -> float:
-    """The loss grid's width: a fixed share of a step's standard deviation, wider where the grid would be too long."""
-    x = np.linspace(-STEP_TAIL_SIGMAS, STEP_TAIL_SIGMAS, 4001)
-    w = np.exp(-(x**2) / 2)
-    w /= w.sum()
-    steps = variance = reach = 0.0
-    exposed, points = apart(kind)
-    for q, sigma, n in exposed:
-        out, into = _loss(x * sigma, q, sigma), _loss(x * sigma + 1, q, sigma)
-        mean = (1 - q) * (w @ out) + q * (w @ into)
-        variance += n * float((1 - q) * (w @ (out - mean) ** 2) + q * (w @ (into - mean) ** 2))
-        reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
-        steps += n
-    h = min(GRID * math.sqrt(variance / steps), 1.0) if steps else 1.0
-    if any(point.epsilon > 0 for point in points):
-        h = min(h, max(point.epsilon for point in points) / POINT_GRID)
-        variance += sum(point.epsilon**2 for point in points)
-    return max(h, reach / MOST_STEP_POINTS, 20 * math.sqrt(variance) / MOST_POINTS)
-
-
-def _loss(x: Floats, q: float, sigma: float) -> Floats:
-    whole = (2 * x - 1) / (2 * sigma**2)
-    return whole if q == 1.0 else np.logaddexp(math.log1p(-q), math.log(q) + whole)
-
-
 def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     """One step's loss on the grid, dominating the true one: of P against Q, or (`added`) of Q against P."""
     edge = STEP_TAIL_SIGMAS * sigma
-    ends = _loss(np.array([-edge, edge + 1.0]), q, sigma)
+    ends = loss(np.array([-edge, edge + 1.0]), q, sigma)
     ends = np.clip(ends, -MOST_LOSS, MOST_LOSS)
     low, high = math.floor(ends[0] / h), math.ceil(ends[1] / h)
     grid = np.arange(low, high + 1) * h

@@ -1,0 +1,41 @@
+"""Other bounds on what an event tells, by other ways, set next to the accountant's: they decide nothing."""
+
+from __future__ import annotations
+
+import math
+
+from dpvision.core.accountant import GRID, composed
+from dpvision.core.events import Event, Kind, apart, exposures
+
+# Whole orders only: the series for fractional ones does not always converge, and leaving them out is still a bound.
+RDP_ORDERS = [*range(2, 65), *range(72, 257, 8), 320, 512, 1024]
+
+
+def rdp_epsilon(event: Event, delta: float) -> float:
+    """The Rényi bound: independent of the discretisation, so a truth above it would show a mistake."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    worst = 0.0
+    for kind in exposures(event):
+        exposed, points = apart(kind)
+        if points:  # with chance delta all is told, so no Rényi divergence is finite
+            return math.inf
+        accountant = RdpAccountant(RDP_ORDERS)
+        for rate, sigma, steps in exposed:
+            step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+            accountant.compose(step, steps)
+        worst = max(worst, float(accountant.get_epsilon(delta)))
+    return worst
+
+
+def lower_bound(event: Event, delta: float) -> float:
+    """dp-accounting's optimistic epsilon: the truth lies between this and `epsilon`. For tests and reports.
+
+    Of a tuning nothing is known from below, so it counts as nothing here.
+    """
+    kinds: list[Kind] = [steps for kind in exposures(event) if (steps := apart(kind)[0])]
+    return max(
+        (float(composed(k, grid=GRID / 8, optimistic=True).get_epsilon_for_delta(delta)) for k in kinds),
+        default=0.0,
+    )
