@@ -22,8 +22,11 @@ def papers_sigma(config: Release) -> float:
 
 def compare(config: Release, classes: int) -> dict[str, str]:
     """In words."""
-    if config.kind != "mixtures" or config.sampling == "class-schedule":
-        raise ConfigError(f"recipe {config.recipe} is in no paper. Fix: --recipe neuromix, neuromix-hs or dpmix.")
+    if not config.is_sampled or config.sampling == "class-schedule":
+        raise ConfigError(
+            f"recipe {config.recipe} is not one of NeuroMixGDP, whose account this compares. Fix: --recipe neuromix, "
+            "neuromix-hs or dpmix."
+        )
     sigma = papers_sigma(config)
     truly = accountant.epsilon(config.event(sigma, classes), config.delta)
     return {

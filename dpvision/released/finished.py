@@ -93,10 +93,7 @@ def _card(path: Path) -> dict[str, Any]:
 def _settings(path: Path, card: dict[str, Any], schema: dict[str, Any]) -> Release:
     try:
         found = Release(**checked(Release, card["config"], source=str(path)))
-        mixed = found.kind == "mixtures"
-        needed = [found.n, found.sigma, *([found.degree] if mixed else [])]
-        needed += [found.drawn] if mixed and found.sampling == "hierarchical" else []
-        if not all(needed) or found.rows != schema["rows"]:
+        if not found.is_complete or found.rows != schema["rows"]:
             raise ConfigError("they are not complete, or of another number of rows")
         if found.class_counts is not None and len(found.class_counts) != len(schema["classes"]):
             raise ConfigError("class_counts must be one number for each class")

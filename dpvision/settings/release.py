@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dpvision.core.events import Budget, Event, Gaussian, Kind, apart, exposures
+from dpvision.core.events import Budget, Event, Gaussian, apart, exposures
+from dpvision.core.events import Kind as Met
 from dpvision.errors import ConfigError
+from dpvision.settings.kinds import KINDS, Kind
 from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
 
 if TYPE_CHECKING:
     from dpvision.core.sampling import MixtureSampler
 
-LEAST_DRAWN, DRAWN = 20_000, 3
+DRAWN = 3
 RANK, LEAST_RANK = 800, 20
 MOST_DELTA = 0.1  # of the chance that a record is in any row
 
@@ -28,8 +30,8 @@ class Release:
         "moments", group="Model", option=False, help="Settings to start from, by name; `dpvision recipes` lists them."
     )
     kind: str = setting(
-        "moments", group="Released rows", option=False, choices=("moments", "mixtures"),
-        help="What is released: noisy moments of each class, or noisy mixtures of records.",
+        "moments", group="Released rows", option=False, choices=tuple(KINDS),
+        help="What is released: noisy moments of each class, noisy mixtures of records, or rows by a published method.",
     )
     encoder: str | None = setting(
         None, group="Model", shown="scatter-linear for grey images, patches-256 for colour",
@@ -113,7 +115,7 @@ class Release:
     )
     counts_share: float = setting(
         0.05, group="Released rows",
-        help="Moments: fraction of the privacy budget for the class counts, unless these are declared.",
+        help="Moments, DP-MERF, DP-HP: fraction of the privacy budget for the class counts, unless these are declared.",
     )
     licence: str = setting("not stated", group="Output", help="Licence of the release, for the card.")
     budget: float | None = setting(
@@ -132,6 +134,23 @@ class Release:
         if self.class_counts is not None and self.n is not None and sum(self.class_counts) != self.n:
             raise ConfigError(f"class_counts add up to {sum(self.class_counts):,}, but n is {self.n:,}.")
 
+    @property
+    def of_kind(self) -> Kind:
+        return KINDS[self.kind]
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a sampler decides which records are in a row; otherwise every record is in every noisy sum."""
+        return self.of_kind.releases == 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is there that the event is computed from."""
+        needed = [self.n, self.rows, self.sigma]
+        if self.is_sampled:
+            needed += [self.degree, *([self.drawn] if self.sampling == "hierarchical" else [])]
+        return all(needed)
+
     def complete(self, n: int, classes: int, channels: int) -> Release:
         """All that was left open, from `n` records, the number of classes and nothing else."""
         n = self.n or (sum(self.class_counts) if self.class_counts else n)
@@ -141,9 +160,9 @@ class Release:
             raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: a --delta well below {1 / n:.2g}.")
         if self.class_counts is not None and len(self.class_counts) != classes:
             raise ConfigError(f"class_counts has {len(self.class_counts)} numbers, and there are {classes} classes.")
-        rows = self.rows or (max(n, LEAST_DRAWN) if self.kind == "moments" else n)
+        rows = self.rows or max(n, self.of_kind.least_rows)
         degree = self.degree
-        if degree is None and self.kind == "mixtures":
+        if degree is None and self.is_sampled:
             degree = self._degree(n, rows, classes)
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
         rank = self.rank
@@ -153,7 +172,7 @@ class Release:
         if drawn is None and self.sampling == "hierarchical":
             drawn = float(min(DRAWN, classes))
         whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder, rank=rank, drawn=drawn)
-        if self.kind == "mixtures":
+        if self.is_sampled:
             whole._require_more_than_delta(classes)
         if whole.sigma is None:
             from dpvision.settings import calibrate
@@ -193,7 +212,7 @@ class Release:
 
     def event(self, sigma: float, classes: int) -> Event:
         """What the release does, at this noise."""
-        return Gaussian(sigma, 1) if self.kind == "moments" else self.sampler(classes).event(sigma)
+        return self.sampler(classes).event(sigma) if self.is_sampled else Gaussian(sigma, self.of_kind.releases)
 
     def sampler(self, classes: int) -> MixtureSampler:
         """Of mixtures: who is in which row."""
@@ -224,17 +243,18 @@ def changed(base: Release, values: Mapping[str, Any]) -> Release:
 
 def useless(config: Release) -> frozenset[str]:
     """Settings that change nothing in this kind of release."""
-    if config.kind == "moments":
-        return frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight"})
+    others = frozenset().union(*(kind.own for kind in KINDS.values())) - config.of_kind.own
+    if not config.is_sampled:
+        return others
     of_some = {
         "drawn": config.sampling == "hierarchical",
         "balance": config.sampling != "class-schedule",  # whose labels have no noise
         "most_weight": config.alpha is not None,
     }
-    return frozenset({"share", "counts_share"} | {name for name, used in of_some.items() if not used})
+    return others | {name for name, used in of_some.items() if not used}
 
 
-def _chance_of(kind: Kind) -> float:
+def _chance_of(kind: Met) -> float:
     """That such a record is in any of the releases at all."""
     steps, points = apart(kind)
     if points or any(x.rate == 1 for x in steps):

@@ -40,8 +40,10 @@ from dpvision.core.ledger import Charge
 from dpvision.core.rows import BoundedSum, Rows
 from dpvision.core.sampling import MixtureSampler, Scheduled
 from dpvision.errors import ConfigError
+from dpvision.private.statistics.mechanism import CLASS_NUMBERS, Described, Made
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.sums import Grid, on_grid, summed
+from dpvision.settings.release import Release
 from dpvision.storage.software import computing
 
 # Of lambda, and one over it: beyond, the features or the labels are nothing but noise.
@@ -116,6 +118,26 @@ class Mixtures:
 
         yield from _in_order(block, range(-(-self.sampler.rows // BLOCK)))
 
+    def make(self, charge: Charge, key: Key, config: Release) -> Made:
+        return Made(self.blocks(charge, key))
+
+    def describe(self, config: Release) -> Described:
+        assert config.sigma  # complete
+        return Described(
+            name=f"mixtures, {config.sampling} sampling",
+            rows_are="the features of those drawn, added up and divided by their expected number, plus noise; "
+            "noise alone where nobody was drawn",
+            labels=f"{CLASS_NUMBERS}; public, so it has no noise"
+            if self.public_labels
+            else "the share of each class in each row, with noise: below 0 and above 1 too",
+            hard=self.public_labels,
+            noise={
+                "noise_x": self.noise_of_features(config.sigma),
+                "noise_y": self.noise_of_labels(config.sigma),
+                "degree": self.records_in_a_row,
+            },
+        )
+
     def _contributions(self) -> Grid:
         """z_i of every record; without the labels, where they are public."""
         x = (self._rows.x, self.a)
@@ -136,6 +158,20 @@ class Mixtures:
             return features.astype(np.float32), self.sampler.table[part.start : part.stop].argmax(axis=1)
         labels = noisy[:, self._rows.width :] / (self.b * self.divisor)
         return features.astype(np.float32), labels.astype(np.float32)
+
+
+def of_settings(rows: Rows, config: Release) -> Mixtures:
+    assert config.degree  # complete
+    sampler = config.sampler(rows.classes)
+    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights_of(config))
+
+
+def weights_of(config: Release) -> RandomWeights | None:
+    """Of the records in a mixture; None where all count alike."""
+    if config.alpha is None:
+        return None
+    assert config.degree
+    return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
 
 
 def _in_order(work: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:

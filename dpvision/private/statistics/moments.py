@@ -12,7 +12,7 @@ shape it. What is drawn from the result, and learned, is post-processing. The un
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -24,8 +24,12 @@ from dpvision.core.rows import Rows
 from dpvision.core.sampling import EveryRecord
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.lda import class_statistics
+from dpvision.private.statistics.mechanism import AT_A_TIME, CLASS_NUMBERS, Described, Made
 from dpvision.private.statistics.second_moment import to_matrix
-from dpvision.released.moments import ClassMoments
+from dpvision.released.folder import Block
+from dpvision.released.learners import DiscriminantLearner, fit_moments
+from dpvision.released.moments import RIDGE, ClassMoments
+from dpvision.settings.release import Release
 from dpvision.storage.software import computing
 
 
@@ -74,3 +78,52 @@ class Moments:
             noise_of_counts=noise_of_counts,
             noise_of_second=noise / self.a,
         )
+
+    def make(self, charge: Charge, key: Key, config: Release) -> Made:
+        moments = self.released(charge, key)
+        arrays = {"sums": moments.sums, "counts": moments.counts, "second": moments.second, "n": np.array(moments.n)}
+        for name in ("noise_of_sums", "noise_of_counts", "noise_of_second"):
+            arrays[name] = np.array(getattr(moments, name))
+        return Made(
+            _drawn(moments, config),
+            files={"moments.safetensors": arrays},
+            learners={"linear discriminant of the moments": learner_of(moments)},
+        )
+
+    def describe(self, config: Release) -> Described:
+        return Described(
+            name="moments",
+            rows_are="drawn by public coins from one Gaussian for each class, with one covariance for all",
+            labels=f"{CLASS_NUMBERS}; drawn by public coins, as the row was",
+            hard=True,
+            more={"class_counts": "released with noise" if self.class_counts is None else "declared public"},
+        )
+
+
+def of_settings(rows: Rows, config: Release) -> Moments:
+    assert config.n  # complete
+    return Moments(
+        rows, share=config.share, counts_share=config.counts_share, n=config.n, class_counts=config.class_counts
+    )
+
+
+def learner_of(moments: ClassMoments) -> DiscriminantLearner:
+    """In closed form, without rows."""
+    learner = fit_moments(
+        moments.sums,
+        moments.sizes,
+        moments.second,
+        n=moments.n,
+        noise_sums=moments.noise_of_sums,
+        noise_moment=moments.noise_of_second,
+        ridge=RIDGE,
+    )
+    assert isinstance(learner, DiscriminantLearner)
+    return learner
+
+
+def _drawn(moments: ClassMoments, config: Release) -> Iterator[Block]:
+    assert config.rows
+    coins = np.random.default_rng(config.seed)
+    for start in range(0, config.rows, AT_A_TIME):
+        yield moments.draw(min(AT_A_TIME, config.rows - start), coins)

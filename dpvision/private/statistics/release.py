@@ -3,7 +3,7 @@
 Formal guarantee: for two data sets of which one has one image more, and an encoder and a map that are public functions
 of each image alone, all that is in the released folder satisfies the guarantee of the event on its card. The event is
 in the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone
-(mixtures.py, moments.py), which does what the charge says and no more. Accuracy on a test split is told without noise,
+(kinds.py), which does what the charge says and no more. Accuracy on a test split is told without noise,
 where there is one: it is about the test images, and the card says so.
 
 If it is killed after the charge, the key is still there: the same command makes the same bits and is not charged again.
@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +38,11 @@ from dpvision.private.accounts.accounts import Accounts, choose
 from dpvision.private.accounts.taken_as_public import require_not_learned_from
 from dpvision.private.features.encoders import encoder, extract
 from dpvision.private.features.public_map import PROCESS, whitening
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import Mixtures
-from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.kinds import mechanism_of
+from dpvision.private.statistics.mechanism import Described, Made
 from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
-from dpvision.released.learners import DiscriminantLearner, LinearLearner, fit_moments
-from dpvision.released.moments import RIDGE, ClassMoments
+from dpvision.released.learners import DiscriminantLearner, LinearLearner
 from dpvision.released.report import release_card
 from dpvision.settings.release import Release
 from dpvision.settings.setting import to_dict
@@ -52,7 +50,6 @@ from dpvision.storage import run_folder, safetensors
 
 Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
-AT_A_TIME = 512
 MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
 
 
@@ -160,7 +157,7 @@ def make(
     if encoded.of != prepared.of_rows:
         raise PrivacyError("the rows are of other data or features than those that would be charged.")
     mechanism = mechanism_of(encoded.rows, config)
-    told = told_to_learners(mechanism, prepared.sigma)
+    described = mechanism.describe(config)
 
     with _only_one(place, out):
         _require_free(out, place)
@@ -177,25 +174,22 @@ def make(
             )
             # On the disk from here on.
             status = "private" if charge.private else "NOT PRIVATE"
-            moments, mark = None, {"status": status}  # one entry: in a header, several would be in any order
-            if isinstance(mechanism, Moments):
-                moments = mechanism.released(charge, key)
-                _write_moments(folder, moments, mark)
-                blocks = _drawn(moments, config)
-            else:
-                blocks = mechanism.blocks(charge, key)
-            folders.write_rows(folder, _counted(blocks, config, progress), mark)
+            mark = {"status": status}  # one entry: in a header, several would be in any order
+            made = mechanism.make(charge, key, config)
+            for name, arrays in made.files.items():
+                folders.write_arrays(folder / name, arrays, mark)
+            folders.write_rows(folder, _counted(made.blocks, config, progress), mark)
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
             said = {**mark, "status_means": folders.STATUS[status]}
-            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, mechanism) | said)
-            facts = _facts(prepared, encoded, mechanism, told)
+            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, described) | said)
+            facts = _facts(prepared, encoded, described)
             facts["accounts"] = accounts.to_facts()
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             facts["files"] = folders.digests(folder)
             if encoded.test is not None:
-                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, moments, told)
+                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, made, described)
             card = release_card.write(folder, facts, accounts.first.account())
         Key.destroy(place)
     return card
@@ -239,91 +233,15 @@ def _require_free(out: Path, place: Path) -> None:
     folders.require_free(out)
 
 
-def accuracy(
-    folder: Path,
-    test: Labelled,
-    classes: int,
-    moments: ClassMoments | None,
-    told: dict[str, float],
-) -> dict[str, float]:
+def accuracy(folder: Path, test: Labelled, classes: int, made: Made, described: Described) -> dict[str, float]:
     """Of classifiers that anyone can make from the released folder, on the test split."""
     features, targets = folders.read_rows(folder)
-    learner = DiscriminantLearner(classes=classes, **told).fit(features, targets)
+    learner = DiscriminantLearner(classes=classes, **described.noise).fit(features, targets)
     found = {"linear discriminant of the rows": float(learner.score(*test))}
-    if moments is None and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
+    if not made.learners and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
         descent = LinearLearner(classes=classes).fit(features, targets)
         found["softmax regression on the rows"] = float(descent.score(*test))
-    if moments is not None:
-        found["linear discriminant of the moments"] = float(learner_of(moments).score(*test))
-    return found
-
-
-def learner_of(moments: ClassMoments) -> DiscriminantLearner:
-    """In closed form, without rows."""
-    learner = fit_moments(
-        moments.sums,
-        moments.sizes,
-        moments.second,
-        n=moments.n,
-        noise_sums=moments.noise_of_sums,
-        noise_moment=moments.noise_of_second,
-        ridge=RIDGE,
-    )
-    assert isinstance(learner, DiscriminantLearner)
-    return learner
-
-
-def told_to_learners(mechanism: Mixtures | Moments, sigma: float) -> dict[str, float]:
-    """What a learner may know of the rows: the standard deviation of their noise, and how many records are in one."""
-    if isinstance(mechanism, Moments):
-        return {}
-    return {
-        "noise_x": mechanism.noise_of_features(sigma),
-        "noise_y": mechanism.noise_of_labels(sigma),
-        "degree": mechanism.records_in_a_row,
-    }
-
-
-def mechanism_of(rows: Rows, config: Release) -> Mixtures | Moments:
-    """What complete settings do to rows."""
-    assert config.n  # complete
-    if config.kind == "moments":
-        return Moments(
-            rows,
-            share=config.share,
-            counts_share=config.counts_share,
-            n=config.n,
-            class_counts=config.class_counts,
-        )
-    assert config.degree
-    sampler = config.sampler(rows.classes)
-    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights_of(config))
-
-
-def weights_of(config: Release) -> RandomWeights | None:
-    """Of the records in a mixture; None where all count alike."""
-    if config.alpha is None:
-        return None
-    assert config.degree
-    return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
-
-
-def _told(mechanism: Mixtures | Moments, config: Release, told: dict[str, float]) -> dict[str, Any]:
-    """What was done to the rows, for a card and for learners."""
-    if isinstance(mechanism, Moments):
-        return {
-            "name": "moments",
-            "labels": _meaning(mechanism),
-            "rows_are": "drawn by public coins from one Gaussian for each class, with one covariance for all",
-            "class_counts": "declared public" if config.class_counts else "released with noise",
-        }
-    return {
-        "name": f"mixtures, {config.sampling} sampling",
-        "labels": _meaning(mechanism),
-        "rows_are": "the features of those drawn, added up and divided by their expected number, plus noise; "
-        "noise alone where nobody was drawn",
-        **told,
-    }
+    return found | {name: float(each.score(*test)) for name, each in made.learners.items()}
 
 
 def name_of_key(prepared: Prepared, out: Path) -> str:
@@ -355,14 +273,7 @@ def _only_one(place: Path, out: Path) -> Iterator[None]:
         yield
 
 
-def _drawn(moments: ClassMoments, config: Release) -> Iterator[folders.Block]:
-    assert config.rows
-    coins = np.random.default_rng(config.seed)
-    for start in range(0, config.rows, AT_A_TIME):
-        yield moments.draw(min(AT_A_TIME, config.rows - start), coins)
-
-
-def _counted(blocks: Iterator[folders.Block], config: Release, progress: Progress) -> Iterator[folders.Block]:
+def _counted(blocks: Iterable[folders.Block], config: Release, progress: Progress) -> Iterator[folders.Block]:
     done = 0
     assert config.rows
     for features, labels in blocks:
@@ -371,24 +282,9 @@ def _counted(blocks: Iterator[folders.Block], config: Release, progress: Progres
         progress("rows", done, config.rows)
 
 
-def _write_moments(folder: Path, moments: ClassMoments, mark: dict[str, str]) -> None:
-    arrays = {"sums": moments.sums, "counts": moments.counts, "second": moments.second}
-    noise = {name: np.array(getattr(moments, name)) for name in ("noise_of_sums", "noise_of_counts", "noise_of_second")}
-    folders.write_arrays(folder / "moments.safetensors", {**arrays, **noise, "n": np.array(moments.n)}, mark)
-
-
-def _meaning(mechanism: Mixtures | Moments) -> str:
-    """Of the labels."""
-    if isinstance(mechanism, Moments):
-        return "the number of each row's class, counted from 0; drawn by public coins, as the row was"
-    if mechanism.public_labels:
-        return "the number of each row's class, counted from 0; public, so it has no noise"
-    return "the share of each class in each row, with noise: below 0 and above 1 too"
-
-
-def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | Moments) -> dict[str, Any]:
-    hard = isinstance(mechanism, Moments) or mechanism.public_labels
-    labels = {"dtype": "int64", "shape": ["rows"]} if hard else {"dtype": "float32", "shape": ["rows", rows.classes]}
+def _schema(prepared: Prepared, rows: Rows, folder: Path, described: Described) -> dict[str, Any]:
+    shares = {"dtype": "float32", "shape": ["rows", rows.classes]}
+    labels = {"dtype": "int64", "shape": ["rows"]} if described.hard else shares
     return {
         "format": folders.FORMAT,
         "rows": prepared.config.rows,
@@ -396,13 +292,11 @@ def _schema(prepared: Prepared, rows: Rows, folder: Path, mechanism: Mixtures | 
         "classes": list(prepared.data.classes),
         "files": sorted(path.name for path in folder.glob("rows-*.safetensors")),
         "features": {"dtype": "float32", "shape": ["rows", rows.width]},
-        "labels": {**labels, "meaning": _meaning(mechanism)},
+        "labels": {**labels, "meaning": described.labels},
     }
 
 
-def _facts(
-    prepared: Prepared, encoded: Encoded, mechanism: Mixtures | Moments, told: dict[str, float]
-) -> dict[str, Any]:
+def _facts(prepared: Prepared, encoded: Encoded, described: Described) -> dict[str, Any]:
     """What a card says of it. Nothing here depends on the private records but what was read off and said so."""
     config, found, width = prepared.config, encoded.encoder, encoded.rows.width
     public: dict[str, dict[str, Any]] = {}
@@ -424,7 +318,7 @@ def _facts(
             if config.bound is None
             else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
         },
-        "mechanism": _told(mechanism, config, told),
+        "mechanism": described.on_card(),
         "persons": prepared.data.train.persons is not None,
         "skipped_broken": config.skip_broken or prepared.data.skipped_broken,
     }

@@ -42,7 +42,7 @@ FILES = {
 
 # How a record is accounted, by the kind of event.
 ACCOUNTS = {
-    Gaussian: "every record is in the one release; composition of Gaussian noise, exact",
+    Gaussian: "every record is in {every}; composition of Gaussian noise, exact",
     PoissonGaussian: "each record is in each row by its own secret coin; PLD of the subsampled Gaussian",
     ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: which classes a row "
     "is about is public, for labels and features show it. The published account of hierarchical sampling takes the "
@@ -129,10 +129,16 @@ def _claimed(claims: guarantee.Claims, event: Event) -> dict[str, Any]:
     """The claims as the card has them."""
     return {
         "status": claims.status,
-        "account_of_a_record": ACCOUNTS[type(event)],
+        "account_of_a_record": account_of_a_record(event),
         "guarantee": claims.guarantee,
         "attack_success": claims.attack_success,
     }
+
+
+def account_of_a_record(event: Event) -> str:
+    """In words."""
+    count = event.count if isinstance(event, Gaussian) else 1
+    return ACCOUNTS[type(event)].format(every="the one release" if count == 1 else f"each of {count} releases")
 
 
 def as_text(made: dict[str, Any]) -> str:
@@ -171,7 +177,7 @@ def _plain(value: Any) -> str:
 def readme(made: dict[str, Any]) -> str:
     """README.md: how to read and use it, for someone who has not heard of dpvision."""
     mechanism, features = made["mechanism"], made["features"]
-    moments = mechanism["name"] == "moments"
+    moments = "moments.safetensors" in made["files"]
     there = FILES.keys() - (set() if moments else {"moments.safetensors"})
     there -= set() if made["config"].get("rank") else {"map.safetensors"}
     parts = [
@@ -189,8 +195,8 @@ def readme(made: dict[str, Any]) -> str:
             "The rows tell no more than the moments that they were drawn from. So a linear classifier can be had from "
             f"the moments directly, here the linear discriminant:\n\n```python\n{MOMENTS}\n```"
         )
-    else:
-        noise = {key: mechanism[key] for key in ("noise_x", "noise_y", "degree")}
+    noise = {key: mechanism[key] for key in ("noise_x", "noise_y", "degree") if key in mechanism}
+    if noise:
         parts.append(". ".join(f"{NAMES[key].capitalize()}: {_plain(value)}" for key, value in noise.items()) + ".")
     parts.append("\n".join(f"- `{name}`: {what}" for name, what in FILES.items() if name in there))
     return "\n\n".join([*parts, f"Licence: {escaped(made['licence'])}."]) + "\n"

@@ -50,6 +50,9 @@ RELEASES: dict[str, Callable[[], Release]] = {
     "neuromix-hs": releases.neuromix_hs,
     "neuromix-cifar100": releases.neuromix_cifar100,
     "dpmix": releases.dpmix,
+    "dp-merf": releases.dp_merf,
+    "dp-hp": releases.dp_hp,
+    "p3gm": releases.p3gm,
 }
 
 

@@ -266,5 +266,8 @@ RELEASED: dict[str, Any] = {
     "release, moments of whitened features": ReleaseRun("moments", {"rank": 6}),
     "release, moments of scattering": ReleaseRun("moments", {"encoder": "scattering"}),
     "release, mixtures": ReleaseRun("neuromix", {"delta": 1e-6, "degree": 2.0}),
+    "release, DP-MERF": ReleaseRun("dp-merf", {}),
+    "release, DP-HP": ReleaseRun("dp-hp", {}),
+    "release, P3GM": ReleaseRun("p3gm", {}),
     "estimator, release": Estimator(PrivateRelease, {"encoder": "pixels", "rank": 0, "rows": 16}),
 }

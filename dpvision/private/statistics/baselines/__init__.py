@@ -1,6 +1,7 @@
-"""Synthetic rows by the methods that others published, to compare with: one function, `synthesise`.
+"""Synthetic rows by the methods that others published, to compare with: recipes of a release, and `synthesise`.
 
-synthesise.py   charge, release, generate: the only file here that has private rows, a ledger and a key in its hands
+synthesis.py    a method as the mechanism of a release: recipes dp-merf, dp-hp and p3gm
+synthesise.py   charge, release, generate, for rows of one's own and any setting of a method
 synthetic.py    what is released
 setup.py        names and settings to methods
 embedding.py    mean embeddings by class, released once; generator.py a network that is fitted to them

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +41,10 @@ class FourierFeatures:
 class Merf:
     """`size` is D, `length` is l; `counts_share` is c^2, which `balanced` spares. The rest: generator.Fitting."""
 
+    title: ClassVar[str] = "DP-MERF"
+    rows_are: ClassVar[str] = (
+        "made by a network that was fitted to one noisy mean embedding of each class, by random Fourier features"
+    )
     size: int = 1000
     length: float = 0.5
     balanced: bool = False

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -75,6 +76,10 @@ class Hermite:
     `counts_share` is c^2, which `balanced` spares. The rest: generator.Fitting.
     """
 
+    title: ClassVar[str] = "DP-HP"
+    rows_are: ClassVar[str] = (
+        "made by a network that was fitted to one noisy mean embedding of each class, by Hermite polynomials"
+    )
     order: int = 8
     rho: float = 0.5
     scale: float = 1.0

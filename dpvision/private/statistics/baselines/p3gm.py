@@ -18,6 +18,7 @@ encoder, and by all rows in each step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +55,10 @@ class P3GM:
     `shared` gives all components one covariance. The network has `steps` releases; without them the decoder is V alone.
     """
 
+    title: ClassVar[str] = "P3GM, in a simple form"
+    rows_are: ClassVar[str] = (
+        "drawn by public coins from a noisy Gaussian for each class, among noisy principal components"
+    )
     latent: int = 20
     components: int = 1
     rounds: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ OF_ROWS = ("bound", "unit", "whitening")
 
 class Method(Protocol):
     """A way to make rows. Its fields are public settings; private rows are only ever read into sums for `noisy`."""
+
+    title: ClassVar[str]  # the method
+    rows_are: ClassVar[str]  # what its rows are, for who reads them
 
     @property
     def releases(self) -> int:

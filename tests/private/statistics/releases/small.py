@@ -20,7 +20,7 @@ IMAGES = 200  # random images behind a map
 
 def small(recipe: str, **values: Any) -> Release:
     """The recipe at epsilon 8, with features that take no time."""
-    features = {} if recipe == "dpmix" else {"encoder": "pixels", "rank": RANK}
+    features = {} if release_recipe(recipe).encoder == "pixels" else {"encoder": "pixels", "rank": RANK}
     rows = {"rows": 600} if recipe == "moments" else {}
     return changed(release_recipe(recipe), {"epsilon": 8.0, **features, **rows, **values})
 

@@ -6,14 +6,19 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from importlib.resources import files as resources
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from dpvision.cli import main
+from dpvision.core.events import Gaussian
+from dpvision.released.finished import finished
 from dpvision.released.folder import read_rows
+from dpvision.released.learners import DiscriminantLearner
 from dpvision.settings.recipes import RELEASES
 from tests.private.statistics.releases.small import RANK
 
@@ -69,6 +74,56 @@ def test_release_then_features_then_a_classifier_of_ones_own(run: Run, tmp_path:
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(("recipe", "releases"), [("dp-merf", 1), ("dp-hp", 1), ("p3gm", 2)])
+def test_a_published_method_from_the_release_to_a_classifier(
+    recipe: str, releases: int, run: Run, small_home: Path
+) -> None:
+    words = ("release", "digits", "--epsilon", 8, "--recipe", recipe, "--rows", 300)
+    before = sorted(small_home.rglob("*"))
+    code, out, err = run(*words, "--dry-run")
+    assert code == 0 and "nothing was charged" in out and f"{recipe}: 300 rows" in out, err
+    assert sorted(small_home.rglob("*")) == before
+    code, out, err = run(*words, "--out", "a")
+    assert code == 0 and "test accuracy, linear discriminant of the rows" in out, err
+    card = json.loads(Path("a/card.json").read_text())
+    jsonschema.validate(card, json.loads((resources("dpvision.released.report") / "card.schema.json").read_text()))
+    release = finished(Path("a"))
+    assert release.private and isinstance(release.event, Gaussian) and release.event.count == releases
+    assert ("the one release" in card["account_of_a_record"]) == (releases == 1)
+    assert "noise_x" not in card["mechanism"] and "moments" not in Path("a/README.md").read_text()
+    _, out, _ = run("ledger", "digits", "--json")
+    account = json.loads(out)
+    assert len(account["charges"]) == 1 and 7.9 < account["spent"] <= 8
+    features, labels = read_rows("a")
+    assert features.shape == (300, 64) and labels.dtype == np.int64 and set(labels) <= set(range(10))
+    code, _, err = run("features", "a", "digits", "--out", "test.safetensors")
+    found = load_file("test.safetensors")
+    assert code == 0, err
+    assert DiscriminantLearner(classes=10).fit(features, labels).score(found["features"], found["labels"]) > 0.6
+    code, _, err = run(*words, "--out", "b")
+    assert code == 4 and "budget" in err and not Path("b").exists()
+    code, _, err = run("audit", "a")
+    assert (
+        code == 2 and f"is by recipe {recipe}, and canaries are made for" in err and not Path("a/audit.json").exists()
+    )
+    code, _, err = run(*words, "--accounting", "paper")
+    assert code == 2 and "not one of NeuroMixGDP" in err
+
+
+def test_one_plan_for_all_published_methods(run: Run) -> None:
+    """Planned together they are composed exactly, and the first of them charges for all."""
+    recipes = ("dp-merf", "p3gm")
+    for recipe in recipes:
+        code, out, err = run("release", "digits", "--epsilon", 3, "--budget", 20, "--recipe", recipe, "--plan")
+        assert code == 0 and "Nothing is charged yet" in out, err
+    for recipe in recipes:
+        words = ("--epsilon", 3, "--budget", 20, "--recipe", recipe, "--out", recipe)
+        code, _, err = run("release", "digits", *words)
+        assert code == 0, err
+    _, out, _ = run("ledger", "digits", "--json")
+    assert json.loads(out)["spent"] < 5, "less than the sum, which is 6"
+
+
 def test_a_training_first_then_a_release(run: Run) -> None:
     code, _, err = run(
         "train", "digits", "--epsilon", 1, "--recipe", "linear", "--steps", 3, "--out", "run", "--budget", 3
@@ -95,7 +150,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
     truly = next(line for line in out.splitlines() if "truly tells" in line)
     assert float(truly.split()[-1]) > 2, "where 1 was asked for"
     code, _, err = run("release", "digits", "--epsilon", 1, "--accounting", "paper")
-    assert code == 2 and "in no paper" in err
+    assert code == 2 and "not one of NeuroMixGDP" in err
     assert sorted(small_home.rglob("*")) == before, "no ledger, no key"
     assert not Path("a").exists() and not Path("releases").exists()
 

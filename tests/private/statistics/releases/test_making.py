@@ -23,7 +23,7 @@ from dpvision.released.folder import read_arrays, read_rows
 from dpvision.released.report import release_card
 from dpvision.settings.recipes import RELEASES
 from dpvision.settings.recipes import recipe as training_recipe
-from tests.private.statistics.releases.small import RANK, files, made, small
+from tests.private.statistics.releases.small import files, made, small
 
 pytestmark = pytest.mark.usefixtures("small_home")
 TRUE = np.bincount(load("digits").train.labels)
@@ -43,12 +43,12 @@ def test_what_is_charged_is_on_the_card(recipe: str, tmp_path: Path) -> None:
     assert charge.private and card["status"] == "private" and card["run"] == charge.run
     assert card["guarantee"]["epsilon"] == accountant.epsilon(charge.event, 1e-5) <= 2.0
     features, labels = read_rows(tmp_path / "out")
-    assert features.shape == (prepared.config.rows, 64 if recipe == "dpmix" else RANK)
+    assert features.shape == (prepared.config.rows, prepared.config.rank or 64)
     assert len(labels) == prepared.config.rows and np.isfinite(features).all()
     assert card["accuracy"] == facts["accuracy"]
 
 
-@pytest.mark.parametrize("recipe", ["moments", "class-schedule", "neuromix-hs"])
+@pytest.mark.parametrize("recipe", ["moments", "class-schedule", "neuromix-hs", "dp-merf", "dp-hp", "p3gm"])
 def test_the_charge_is_on_the_disk_before_there_is_noise(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +91,7 @@ def test_releases_and_trainings_share_one_account(tmp_path: Path) -> None:
     assert card["data_set"]["epsilon_spent"] == account.spent() and card["data_set"]["charges"] == 2
 
 
-@pytest.mark.parametrize("recipe", ["moments", "neuromix"])
+@pytest.mark.parametrize("recipe", ["moments", "neuromix", "dp-merf", "p3gm"])
 def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
     recipe: str, tmp_path: Path, small_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,8 +185,11 @@ def test_what_was_not_charged_is_not_done(tmp_path: Path) -> None:
     for other in (Poisson(10, N, 20), Poisson(9, N, 21)):
         with pytest.raises(PrivacyError, match="was charged for"):
             next(Mixtures(rows, other, degree=9).blocks(charged, KEY))
-    with pytest.raises(PrivacyError, match="the key states otherwise"):
+    with pytest.raises(PrivacyError, match="would use its noise"):
         next(mixtures.blocks(charged, Key.fresh()))
+    secret = charge(tmp_path / "b", mixtures, sampler.event(1.5), Key.fresh())
+    with pytest.raises(PrivacyError, match="the key states otherwise"):
+        next(mixtures.blocks(secret, KEY))
     with pytest.raises(ConfigError, match="lambda"):
         Mixtures(rows, sampler, degree=9, balance=0.0)
     with pytest.raises(ConfigError, match="degree"):

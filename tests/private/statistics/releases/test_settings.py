@@ -9,9 +9,13 @@ import pytest
 
 from dpvision.core import accountant
 from dpvision.core.events import ClassScheduled, Gaussian, PoissonGaussian
+from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError
+from dpvision.private.statistics.baselines.synthesis import Synthesis
+from dpvision.private.statistics.kinds import MECHANISMS, mechanism_of
+from dpvision.settings.kinds import KINDS
 from dpvision.settings.recipes import RECIPES, RELEASES, recipe, release_recipe
-from dpvision.settings.release import LEAST_DRAWN, Release, changed, useless
+from dpvision.settings.release import Release, changed, useless
 from dpvision.settings.setting import checked
 
 
@@ -61,6 +65,10 @@ def test_unknown_settings_and_other_kinds_are_refused(values: dict[str, Any], sa
 def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
     base = release_recipe(name)
     others = {"sampling": "poisson", "degree": 3.0, "drawn": 2.0, "balance": 1.0, "alpha": 0.5, "most_weight": 2.0}
+    if base.kind not in ("moments", "mixtures"):
+        others |= {"share": 0.4, "class_counts": (750, 750)}
+    if base.kind == "p3gm":
+        others |= {"counts_share": 0.02}
     if base.kind == "mixtures":
         others = {"share": 0.4, "counts_share": 0.02, "most_weight": 2.0}
         others |= {} if base.sampling == "hierarchical" else {"drawn": 2.0}
@@ -112,7 +120,7 @@ def test_the_declared_number_counts_and_not_the_true_one() -> None:
         assert base.complete(1437, 10, channels=1) == base.complete(1499, 10, channels=1)
         counted = changed(release_recipe(name), {"class_counts": (150,) * 10, "epsilon": 8.0})
         assert counted.complete(1437, 10, channels=1).n == 1500
-    assert Release().complete(1437, 10, 1).rows == LEAST_DRAWN
+    assert Release().complete(1437, 10, 1).rows == 20_000
     assert Release().complete(50_000, 10, 1).rows == 50_000
     assert changed(release_recipe("neuromix"), {"sigma": 9.0}).complete(1437, 10, 1).rows == 1437
     assert [Release().complete(99, 2, c).encoder for c in (1, 3)] == ["scatter-linear", "patches-256"]
@@ -125,13 +133,22 @@ def test_the_event_of_each_recipe(name: str) -> None:
     assert whole.sigma and whole.recipe == name
     event = whole.event(whole.sigma, 10)
     kinds = {
-        "moments": Gaussian,
+        **dict.fromkeys(("moments", "dp-merf", "dp-hp", "p3gm"), Gaussian),
         "class-schedule": ClassScheduled,
         "neuromix-hs": ClassScheduled,
         "neuromix-cifar100": ClassScheduled,
     }
     assert isinstance(event, kinds.get(name, PoissonGaussian))
     assert 7.9 < accountant.epsilon(event, whole.delta) <= 8.0
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_kind_has_a_mechanism_that_does_its_event(name: str) -> None:
+    assert MECHANISMS.keys() == KINDS.keys()
+    whole = changed(release_recipe(name), {"epsilon": 8.0, "rank": 0}).complete(1500, 10, channels=1)
+    made = mechanism_of(Rows.none(10), whole)
+    found = made.method.releases if isinstance(made, Synthesis) else made.event(2.0)
+    assert found == (whole.of_kind.releases if isinstance(made, Synthesis) else whole.event(2.0, 10))
 
 
 def test_rates_of_declared_classes() -> None:
