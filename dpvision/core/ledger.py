@@ -34,7 +34,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -317,11 +317,9 @@ class Ledger:
         except (*UNSOUND, ConfigError) as exc:
             raise LedgerMismatch(f"{self.path}: a line does not say what it must ({exc}). {RESTORE}") from exc
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """One process, or thread, at a time."""
-        with hold(self.path.with_suffix(".lock")):
-            yield
+        return hold(self.path.with_suffix(".lock"))
 
     def _read(self) -> list[dict[str, Any]]:
         """The lines of an unbroken chain that ends in the seal, or LedgerMismatch."""
