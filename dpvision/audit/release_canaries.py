@@ -160,7 +160,8 @@ def head_scores(
             inside, key = coins.split(run, canaries), coins.key(run)
             rows = Rows.of(np.eye(canaries)[inside], np.ones(inside.sum(), np.int64), plan.preparation, classes=2)
             event = Gaussian(sigma * coins.noise, plan.releases)
-            gate = Gate(charge(event, key, f"run {run}"), key, EveryRecord(event.count))
+            name = f"run {run}"
+            gate = Gate(charge(event, key, name), key, EveryRecord(event.count), name=name)
             seen: list[Floats] = []
 
             def noisy(asked: BoundedSum, gate: Gate = gate, seen: list[Floats] = seen) -> Floats:

@@ -91,7 +91,7 @@ def training_scores(
             inside, key = coins.split(run, canaries), coins.key(run)
             charged = charge(training.sampler.event(true_sigma), key, f"run {run}")
             private_sum = PrivateSum(
-                Gate(charged, key, training.sampler),
+                Gate(charged, key, training.sampler, name=f"run {run}"),
                 _clipped_sum(training, canaries, layers=1),
                 views=1 if training.views is None else training.views.count,
             )

@@ -218,12 +218,22 @@ class _Trial:
         torch.set_num_threads(1)
         try:
             for least in (0.0, -1.0):
-                self._apart(least)
+                self._apart(least, self._style)
+            self._apart(0.0, self._unclipped())
         finally:
             torch.set_num_threads(threads)
 
-    def _apart(self, least: float) -> None:
-        engine = self._engine(copy.deepcopy(self._model), self._loss, clip=self._style)
+    def _unclipped(self) -> Style:
+        """A bound that the trial's units are below: above it, what only scales a gradient would be clipped away."""
+        size = self._views[0]
+        images, targets = self._images(4 * size, 0.0)
+        units = zip(images.split(size), targets.split(size), strict=True)
+        public = self._vectors(sum(p.numel() for p in self._wide.parameters() if p.requires_grad), size)
+        most = max(float(self._specified([unit], Flat(1e12), public).norm()) for unit in units)
+        return type(self._style)(min(max(16 * most, 1e-9), 1e9))
+
+    def _apart(self, least: float, style: Style) -> None:
+        engine = self._engine(copy.deepcopy(self._model), self._loss, clip=style)
         size = self._views[0]
         public = self._vectors(engine.size, size, self._dtype)
         engine.sum([(*self._images(size, least, self._dtype), [size])], public)  # measures how many pass at a time

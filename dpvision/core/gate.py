@@ -8,8 +8,8 @@ Formal guarantee: over its life a `Gate` gives out exactly what `charge.event` d
   3. The key must be secret where the charge states so. (A run that began with a fixed key and goes on with a secret one
      stays marked as not private, and so does its charge.)
   4. Each sum comes with its own sensitivity, from the code that bounds what is summed, and noise is scaled to that:
-     there is no other sigma and no other sensitivity. Each number in `first` .. `sampler.releases` - 1 is given once:
-     the same noise on two sums would show their difference.
+     there is no other sigma and no other sensitivity. Each release in `first` .. `sampler.releases` - 1 is given once,
+     and so is each noise: the same on two sums would show their difference.
 
 Streams are named by the charge's id, which names everything that shapes the result (state.branch_name, `secret_name`):
 other data, settings or software cannot come out under the same noise.
@@ -42,10 +42,10 @@ from dpvision.errors import PrivacyError
 class Gate:
     """Noisy sums, as many as were charged, each of them once."""
 
-    def __init__(self, charge: Charge, key: Key, sampler: Sampler, *, first: int = 0, name: str | None = None) -> None:
-        """`first` is the number of the first release that this charge pays for.
+    def __init__(self, charge: Charge, key: Key, sampler: Sampler, *, name: str, first: int = 0) -> None:
+        """`name` is what the caller computes from its very records, settings and software: it must be the charge's id.
 
-        `name` is what the caller computes from its very records, settings and software: it must be the charge's id.
+        `first` is the number of the first release that this charge pays for.
         """
         sigma = getattr(charge.event, "sigma", 1.0)
         runs = sampler.event(sigma, first=first)
@@ -53,9 +53,9 @@ class Gate:
             raise PrivacyError(f"the ledger was charged for {charge.event}, but this would do {runs}.")
         if charge.private and not key.private:
             raise PrivacyError("the charge states that its noise is secret, and the key states otherwise.")
-        if name is not None and name != charge.id:
+        if name != charge.id:
             raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
-        self._left = set(range(first, sampler.releases))
+        self._left, self._drawn = set(range(first, sampler.releases)), set[int]()
         if self._left and not charge.on_disk():
             raise PrivacyError(f"the charge {charge.id} is not in a ledger on the disk, so nothing may come of it.")
         self.sampler, self.sigma, self._key, self._branch, self._lock = sampler, float(sigma), key, charge.id, Lock()
@@ -95,7 +95,10 @@ class Gate:
                 raise PrivacyError(
                     f"release {min(wanted - self._left)} is done or outside of what was charged; {self.left} are left."
                 )
+            if number in self._drawn:
+                raise PrivacyError(f"the noise of number {number} was used already: twice would show a difference.")
             self._left -= wanted
+            self._drawn.add(number)
         stream = self._key.stream("noise", step=number, branch=self._branch)
         return noise.release(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)
 

@@ -84,6 +84,8 @@ class Charge:
     def on_disk(self) -> bool:
         """Whether its ledger, read now, has this very charge; of a trial, that of its tuning."""
         charge = self.paid_by or self
+        if self.paid_by and not (isinstance(charge.event, Tuned) and self.event in charge.event.trials):
+            return False
         return charge.ledger is not None and charge in charge.ledger.account().charges
 
     def trial(self, event: Event, *, id: str) -> Charge:

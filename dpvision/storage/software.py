@@ -26,7 +26,7 @@ def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     named = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor())
-    steering = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "GLIBC_TUNABLES", "NPY_")
+    steering = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "GLIBC_TUNABLES", "NPY_", "OPENBLAS_", "BLIS_")
     chosen = [
         " ".join(platform.libc_ver()),
         *(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(steering)),

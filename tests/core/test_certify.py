@@ -60,6 +60,26 @@ def test_a_batch_must_not_decide_what_is_done_with_an_image(what: str) -> None:
         verify(_First(DECIDES[what]), each_loss, (8,), 10)
 
 
+class _Doubles(nn.Module):
+    """Gradients twice as large in batches above 8: clipped away, where every one of them is above the bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(x)
+        return y if len(x) <= 8 else y * 2 - y.detach()
+
+
+@pytest.mark.parametrize("style", [Flat(1.0), Flat(1e-3), PerLayer(1e-3), Automatic(1e-3)])
+def test_what_only_scales_gradients_is_found_at_any_bound(style: Style) -> None:
+    torch.manual_seed(0)
+    for views in ((1,), (2, 3, 1)):
+        with pytest.raises(UnsafeLayer):
+            certify(_Doubles(), each_loss, (8,), 10, engine=ClippedSum, style=style, views=views)
+
+
 class _Keeps(nn.Module):
     """State in an attribute that torch knows nothing of: of the first batch, of the last one, or a count."""
 

@@ -67,7 +67,7 @@ def fit_head(
     everything = (rows.x, rows.labels, *((public_rows.x,) if public_rows else ()))
     id = secret_name(key, "name of a head", what, everything)
     charge = charge_one(ledger, budget, event, key, id=id, run=run, sketch=sketch)
-    gate = Gate(charge, key, EveryRecord(event.count))
+    gate = Gate(charge, key, EveryRecord(event.count), name=id)
 
     weight, bias, centre = plan.fit(rows, n=n, sigma=event.sigma, noisy=gate.next, public=public_rows)
     weight, bias = split_intercept(weight, bias, plan.preparation)

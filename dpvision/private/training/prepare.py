@@ -188,6 +188,13 @@ class Prepared:
         train, test = self.data.train.persons, None if self.data.test is None else self.data.test.persons
         return 0 if train is None or test is None else len(np.intersect1d(train, test))
 
+    @property
+    def tried_as(self) -> tuple[object, ...]:
+        """All that the certificate depends on: two trainings that agree in it need one."""
+        config = self.config
+        style = (config.clip, config.clip_style, config.views, config.one_view, config.as_it_is, config.physical)
+        return (config.model, config.part, bool(config.probe_steps), config.assist, config.unit, *style)
+
     def require_separable(self) -> None:
         """By trial on random images: no layer mixes the images of a batch, and every gradient is right.
 

@@ -321,7 +321,7 @@ def _proceed(
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])
     clipped_sum = _clipped_sum(prepared, phase, seen)
     private_sum = PrivateSum(
-        Gate(charged, key, sampler, first=state.first),
+        Gate(charged, key, sampler, name=state.branch, first=state.first),
         clipped_sum if carried is None else carried.sum_of(clipped_sum),
         team=team,
         views=config.views,

@@ -139,7 +139,7 @@ def proceed(
     accounts = accounts or choose(prepared.first.fingerprint, prepared.first.sketch)
     accounts.require_room(prepared.event, prepared.first.config)
     first, name = prepared.first, secrets.token_hex(6)
-    for candidate in {(c.config.model, c.config.part): c for c in prepared.candidates}.values():
+    for candidate in {c.tried_as: c for c in prepared.candidates}.values():
         candidate.require_separable()
     facts = _facts(prepared, name, accounts)
     run = run_folder.create(folder, first.config, facts, b"")

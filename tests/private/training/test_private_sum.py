@@ -36,7 +36,7 @@ def _charge(tmp_path: Path, *, first: int = 0) -> Charge:
 def _sum(charge: Charge, *, key: Key = KEY, sampler: PoissonSampler = SAMPLER, first: int = 0) -> PrivateSum:
     model = build("linear", (1, 8, 8), classes=10, seed=0)
     clipped_sum = ClippedSum(model, partial(F.cross_entropy, reduction="none"), clip=1.0)
-    return PrivateSum(Gate(charge, key, sampler, first=first), clipped_sum)
+    return PrivateSum(Gate(charge, key, sampler, name=charge.id, first=first), clipped_sum)
 
 
 def _fetch(drawn: np.ndarray, _seed: int) -> tuple[Tensor, Tensor, list[int]]:

@@ -110,7 +110,7 @@ def _two_ranks(records: Records) -> Tensor:
     model = mechanisms.linear()
     ranks = [
         PrivateSum(
-            Gate(charge, mechanisms.KEY, sampler),
+            Gate(charge, mechanisms.KEY, sampler, name="b"),
             ClippedSum(model, each_loss, clip=0.5, one_view=True),
             team=Beside(rank, 2, letters),
         )
@@ -171,7 +171,7 @@ def _sampler_of_training(seed: int) -> list[str]:
         engine = ClippedSum(model, each_loss, clip=1.0, one_view=True)
         key, letters = Key.for_tests(f"sampler {seed}"), list[Tensor]()
         teams = [Beside(rank, ranks, letters) for rank in reversed(range(ranks))]
-        private = [PrivateSum(Gate(charge, key, sampler), engine, team=team) for team in teams]
+        private = [PrivateSum(Gate(charge, key, sampler, name="b"), engine, team=team) for team in teams]
         took_part = np.zeros((steps, n))
         for step in range(steps):
 

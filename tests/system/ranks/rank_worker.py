@@ -40,7 +40,7 @@ def only_noise(*, unreadable: bool = False) -> dict:
     """Four steps over units whose gradients are zero, on 2^18 weights; `unreadable` images are found on rank 1."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(512, 512, bias=False))
     clipped_sum = ClippedSum(model, lambda output, _: 0 * output.sum(1), clip=CLIP, physical=4)
-    team, gate = ranks.team(), Gate(charged(SAMPLER.event(SIGMA)), Key.for_tests("noise"), SAMPLER)
+    team, gate = ranks.team(), Gate(charged(SAMPLER.event(SIGMA)), Key.for_tests("noise"), SAMPLER, name="b")
     private = PrivateSum(gate, clipped_sum, team=team)
     images = torch.ones(UNITS, 1, 16, 32)
     fetched = []

@@ -82,7 +82,7 @@ def _step(sampler: PoissonSampler, step: int, units: int, team: Team) -> tuple[l
         found.extend(drawn.tolist())
         return torch.from_numpy(drawn), torch.empty(0), [1] * len(drawn)
 
-    gate = Gate(charged(sampler.event(2.0)), Key.for_tests("shares"), sampler)
+    gate = Gate(charged(sampler.event(2.0)), Key.for_tests("shares"), sampler, name="b")
     private = PrivateSum(gate, FewUnits(), team=team)  # type: ignore[arg-type]
     noisy = private.step(step, units, fetch)
     return found, noisy

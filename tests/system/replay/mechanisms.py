@@ -120,7 +120,7 @@ class Training:
         )
         sampler = PoissonSampler(self.batch, N, self.steps)
         event = sampler.event(self.sigma)
-        private = PrivateSum(Gate(charged(event), KEY, sampler), engine, views=count)
+        private = PrivateSum(Gate(charged(event), KEY, sampler, name="b"), engine, views=count)
         split = Split(records.x, records.labels, records.persons)
         fetch = fetcher(split, self.unit, Inputs(split), views)
         for step in range(self.steps):

@@ -74,7 +74,7 @@ def synthesise(
     what = f"{plan.name} {plan.method!r} {plan.preparation!r} {n} {classes} {rows} {seed} {to_json(event)}"
     id = secret_name(key, "name of synthetic rows", what, (private_rows.x, private_rows.labels))
     charge = charge_one(ledger, budget, event, key, id=id, run=run, sketch=sketch)
-    gate = Gate(charge, key, EveryRecord(event.count))
+    gate = Gate(charge, key, EveryRecord(event.count), name=id)
 
     x, y = plan.method.make(private_rows, n=n, sigma=event.sigma, noisy=gate.next, count=rows, seed=seed)
     return Synthetic(

@@ -80,7 +80,7 @@ def test_what_is_done_is_what_was_charged_and_within_the_budget(name: str, tmp_p
 def test_what_is_released_under_a_fixed_key_is_what_it_ever_was(name: str, golden: list[float]) -> None:
     plan = setup(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k != "method"})
     event = Gaussian(2.0, plan.method.releases)
-    gate = Gate(charged(event), Key.for_tests("golden"), EveryRecord(event.count))
+    gate = Gate(charged(event), Key.for_tests("golden"), EveryRecord(event.count), name="b")
     got = []
 
     def noisy(bounded: BoundedSum) -> np.ndarray:
