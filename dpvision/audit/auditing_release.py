@@ -7,8 +7,8 @@ the operator, and never goes into the folder:
     membership    a classifier of the released rows, and its losses on training and on test images
     inversion     of mixtures: images that explain released rows (audit/inversion.py), each beside the image that it
                   is most like among the training and among as many test images; and of single records without noise,
-                  which shows what the attack sees where nothing hides them. Rows that were drawn from moments are
-                  nobody's, so there is nothing to invert.
+                  which shows what the attack sees where nothing hides them. Rows that were drawn from noisy sums
+                  are nobody's, so there is nothing to invert.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from dpvision.audit.canaries import Progress as Counted
 from dpvision.audit.inversion import correlations, invert
 from dpvision.audit.losses import cross_entropies
 from dpvision.audit.membership import Membership, attack_success
-from dpvision.audit.release_canaries import mixture_scores, moments_scores
+from dpvision.audit.release_canaries import mixture_scores, moments_scores, synthesis_scores
 from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Split
-from dpvision.errors import ConfigError
 from dpvision.models.inputs import to_tensor
 from dpvision.private.features.as_released import features_of, made_by, split_of
 from dpvision.private.features.encoders import Encoder
+from dpvision.private.statistics.baselines import synthesis
 from dpvision.private.statistics.kinds import mechanism_of
+from dpvision.private.statistics.mechanism import Described
 from dpvision.private.statistics.mixtures import weights_of
 from dpvision.released.finished import Finished
 from dpvision.released.folder import read_rows
 from dpvision.released.learners import DiscriminantLearner
 
-# Canaries that share a release of rows, and of moments, whose numbers grow with the square.
-IN_ROWS, IN_MOMENTS = 200, 40
+# Canaries that share a release: the numbers of moments grow with the square, and P3GM keeps no more than 20 directions.
+TOGETHER, FEW = {"mixtures": 200, "moments": 40}, 20
 # Rows that are inverted, steps of each inversion, and images of a split that the results are compared with.
 SHOWN, STEPS, MOST = 8, 1000, 2000
 Progress = Callable[[str, int, int], None]
@@ -53,12 +54,7 @@ def canary_scores(
 ) -> Scores:
     """Scores of at least as many canaries, half of them in, of the release's mechanism."""
     settings, sigma = release.settings, release.sigma
-    if settings.kind not in ("moments", "mixtures"):
-        raise ConfigError(
-            f"{release.folder}: is by recipe {settings.recipe}, and canaries are made for moments and mixtures alone. "
-            "Nothing was written. Fix: audit a release by another recipe; the claim of this one rests on its proof."
-        )
-    together = min(canaries, IN_MOMENTS if settings.kind == "moments" else IN_ROWS)
+    together = min(canaries, TOGETHER.get(settings.kind, FEW))
     runs = math.ceil(canaries / together)
     if settings.kind == "moments":
         return moments_scores(
@@ -71,6 +67,10 @@ def canary_scores(
             coins=coins,
             progress=progress,
         )
+    if not settings.is_sampled:
+        wide = Rows(np.zeros((0, together), np.float32), np.zeros(0, np.int64), together)
+        method = synthesis.of_settings(wide, settings).method
+        return synthesis_scores(sigma, method=method, canaries=together, runs=runs, coins=coins, progress=progress)
     assert settings.degree  # complete
     return mixture_scores(
         settings.sampler(len(release.classes)),
@@ -90,8 +90,7 @@ def losses_of(
 ) -> tuple[Membership, dict[str, NDArray[np.float64]]]:
     """The loss-threshold attack on a classifier of the released rows: training images against test images."""
     classes = len(release.classes)
-    described = mechanism_of(Rows.none(classes), release.settings).describe(release.settings)
-    learner = DiscriminantLearner(classes=classes, **described.noise).fit(*read_rows(release.folder))
+    learner = DiscriminantLearner(classes=classes, **_described(release).noise).fit(*read_rows(release.folder))
     found = {}
     for split in ("train", "test"):
         rows = features_of(release.folder, source, split=split, weights=weights, progress=progress)
@@ -99,6 +98,10 @@ def losses_of(
     members, others = found["train"], found["test"]
     success = attack_success(members[0], others[0], classes=(members[1], others[1]))
     return success, {"members": members[0], "others": others[0]}
+
+
+def _described(release: Finished) -> Described:
+    return mechanism_of(Rows.none(len(release.classes)), release.settings).describe(release.settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ class Inversion:
 def inversion_of(release: Finished, source: str, *, weights: Path | None = None, steps: int = STEPS) -> Inversion | str:
     """The attack on the first released rows; or why there is none."""
     if not release.settings.is_sampled:
-        return f"the rows were drawn from {release.settings.kind}, so no row is of anybody"
+        return f"the rows were {_described(release).rows_are}, so no row is of anybody"
     assert release.settings.degree  # complete
     encoder, rule = made_by(release.folder, weights=weights)
     module = Differentiable(encoder, rule)

@@ -9,10 +9,14 @@ import numpy as np
 
 from dpvision.audit import hierarchical
 from dpvision.audit.canaries import Coins, Scores
-from dpvision.audit.release_canaries import head_scores, mixture_scores, moments_scores
+from dpvision.audit.release_canaries import head_scores, mixture_scores, moments_scores, synthesis_scores
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core.events import Budget, ClassScheduled
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
+from dpvision.private.statistics.baselines.fourier import Merf
+from dpvision.private.statistics.baselines.hermite import Hermite
+from dpvision.private.statistics.baselines.p3gm import P3GM
+from dpvision.private.statistics.baselines.setup import Method
 from dpvision.settings import calibrate
 from dpvision.settings.schedules import in_turn
 from dpvision.views import Views
@@ -44,6 +48,11 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
             rule, sigma(), degree=50.0, canaries=200, runs=-(-canaries // 200), coins=coins
         )
 
+    def synthesis(method: Method) -> Audit:
+        return lambda canaries, coins: synthesis_scores(
+            _sigma(budget, 1.0, method.releases), method=method, canaries=20, runs=-(-canaries // 20), coins=coins
+        )
+
     return {
         "DP-SGD": training(),
         "K views": training(views=Views(AUGMENT, base=4, classes=2)),
@@ -60,6 +69,9 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         "moments": lambda canaries, coins: moments_scores(
             _sigma(budget, 1.0, 1), canaries=40, runs=-(-canaries // 40), coins=coins
         ),
+        "DP-MERF": synthesis(Merf(size=20)),
+        "DP-HP": synthesis(Hermite(products=10)),
+        "P3GM": synthesis(P3GM(latent=20)),
         "private head": lambda canaries, coins: head_scores(
             _sigma(budget, 1.0, HEAD_STEPS),
             canaries=200,

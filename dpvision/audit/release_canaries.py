@@ -1,14 +1,18 @@
-"""Canaries in released rows, released moments and private heads: the real releases, looked at along each canary.
+"""Canaries in released rows, moments, published methods and private heads: real releases, looked at along each canary.
 
 mixtures    canary j has the j-th feature and, where labels are noisy, a class of its own: it adds (a e_j, b y_j), of
             length 1. Of each row the adversary takes the inner product with that
 moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of length 1
+synthesis   canary j has the j-th feature and a class of its own: in every sum its numbers are nobody else's. What they
+            are is found as for a head; a canary may be shorter than 1 there, and then shows less
 head        the releases of an adaptive method depend on the earlier ones. The adversary runs the method again on the
             canaries alone, answers each sum with the release that was made, and so learns what each canary adds
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,7 +35,8 @@ from dpvision.core.events import Exposure, Gaussian, exposures
 from dpvision.core.gate import Gate
 from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.core.sampling import EveryRecord, MixtureSampler, Poisson, Scheduled
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, PrivacyError
+from dpvision.private.statistics.baselines.setup import Method
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
@@ -136,6 +141,75 @@ def moments_scores(
             found.add(score(np.asarray(z)[None], Exposure(1.0, sigma, 1)), inside)
             progress(run + 1, runs)
     return found.scores()
+
+
+def synthesis_scores(
+    sigma: float,
+    *,
+    method: Method,
+    canaries: int = 20,
+    runs: int = 500,
+    coins: Coins = FRESH,
+    progress: Progress = lambda *_: None,
+) -> Scores:
+    """The noisy sums of a published method (baselines/); the rows that it makes of them tell no more."""
+    require_canaries(canaries, runs)
+    claimed = Gaussian(sigma, method.releases)
+    met = Exposure(1.0, sigma, method.releases)
+    found, every = Gathering(claimed, (met,)), np.arange(canaries)
+
+    def asked_of(who: NDArray[np.int64], answers: Callable[[BoundedSum], Floats], *, noise: float) -> list[BoundedSum]:
+        asked: list[BoundedSum] = []
+
+        def noisy(bounded: BoundedSum) -> Floats:
+            asked.append(bounded)
+            answer = answers(bounded)
+            if len(asked) == method.releases:
+                raise _AllReleased  # what comes after is fitted to noisy sums, and takes long
+            return answer
+
+        rows = Rows.of(np.eye(canaries)[who], who, Preparation(), classes=canaries)
+        with suppress(_AllReleased):
+            method.make(rows, n=canaries, sigma=noise, noisy=noisy, count=1, seed=0)
+        return asked
+
+    anything = np.random.default_rng(0)
+    alone = [
+        asked_of(every[j : j + 1], lambda asked: asked.total + anything.normal(size=asked.total.shape), noise=sigma)
+        for j in every
+    ]
+    owners = [np.stack([one[number].total.ravel() != 0 for one in alone]) for number in range(method.releases)]
+    if any((owner.sum(0) > 1).any() for owner in owners):
+        raise PrivacyError("canaries share a number of a sum, so their scores would not be independent.")
+    with throw_away_ledgers() as charge:
+        for run in range(runs):
+            inside, key = coins.split(run, canaries), coins.key(run)
+            event = Gaussian(sigma * coins.noise, method.releases)
+            gate = Gate(charge(event, key, f"run {run}"), key, EveryRecord(event.count))
+            seen: list[Floats] = []
+
+            def released(bounded: BoundedSum, gate: Gate = gate, seen: list[Floats] = seen) -> Floats:
+                seen.append(gate.next(bounded))
+                return seen[-1]
+
+            asked_of(every[inside], released, noise=event.sigma)
+            again = iter(seen)
+            asked = asked_of(every, lambda _, again=again: next(again), noise=event.sigma)  # type: ignore[misc]
+            z = [_along_owned(*each) for each in zip(seen, asked, owners, strict=True)]
+            found.add(score(np.stack(z), met), inside)
+            progress(run + 1, runs)
+    return found.scores()
+
+
+class _AllReleased(Exception):
+    """All that was charged is released."""
+
+
+def _along_owned(release: Floats, asked: BoundedSum, owner: NDArray[np.bool_]) -> Floats:
+    """Along what each canary added: the numbers of the sum that are its own."""
+    total = asked.total.ravel()
+    lengths = np.sqrt(owner @ total**2)
+    return np.asarray(owner @ (release.ravel() * total) / np.maximum(lengths, 1e-12) / asked.sensitivity)
 
 
 def head_scores(
