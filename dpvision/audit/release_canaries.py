@@ -185,7 +185,7 @@ def synthesis_scores(
         for run in range(runs):
             inside, key = coins.split(run, canaries), coins.key(run)
             event = Gaussian(sigma * coins.noise, method.releases)
-            gate = Gate(charge(event, key, f"run {run}"), key, EveryRecord(event.count))
+            gate = Gate(charge(event, key, f"run {run}"), key, EveryRecord(event.count), name=f"run {run}")
             seen: list[Floats] = []
 
             def released(bounded: BoundedSum, gate: Gate = gate, seen: list[Floats] = seen) -> Floats:

@@ -60,9 +60,9 @@ def test_what_is_done_is_what_was_charged(name: str, tmp_path: Path, monkeypatch
         seen.append(sigma)
         return original(total, stream, sensitivity=sensitivity, sigma=sigma)
 
-    def keeping(self: Gate, *given: Any) -> None:
+    def keeping(self: Gate, *given: Any, **more: Any) -> None:
         made.append(self)
-        construct(self, *given)
+        construct(self, *given, **more)
 
     monkeypatch.setattr(noise, "release", recording)
     monkeypatch.setattr(Gate, "__init__", keeping)
