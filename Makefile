@@ -15,7 +15,7 @@ demo: .venv/ready
 test: .venv/ready check
 	$(BIN)/pytest -n 2 -m "not slow"
 
-# The full-size figures: 2,000 accountant settings, 275 kills.
+# The full-size figures: thousands of accountant settings, kills of every long verb, all permutations of places.
 test-slow: .venv/ready
 	$(BIN)/pytest -n 2 -m slow
 
