@@ -138,12 +138,16 @@ def test_damaged_features_are_named_and_nothing_is_charged(damage: str, source: 
 
 
 def test_public_weights_that_change_after_they_were_named(source: str, tmp_path: Path) -> None:
+    """What was named is what trains; a run cannot go on with others."""
     file = tmp_path / "public.safetensors"
     save_file(build("small-cnn", (1, 8, 8), classes=4, seed=5).state_dict(), file)
     prepared = train.prepare(source, replace(SETTINGS, pretrained=str(file)))
     save_file(build("small-cnn", (1, 8, 8), classes=4, seed=6).state_dict(), file)
-    with pytest.raises(LedgerMismatch, match="changed meanwhile"):
-        prepared.model()
+    named = build("small-cnn", (1, 8, 8), classes=4, seed=5).state_dict()
+    assert all(torch.equal(named[name], value) for name, value in prepared.model().state_dict().items())
+    run = train.begin(prepared, tmp_path / "run")
+    with pytest.raises(LedgerMismatch, match="public weights or images changed"):
+        train.proceed(run, train.reopen(run))
 
 
 def test_weights_too_large_for_their_kind_are_refused(source: str, tmp_path: Path) -> None:
