@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.results import Figure, main
 from dpvision.audit.bound import lower_bound
-from dpvision.audit.canaries import Coins
+from dpvision.audit.canaries import CanaryRandom
 from dpvision.audit.mechanisms import mechanisms
 from dpvision.audit.profile import verdict
 from dpvision.core.events import Budget
@@ -41,7 +41,8 @@ def _mechanisms(epsilon: float, canaries: int) -> list[Figure]:
     confidence = 1 - 0.05 / len(cases)
     for name, case in cases.items():
         clean, cut = (
-            verdict(case(canaries, Coins(noise=noise)), delta=DELTA, confidence=confidence) for noise in (1.0, CUT)
+            verdict(case(canaries, CanaryRandom(noise=noise)), delta=DELTA, confidence=confidence)
+            for noise in (1.0, CUT)
         )
         kept, found_out = kept + (not clean.refuted), found_out + cut.refuted
         figures += [

@@ -52,7 +52,7 @@ def _is_linear(model: nn.Module) -> bool:
 
 
 def _products(model: nn.Sequential, pieces: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """What a linear layer can not do without: X W^T, and dY^T X for a dY at hand."""
+    """What a linear layer cannot do without: X W^T, and dY^T X for a dY at hand."""
     weight = next(model.parameters()).detach()
     total = torch.zeros_like(weight)
     for images, _ in pieces:

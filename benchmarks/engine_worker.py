@@ -1,7 +1,7 @@
 """A process that holds one network in one mode and makes a pass over its images whenever it reads a line.
 
 `python -m benchmarks.engine_worker SPECIFICATION` with a JSON object. It first prints {"resident": bytes}, then one
-JSON object for each line read; when the mode can not treat the network, {"skip": reason}. With a list of `candidates`
+JSON object for each line read; when the mode cannot treat the network, {"skip": reason}. With a list of `candidates`
 (layout, cut) in the specification, a line makes it try them all and print the fastest.
 """
 

@@ -81,9 +81,9 @@ def folded(published: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def largest_difference(ours: Inception, published: nn.Module) -> float:
     """Over the features of noise, of smooth images and of a blank one."""
-    coins = torch.Generator().manual_seed(0)
-    smooth = nn.functional.interpolate(torch.rand(4, 3, 8, 8, generator=coins), SIDE, mode="bicubic").clamp(0, 1)
-    images = torch.cat([torch.rand(3, 3, SIDE, SIDE, generator=coins), smooth, torch.zeros(1, 3, SIDE, SIDE)]) * 2 - 1
+    rng = torch.Generator().manual_seed(0)
+    smooth = nn.functional.interpolate(torch.rand(4, 3, 8, 8, generator=rng), SIDE, mode="bicubic").clamp(0, 1)
+    images = torch.cat([torch.rand(3, 3, SIDE, SIDE, generator=rng), smooth, torch.zeros(1, 3, SIDE, SIDE)]) * 2 - 1
     theirs = published(InceptionInput((SIDE, SIDE))(images))
     return float((ours.features(images) - theirs).abs().max())
 

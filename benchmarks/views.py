@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.results import Figure, main
-from dpvision.views import Coins, Views
+from dpvision.views import UnitRandom, Views
 
 SHAPE = (3, 32, 32)
 CLASSES = 10
@@ -34,8 +34,8 @@ def measure(quick: bool) -> list[Figure]:
     public = (pixels[:1000], labels[:1000])
 
     def seconds(views: Views, count: int) -> float:
-        coins = Coins(1, np.arange(count))
-        return _seconds(lambda: views(images[:count], labels[:count], coins), 3 if quick else 9)
+        rng = UnitRandom(1, np.arange(count))
+        return _seconds(lambda: views(images[:count], labels[:count], rng), 3 if quick else 9)
 
     shift = Views(("crop", "flip"), base=16, classes=CLASSES)
     auto = Views(("autoaugment",), base=1, classes=CLASSES)

@@ -2,7 +2,7 @@
 
     DPVisionError
     ├── ConfigError          a setting is unknown, missing or contradicts another     exit 2
-    ├── DataError            an input file can not be used                            exit 3
+    ├── DataError            an input file cannot be used                            exit 3
     ├── PrivacyError         going on would break the guarantee                       exit 4
     │   ├── BudgetSpent      the data set's budget does not allow the event
     │   ├── LedgerMismatch   the ledger was edited, cut or does not belong here
@@ -32,7 +32,7 @@ class ConfigError(DPVisionError):
 
 
 class DataError(DPVisionError):
-    """An input file can not be used. The message starts with its name."""
+    """An input file cannot be used. The message starts with its name."""
 
     exit_code = 3
 
@@ -56,7 +56,7 @@ class UnsafeLayer(PrivacyError):
 
 
 class RankLost(DPVisionError):
-    """One of the processes that train together ended, hangs or can not be reached."""
+    """One of the processes that train together ended, hangs or cannot be reached."""
 
     exit_code = 5
 

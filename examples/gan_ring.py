@@ -28,10 +28,10 @@ def centres() -> Tensor:
     return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
-def ring(games: int, count: int, coins: torch.Generator) -> Tensor:
+def ring(games: int, count: int, rng: torch.Generator) -> Tensor:
     """(games, count, 2): a mode by chance, then a Gaussian around its centre."""
-    modes = torch.randint(0, MODES, (games, count), generator=coins)
-    return centres()[modes] + DEVIATION * torch.randn(games, count, 2, generator=coins)
+    modes = torch.randint(0, MODES, (games, count), generator=rng)
+    return centres()[modes] + DEVIATION * torch.randn(games, count, 2, generator=rng)
 
 
 def covered(points: Tensor) -> int:
@@ -44,10 +44,10 @@ def covered(points: Tensor) -> int:
 class Networks(nn.Module):
     """As many networks as games, with two hidden layers each; none knows of the others."""
 
-    def __init__(self, games: int, inputs: int, outputs: int, coins: torch.Generator) -> None:
+    def __init__(self, games: int, inputs: int, outputs: int, rng: torch.Generator) -> None:
         super().__init__()
         sizes = [(inputs, WIDTH), (WIDTH, WIDTH), (WIDTH, outputs)]
-        self.weights = nn.ParameterList(torch.randn(games, *s, generator=coins) * (2 / s[0]) ** 0.5 for s in sizes)
+        self.weights = nn.ParameterList(torch.randn(games, *s, generator=rng) * (2 / s[0]) ** 0.5 for s in sizes)
         self.biases = nn.ParameterList(torch.zeros(games, 1, s[1]) for s in sizes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,16 +56,16 @@ class Networks(nn.Module):
         return x
 
 
-def play(samples: Tensor, *, steps: int, coins: torch.Generator) -> Tensor:
+def play(samples: Tensor, *, steps: int, rng: torch.Generator) -> Tensor:
     """Train a GAN on each set of samples (Goodfellow et al. 2014, non-saturating) and draw 1,000 points from each."""
     games, count, _ = samples.shape
-    generator, discriminator = Networks(games, LATENT, 2, coins), Networks(games, 2, 1, coins)
+    generator, discriminator = Networks(games, LATENT, 2, rng), Networks(games, 2, 1, rng)
     makes = torch.optim.Adam(generator.parameters(), lr=RATE, betas=BETAS)
     judges = torch.optim.Adam(discriminator.parameters(), lr=RATE, betas=BETAS)
     every = torch.arange(games).unsqueeze(1)
     for _ in range(steps):
-        real = samples[every, torch.randint(0, count, (games, BATCH), generator=coins)]
-        made = generator(torch.randn(games, BATCH, LATENT, generator=coins))
+        real = samples[every, torch.randint(0, count, (games, BATCH), generator=rng)]
+        made = generator(torch.randn(games, BATCH, LATENT, generator=rng))
         # softplus(-x) = -log sigmoid(x); means over a batch, sums over the games
         truth, guess = discriminator(torch.cat([real, made.detach()], dim=1)).split(BATCH, dim=1)
         loss = (F.softplus(-truth) + F.softplus(guess)).mean(dim=1).sum()
@@ -77,7 +77,7 @@ def play(samples: Tensor, *, steps: int, coins: torch.Generator) -> Tensor:
         loss.backward()
         makes.step()
     with torch.no_grad():
-        return generator(torch.randn(games, 1000, LATENT, generator=coins))
+        return generator(torch.randn(games, 1000, LATENT, generator=rng))
 
 
 def draw(found: dict[int, tuple[Tensor, Tensor]], path: Path) -> None:
@@ -109,9 +109,9 @@ def main() -> None:
     torch.set_num_threads(1)  # the matrices are too small to share
     found = {}
     for count in SAMPLES:
-        coins = torch.Generator().manual_seed(count)
-        samples = ring(games, count, coins)
-        found[count] = samples, play(samples, steps=steps, coins=coins)
+        rng = torch.Generator().manual_seed(count)
+        samples = ring(games, count, rng)
+        found[count] = samples, play(samples, steps=steps, rng=rng)
         modes = [covered(cloud) for cloud in found[count][1]]
         print(
             f"{count:>5,} samples: modes covered {sum(modes) / games:.1f} of {MODES} in the mean ({modes})", flush=True

@@ -42,23 +42,23 @@ def arrays(source: Path | None) -> Arrays:
     return {s: (images[which], digits.target[which]) for s, which in (("train", ~test), ("test", test))}
 
 
-def persons_of(labels: np.ndarray, coins: np.random.Generator) -> np.ndarray:
+def persons_of(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The person of each image: two or three images of one class in a row, in a random order, are one person's."""
     persons, number = np.empty(len(labels), dtype=np.int64), 0
     for label in np.unique(labels):
-        left = coins.permutation(np.flatnonzero(labels == label))
+        left = rng.permutation(np.flatnonzero(labels == label))
         while len(left):
-            share = int(coins.integers(2, 4))
+            share = int(rng.integers(2, 4))
             persons[left[:share]], left, number = number, left[share:], number + 1
     return persons
 
 
 def write(data: Arrays, folder: Path) -> tuple[Path, int]:
     """A PNG file for each image, and scans.csv: path, label, person, split. Also the number of persons to train on."""
-    coins, lines, count = np.random.default_rng(0), [], 0
+    rng, lines, count = np.random.default_rng(0), [], 0
     for split, (images, labels) in data.items():
         (folder / split).mkdir(parents=True)
-        persons = persons_of(labels, coins)
+        persons = persons_of(labels, rng)
         count = len(np.unique(persons)) if split == "train" else count
         for i, (image, label, person) in enumerate(zip(images, labels, persons, strict=True)):
             Image.fromarray(image).save(folder / split / f"{i:05}.png")

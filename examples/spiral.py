@@ -35,12 +35,12 @@ COLOURS = ("#1f77b4", "#d62728")
 
 def spiral(count: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Points of two arms, r = angle with density falling in proportion to 1 - r, and their classes."""
-    coins = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     labels = np.arange(count) % 2
-    r = 1 - np.sqrt(coins.random(count))
+    r = 1 - np.sqrt(rng.random(count))
     angle = 2 * math.pi * TURNS * r + math.pi * labels
     points = r[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return points + WIDTH * coins.standard_normal((count, 2)), labels
+    return points + WIDTH * rng.standard_normal((count, 2)), labels
 
 
 def drawn(points: np.ndarray, labels: np.ndarray, *, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -68,11 +68,11 @@ def _errors(mu: float, nus: Floats, n: int, rows: int, width: int, rng: np.rando
     y = x @ beta + rng.normal(size=n)
     x, y = x - x.mean(0), y - y.mean()
     c_x, c_y = np.linalg.norm(x, axis=1).max(), np.abs(y).max()
-    coins, noise_x, noise_y = rng.random((rows, n)), rng.normal(size=(rows, width)), rng.normal(size=rows)
+    rng, noise_x, noise_y = rng.random((rows, n)), rng.normal(size=(rows, width)), rng.normal(size=rows)
     found = []
     for nu in nus:
         m, sigma = nu * n / math.sqrt(rows), math.sqrt(2 / math.log1p((mu / nu) ** 2))
-        mixing = (coins < m / n) / m
+        mixing = (rng < m / n) / m
         mixed_x, mixed_y = mixing @ x + noise_x * (c_x * sigma / m), mixing @ y + noise_y * (c_y * sigma / m)
         estimate = np.linalg.lstsq(mixed_x, mixed_y, rcond=None)[0]
         found.append(float(np.linalg.norm(estimate - beta) / np.linalg.norm(beta)))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpvision.audit.canaries import FRESH, Coins, Progress, Scores
+from dpvision.audit.canaries import FRESH, CanaryRandom, Progress, Scores
 from dpvision.audit.losses import cross_entropies
 from dpvision.audit.membership import Membership, attack_success
 from dpvision.audit.training_canaries import Training, training_scores
@@ -54,14 +54,12 @@ def mechanism_of(config: Config) -> Training:
 
 
 def canary_scores(
-    config: Config, *, canaries: int, coins: Coins = FRESH, progress: Progress = lambda *_: None
+    config: Config, *, canaries: int, rng: CanaryRandom = FRESH, progress: Progress = lambda *_: None
 ) -> Scores:
     """Scores of at least as many canaries, half of them in, of the run's mechanism."""
     training = mechanism_of(config)
     together = min(canaries, IN_A_RUN if training.views is None else IN_A_RUN_OF_VIEWS)
-    return training_scores(
-        training, canaries=together, runs=math.ceil(canaries / together), coins=coins, progress=progress
-    )
+    return training_scores(training, canaries=together, runs=math.ceil(canaries / together), rng=rng, progress=progress)
 
 
 def losses_of(folder: Path, source: str, *, most: int = 10_000) -> tuple[Membership, dict[str, NDArray[np.float64]]]:

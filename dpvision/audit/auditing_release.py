@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision.audit.canaries import FRESH, Coins, Scores
+from dpvision.audit.canaries import FRESH, CanaryRandom, Scores
 from dpvision.audit.canaries import Progress as Counted
 from dpvision.audit.inversion import correlations, invert
 from dpvision.audit.losses import cross_entropies
@@ -50,7 +50,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def canary_scores(
-    release: Finished, *, canaries: int, coins: Coins = FRESH, progress: Counted = lambda *_: None
+    release: Finished, *, canaries: int, rng: CanaryRandom = FRESH, progress: Counted = lambda *_: None
 ) -> Scores:
     """Scores of at least as many canaries, half of them in, of the release's mechanism."""
     settings, sigma = release.settings, release.sigma
@@ -64,13 +64,13 @@ def canary_scores(
             counts_declared=settings.class_counts is not None,
             canaries=together,
             runs=runs,
-            coins=coins,
+            rng=rng,
             progress=progress,
         )
     if not settings.is_sampled:
         wide = Rows(np.zeros((0, together), np.float32), np.zeros(0, np.int64), together)
         method = synthesis.of_settings(wide, settings).method
-        return synthesis_scores(sigma, method=method, canaries=together, runs=runs, coins=coins, progress=progress)
+        return synthesis_scores(sigma, method=method, canaries=together, runs=runs, rng=rng, progress=progress)
     assert settings.degree  # complete
     return mixture_scores(
         settings.sampler(len(release.classes)),
@@ -80,7 +80,7 @@ def canary_scores(
         weights=weights_of(settings),
         canaries=together,
         runs=runs,
-        coins=coins,
+        rng=rng,
         progress=progress,
     )
 

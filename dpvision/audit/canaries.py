@@ -55,7 +55,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Coins:
+class CanaryRandom:
     """How a run is drawn: fresh entropy, or from a word, which gives the same scores each time."""
 
     word: str | None = None
@@ -73,7 +73,7 @@ class Coins:
         return self.public(run).permutation(canaries) < canaries // 2
 
 
-FRESH = Coins()
+FRESH = CanaryRandom()
 
 
 @dataclass

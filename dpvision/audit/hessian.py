@@ -101,11 +101,11 @@ def trace(
     """
     if probes < 2:
         raise ConfigError(f"an error bar needs 2 probes at least, not {probes}.")
-    coins = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     found = []
     for start in range(0, probes, AT_A_TIME):
         count = min(AT_A_TIME, probes - start)
-        signs = torch.randint(0, 2, (count, size), generator=coins).mul_(2).sub_(1)
+        signs = torch.randint(0, 2, (count, size), generator=rng).mul_(2).sub_(1)
         z = signs.to(device, torch.float64)
         if known is not None:
             z -= (z @ known.vectors.T) @ known.vectors

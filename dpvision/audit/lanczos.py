@@ -1,7 +1,7 @@
 """The largest eigenvalues of a symmetric matrix that is known by its products with vectors alone.
 
 Block Lanczos with full reorthogonalisation (Golub and Underwood 1977) and thick restarts (Wu and Simon 2000). Vectors
-are rows. A block of as many rows as eigenvalues are asked for finds repeated ones too, which a single row can not: the
+are rows. A block of as many rows as eigenvalues are asked for finds repeated ones too, which a single row cannot: the
 loss of a linear classifier with zero weights has each eigenvalue once less than there are classes.
 """
 
@@ -50,11 +50,11 @@ def largest(
     """The `top` algebraically largest, each to `tolerance` of itself or as far as `most` products lead."""
     if not 1 <= top <= size:
         raise ConfigError(f"there are {size:,} weights, so 1 to {size:,} eigenvalues, not {top}. Fix: --top.")
-    coins = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     room = min(size, BLOCKS * top)
     basis = torch.zeros(room, size, dtype=torch.float64, device=device)
     small = torch.zeros(room, room, dtype=torch.float64, device=device)  # basis H basis'
-    block = _orthonormal(_drawn(top, size, coins, basis), basis[:0], coins)
+    block = _orthonormal(_drawn(top, size, rng, basis), basis[:0], rng)
     used = count = 0
     while True:
         before, count, used = count, count + len(block), used + len(block)
@@ -75,7 +75,7 @@ def largest(
         progress(min(used, most), most)
         if converged or used >= most or count == size:
             break
-        block = _orthonormal(rest[: size - count], known, coins)
+        block = _orthonormal(rest[: size - count], known, rng)
         if count + len(block) > room:
             kept = [*range(2), *range(count - 2 * top, count)]
             basis[: len(kept)] = inner[:, kept].T @ known
@@ -95,7 +95,7 @@ def largest(
     )
 
 
-def _orthonormal(rows: Tensor, basis: Tensor, coins: torch.Generator) -> Tensor:
+def _orthonormal(rows: Tensor, basis: Tensor, rng: torch.Generator) -> Tensor:
     """Rows of length 1, at right angles to each other and to the basis; a dependent one gives way to a random one."""
     found = basis.new_zeros(len(rows), basis.shape[1])
     longest = float(rows.norm(dim=1).max())
@@ -107,12 +107,12 @@ def _orthonormal(rows: Tensor, basis: Tensor, coins: torch.Generator) -> Tensor:
                 row = row - (row @ against.T) @ against
             if float(row.norm()) > limit:
                 break
-            row, limit = _drawn(1, basis.shape[1], coins, basis)[0], 0.0
+            row, limit = _drawn(1, basis.shape[1], rng, basis)[0], 0.0
         row = row / row.norm()
         row = row - (row @ basis.T) @ basis - (row @ against.T) @ against
         found[place] = row / row.norm()
     return found
 
 
-def _drawn(rows: int, size: int, coins: torch.Generator, like: Tensor) -> Tensor:
-    return torch.randn(rows, size, generator=coins, dtype=torch.float64).to(like.device)
+def _drawn(rows: int, size: int, rng: torch.Generator, like: Tensor) -> Tensor:
+    return torch.randn(rows, size, generator=rng, dtype=torch.float64).to(like.device)

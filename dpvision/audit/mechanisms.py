@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from dpvision.audit import hierarchical
-from dpvision.audit.canaries import Coins, Scores
+from dpvision.audit.canaries import CanaryRandom, Scores
 from dpvision.audit.release_canaries import head_scores, mixture_scores, moments_scores, synthesis_scores
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core.events import Budget, ClassScheduled
@@ -24,7 +24,7 @@ from dpvision.views import Views
 RATE, STEPS, HEAD_STEPS = 0.25, 8, 5
 AUGMENT = ("crop", "flip")
 # (how many canaries in all, coins) -> their scores
-Audit = Callable[[int, Coins], Scores]
+Audit = Callable[[int, CanaryRandom], Scores]
 
 
 def mechanisms(budget: Budget) -> Mapping[str, Audit]:
@@ -36,21 +36,21 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
     def training(*, style: str = "flat", views: Views | None = None, assist: str = "none", over: int = STEPS) -> Audit:
         together = 500 if views is None else 100
 
-        def scores(canaries: int, coins: Coins) -> Scores:
+        def scores(canaries: int, rng: CanaryRandom) -> Scores:
             sampler = PoissonSampler(10, 40, STEPS)
             made = Training(sampler, sigma(), clip=0.5, style=style, views=views, assist=assist, hand_over=over)
-            return training_scores(made, canaries=together, runs=-(-canaries // together), coins=coins)
+            return training_scores(made, canaries=together, runs=-(-canaries // together), rng=rng)
 
         return scores
 
     def rows(rule: Poisson | Scheduled) -> Audit:
-        return lambda canaries, coins: mixture_scores(
-            rule, sigma(), degree=50.0, canaries=200, runs=-(-canaries // 200), coins=coins
+        return lambda canaries, rng: mixture_scores(
+            rule, sigma(), degree=50.0, canaries=200, runs=-(-canaries // 200), rng=rng
         )
 
     def synthesis(method: Method) -> Audit:
-        return lambda canaries, coins: synthesis_scores(
-            _sigma(budget, 1.0, method.releases), method=method, canaries=20, runs=-(-canaries // 20), coins=coins
+        return lambda canaries, rng: synthesis_scores(
+            _sigma(budget, 1.0, method.releases), method=method, canaries=20, runs=-(-canaries // 20), rng=rng
         )
 
     return {
@@ -65,18 +65,18 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         "mixtures by Poisson": rows(Poisson(50, 200, STEPS)),
         "mixtures by class": rows(in_turn(5 * STEPS, rates=[RATE] * 5)),
         "several classes a row": rows(_several(classes=200, one_in=5)),
-        "hierarchical": lambda canaries, coins: _hierarchical(budget, canaries, coins),
-        "moments": lambda canaries, coins: moments_scores(
-            _sigma(budget, 1.0, 1), canaries=40, runs=-(-canaries // 40), coins=coins
+        "hierarchical": lambda canaries, rng: _hierarchical(budget, canaries, rng),
+        "moments": lambda canaries, rng: moments_scores(
+            _sigma(budget, 1.0, 1), canaries=40, runs=-(-canaries // 40), rng=rng
         ),
         "DP-MERF": synthesis(Merf(size=20)),
         "DP-HP": synthesis(Hermite(products=10)),
         "P3GM": synthesis(P3GM(latent=20)),
-        "private head": lambda canaries, coins: head_scores(
+        "private head": lambda canaries, rng: head_scores(
             _sigma(budget, 1.0, HEAD_STEPS),
             canaries=200,
             runs=-(-canaries // 200),
-            coins=coins,
+            rng=rng,
             steps=HEAD_STEPS,
             clip=0.1,
         ),
@@ -94,11 +94,11 @@ def _several(*, classes: int, one_in: int) -> Scheduled:
     return Scheduled((row + kind) % one_in == 0, (RATE,) * classes)
 
 
-def _hierarchical(budget: Budget, canaries: int, coins: Coins) -> Scores:
+def _hierarchical(budget: Budget, canaries: int, rng: CanaryRandom) -> Scores:
     """The attack on class coins (hierarchical.py), its noise by our account: its law is exact, and drawn from."""
     setting = hierarchical.scheduled(hierarchical.setting(records=2000, classes=10, mixed=16, drawn=3, rows=400))
     sigma = hierarchical.sound_sigma(setting, budget)
-    drawn = hierarchical.attack(setting, sigma * coins.noise).scores(canaries // 2, coins.public(0))
+    drawn = hierarchical.attack(setting, sigma * rng.noise).scores(canaries // 2, rng.public(0))
     claimed = ClassScheduled(sigma, (setting.rate,), (setting.rows,))
     often = canaries // 2 * setting.rows * setting.chance * setting.rate
     return Scores(*drawn, claimed, hierarchical.attack(setting, sigma).mu(), often)

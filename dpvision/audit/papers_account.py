@@ -1,4 +1,4 @@
-"""The published account of NeuroMixGDP beside a sound one: for comparison only. What it says can not be released.
+"""The published account of NeuroMixGDP beside a sound one: for comparison only. What it says cannot be released.
 
 paper      mu = (m/n) sqrt(T) sqrt(e^(1/sigma^2) - 1), a central limit, at the rate m/n for every sampling
 sound      a bound (PLD), and for hierarchical sampling at the rate inside the class: docs/hierarchical-sampling.md

@@ -66,7 +66,7 @@ class Recording:
     streams: Counter[Use] = field(default_factory=Counter)  # how often each was made
     outcome: object = None
     error: Exception | SystemExit | None = None
-    coins: MixtureCoins = field(default_factory=MixtureCoins)
+    rng: MixtureCoins = field(default_factory=MixtureCoins)
 
     def given(self) -> dict[Use, NDArray[np.float64]]:
         """What each noise call got back; of a stream that was used twice, the first."""
@@ -75,7 +75,7 @@ class Recording:
 
 def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording | None = None) -> Recording:
     """Run the mechanism on the data; `like` freezes what its noise calls return, and the coins that others tossed."""
-    made = Recording(coins=MixtureCoins(None if like is None else like.coins))
+    made = Recording(rng=MixtureCoins(None if like is None else like.rng))
     with _on_record(made, {} if like is None else like.given()), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -130,5 +130,5 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
             (Key, "fresh", staticmethod(fresh)),
         ):
             stack.enter_context(replaced(owner, name, value))
-        stack.enter_context(made.coins.tossed())
+        stack.enter_context(made.rng.tossed())
         yield

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpvision.audit.canaries import (
     FRESH,
-    Coins,
+    CanaryRandom,
     Floats,
     Gathering,
     Progress,
@@ -52,7 +52,7 @@ def mixture_scores(
     weights: RandomWeights | None = None,
     canaries: int = 200,
     runs: int = 20,
-    coins: Coins = FRESH,
+    rng: CanaryRandom = FRESH,
     progress: Progress = lambda *_: None,
 ) -> Scores:
     """Rows of a release by mixing; for a schedule, canaries are of the classes that fare worst."""
@@ -64,10 +64,10 @@ def mixture_scores(
     found = Gathering(claimed, (met,))
     with throw_away_ledgers() as charge:
         for run in range(runs):
-            inside, key = coins.split(run, canaries), coins.key(run)
+            inside, key = rng.split(run, canaries), rng.key(run)
             rows = Rows.of(np.eye(canaries)[inside], labels[inside], Preparation(), classes=classes)
             mixtures = Mixtures(rows, sampler, degree=degree, balance=balance, weights=weights)
-            event = mixtures.event(sigma * coins.noise)
+            event = mixtures.event(sigma * rng.noise)
             total, first = np.zeros(canaries), 0
             for features, answers in mixtures.blocks(charge(event, key, mixtures.name(key, event)), key):
                 ratio = log_ratio(_along(mixtures, features, answers, labels), rate=met.rate, sigma=sigma)
@@ -122,7 +122,7 @@ def moments_scores(
     counts_declared: bool = False,
     canaries: int = 40,
     runs: int = 200,
-    coins: Coins = FRESH,
+    rng: CanaryRandom = FRESH,
     progress: Progress = lambda *_: None,
 ) -> Scores:
     """One release of class sums, counts (where they are not declared) and the second moment in each run."""
@@ -131,10 +131,10 @@ def moments_scores(
     found = Gathering(claimed, exposures(claimed)[0])
     with throw_away_ledgers() as charge:
         for run in range(runs):
-            inside, key = coins.split(run, canaries), coins.key(run)
+            inside, key = rng.split(run, canaries), rng.key(run)
             rows = Rows.of(np.eye(canaries)[inside], np.flatnonzero(inside), Preparation(), classes=canaries)
             moments = Moments(rows, share=share, counts_share=counts_share, n=canaries, class_counts=counts)
-            event = moments.event(sigma * coins.noise)
+            event = moments.event(sigma * rng.noise)
             got = moments.released(charge(event, key, moments.name(key, event)), key)
             parts = ((moments.b, np.diagonal(got.sums)), (moments.c, got.counts), (moments.a, np.diagonal(got.second)))
             z = sum(weight**2 * part for weight, part in parts)
@@ -149,7 +149,7 @@ def synthesis_scores(
     method: Method,
     canaries: int = 20,
     runs: int = 500,
-    coins: Coins = FRESH,
+    rng: CanaryRandom = FRESH,
     progress: Progress = lambda *_: None,
 ) -> Scores:
     """The noisy sums of a published method (baselines/); the rows that it makes of them tell no more."""
@@ -183,8 +183,8 @@ def synthesis_scores(
         raise PrivacyError("canaries share a number of a sum, so their scores would not be independent.")
     with throw_away_ledgers() as charge:
         for run in range(runs):
-            inside, key = coins.split(run, canaries), coins.key(run)
-            event = Gaussian(sigma * coins.noise, method.releases)
+            inside, key = rng.split(run, canaries), rng.key(run)
+            event = Gaussian(sigma * rng.noise, method.releases)
             gate = Gate(charge(event, key, f"run {run}"), key, EveryRecord(event.count), name=f"run {run}")
             seen: list[Floats] = []
 
@@ -218,7 +218,7 @@ def head_scores(
     method: str = "gd",
     canaries: int = 100,
     runs: int = 50,
-    coins: Coins = FRESH,
+    rng: CanaryRandom = FRESH,
     progress: Progress = lambda *_: None,
     **settings: object,
 ) -> Scores:
@@ -231,9 +231,9 @@ def head_scores(
     every = Rows.of(np.eye(canaries), np.ones(canaries, np.int64), plan.preparation, classes=2)
     with throw_away_ledgers() as charge:
         for run in range(runs):
-            inside, key = coins.split(run, canaries), coins.key(run)
+            inside, key = rng.split(run, canaries), rng.key(run)
             rows = Rows.of(np.eye(canaries)[inside], np.ones(inside.sum(), np.int64), plan.preparation, classes=2)
-            event = Gaussian(sigma * coins.noise, plan.releases)
+            event = Gaussian(sigma * rng.noise, plan.releases)
             name = f"run {run}"
             gate = Gate(charge(event, key, name), key, EveryRecord(event.count), name=name)
             seen: list[Floats] = []

@@ -101,7 +101,7 @@ class Planned:
 
 
 def plan(run: run_folder.Run, source: str, *, count: int) -> Planned:
-    """Refuse what can not be attacked; nothing is done yet."""
+    """Refuse what cannot be attacked; nothing is done yet."""
     if count < FEWEST or count % 2:
         raise ConfigError(f"--shadows {count}: it must be an even number, {FEWEST} at least, such as 8.")
     config = State.config_of(safetensors.read(run.state).header, run.state)  # with the folders of public inputs

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpvision.audit.canaries import (
     FRESH,
-    Coins,
+    CanaryRandom,
     Floats,
     Gathering,
     Progress,
@@ -78,24 +78,24 @@ def training_scores(
     *,
     canaries: int = 500,
     runs: int = 20,
-    coins: Coins = FRESH,
+    rng: CanaryRandom = FRESH,
     progress: Progress = lambda *_: None,
 ) -> Scores:
     """Scores of `canaries` canaries in each of `runs` runs, half of them in and half of them out."""
     require_canaries(canaries, runs)
-    claimed, true_sigma = training.sampler.event(training.sigma), training.sigma * coins.noise
+    claimed, true_sigma = training.sampler.event(training.sigma), training.sigma * rng.noise
     met = Exposure(claimed.rate, claimed.sigma, claimed.steps)
     found = Gathering(claimed, (met,))
     with throw_away_ledgers() as charge:
         for run in range(runs):
-            inside, key = coins.split(run, canaries), coins.key(run)
+            inside, key = rng.split(run, canaries), rng.key(run)
             charged = charge(training.sampler.event(true_sigma), key, f"run {run}")
             private_sum = PrivateSum(
                 Gate(charged, key, training.sampler, name=f"run {run}"),
                 _clipped_sum(training, canaries, layers=1),
                 views=1 if training.views is None else training.views.count,
             )
-            z = _seen(private_sum, training, inside, coins.public(run))
+            z = _seen(private_sum, training, inside, rng.public(run))
             found.add(score(z, met), inside)
             progress(run + 1, runs)
     return found.scores()

@@ -27,7 +27,7 @@ def export(
 
     ONNX takes images as bytes (N, height, width, channels), scales them inside, and gives scores and probabilities; it
     is compared with the network before it gets its name. The card is the entry `card` in the header (safetensors) or
-    the metadata (ONNX). What can not become a graph is refused by the operator's name.
+    the metadata (ONNX). What cannot become a graph is refused by the operator's name.
 
     Example: `dpvision export runs/first --to onnx`, or
     `dpvision export runs/first --to safetensors --out first.safetensors`

@@ -70,7 +70,7 @@ def predict(
 ) -> None:
     """Classify images with a released model: file, class, probability, problem.
 
-    A file that can not be read has a line that says why, and the exit code is 3 at the end. Images are read a few at a
+    A file that cannot be read has a line that says why, and the exit code is 3 at the end. Images are read a few at a
     time, so there may be any number of them.
 
     Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`
@@ -94,4 +94,4 @@ def predict(
             screen.say(f"wrote {out}")
     if failed:
         told = "a file" if failed == 1 else f"{failed:,} files"
-        raise DataError(f"{images}: {told} can not be read; the column problem says why. All others are predicted.")
+        raise DataError(f"{images}: {told} cannot be read; the column problem says why. All others are predicted.")

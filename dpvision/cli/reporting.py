@@ -52,7 +52,7 @@ def board(
     if not folders:
         raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
     if not out.parent.is_dir() or out.is_dir():
-        raise ConfigError(f"{out}: can not be written as a page. Fix: --out board.html, in a folder that is there.")
+        raise ConfigError(f"{out}: cannot be written as a page. Fix: --out board.html, in a folder that is there.")
     out = Path(os.path.abspath(out))
     screen.say(f"wrote {out}: {write(list(folders), out):,} runs")
 

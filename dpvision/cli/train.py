@@ -118,7 +118,7 @@ def resume(
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if this is no run
     if changes and folder.facts().get("complete") is True:
-        raise ConfigError(f"{run}: the run is finished, so {', '.join(changes)} can not change. Fix: a new run.")
+        raise ConfigError(f"{run}: the run is finished, so {', '.join(changes)} cannot change. Fix: a new run.")
     ranks.start()
     if ranks.rank() == 0:
         plans.note_other_ranks(folder.facts(), ranks.ranks())

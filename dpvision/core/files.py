@@ -27,7 +27,7 @@ def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
 def writing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """The same for what is written piece by piece: the file gets its name at the end, or never."""
     if path.is_dir():
-        raise DataError(f"{path}: can not be written, for a folder has this name. Fix: move it away.")
+        raise DataError(f"{path}: cannot be written, for a folder has this name. Fix: move it away.")
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.new")  # of a process: its number
     try:
         # Readable by the owner only: what is shared is shared on purpose.
@@ -92,7 +92,7 @@ def alone(lock: Path, *, wait: bool = True) -> Iterator[None]:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise DataError(f"{lock}: can not be locked ({exc.strerror}). Fix: see to what is in the way.") from exc
+        raise DataError(f"{lock}: cannot be locked ({exc.strerror}). Fix: see to what is in the way.") from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

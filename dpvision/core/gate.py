@@ -74,8 +74,8 @@ class Gate:
     def draw(self, step: int, units: int, *, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
         """Which of this rank's units take part in a step: ranks share out all units and never the same one."""
         assert isinstance(self.sampler, PoissonSampler)
-        coins = self.stream("sampling", step, rank=rank)
-        return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), coins)
+        rng = self.stream("sampling", step, rank=rank)
+        return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), rng)
 
     def next(self, bounded: BoundedSum) -> Floats:
         """The next of the noisy sums, for releases that come one after the other."""

@@ -2,7 +2,7 @@
 
 Formal guarantees:
   1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
-     charge for what was never released; it can not release what was never charged.
+     charge for what was never released; it cannot release what was never charged.
   2. All that is charged on the data set is within the budget (epsilon, delta), also where each run was chosen after
      seeing the results of those before it (core/adaptive.py); an event that would take the total over the budget is
      refused and nothing is written. Events that were all in the ledger before the first result, by `plan`, compose by
@@ -236,14 +236,14 @@ class Ledger:
             spent = accountant.epsilon(account.total, budget.delta)
             if _uses_up(account.total, budget.delta):
                 raise BudgetSpent(
-                    f"the budget can not be set to delta {budget.delta:g}: what was charged gives up a "
+                    f"the budget cannot be set to delta {budget.delta:g}: what was charged gives up a "
                     f"delta of {given_up(account.total):g} for good, so no epsilon is proved at this one. Fix: a "
                     "larger --delta."
                 )
             if spent > budget.epsilon:
                 raise BudgetSpent(
-                    f"the budget can not be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-                    f"{upper(spent, 4)} is spent already, and what was released can not be taken back."
+                    f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
+                    f"{upper(spent, 4)} is spent already, and what was released cannot be taken back."
                 )
             return self._account(self._append(lines, "budget", {"epsilon": budget.epsilon, "delta": budget.delta}))
 
@@ -367,7 +367,7 @@ class Ledger:
             if ahead:
                 self._write_seal(lines)
         except OSError as exc:
-            raise PrivacyError(f"{self.path}: what a crash left can not be mended ({exc.strerror}).") from exc
+            raise PrivacyError(f"{self.path}: what a crash left cannot be mended ({exc.strerror}).") from exc
         return lines
 
     def _append(self, lines: list[dict[str, Any]], kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -413,7 +413,7 @@ class Ledger:
 
 
 RESTORE = (
-    "Nothing is charged or released on an account that can not be trusted. Fix: restore the ledger and its seal from a "
+    "Nothing is charged or released on an account that cannot be trusted. Fix: restore the ledger and its seal from a "
     "backup."
 )
 

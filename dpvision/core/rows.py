@@ -215,4 +215,4 @@ def _as_array(values: Any, name: str) -> NDArray[Any]:
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except (TypeError, ValueError) as exc:
-        raise ConfigError(f"{name} can not be read as an array ({exc}).") from exc
+        raise ConfigError(f"{name} cannot be read as an array ({exc}).") from exc

@@ -1,7 +1,7 @@
 """Random numbers that belong to one unit alone, whoever else is in the batch.
 
 Formal guarantee: the numbers of an image are a function of (seed, its unit, its number inside the unit, how many draws
-came before, position in the draw) and of nothing else. So the views of one unit can not depend on another unit, and
+came before, position in the draw) and of nothing else. So the views of one unit cannot depend on another unit, and
 adding a unit, leaving one out, cutting a batch into parts or putting it in another order changes nobody else's views:
 without that, one person would move the gradients of all others, and clipping each of them would bound nothing. (Where
 units are numbered by their place in the data, one unit less renumbers those behind it. All numbers are secret and have
@@ -62,7 +62,7 @@ def threefry(key: tuple[int, int], first: Words, second: Words) -> tuple[Words, 
     return a, b
 
 
-class Coins:
+class UnitRandom:
     """The coins of a batch of images: row i of every draw belongs to image i of unit `units[i]`, and to it alone."""
 
     def __init__(self, seed: int, units: NDArray[np.int64], copies: NDArray[np.int64] | None = None) -> None:
@@ -88,7 +88,7 @@ class Coins:
         if ((np.diff(units[order]) == 0) & (np.diff(copies[order]) == 0)).any():
             raise ConfigError(
                 "an image would get the coins of another one: the same unit is there twice with the same number inside "
-                "the unit. Fix: number the images of a unit by `copies`, or use Coins.grouped."
+                "the unit. Fix: number the images of a unit by `copies`, or use UnitRandom.grouped."
             )
         self._key = (seed & WORD, seed >> 64)
         self._units = units.astype(np.uint64)
@@ -96,18 +96,18 @@ class Coins:
         self._draws = 0
 
     @staticmethod
-    def grouped(seed: int, units: NDArray[np.int64], sizes: Sequence[int]) -> Coins:
+    def grouped(seed: int, units: NDArray[np.int64], sizes: Sequence[int]) -> UnitRandom:
         """For units with several consecutive images, such as persons: unit u has sizes[u] images, numbered from 0."""
         if len(units) != len(sizes):
             raise ConfigError(f"coins for {len(units)} units need as many sizes; there are {len(sizes)}.")
         copies = [np.arange(size, dtype=np.int64) for size in sizes]
         none = np.empty(0, dtype=np.int64)
-        return Coins(seed, np.repeat(np.asarray(units), sizes), np.concatenate(copies) if copies else none)
+        return UnitRandom(seed, np.repeat(np.asarray(units), sizes), np.concatenate(copies) if copies else none)
 
     def __len__(self) -> int:
         return len(self._units)
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, Coins]]:
+    def blocks(self, size: int) -> Iterator[tuple[slice, UnitRandom]]:
         """The same coins for `size` images at a time. Every block draws from here on; afterwards so does this one."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)

@@ -19,7 +19,7 @@ from dpvision.data.source import Source, kind_of, list_files, load
 def check(source: Source, *, classes: Classes = None, size: Size = None) -> Findings:
     """Reads every image, one at a time, and never stops at a broken one.
 
-    Raises a DataError only if the source can not be read at all. What would make `load` refuse the source although
+    Raises a DataError only if the source cannot be read at all. What would make `load` refuse the source although
     its files are readable, such as different sizes, is in `Findings.problems`.
     """
     kind = kind_of(source)

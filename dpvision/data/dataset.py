@@ -77,7 +77,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that can not be used. `path` is relative to the source."""
+    """A file that cannot be used. `path` is relative to the source."""
 
     path: str
     reason: str

@@ -28,7 +28,7 @@ def declare(*, classes: Classes = None, size: Size = None, channels: int | None 
     """What was declared, or a Refusal of what no data set can have."""
     names, sides = _declared_names(classes), _declared_size(size)
     if channels not in (None, 1, 3):
-        raise Refusal(f"can not have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
+        raise Refusal(f"cannot have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
     return Declared(names, isinstance(classes, int), sides, channels)
 
 
@@ -37,11 +37,11 @@ def _declared_names(classes: Classes) -> tuple[str, ...] | None:
         return None
     if isinstance(classes, int):
         if not 2 <= classes <= limits.CLASSES:
-            raise Refusal(f"can not have {classes} classes: 2 to {limits.CLASSES:,} are possible.")
+            raise Refusal(f"cannot have {classes} classes: 2 to {limits.CLASSES:,} are possible.")
         return tuple(str(number) for number in range(classes))
     names = tuple(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
-        raise Refusal(f"can not have the classes {classes!r}. Fix: give their number or a list of names.")
+        raise Refusal(f"cannot have the classes {classes!r}. Fix: give their number or a list of names.")
     check_names(names)
     return names
 
@@ -51,7 +51,7 @@ def _declared_size(size: Size) -> tuple[int, int] | None:
         return None
     sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
-        raise Refusal(f"can not have images of size {size!r}. Fix: give one number or (height, width).")
+        raise Refusal(f"cannot have images of size {size!r}. Fix: give one number or (height, width).")
     return sides[0], sides[1]
 
 

@@ -46,7 +46,7 @@ def _open(path: str | PathLike[str], *, follow: bool) -> BinaryIO:
     except FileNotFoundError as exc:
         raise Refusal(f"{exc}.") from None
     except OSError as exc:
-        raise Refusal(f"can not be opened ({exc.strerror or exc}).") from exc
+        raise Refusal(f"cannot be opened ({exc.strerror or exc}).") from exc
     except files.NotRegular as exc:
         raise Refusal(f"{exc}.") from None
     except ValueError:
@@ -72,7 +72,7 @@ def named(path: str | PathLike[str]) -> Iterator[None]:
     except Refusal as exc:
         raise DataError(f"{shown(path)}: {exc}") from exc.__cause__
     except OSError as exc:
-        raise DataError(f"{shown(path)}: can not be read or written ({exc.strerror or exc}).") from exc
+        raise DataError(f"{shown(path)}: cannot be read or written ({exc.strerror or exc}).") from exc
     except MemoryError:
         raise DataError(f"{shown(path)}: does not fit into memory. Fix: pack it on a larger machine.") from None
     except RecursionError:

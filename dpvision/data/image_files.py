@@ -164,7 +164,7 @@ def survey(listing: Listing) -> tuple[Measured, list[Broken]]:
 
 
 def broken_file(path: str, exc: Exception) -> Broken:
-    reason = str(exc) if isinstance(exc, Refusal) else f"can not be read ({exc})."
+    reason = str(exc) if isinstance(exc, Refusal) else f"cannot be read ({exc})."
     return Broken(shown(path), reason)
 
 

@@ -134,7 +134,7 @@ def _columns(first: list[str]) -> list[str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields). Lines are parsed one by one, so that an open quote can not swallow the file."""
+    """(line number, fields). Lines are parsed one by one, so that an open quote cannot swallow the file."""
     with open_regular(path) as file:
         if file_length(file) > limits.CSV_BYTES:
             raise Refusal(f"takes more than {limits.CSV_BYTES // limits.MIB} MiB.")

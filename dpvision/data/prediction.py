@@ -25,7 +25,7 @@ class Unlabelled:
 
     names: list[str]
     problems: list[str | None]
-    """Why a file can not be read, for each name; None where it can."""
+    """Why a file cannot be read, for each name; None where it can."""
     images: np.ndarray
     """(N, H, W, C) of those that can."""
     of: int
@@ -35,14 +35,14 @@ class Unlabelled:
 def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
     """The images of a folder, of one file, or of an .npz with test_images or images: never more than a few in memory.
 
-    Image files are resized to `size` and turned to `channels` (1 or 3); one that can not be read has its name and the
+    Image files are resized to `size` and turned to `channels` (1 or 3); one that cannot be read has its name and the
     reason in its place, for a prediction that is missing would go unnoticed. Arrays must have the size, and get three
     channels from one. The images of an array are named by their number.
     """
     place = Path(path)
     with named(place):
         if channels not in (1, 3):
-            raise Refusal(f"can not be read with {channels} channels. Fix: give 1 or 3.")
+            raise Refusal(f"cannot be read with {channels} channels. Fix: give 1 or 3.")
         try:
             mode = os.stat(place).st_mode
         except FileNotFoundError:

@@ -45,7 +45,7 @@ def load(
     not declared is read off the data and listed in `Dataset.inferred`. Image files are resized and recoloured; arrays
     must have what is declared.
 
-    `skip_broken` leaves image files out that can not be read and lists them in `Dataset.broken`.
+    `skip_broken` leaves image files out that cannot be read and lists them in `Dataset.broken`.
     """
     return read_source(
         source, classes=classes, size=size, channels=channels, skip_broken=skip_broken, room=MemoryRoom()
@@ -73,7 +73,7 @@ def pack(
         if os.path.lexists(target):
             raise Refusal("is there already. Fix: remove it or choose another name.")
         if not target.parent.is_dir():
-            raise Refusal("can not be written because its folder does not exist.")
+            raise Refusal("cannot be written because its folder does not exist.")
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
     try:
         room = FolderRoom(temporary)

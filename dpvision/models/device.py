@@ -15,5 +15,5 @@ def device_named(name: str) -> torch.device:
         if device.type == "meta":
             raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError, NotImplementedError) as exc:  # torch asserts that it was built for CUDA
-        raise ConfigError(f"device {name!r}: can not be used here ({str(exc).splitlines()[0]}). Fix: cpu.") from exc
+        raise ConfigError(f"device {name!r}: cannot be used here ({str(exc).splitlines()[0]}). Fix: cpu.") from exc
     return device

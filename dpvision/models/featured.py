@@ -33,12 +33,12 @@ def head_alone(model: nn.Module) -> Featured:
 def require_last(model: nn.Module, parts: Featured, shape: tuple[int, ...]) -> None:
     """By trial, with a random head, as one of zeros would hide what comes after it: features and head together are the
     model, so the head comes last."""
-    coins = torch.Generator().manual_seed(0)
-    images = torch.rand(2, *shape, generator=coins) * 2 - 1
+    rng = torch.Generator().manual_seed(0)
+    images = torch.rand(2, *shape, generator=rng) * 2 - 1
     weight = model.get_submodule(head_of(model)).get_parameter("weight")
     with torch.no_grad():
         before = weight.clone()
-        weight.copy_(torch.randn(weight.shape, generator=coins) / weight.shape[1] ** 0.5)
+        weight.copy_(torch.randn(weight.shape, generator=rng) / weight.shape[1] ** 0.5)
         try:
             same = torch.allclose(parts(images), model(images), rtol=1e-4, atol=1e-5)
         except RuntimeError:
@@ -46,7 +46,7 @@ def require_last(model: nn.Module, parts: Featured, shape: tuple[int, ...]) -> N
         finally:
             weight.copy_(before)
     if not same:
-        raise ConfigError(f"{type(model).__name__}: its head is not its last layer, so it can not be trained alone.")
+        raise ConfigError(f"{type(model).__name__}: its head is not its last layer, so it cannot be trained alone.")
 
 
 def _shallow(module: nn.Module) -> nn.Module:

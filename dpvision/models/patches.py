@@ -8,7 +8,7 @@ For a patch p of an image, less its mean, with a whitening W and a dictionary d_
 
 and f is scaled to length 1. The root makes much of what is there at all, and less of how often it is there. There may
 be patches of several sizes, and a second layer: patches of the maps relu(r_k - b), relu(-r_k - b) of a few, made
-small. All of it is a public function of one image: what makes the dictionary can not import what reads private data
+small. All of it is a public function of one image: what makes the dictionary cannot import what reads private data
 (public/dictionary.py).
 """
 

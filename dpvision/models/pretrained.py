@@ -55,7 +55,7 @@ def digest_of(path: Path) -> str:
                 raise DataError(f"{path}: it has {size:,} bytes, more than weights may have ({MOST:,}).")
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except (OSError, ValueError) as exc:
-        raise DataError(f"{path}: can not be read ({exc}).") from exc
+        raise DataError(f"{path}: cannot be read ({exc}).") from exc
 
 
 def _require_file(path: Path) -> None:
@@ -70,7 +70,7 @@ def _bytes(path: Path, *, most: int) -> bytes:
         _require_file(path)
         return files.read(path, most=most)
     except (OSError, ValueError) as exc:
-        raise DataError(f"{path}: can not be read as weights of this model ({exc}).") from exc
+        raise DataError(f"{path}: cannot be read as weights of this model ({exc}).") from exc
 
 
 def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:

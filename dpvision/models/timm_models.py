@@ -26,7 +26,7 @@ def timm_model(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
             model.eval()(torch.zeros(1, *shape))
     except (RuntimeError, ValueError, TypeError, AssertionError) as exc:
         raise ConfigError(
-            f"timm can not make {name!r} for images {height}x{width}x{channels} ({exc}). Fix: --size, as many pixels "
+            f"timm cannot make {name!r} for images {height}x{width}x{channels} ({exc}). Fix: --size, as many pixels "
             "as the model takes, or another of timm.list_models()."
         ) from exc
     model.train()
@@ -44,6 +44,6 @@ def _timm() -> ModuleType:
         return importlib.import_module("timm")
     except Exception as exc:  # torchvision with another build of torch fails in many ways
         raise ConfigError(
-            f'models named "{PREFIX}..." need timm and torchvision, which can not be imported here ({exc}). '
+            f'models named "{PREFIX}..." need timm and torchvision, which cannot be imported here ({exc}). '
             'Fix: pip install -c constraints.txt "dpvision[timm]", so that torch stays as it is.'
         ) from exc

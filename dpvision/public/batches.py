@@ -1,7 +1,7 @@
 """Public images as batches of views: a function of (seed, step), so that a training can go on anywhere.
 
 Augmentations are those of private training, with each image's own coins. Beside them stands cutmix across images, which
-private training can not have: it would put one image into the gradients of others. Here all images are public.
+private training cannot have: it would put one image into the gradients of others. Here all images are public.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.views import Augment, Coins
+from dpvision.views import Augment, UnitRandom
 from dpvision.views.eight_bit import scaled
 from dpvision.views.mixing import cutmix
 
@@ -91,16 +91,16 @@ def chosen(rows: NDArray[np.int64], step: int, *, batch: int, seed: int) -> NDAr
 
 
 def views(
-    images: Tensor, labels: Tensor, coins: Coins, *, augment: Sequence[str], classes: int
+    images: Tensor, labels: Tensor, rng: UnitRandom, *, augment: Sequence[str], classes: int
 ) -> tuple[Tensor, Tensor]:
     """(B, C, H, W), (B,) -> one view of each and its target: a class, or with cutmix shares of the classes."""
     names = [name for name in augment if name != CUTMIX]
-    images = Augment(names)(images.unsqueeze(1), coins, 1)
+    images = Augment(names)(images.unsqueeze(1), rng, 1)
     if CUTMIX not in augment:
         return images.squeeze(1), labels
-    partner = coins.uniform().argsort(stable=True)
-    share = torch.where(coins.uniform(1) < MIXED, coins.beta(ALPHA, 1), 1.0)
-    images, left = cutmix(images, images[partner], share, coins)
+    partner = rng.uniform().argsort(stable=True)
+    share = torch.where(rng.uniform(1) < MIXED, rng.beta(ALPHA, 1), 1.0)
+    images, left = cutmix(images, images[partner], share, rng)
     own = F.one_hot(labels, classes).to(left.dtype)
     return images.squeeze(1), (left * own + (1 - left) * own[partner]).to(images.dtype)
 

@@ -29,7 +29,7 @@ from dpvision.public.batches import chosen
 from dpvision.public.random import draw, stream
 from dpvision.public.trainer import Progress, Task, finite_curve, require_free, train, write_weights
 from dpvision.storage import safetensors
-from dpvision.views import Augment, Coins
+from dpvision.views import Augment, UnitRandom
 
 FORMAT = "dpvision-prior-1"
 GROUPS, OUT = 16, 128  # of the projection
@@ -143,7 +143,7 @@ def recognised(trunk: nn.Module, process: str, *, side: int, first: int, classes
     """
     pixels = draw(process, range(first, first + classes), side=side, seed=seed)
     whole = to_tensor(pixels).unsqueeze(1)
-    views = Augment(PART + CHANGED)(whole, Coins(seed, np.arange(classes)), 2)
+    views = Augment(PART + CHANGED)(whole, UnitRandom(seed, np.arange(classes)), 2)
     known, asked = (F.normalize(_seen(trunk, views[:, k]), dim=1) for k in (0, 1))
     return float(((asked @ known.T).argmax(1) == torch.arange(classes)).double().mean())
 
@@ -279,9 +279,9 @@ def pairs(
     drawn = _drawn(process, side=side * finer, batch=batch, images=images, steps=steps, seed=seed, workers=workers)
     for step, pixels in zip(steps, drawn, strict=True):
         whole = to_tensor(pixels).unsqueeze(1)
-        coins = Coins((seed << 40) + step, np.arange(batch))
-        small = F.avg_pool2d(part(whole, coins, 2).flatten(0, 1), finer).unflatten(0, (-1, 2))
-        views = changed(small, coins, 2)
+        rng = UnitRandom((seed << 40) + step, np.arange(batch))
+        small = F.avg_pool2d(part(whole, rng, 2).flatten(0, 1), finer).unflatten(0, (-1, 2))
+        views = changed(small, rng, 2)
         yield views[:, 0], views[:, 1]
 
 

@@ -103,22 +103,22 @@ def _fill(patches: Patches, settings: Settings, progress: Callable[[int], None])
 
     for bank in (*patches.banks, patches.first):
         if isinstance(bank, Bank):
-            coins = torch.Generator().manual_seed(settings.seed)
-            found = around_zero(_some(bank, settings, coins, watch))
+            rng = torch.Generator().manual_seed(settings.seed)
+            found = around_zero(_some(bank, settings, rng, watch))
             done += settings.images
-            whitening, dictionary = _white(found, bank, settings.floor, coins)
+            whitening, dictionary = _white(found, bank, settings.floor, rng)
             bank.whitening.copy_(around_zero(whitening))
             bank.dictionary.copy_(around_zero(dictionary))
     if patches.first is not None and patches.second is not None:
-        bank, coins = patches.second, torch.Generator().manual_seed(settings.seed)
-        found = _some(bank, settings, coins, watch, patches.first.maps)
+        bank, rng = patches.second, torch.Generator().manual_seed(settings.seed)
+        found = _some(bank, settings, rng, watch, patches.first.maps)
         bank.offset.copy_(found.mean(0))
-        whitening, dictionary = _white(found - bank.offset, bank, settings.floor, coins)
+        whitening, dictionary = _white(found - bank.offset, bank, settings.floor, rng)
         bank.whitening.copy_(whitening)
         bank.dictionary.copy_(dictionary)
 
 
-def _white(found: Tensor, bank: Bank, floor: float, coins: torch.Generator) -> tuple[Tensor, Tensor]:
+def _white(found: Tensor, bank: Bank, floor: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """W, of as many directions as the bank has, and its patches d as d^T W."""
     variances, directions = torch.linalg.eigh(found.T @ found / len(found))
     whitening = (variances + floor * variances.mean()).rsqrt().unsqueeze(1) * directions.T
@@ -128,7 +128,7 @@ def _white(found: Tensor, bank: Bank, floor: float, coins: torch.Generator) -> t
     white, count = F.normalize(white[length > length.median()], dim=1), len(bank.dictionary)
     if len(white) < count:
         raise ConfigError(f"{count} patches were asked for, and there are {len(white)}.")
-    return whitening, white[torch.randperm(len(white), generator=coins)[:count]] @ whitening
+    return whitening, white[torch.randperm(len(white), generator=rng)[:count]] @ whitening
 
 
 @contextmanager
@@ -196,13 +196,13 @@ def drawn(settings: Settings, indices: range) -> Iterator[tuple[range, Tensor]]:
 def _some(
     bank: Bank,
     settings: Settings,
-    coins: torch.Generator,
+    rng: torch.Generator,
     watch: Callable[[int], None],
     maps_of: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
     """(settings.patches, C patch^2) from places drawn at random."""
     high = (settings.images, *bank.places)
-    which, down, right = (torch.randint(h, (settings.patches,), generator=coins) for h in high)
+    which, down, right = (torch.randint(h, (settings.patches,), generator=rng) for h in high)
     found = torch.empty(settings.patches, len(bank.offset))
     for part, images in drawn(settings, range(settings.images)):
         maps, size = maps_of(images), bank.patch

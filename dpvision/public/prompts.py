@@ -44,7 +44,7 @@ def sample(
         raise ConfigError("synth needs at least one class, one image and one pixel.")
     for name in classes:
         if not re.fullmatch(r"[\w][\w .()+,-]{0,99}", name):
-            raise ConfigError(f"the class {name!r} can not be the name of a folder. Fix: letters, digits and spaces.")
+            raise ConfigError(f"the class {name!r} cannot be the name of a folder. Fix: letters, digits and spaces.")
     about = {"model": model, "prompt": prompt, "steps": steps, "guidance": guidance, "seed": seed, "size": size}
     _require_same(out / "about.json", about)
     pipe = pipeline(model)
@@ -104,7 +104,7 @@ def _require_no_code(folder: Path) -> None:
     index = folder / "model_index.json"
     parts = _table(index)
     if parts is None:
-        raise ConfigError(f"{index}: can not be read. Fix: the folder of a whole pipeline.")
+        raise ConfigError(f"{index}: cannot be read. Fix: the folder of a whole pipeline.")
     libraries = [part[0] for part in parts.values() if isinstance(part, list) and part]
     strange = [str(name) for name in libraries if name not in ("diffusers", "transformers", None)]
     if strange:
@@ -126,8 +126,8 @@ def _make(
     import torch
     from PIL import Image
 
-    coins = [torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) * 10_000_019 + i) for i in numbers]
-    made = pipe([prompt] * len(numbers), generator=coins, num_inference_steps=steps, guidance_scale=guidance).images
+    rng = [torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) * 10_000_019 + i) for i in numbers]
+    made = pipe([prompt] * len(numbers), generator=rng, num_inference_steps=steps, guidance_scale=guidance).images
     for i, image in zip(numbers, made, strict=True):
         buffer = io.BytesIO()
         image.convert("RGB").resize((size, size), Image.Resampling.LANCZOS).save(buffer, format="PNG")

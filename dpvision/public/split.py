@@ -144,23 +144,23 @@ def choose(
     if persons is not None and staying is not None:
         able = ~np.isin(persons, staying)
     _require_enough(np.bincount(labels[able], minlength=len(classes)), each, classes, whole=bool(able.all()))
-    coins = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     if persons is None:
-        some = [coins.choice(np.flatnonzero(labels == c), each, replace=False) for c in range(len(classes))]
+        some = [rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in range(len(classes))]
         return np.sort(np.concatenate(some)).astype(np.int64)
-    return _whole_persons(labels, np.asarray(persons), able, each=each, classes=classes, coins=coins)
+    return _whole_persons(labels, np.asarray(persons), able, each=each, classes=classes, rng=rng)
 
 
 def aside(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | None = None) -> NDArray[np.bool_]:
     """Which rows to keep aside for a look afterwards: this share of each class, or of whole persons where known."""
-    coins, chosen = np.random.default_rng(seed), np.zeros(len(labels), dtype=np.bool_)
+    rng, chosen = np.random.default_rng(seed), np.zeros(len(labels), dtype=np.bool_)
     if persons is None:
         for c in np.unique(labels):
-            members = coins.permutation(np.flatnonzero(labels == c))
+            members = rng.permutation(np.flatnonzero(labels == c))
             chosen[members[: round(share * len(members))]] = True
     else:
         _, number, images = np.unique(persons, return_inverse=True, return_counts=True)
-        order = coins.permutation(len(images))
+        order = rng.permutation(len(images))
         chosen = np.isin(number, order[np.cumsum(images[order]) <= share * len(labels)])
     if share and (not chosen.any() or len(np.unique(labels[~chosen])) < len(np.unique(labels))):
         raise ConfigError(
@@ -210,7 +210,7 @@ def _whole_persons(
     *,
     each: int,
     classes: Sequence[str],
-    coins: np.random.Generator,
+    rng: np.random.Generator,
 ) -> Rows:
     """Persons in a random order, each taken if no class then has more than `each` images."""
     who, number = np.unique(persons, return_inverse=True)
@@ -219,7 +219,7 @@ def _whole_persons(
     free = np.zeros(len(who), dtype=np.bool_)
     free[number[able]] = True
     public, so_far = np.zeros(len(who), dtype=np.bool_), np.zeros(len(classes), dtype=np.int64)
-    for person in coins.permutation(np.flatnonzero(free)):
+    for person in rng.permutation(np.flatnonzero(free)):
         if (so_far + has[person] <= each).all():
             public[person], so_far = True, so_far + has[person]
     without = [name for name, got in zip(classes, so_far, strict=True) if not got]

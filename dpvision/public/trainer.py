@@ -182,7 +182,7 @@ def finite_curve(text: str) -> list[tuple[int, float]]:
 
 
 @contextmanager
-def coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, step: int, device: torch.device) -> Iterator[None]:
     """Within, torch's coins are a function of (seed, step) and the device; outside, nothing has changed."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(mixed(seed, step))

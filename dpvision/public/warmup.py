@@ -31,7 +31,7 @@ from dpvision.public import optimisers, provenance
 from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, require_augment, views
 from dpvision.public.split import aside
 from dpvision.public.trainer import Progress, Task, finite_curve, require_free, train, write_weights
-from dpvision.views import Coins
+from dpvision.views import UnitRandom
 
 FORMAT = "dpvision-warm-1"
 AT_A_TIME = 500
@@ -149,14 +149,14 @@ class WarmUp(Task):
     def descend(self) -> float:
         settings, size = self.settings, len(self.classes)
         places = chosen(np.arange(len(self._seen)), self.step, batch=settings.batch, seed=settings.seed)
-        coins = Coins((settings.seed << 40) + self.step, places)  # an image that is there twice gets two views
+        rng = UnitRandom((settings.seed << 40) + self.step, places)  # an image that is there twice gets two views
         rows = self._seen[places]
         labels = self._images.labels[torch.from_numpy(rows)]
-        made, targets = views(self._images(rows), labels, coins, augment=settings.augment, classes=size)
+        made, targets = views(self._images(rows), labels, rng, augment=settings.augment, classes=size)
         x = self._laid_out(made)
         y = targets.to(self._device)
         if settings.optimiser == "pgd":
-            start = (2 * coins.uniform(*x.shape[1:]) - 1).to(x)
+            start = (2 * rng.uniform(*x.shape[1:]) - 1).to(x)
             x = optimisers.worst_near(
                 lambda near: F.cross_entropy(self.model(near), y, reduction="sum"),
                 x,

@@ -61,7 +61,7 @@ def finished(folder: Path) -> Finished:
     if card.get("files") != digests(folder) or not set(schema["files"]) <= set(card["files"]):
         raise DataError(
             f"{folder}: its rows are not those that card.json is about (by their digests). Fix: copy it again; a card "
-            "without digests is of an earlier version, and can not be bound to rows any more."
+            "without digests is of an earlier version, and cannot be bound to rows any more."
         )
     read_rows(folder)  # as many and as wide as schema.json says
     settings = _settings(path, card, schema)

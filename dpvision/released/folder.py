@@ -114,7 +114,7 @@ def digests(folder: Path) -> dict[str, str]:
             for path in sorted(folder.glob("*.safetensors"))
         }
     except (OSError, ValueError) as exc:
-        raise DataError(f"{folder}: its files can not be read ({exc}). Fix: copy it again.") from exc
+        raise DataError(f"{folder}: its files cannot be read ({exc}). Fix: copy it again.") from exc
 
 
 def mark_of(path: Path) -> str | None:
@@ -184,7 +184,7 @@ def read_arrays(path: Path, *, most: int = MOST) -> dict[str, NDArray[Any]]:
         with _enough_memory(path):
             return dict(read_safetensors(files.read(path, most=min(most, MOST))))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError) as exc:
-        raise DataError(f"{path}: can not be read as safetensors ({exc}). Fix: copy it again.") from exc
+        raise DataError(f"{path}: cannot be read as safetensors ({exc}). Fix: copy it again.") from exc
 
 
 @contextmanager

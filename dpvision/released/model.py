@@ -108,7 +108,7 @@ def predict(
 ) -> int:
     """Lines of CSV to `write`, as they are found: file, class, probability, problem. Returns how many have a problem.
 
-    A file that can not be read has a line with the reason and no class. With `probabilities`, a column for each class
+    A file that cannot be read has a line with the reason and no class. With `probabilities`, a column for each class
     follows. Memory holds `at_a_time` images, however many there are.
     """
     made = load_model(run)

@@ -130,10 +130,10 @@ class ClassMoments:
         kept = np.maximum(0.0, 1.0 - excess / np.maximum(distance, np.finfo(np.float64).tiny))
         return middle + away * kept[:, None]
 
-    def draw(self, count: int, coins: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """`count` rows and their classes. Coins need not be secret."""
         values, vectors = self.spread
-        labels = coins.choice(len(self.counts), count, p=self.shares)
-        rows = coins.standard_normal((count, len(values)), dtype=np.float32)
+        labels = rng.choice(len(self.counts), count, p=self.shares)
+        rows = rng.standard_normal((count, len(values)), dtype=np.float32)
         root = (vectors * np.sqrt(values)).T.astype(np.float32)
         return self.means[labels].astype(np.float32) + rows @ root, labels

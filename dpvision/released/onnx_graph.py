@@ -67,7 +67,7 @@ def graph_of(model: nn.Module, shape: Shape, *, name: str) -> bytes:
         assert program is not None
         return _without_traces(program.model_proto)
     except Exception as exc:  # the exporter wraps whatever a network raises, in many kinds
-        raise ConfigError(f"{name}: can not become an ONNX graph, because of {_reason(exc)}. {OTHERWISE}") from exc
+        raise ConfigError(f"{name}: cannot become an ONNX graph, because of {_reason(exc)}. {OTHERWISE}") from exc
 
 
 def require_same(graph: bytes, model: nn.Module, shape: Shape, *, name: str) -> float:

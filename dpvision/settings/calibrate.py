@@ -129,7 +129,7 @@ def _confirmed(
         value *= factor
         factor *= factor  # larger steps each time: a hair is usually enough, and the end is near in any case
     raise ConfigError(
-        f"dp-accounting can not confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
+        f"dp-accounting cannot confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
         "its rounding is larger than the budget. Fix: fewer steps, or a larger delta."
     )
 

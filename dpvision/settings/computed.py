@@ -21,7 +21,7 @@ def complete(config: Config, n: int) -> Config:
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
     if batch > n:
         raise ConfigError(
-            f"batch is {batch} and n is {n}: the expected batch can not exceed n. Fix: --batch {default_batch(n)}."
+            f"batch is {batch} and n is {n}: the expected batch cannot exceed n. Fix: --batch {default_batch(n)}."
         )
     if config.delta * n >= 1:
         raise ConfigError(

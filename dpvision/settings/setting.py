@@ -164,7 +164,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(files.read(path, most=1 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path}: can not be read as TOML: {exc}.") from exc
+        raise ConfigError(f"{path}: cannot be read as TOML: {exc}.") from exc
 
 
 def write_toml(config: Any) -> str:

@@ -251,7 +251,7 @@ class Config:
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, and batch is {self.batch}. Fix: leave one of them out.")
         if self.batch is not None and self.n is not None and self.batch > self.n:
-            raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch can not exceed n.")
+            raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n.")
 
     @property
     def views(self) -> int:

@@ -124,7 +124,7 @@ def next_free() -> Path:
 
 
 def key_path(name: str) -> Path:
-    """Where a run's key is kept: never in the run folder. The name may come from a file, so it can not be a path."""
+    """Where a run's key is kept: never in the run folder. The name may come from a file, so it cannot be a path."""
     if not re.fullmatch(r"[0-9a-f]{16}", name):
         raise DataError(f"{name!r} is not the name of a key: the state of the run was made by other means.")
     return home() / "keys" / f"{name}.key"
@@ -143,7 +143,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         texts = files.read(path, most=MOST_LINES).decode(errors="replace").split("\n")
     except (OSError, ValueError) as exc:
-        raise DataError(f"{path}: can not be read ({exc}).") from exc
+        raise DataError(f"{path}: cannot be read ({exc}).") from exc
     for number, text in enumerate(texts[:-1], 1):
         try:
             line = json.loads(text)
@@ -167,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(files.read(path, most=16 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
-        raise DataError(f"{path}: can not be read as JSON: {exc}.") from exc
+        raise DataError(f"{path}: cannot be read as JSON: {exc}.") from exc
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds {type(value).__name__}, not a JSON object.")
     return value

@@ -6,8 +6,8 @@ mixing.py         mixup and cutmix inside one image's pool
 views.py          K views of each image, with their targets
 """
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 from dpvision.views.augment import OPERATIONS, Augment
 from dpvision.views.views import Views
 
-__all__ = ["OPERATIONS", "Augment", "Coins", "Views"]
+__all__ = ["OPERATIONS", "Augment", "UnitRandom", "Views"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.views.autoaugment import autoaugment
 from dpvision.views.colour import grayscale, jitter
@@ -19,7 +19,7 @@ from dpvision.views.cutout import cutout
 from dpvision.views.resized_crop import resized_crop
 from dpvision.views.shift import crop, crop_and_flip, flip
 
-Operation = Callable[[Tensor, Coins, int], Tensor]
+Operation = Callable[[Tensor, UnitRandom, int], Tensor]
 
 OPERATIONS: dict[str, Operation] = {
     "autoaugment": autoaugment,
@@ -41,10 +41,10 @@ class Augment:
         self._operations = joined(names)
         self.names = tuple(names)
 
-    def __call__(self, images: Tensor, coins: Coins, views: int = 1) -> Tensor:
+    def __call__(self, images: Tensor, rng: UnitRandom, views: int = 1) -> Tensor:
         """(B, 1 or views, C, H, W) in [-1, 1] -> (B, views, C, H, W)."""
         for operate in self._operations:
-            images = operate(images, coins, views)
+            images = operate(images, rng, views)
         return images.expand(-1, views, -1, -1, -1)
 
     def __repr__(self) -> str:

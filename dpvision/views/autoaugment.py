@@ -25,7 +25,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 from dpvision.views import eight_bit
 from dpvision.views.colour import require_colours
 
@@ -65,12 +65,12 @@ Matrix = tuple[float, float, float, float, float, float]
 Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def autoaugment(images: Tensor, coins: Coins, views: int) -> Tensor:
+def autoaugment(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view changed by a sub-policy of its own."""
     require_colours(images)
-    pair = coins.integers(len(POLICY), views).flatten()
-    luck = coins.uniform(views, 2).flatten(0, 1)
-    minus = (coins.uniform(views, 2) < 0.5).flatten(0, 1)
+    pair = rng.integers(len(POLICY), views).flatten()
+    luck = rng.uniform(views, 2).flatten(0, 1)
+    minus = (rng.uniform(views, 2) < 0.5).flatten(0, 1)
     names, chances, levels = _tables()
     out = eight_bit.to_bytes(images).expand(-1, views, -1, -1, -1).flatten(0, 1).contiguous()
     for turn in range(2):

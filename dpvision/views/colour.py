@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
@@ -22,7 +22,7 @@ MEAN_BITS = 20
 
 def jitter(
     images: Tensor,
-    coins: Coins,
+    rng: UnitRandom,
     views: int,
     *,
     brightness: float = 0.4,
@@ -36,9 +36,9 @@ def jitter(
     Factors are uniform on [max(0, 1 - s), 1 + s] for a strength s; hue turns by a share uniform on [-hue, hue].
     """
     require_colours(images)
-    order = coins.uniform(views, 4).argsort(dim=-1, stable=True).flatten(0, 1)
-    drawn = coins.uniform(views, 4).flatten(0, 1)
-    chosen = (coins.uniform(views) < chance).flatten()
+    order = rng.uniform(views, 4).argsort(dim=-1, stable=True).flatten(0, 1)
+    drawn = rng.uniform(views, 4).flatten(0, 1)
+    chosen = (rng.uniform(views) < chance).flatten()
     spread = [(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)] + [(-hue, hue)]
     low, high = (torch.tensor(ends, dtype=torch.float64) for ends in zip(*spread, strict=True))
     strength = (low + drawn * (high - low)).to(images.dtype)
@@ -52,10 +52,10 @@ def jitter(
     return out.unflatten(0, (-1, views))
 
 
-def grayscale(images: Tensor, coins: Coins, views: int, *, chance: float = 0.2) -> Tensor:
+def grayscale(images: Tensor, rng: UnitRandom, views: int, *, chance: float = 0.2) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view without colours with probability `chance`."""
     require_colours(images)
-    without = coins.uniform(views) < chance
+    without = rng.uniform(views) < chance
     return torch.where(without[:, :, None, None, None], grey(images), images)
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 
 GREY = 0.0
 
 
-def cutout(images: Tensor, coins: Coins, views: int, *, side: int | None = None) -> Tensor:
+def cutout(images: Tensor, rng: UnitRandom, views: int, *, side: int | None = None) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W) with a grey square of `side` pixels, half the image's by default.
 
     Its centre is uniform over the pixels, so at the edge a part of it lies outside.
     """
     height, width = images.shape[-2:]
     side = min(height, width) // 2 if side is None else side
-    rows = _covered(coins.integers(height, views), height, side)
-    columns = _covered(coins.integers(width, views), width, side)
+    rows = _covered(rng.integers(height, views), height, side)
+    columns = _covered(rng.integers(width, views), width, side)
     hidden = rows[:, :, None, :, None] & columns[:, :, None, None, :]
     return torch.where(hidden, GREY, images)
 

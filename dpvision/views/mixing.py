@@ -16,16 +16,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 
 # (u, v, share of u, coins) -> mixture and its share of u; images (B, M, C, H, W), shares (B, M)
-Mix = Callable[[Tensor, Tensor, Tensor, Coins], tuple[Tensor, Tensor]]
+Mix = Callable[[Tensor, Tensor, Tensor, UnitRandom], tuple[Tensor, Tensor]]
 
 
-def pairs(coins: Coins, pool: int, count: int) -> tuple[Tensor, Tensor]:
+def pairs(rng: UnitRandom, pool: int, count: int) -> tuple[Tensor, Tensor]:
     """For each image `count` ordered pairs of two different members of its pool, uniform over all of them."""
-    first = coins.integers(pool, count)
-    ahead = coins.integers(pool - 1, count)
+    first = rng.integers(pool, count)
+    ahead = rng.integers(pool - 1, count)
     return first, (first + 1 + ahead) % pool
 
 
@@ -41,17 +41,17 @@ def mixed(u: Tensor, v: Tensor, share: Tensor) -> Tensor:
     return u.mul_(share).add_(v.mul_(1 - share))
 
 
-def mixup(u: Tensor, v: Tensor, share: Tensor, coins: Coins) -> tuple[Tensor, Tensor]:
+def mixup(u: Tensor, v: Tensor, share: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
     """l u + (1 - l) v, and l."""
     return mixed(u, v, share), share
 
 
-def cutmix(u: Tensor, v: Tensor, share: Tensor, coins: Coins) -> tuple[Tensor, Tensor]:
+def cutmix(u: Tensor, v: Tensor, share: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
     """u with a box of v around a random pixel, and the share of u's pixels that is left."""
     height, width = u.shape[-2:]
     side = (1 - share.double()).sqrt()
-    rows = _within(coins.integers(height, share.shape[1]), (side * height).floor(), height)
-    columns = _within(coins.integers(width, share.shape[1]), (side * width).floor(), width)
+    rows = _within(rng.integers(height, share.shape[1]), (side * height).floor(), height)
+    columns = _within(rng.integers(width, share.shape[1]), (side * width).floor(), width)
     box = rows[:, :, None, :, None] & columns[:, :, None, None, :]
     left = 1 - (rows.sum(-1) * columns.sum(-1)).to(share.dtype) / (height * width)
     return torch.where(box, v, u), left

@@ -8,14 +8,14 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 
 ATTEMPTS = 10
 
 
 def resized_crop(
     images: Tensor,
-    coins: Coins,
+    rng: UnitRandom,
     views: int,
     *,
     scale: tuple[float, float] = (0.08, 1.0),
@@ -27,18 +27,18 @@ def resized_crop(
     place uniform. Of ten such parts the first that fits is taken; if none does, the largest central part whose ratio
     is allowed.
     """
-    top, left, height, width = boxes(coins, views, images.shape[-2:], scale=scale, ratio=ratio)
+    top, left, height, width = boxes(rng, views, images.shape[-2:], scale=scale, ratio=ratio)
     whole = images.expand(-1, views, -1, -1, -1)
     return _stretched(_stretched(whole, top, height, -2), left, width, -1)
 
 
 def boxes(
-    coins: Coins, views: int, size: tuple[int, ...], *, scale: tuple[float, float], ratio: tuple[float, float]
+    rng: UnitRandom, views: int, size: tuple[int, ...], *, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Top, left, height and width of a random part for each view, each (B, views) and whole numbers."""
     full_height, full_width = size
-    drawn = coins.uniform(views, ATTEMPTS, 2)
-    place = coins.uniform(views, 2)
+    drawn = rng.uniform(views, ATTEMPTS, 2)
+    place = rng.uniform(views, 2)
     area = (scale[0] + drawn[..., 0] * (scale[1] - scale[0])) * (full_height * full_width)
     log_low, log_high = math.log2(ratio[0]), math.log2(ratio[1])
     # scipy's exp2 goes number by number, so none depends on what lies beside it.

@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 
 PAD = 4
 
 
-def crop(images: Tensor, coins: Coins, views: int, *, pad: int = PAD) -> Tensor:
+def crop(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view shifted by up to `pad` pixels."""
-    return _windows(images, coins.integers(2 * pad + 1, views, 2), None, pad)
+    return _windows(images, rng.integers(2 * pad + 1, views, 2), None, pad)
 
 
-def flip(images: Tensor, coins: Coins, views: int) -> Tensor:
+def flip(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view mirrored left to right with probability 1/2."""
-    mirrored = coins.uniform(views) < 0.5
+    mirrored = rng.uniform(views) < 0.5
     return torch.where(mirrored[:, :, None, None, None], images.flip(-1), images)
 
 
-def crop_and_flip(images: Tensor, coins: Coins, views: int, *, pad: int = PAD) -> Tensor:
+def crop_and_flip(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD) -> Tensor:
     """Mirror with probability 1/2, then crop; as padding is symmetric, in law the same as crop, then mirror."""
-    offsets = coins.integers(2 * pad + 1, views, 2)
-    return _windows(images, offsets, coins.uniform(views) < 0.5, pad)
+    offsets = rng.integers(2 * pad + 1, views, 2)
+    return _windows(images, offsets, rng.uniform(views) < 0.5, pad)
 
 
 def padded(images: Tensor, pad: int) -> Tensor:

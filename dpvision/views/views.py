@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins
+from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError, DataError, did_you_mean
 from dpvision.views.augment import Augment
 from dpvision.views.eight_bit import scaled
@@ -84,17 +84,17 @@ class Views:
         if self._public is not None and tuple(self._public[0].shape[1:]) != tuple(shape):
             raise DataError(
                 f"the public set: its images are {_described(self._public[0].shape[1:])}, the private ones "
-                f"{_described(shape)}, so they can not be mixed. Fix: bring the public images to the size and "
+                f"{_described(shape)}, so they cannot be mixed. Fix: bring the public images to the size and "
                 "channels of the private ones."
             )
 
-    def __call__(self, images: Tensor, labels: Tensor, coins: Coins) -> tuple[Tensor, Tensor]:
+    def __call__(self, images: Tensor, labels: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) float in [-1, 1], (B,) -> (B K, C, H, W) and targets; the views of an image follow each other.
 
         Targets are int64 (B K,), or shares of the classes (B K, classes) where labels are mixed. Beside the result no
         more than a few blocks of it are alive.
         """
-        _require_batch(images, labels, coins)
+        _require_batch(images, labels, rng)
         self.require(images.shape[1:])
         out = images.new_empty(len(images), self.count, *images.shape[1:])
         if self.mixes_labels:
@@ -102,27 +102,27 @@ class Views:
         else:
             targets = labels.new_empty(len(images), self.count)
         per_image = self.count * math.prod(images.shape[1:])
-        for rows, some in coins.blocks(max(1, BLOCK // per_image)):
+        for rows, some in rng.blocks(max(1, BLOCK // per_image)):
             self._fill(images[rows], labels[rows], some, out[rows], targets[rows])
         return out.flatten(0, 1), targets.flatten(0, 1)
 
-    def _fill(self, images: Tensor, labels: Tensor, coins: Coins, out: Tensor, targets: Tensor) -> None:
+    def _fill(self, images: Tensor, labels: Tensor, rng: UnitRandom, out: Tensor, targets: Tensor) -> None:
         """Write the views of a few images and their targets to where they belong."""
         pool = self.base + self.diff
         if self.base:
-            out[:, : self.base] = self.augment(images.unsqueeze(1), coins, self.base)
+            out[:, : self.base] = self.augment(images.unsqueeze(1), rng, self.base)
             targets[:, : self.base] = self._target(labels.unsqueeze(1))
         if self.diff:
             assert self._public is not None
-            drawn = coins.integers(len(self._public[0]), self.diff)
+            drawn = rng.integers(len(self._public[0]), self.diff)
             strangers, known = self._public[0][drawn], self._public[1][drawn]
             strangers = scaled(strangers, out.dtype) if strangers.dtype == torch.uint8 else strangers.to(out.dtype)
-            out[:, self.base : pool] = self.augment(strangers, coins, self.diff)
+            out[:, self.base : pool] = self.augment(strangers, rng, self.diff)
             targets[:, self.base : pool] = self._target(known)
         if self.self_mix:
-            first, second = pairs(coins, pool, self.self_mix)
-            share = coins.beta(self.alpha, self.self_mix).to(out.dtype)
-            out[:, pool:], share = self._mix(members(out, first), members(out, second), share, coins)
+            first, second = pairs(rng, pool, self.self_mix)
+            share = rng.beta(self.alpha, self.self_mix).to(out.dtype)
+            out[:, pool:], share = self._mix(members(out, first), members(out, second), share, rng)
             if self.mixes_labels:
                 targets[:, pool:] = mixed(members(targets, first), members(targets, second), share)
             else:
@@ -156,14 +156,14 @@ def _described(shape: Sequence[int]) -> str:
     return f"{height}x{width} with {channels} channel{'s' if channels != 1 else ''}"
 
 
-def _require_batch(images: Tensor, labels: Tensor, coins: Coins) -> None:
+def _require_batch(images: Tensor, labels: Tensor, rng: UnitRandom) -> None:
     """By shapes and types only: nothing here looks at a private pixel or label."""
     if images.dim() != 4 or not images.is_floating_point():
         raise ConfigError(f"views are made of (B, C, H, W) float images, not of {images.dtype} {tuple(images.shape)}.")
     if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
         raise ConfigError(f"{len(images)} images need as many int64 labels, not {labels.dtype} {tuple(labels.shape)}.")
-    if len(coins) != len(images):
-        raise ConfigError(f"{len(images)} images need coins of their own; these are for {len(coins)}.")
+    if len(rng) != len(images):
+        raise ConfigError(f"{len(images)} images need coins of their own; these are for {len(rng)}.")
 
 
 def _checked(images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpvision.audit import auditing, findings, record
-from dpvision.audit.canaries import Coins
+from dpvision.audit.canaries import CanaryRandom
 from dpvision.audit.profile import verdict
 from dpvision.cli.app import app
 from dpvision.core import accountant
@@ -75,8 +75,8 @@ def test_what_private_images_tell_is_for_the_operator(finished: tuple[Path, Path
 
 def test_an_audit_of_less_noise_than_the_settings_say_is_refuted() -> None:
     config = Config(batch=100, n=200, steps=20, sigma=3.0)
-    assert not verdict(auditing.canary_scores(config, canaries=4000, coins=Coins("clean")), delta=1e-5).refuted
-    assert verdict(auditing.canary_scores(config, canaries=4000, coins=Coins("cut", 0.8)), delta=1e-5).refuted
+    assert not verdict(auditing.canary_scores(config, canaries=4000, rng=CanaryRandom("clean")), delta=1e-5).refuted
+    assert verdict(auditing.canary_scores(config, canaries=4000, rng=CanaryRandom("cut", 0.8)), delta=1e-5).refuted
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_audit_of_less_noise_than_the_settings_say_is_refuted() -> None:
 )
 def test_every_kind_of_training_can_be_audited(changes: dict) -> None:
     config = Config(batch=20, n=80, steps=4, sigma=2.0, **changes)
-    scores = auditing.canary_scores(config, canaries=100, coins=Coins("kinds"))
+    scores = auditing.canary_scores(config, canaries=100, rng=CanaryRandom("kinds"))
     assert len(scores.without) == len(scores.with_record) == 50
     assert scores.with_record.mean() > scores.without.mean()
 
@@ -138,8 +138,8 @@ def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Pa
     config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
     assert audits.on_card(audits.of_run(tmp_path, event, config)) is None
     rng = np.random.default_rng(0)
-    coins = rng.random(100) < 0.5
-    findings.audit_carried(run, rng.normal(size=100), coins, event=event, delta=1e-5)
+    rng = rng.random(100) < 0.5
+    findings.audit_carried(run, rng.normal(size=100), rng, event=event, delta=1e-5)
     found = audits.on_card(audits.of_run(tmp_path, event, config))
     assert found is not None and found["one_run"]["canaries"] == 100 and list(found) == ["one_run"]
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpvision.audit.canaries import Coins, claimed_mu, log_ratio, throw_away_ledgers
+from dpvision.audit.canaries import CanaryRandom, claimed_mu, log_ratio, throw_away_ledgers
 from dpvision.audit.mechanisms import mechanisms
 from dpvision.audit.profile import verdict
 from dpvision.audit.training_canaries import Training, training_scores
@@ -33,14 +33,14 @@ def _canaries(name: str) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_claim_is_refuted(name: str) -> None:
-    found = verdict(CASES[name](_canaries(name), Coins(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
+    found = verdict(CASES[name](_canaries(name), CanaryRandom(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
     assert not found.refuted, found
     assert found.bound.epsilon <= found.epsilon
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_noise_of_0_83_is_found_out(name: str) -> None:
-    found = verdict(CASES[name](_canaries(name), Coins(f"cut {name}", 0.83)), delta=DELTA)
+    found = verdict(CASES[name](_canaries(name), CanaryRandom(f"cut {name}", 0.83)), delta=DELTA)
     assert found.refuted, found
 
 
@@ -49,8 +49,8 @@ def test_noise_of_0_83_is_found_out(name: str) -> None:
 def test_both_at_epsilon_1_with_fresh_coins(name: str) -> None:
     case = mechanisms(Budget(1.0, DELTA))[name]
     # Fresh coins each time: a chance of 1 in 1,000 for all clean ones together, and less for the cut ones.
-    assert not verdict(case(40_000, Coins()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
-    assert verdict(case(100_000, Coins(noise=0.83)), delta=DELTA).refuted
+    assert not verdict(case(40_000, CanaryRandom()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
+    assert verdict(case(100_000, CanaryRandom(noise=0.83)), delta=DELTA).refuted
 
 
 def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,37 +61,37 @@ def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.Mo
         return original(total, stream, sensitivity=sensitivity, sigma=0.7 * sigma)
 
     monkeypatch.setattr(noise, "release", too_quiet)
-    found = verdict(training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("quiet")), delta=DELTA)
+    found = verdict(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
     assert found.alarm and found.profile.refuted
 
 
 def test_raw_gradients_instead_of_clipped_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flat, "factors", lambda self, squares, names: 3e-4 * squares.new_ones(squares.shape).double())
-    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("raw"))  # of norm 3 C
+    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("raw"))  # of norm 3 C
     assert verdict(scores, delta=DELTA).profile.refuted
 
 
 def test_a_rate_that_is_not_the_claimed_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 / len(loader) where the claim is batch / n: here, everyone is drawn."""
     monkeypatch.setattr(Gate, "draw", lambda self, step, units, **ranks: np.arange(units))
-    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, coins=Coins("everyone"))
+    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("everyone"))
     assert verdict(scores, delta=DELTA).profile.refuted
 
 
 def test_canaries_that_share_a_run_are_independent() -> None:
     """Or the number of scores would say more than they do: means of runs spread as means of independent scores."""
-    scores = training_scores(Training(SAMPLER, SIGMA), canaries=100, runs=100, coins=Coins("together"))
+    scores = training_scores(Training(SAMPLER, SIGMA), canaries=100, runs=100, rng=CanaryRandom("together"))
     for world in (scores.without, scores.with_record):
         means = world.reshape(100, 50).mean(1)
         assert 0.5 < means.var(ddof=1) * 50 / world.var() < 1.7
 
 
 def test_fresh_coins_are_fresh_and_words_are_not() -> None:
-    def one(coins: Coins) -> bytes:
-        return training_scores(Training(SAMPLER, SIGMA), canaries=20, runs=1, coins=coins).without.tobytes()
+    def one(rng: CanaryRandom) -> bytes:
+        return training_scores(Training(SAMPLER, SIGMA), canaries=20, runs=1, rng=rng).without.tobytes()
 
-    assert one(Coins("a")) == one(Coins("a")) != one(Coins("b"))
-    assert one(Coins()) != one(Coins())
+    assert one(CanaryRandom("a")) == one(CanaryRandom("a")) != one(CanaryRandom("b"))
+    assert one(CanaryRandom()) != one(CanaryRandom())
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3, 1e-3])

@@ -14,9 +14,9 @@ from tests.private.engine.oracle import unit_gradients
 
 
 def _images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    coins = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     targets = torch.arange(count) % 4
-    return torch.randn(count, 1, 4, 4, generator=coins) + targets.view(-1, 1, 1, 1) / 2, targets
+    return torch.randn(count, 1, 4, 4, generator=rng) + targets.view(-1, 1, 1, 1) / 2, targets
 
 
 def test_one_point_is_what_the_naive_loop_says() -> None:

@@ -22,8 +22,8 @@ from dpvision.private.training.prepare import each_loss
 
 
 def _matrix(spectrum: Sequence[float], seed: int = 0) -> Tensor:
-    coins = torch.Generator().manual_seed(seed)
-    turned = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=coins, dtype=torch.float64))[0]
+    rng = torch.Generator().manual_seed(seed)
+    turned = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=rng, dtype=torch.float64))[0]
     return turned @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ turned.T
 
 

@@ -72,7 +72,7 @@ def test_clean_features_give_the_image_and_noise_does_not() -> None:
 
 
 def test_known_others_are_taken_off() -> None:
-    """With all but one known, a clean mixture hides nothing; without, one image can not explain it."""
+    """With all but one known, a clean mixture hides nothing; without, one image cannot explain it."""
     x = _images(8)
     rows = _rows(x)
     mixture = rows.mean(0, keepdim=True)

@@ -48,18 +48,18 @@ def test_randomised_response_at_its_epsilon_is_rarely_refuted(epsilon: float) ->
     trials, wrong = 400, 0
     for seed in range(trials):
         rng = np.random.default_rng(seed)
-        coins = rng.random(300) < 0.5
-        told = np.where(rng.random(300) < 1 / (1 + math.exp(-epsilon)), coins, ~coins)
-        right = right_guesses(told + 1e-3 * rng.random(300), coins, guesses=200)
+        rng = rng.random(300) < 0.5
+        told = np.where(rng.random(300) < 1 / (1 + math.exp(-epsilon)), rng, ~rng)
+        right = right_guesses(told + 1e-3 * rng.random(300), rng, guesses=200)
         wrong += p_value(canaries=300, guesses=200, right=right, epsilon=epsilon, delta=0.0) <= 0.05
     assert wrong <= stats.binom.isf(1e-4, trials, 0.05)
     assert epsilon == 0 or wrong >= 2  # and no more cautious than it needs to be
 
 
 def test_without_noise_the_bound_is_large_and_without_evidence_it_is_0() -> None:
-    coins = np.random.default_rng(0).random(1000) < 0.5
-    assert one_run(coins.astype(float), coins, guesses=800, delta=DELTA).epsilon > 4
-    assert one_run(-coins.astype(float), coins, guesses=800, delta=DELTA).epsilon == 0
+    rng = np.random.default_rng(0).random(1000) < 0.5
+    assert one_run(rng.astype(float), rng, guesses=800, delta=DELTA).epsilon > 4
+    assert one_run(-rng.astype(float), rng, guesses=800, delta=DELTA).epsilon == 0
     above = sum(
         one_run(np.zeros(200), np.random.default_rng(s).random(200) < 0.5, guesses=100, delta=DELTA).epsilon > 0
         for s in range(200)
@@ -117,8 +117,8 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
 
 def test_coins_are_fair_secret_and_checked() -> None:
     key = Key.for_tests("a")
-    coins = toss(key, 2000)
-    assert coins == toss(key, 2000) != toss(Key.for_tests("b"), 2000) and 880 < coins.count("1") < 1120
+    rng = toss(key, 2000)
+    assert rng == toss(key, 2000) != toss(Key.for_tests("b"), 2000) and 880 < rng.count("1") < 1120
     assert inside({"canaries": "0110"}, 4).tolist() == [False, True, True, False]
     for wrong in (None, "011", "01x0"):
         with pytest.raises(DataError, match="canaries"):

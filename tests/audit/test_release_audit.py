@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpvision.audit import auditing_release
-from dpvision.audit.canaries import Coins
+from dpvision.audit.canaries import CanaryRandom
 from dpvision.audit.profile import verdict
 from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
@@ -56,7 +56,7 @@ def copied(released: Path, tmp_path: Path) -> Path:
 def test_canaries_show_all_that_the_releases_own_claim_allows(recipe: str, released: Path) -> None:
     """No more, and no less: mu is what the claimed mechanism would give to a record that fares worst."""
     release = finished(released / recipe)
-    scores = auditing_release.canary_scores(release, canaries=2000, coins=Coins("release"))
+    scores = auditing_release.canary_scores(release, canaries=2000, rng=CanaryRandom("release"))
     assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
     found = verdict(scores, delta=release.settings.delta, confidence=0.999)
     assert not found.refuted and found.bound.epsilon <= found.epsilon <= 8
@@ -65,13 +65,15 @@ def test_canaries_show_all_that_the_releases_own_claim_allows(recipe: str, relea
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix-hs", *PUBLISHED])
 def test_less_noise_than_the_card_says_is_refuted(recipe: str, released: Path) -> None:
-    scores = auditing_release.canary_scores(finished(released / recipe), canaries=2000, coins=Coins("cut", 0.7))
+    scores = auditing_release.canary_scores(finished(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
     assert verdict(scores, delta=1e-5).refuted
 
 
 def test_canaries_are_of_the_class_that_fares_worst() -> None:
     """Of four classes one is small, so its records are in more of their rows."""
-    scores = mixture_scores(in_turn(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, coins=Coins("worst"))
+    scores = mixture_scores(
+        in_turn(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
+    )
     found = verdict(scores, delta=1e-5, confidence=0.999)
     assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
 
@@ -86,7 +88,7 @@ def test_declared_counts_and_random_weights_are_audited_too(
     """Random weights are mostly below what they are accounted at, so canaries show less."""
     release = finished(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
-    scores = auditing_release.canary_scores(release, canaries=1000, coins=Coins("others"))
+    scores = auditing_release.canary_scores(release, canaries=1000, rng=CanaryRandom("others"))
     found = verdict(scores, delta=1e-5, confidence=0.999)
     assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
 
@@ -208,6 +210,8 @@ def test_what_does_not_go_together_is_told(copied: Path, released: Path) -> None
 def test_coins_of_canaries_that_share_rows_are_their_own(released: Path) -> None:
     """With noisy labels each has a class of its own: scores of one release are not correlated."""
     release = finished(released / "neuromix-hs")
-    runs = [auditing_release.canary_scores(release, canaries=20, coins=Coins(f"apart {i}")).without for i in range(60)]
+    runs = [
+        auditing_release.canary_scores(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
+    ]
     together = np.corrcoef(np.stack(runs).T)
     assert abs(together[np.triu_indices(10, 1)].mean()) < 0.06

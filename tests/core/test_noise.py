@@ -73,9 +73,9 @@ def test_every_check_of_releases_has_teeth() -> None:
 
 
 def test_fresh_keys_do_not_repeat_and_small_seeds_are_found() -> None:
-    coins = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     assert not noise_checks.of_keys()
-    assert noise_checks.of_keys(lambda: Key.for_tests(str(coins.integers(1 << 17))))
+    assert noise_checks.of_keys(lambda: Key.for_tests(str(rng.integers(1 << 17))))
 
 
 def test_cosine_and_sine_halves_are_independent() -> None:

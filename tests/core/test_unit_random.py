@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from dpvision.core.unit_random import Coins, threefry
+from dpvision.core.unit_random import UnitRandom, threefry
 from dpvision.errors import ConfigError
 from tests.views.builders import SEED, coins_of, same_bits
 
-DRAWS: dict[str, Callable[[Coins], Tensor]] = {
-    "uniform": lambda coins: coins.uniform(3),
-    "one uniform": lambda coins: coins.uniform(),
-    "many uniforms": lambda coins: coins.uniform(5, 7),
-    "none": lambda coins: coins.uniform(0),
-    "beta": lambda coins: coins.beta(0.2, 4),
-    "integers": lambda coins: coins.integers(9, 2),
+DRAWS: dict[str, Callable[[UnitRandom], Tensor]] = {
+    "uniform": lambda rng: rng.uniform(3),
+    "one uniform": lambda rng: rng.uniform(),
+    "many uniforms": lambda rng: rng.uniform(5, 7),
+    "none": lambda rng: rng.uniform(0),
+    "beta": lambda rng: rng.beta(0.2, 4),
+    "integers": lambda rng: rng.integers(9, 2),
 }
 
 
@@ -51,20 +51,20 @@ def test_threefry_gives_the_published_answers() -> None:
     draws=st.lists(st.sampled_from(sorted(DRAWS)), min_size=1, max_size=5),
 )
 def test_a_units_numbers_do_not_depend_on_who_else_is_there(units, order, seed, draws) -> None:
-    together = Coins(seed, np.array(units, dtype=np.int64))
+    together = UnitRandom(seed, np.array(units, dtype=np.int64))
     all_numbers = [DRAWS[name](together) for name in draws]
     some = order.sample(range(len(units)), order.randint(1, len(units)))
-    others = Coins(seed, np.array([units[i] for i in some], dtype=np.int64))
+    others = UnitRandom(seed, np.array([units[i] for i in some], dtype=np.int64))
     for name, numbers in zip(draws, all_numbers, strict=True):
         assert same_bits(DRAWS[name](others), numbers[some])
 
 
 def test_every_part_of_the_counter_and_every_bit_of_the_seed_matters() -> None:
     def first(seed: int = SEED, unit: int = 5, copy: int = 0, before: int = 0) -> float:
-        coins = Coins(seed, np.array([unit]), np.array([copy]))
+        rng = UnitRandom(seed, np.array([unit]), np.array([copy]))
         for _ in range(before):
-            coins.uniform()
-        return float(coins.uniform())
+            rng.uniform()
+        return float(rng.uniform())
 
     seeds = [SEED] + [SEED ^ (1 << bit) for bit in range(128)]
     units = [5 ^ (1 << bit) for bit in range(63)]
@@ -92,15 +92,15 @@ def test_neighbours_do_not_follow_each_other() -> None:
     """Units, places inside a unit, draws, positions and seeds that are next to each other, to second order too."""
     size = 200_000
     units = np.arange(size)
-    coins = Coins(SEED, units)
-    first, second = coins.uniform(2), coins.uniform(2)
+    rng = UnitRandom(SEED, units)
+    first, second = rng.uniform(2), rng.uniform(2)
     pairs = {
         "units": (first[:-1, 0], first[1:, 0]),
         "positions": (first[:, 0], first[:, 1]),
         "draws": (first[:, 0], second[:, 0]),
         "draws and positions": (first[:, 1], second[:, 0]),
-        "copies": (first[:, 0], Coins(SEED, units, np.ones(size, dtype=np.int64)).uniform(2)[:, 0]),
-        "seeds": (first[:, 0], Coins(SEED + 1, units).uniform(2)[:, 0]),
+        "copies": (first[:, 0], UnitRandom(SEED, units, np.ones(size, dtype=np.int64)).uniform(2)[:, 0]),
+        "seeds": (first[:, 0], UnitRandom(SEED + 1, units).uniform(2)[:, 0]),
     }
     for name, (a, b) in pairs.items():
         for change in (lambda x: x, lambda x: (x - 0.5) ** 2):
@@ -131,18 +131,18 @@ def test_integers_are_all_equally_likely(high: int) -> None:
 
 
 def test_a_persons_images_have_their_own_coins_that_only_depend_on_the_person() -> None:
-    alone = Coins.grouped(SEED, np.array([7]), [3]).uniform(4)
-    among = Coins.grouped(SEED, np.array([2, 7, 9, 11]), [5, 3, 0, 1]).uniform(4)
+    alone = UnitRandom.grouped(SEED, np.array([7]), [3]).uniform(4)
+    among = UnitRandom.grouped(SEED, np.array([2, 7, 9, 11]), [5, 3, 0, 1]).uniform(4)
     assert len(among) == 9
     assert same_bits(among[5:8], alone)
     assert len(torch.unique(among)) == among.numel()
-    assert same_bits(Coins.grouped(SEED, np.array([2, 7]), [1, 1]).uniform(3), coins_of(2, 7).uniform(3))
-    longer = Coins.grouped(SEED, np.array([7]), [4]).uniform(4)
+    assert same_bits(UnitRandom.grouped(SEED, np.array([2, 7]), [1, 1]).uniform(3), coins_of(2, 7).uniform(3))
+    longer = UnitRandom.grouped(SEED, np.array([7]), [4]).uniform(4)
     assert same_bits(longer[:3], alone), "one more image changes none of the others' coins"
 
 
 def test_blocks_draw_what_the_whole_would_and_leave_it_where_they_end() -> None:
-    whole, cut = (Coins.grouped(SEED, np.array([5, 2, 9]), [3, 6, 1]) for _ in range(2))
+    whole, cut = (UnitRandom.grouped(SEED, np.array([5, 2, 9]), [3, 6, 1]) for _ in range(2))
     assert same_bits(whole.uniform(2), cut.uniform(2))
     first, second = whole.beta(0.5, 3), whole.integers(9)
     parts = [(rows, some.beta(0.5, 3), some.integers(9)) for rows, some in cut.blocks(4)]
@@ -153,25 +153,25 @@ def test_blocks_draw_what_the_whole_would_and_leave_it_where_they_end() -> None:
 
 
 def test_nobody_has_no_coins() -> None:
-    coins = Coins(0, np.empty(0, dtype=np.int64))
-    assert coins.uniform(3, 2).shape == (0, 3, 2) and coins.beta(0.2, 1).shape == (0, 1) and len(coins) == 0
-    assert list(coins.blocks(4)) == []
-    assert len(Coins.grouped(0, np.empty(0, dtype=np.int64), [])) == 0
+    rng = UnitRandom(0, np.empty(0, dtype=np.int64))
+    assert rng.uniform(3, 2).shape == (0, 3, 2) and rng.beta(0.2, 1).shape == (0, 1) and len(rng) == 0
+    assert list(rng.blocks(4)) == []
+    assert len(UnitRandom.grouped(0, np.empty(0, dtype=np.int64), [])) == 0
 
 
 @pytest.mark.parametrize(
     ("make", "about"),
     [
-        (lambda: Coins(-1, np.arange(2)), "128 bits"),
-        (lambda: Coins(1 << 128, np.arange(2)), "128 bits"),
-        (lambda: Coins(0, np.array([1, 2, 1])), "the coins of another"),
-        (lambda: Coins(0, np.array([1, 1]), np.array([4, 4])), "the coins of another"),
-        (lambda: Coins(0, np.array([0.5, 1.0])), "float64"),
-        (lambda: Coins(0, np.zeros((2, 2), dtype=np.int64)), "shapes"),
-        (lambda: Coins(0, np.arange(3), np.arange(2)), "shapes"),
-        (lambda: Coins(0, np.array([-1])), "numbered from 0"),
-        (lambda: Coins(0, np.array([1]), np.array([1 << 24])), "2\\^24"),
-        (lambda: Coins.grouped(0, np.arange(3), [1, 1]), "3 units"),
+        (lambda: UnitRandom(-1, np.arange(2)), "128 bits"),
+        (lambda: UnitRandom(1 << 128, np.arange(2)), "128 bits"),
+        (lambda: UnitRandom(0, np.array([1, 2, 1])), "the coins of another"),
+        (lambda: UnitRandom(0, np.array([1, 1]), np.array([4, 4])), "the coins of another"),
+        (lambda: UnitRandom(0, np.array([0.5, 1.0])), "float64"),
+        (lambda: UnitRandom(0, np.zeros((2, 2), dtype=np.int64)), "shapes"),
+        (lambda: UnitRandom(0, np.arange(3), np.arange(2)), "shapes"),
+        (lambda: UnitRandom(0, np.array([-1])), "numbered from 0"),
+        (lambda: UnitRandom(0, np.array([1]), np.array([1 << 24])), "2\\^24"),
+        (lambda: UnitRandom.grouped(0, np.arange(3), [1, 1]), "3 units"),
         (lambda: coins_of(1).integers(0), "below 0"),
     ],
 )
@@ -181,8 +181,8 @@ def test_what_can_not_be_told_apart_is_refused(make: Callable[[], object], about
 
 
 def test_coins_end_rather_than_repeat() -> None:
-    coins = coins_of(3)
-    coins._draws = (1 << 12) - 1
-    coins.uniform()
+    rng = coins_of(3)
+    rng._draws = (1 << 12) - 1
+    rng.uniform()
     with pytest.raises(ConfigError, match="draws"):
-        coins.uniform()
+        rng.uniform()

@@ -231,7 +231,7 @@ def test_impossible_classes(tmp_path: Path, classes: object) -> None:
 @pytest.mark.parametrize("size", [0, -1, (3,), (3, 4, 5), (3, 0), (10**6, 10**6), 2.5 + 0j, "ab"])
 def test_impossible_sizes(tmp_path: Path, size: object) -> None:
     path = save_folder(tmp_path / "a", good_arrays())
-    with pytest.raises(DataError, match=r"can not have images of size"):
+    with pytest.raises(DataError, match=r"cannot have images of size"):
         load(path, size=size)  # type: ignore[arg-type]
 
 

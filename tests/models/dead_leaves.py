@@ -19,15 +19,15 @@ FINER = 2  # drawn with so many points for a pixel, each way
 
 def dead_leaves(count: int, side: int, *, seed: int) -> Tensor:
     """(count, 1, side, side) in [0, 1]: the first disc at a point is the one that is seen, grey where there is none."""
-    coins = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     points = (torch.arange(side * FINER) + 0.5) / FINER
     rows, columns = points.view(1, -1, 1), points.view(1, 1, -1)
     images, free = torch.full((count, side * FINER, side * FINER), 0.5), torch.tensor(True)
     for _ in range(DISCS):
-        share = torch.rand(count, 1, 1, generator=coins)
+        share = torch.rand(count, 1, 1, generator=rng)
         radius = (SMALLEST**-2 + (LARGEST**-2 - SMALLEST**-2) * share) ** -0.5
-        y, x = (torch.rand(count, 1, 1, generator=coins) * (side + 2 * radius) - radius for _ in range(2))
-        grey = 0.5 + CONTRAST * torch.randn(count, 1, 1, generator=coins)
+        y, x = (torch.rand(count, 1, 1, generator=rng) * (side + 2 * radius) - radius for _ in range(2))
+        grey = 0.5 + CONTRAST * torch.randn(count, 1, 1, generator=rng)
         disc = ((rows - y) ** 2 + (columns - x) ** 2 < radius**2) & free
         images, free = torch.where(disc, grey, images), free & ~disc
     return F.avg_pool2d(images.unsqueeze(1), FINER).clamp(0, 1)

@@ -30,7 +30,7 @@ def weights() -> Path:
     part = KEPT.with_suffix(".part")
     made = subprocess.run([sys.executable, str(script), str(part)], capture_output=True, text=True, timeout=300)
     if made.returncode:
-        pytest.skip(f"{script} can not make the weights here (it needs onnx and the net): {made.stderr[-200:]}")
+        pytest.skip(f"{script} cannot make the weights here (it needs onnx and the net): {made.stderr[-200:]}")
     part.rename(KEPT)
     return KEPT
 

@@ -24,8 +24,8 @@ def model() -> torch.nn.Module:
 
 
 def _batch(units: int, *, seed: int = 1) -> tuple[Tensor, Tensor, list[int]]:
-    coins = torch.Generator().manual_seed(seed)
-    images = torch.rand(units * VIEWS, 1, 8, 8, generator=coins) * 2 - 1
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.rand(units * VIEWS, 1, 8, 8, generator=rng) * 2 - 1
     labels = torch.arange(units).repeat_interleave(VIEWS) % CLASSES
     return images, labels, [VIEWS] * units
 

@@ -9,7 +9,7 @@ import torch
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import to_tensor
 from dpvision.public.batches import Images, Source, chosen, per_pass, require_augment, views
-from dpvision.views import Coins
+from dpvision.views import UnitRandom
 
 
 def source(count: int = 8, *, floats: bool = False, name: str = "some", side: int = 12) -> Source:
@@ -41,10 +41,10 @@ def test_a_view_is_a_function_of_the_image_and_its_coins() -> None:
     images = Images([source()], classes=4)
     made = {}
     for order in (np.arange(8), np.arange(8)[::-1].copy()):
-        x, _ = views(images(order), images.labels[order], Coins(5, order), augment=("crop", "flip"), classes=4)
+        x, _ = views(images(order), images.labels[order], UnitRandom(5, order), augment=("crop", "flip"), classes=4)
         made[order[0]] = x
     assert torch.equal(made[0], made[7].flip(0))
-    other, _ = views(images(order), images.labels[order], Coins(6, order), augment=("crop", "flip"), classes=4)
+    other, _ = views(images(order), images.labels[order], UnitRandom(6, order), augment=("crop", "flip"), classes=4)
     assert not torch.equal(other, made[7])
 
 
@@ -54,7 +54,7 @@ def test_shares_of_cutmix_are_shares_of_pixels() -> None:
     colours = torch.arange(count) / count
     images = colours.view(-1, 1, 1, 1).expand(count, 3, side, side).contiguous()
     labels = torch.arange(count)
-    made, targets = views(images, labels, Coins(0, np.arange(count)), augment=("cutmix",), classes=count)
+    made, targets = views(images, labels, UnitRandom(0, np.arange(count)), augment=("cutmix",), classes=count)
     found = torch.stack([(made[:, 0] == colour).sum((1, 2)) for colour in colours], dim=1) / side**2
     assert torch.allclose(found, targets, atol=1e-6)
     assert torch.allclose(targets.sum(1), torch.ones(count))

@@ -58,7 +58,7 @@ def test_a_pipeline_that_brings_code_is_refused_before_it_is_loaded(hidden: str,
     if hidden.endswith(".py"):
         (tmp_path / hidden).parent.mkdir(exist_ok=True)
         (tmp_path / hidden).write_text("raise SystemExit('executed')")
-    with pytest.raises(ConfigError, match=r"never run|asks for code|can not be read"):
+    with pytest.raises(ConfigError, match=r"never run|asks for code|cannot be read"):
         pipeline(str(tmp_path))
 
 

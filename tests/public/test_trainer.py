@@ -30,8 +30,8 @@ class Walk(Task):
         return {"place": self.place}
 
     def descend(self) -> float:
-        coins = torch.Generator().manual_seed(self.step)
-        self.place.mul_(0.9).add_(torch.randn(3, generator=coins))
+        rng = torch.Generator().manual_seed(self.step)
+        self.place.mul_(0.9).add_(torch.randn(3, generator=rng))
         self.step += 1
         return float(self.place.norm())
 

@@ -107,7 +107,7 @@ def test_the_weights_with_their_card_predict_alone(
     for model in (out, run.folder):
         assert call(["predict", str(model), str(photos), "--probabilities"], monkeypatch) == 3
         told = capsys.readouterr()
-        assert told.err.count("dpvision: ") == 1 and "a file can not be read" in told.err
+        assert told.err.count("dpvision: ") == 1 and "a file cannot be read" in told.err
         found.append(told.out)
     assert found[0] == found[1]
     header_line, *lines = [line.split(",") for line in found[0].splitlines()]
@@ -123,5 +123,5 @@ def test_what_has_no_place_in_a_graph_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.eigvalsh(x[:, 0] + x[:, 0].mT)
 
-    with pytest.raises(ConfigError, match=r"mine: can not become an ONNX graph.*linalg.*--to safetensors"):
+    with pytest.raises(ConfigError, match=r"mine: cannot become an ONNX graph.*linalg.*--to safetensors"):
         graph_of(Eigen(), (1, 4, 4), name="mine")

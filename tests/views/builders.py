@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpvision.views import Coins, Views
+from dpvision.views import UnitRandom, Views
 
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210
 CLASSES = 5
@@ -27,8 +27,8 @@ def public_set(count: int = 7, *, channels: int = 3, size: tuple[int, int] = (9,
     return torch.from_numpy(pixels), labels_of(count)
 
 
-def coins_of(*units: int, seed: int = SEED) -> Coins:
-    return Coins(seed, np.array(units, dtype=np.int64))
+def coins_of(*units: int, seed: int = SEED) -> UnitRandom:
+    return UnitRandom(seed, np.array(units, dtype=np.int64))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -36,8 +36,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
 
 
-def by_image(views: Views, images: Tensor, labels: Tensor, coins: Coins) -> tuple[Tensor, Tensor]:
+def by_image(views: Views, images: Tensor, labels: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
     """Views and targets as (B, K, ...)."""
-    out, targets = views(images, labels, coins)
+    out, targets = views(images, labels, rng)
     assert len(out) == len(targets) == len(images) * views.count
     return out.unflatten(0, (len(images), views.count)), targets.unflatten(0, (len(images), views.count))

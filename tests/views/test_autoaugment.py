@@ -103,9 +103,9 @@ def test_the_policy_is_the_published_one() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_view_is_what_pillow_makes_of_its_sub_policy(channels: int) -> None:
     images = images_of(40, channels=channels, size=(32, 32))
-    coins = coins_of(*range(40))
+    rng = coins_of(*range(40))
     views = autoaugment(images.unsqueeze(1), coins_of(*range(40)), 12)
-    pair, luck, minus = coins.integers(25, 12), coins.uniform(12, 2), coins.uniform(12, 2) < 0.5
+    pair, luck, minus = rng.integers(25, 12), rng.uniform(12, 2), rng.uniform(12, 2) < 0.5
     seen, changed = set(), 0
     for i in range(40):
         for k in range(12):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpvision.core import unit_random
-from dpvision.views import OPERATIONS, Coins, Views, mixing, views
+from dpvision.views import OPERATIONS, UnitRandom, Views, mixing, views
 from tests.views.builders import CLASSES, SEED, by_image, images_of, labels_of, public_set, same_bits
 
 EVERY = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
@@ -42,7 +42,7 @@ def build(name: str, channels: int = 3) -> Views:
 
 def made(views: Views, images: Tensor, labels: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
     """Views and targets of some of the units, in this order."""
-    return by_image(views, images[rows], labels[rows], Coins(SEED, UNITS[rows]))
+    return by_image(views, images[rows], labels[rows], UnitRandom(SEED, UNITS[rows]))
 
 
 def spoiled(images: Tensor, labels: Tensor, how: str) -> tuple[Tensor, Tensor]:
@@ -127,9 +127,9 @@ def test_many_images_change_no_bit(name: str) -> None:
     count, size = 41, (31, 33)
     views = Views(classes=CLASSES, public=public_set(size=size), **PLANS[name])
     images, labels = images_of(count, size=size), labels_of(count)
-    together = by_image(views, images, labels, Coins(SEED, np.arange(count)))
+    together = by_image(views, images, labels, UnitRandom(SEED, np.arange(count)))
     for i in range(0, count, 5):
-        alone = by_image(views, images[i : i + 1], labels[i : i + 1], Coins(SEED, np.array([i])))
+        alone = by_image(views, images[i : i + 1], labels[i : i + 1], UnitRandom(SEED, np.array([i])))
         for whole, part in zip(together, alone, strict=True):
             assert same_bits(whole[i : i + 1], part)
 
@@ -142,8 +142,8 @@ def test_large_images_and_threads_change_no_bit(name: str) -> None:
     outcomes = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        outcomes.append(views(images, labels, Coins(SEED, np.arange(3)))[0])
-        outcomes.append(views(images[2:], labels[2:], Coins(SEED, np.arange(2, 3)))[0])
+        outcomes.append(views(images, labels, UnitRandom(SEED, np.arange(3)))[0])
+        outcomes.append(views(images[2:], labels[2:], UnitRandom(SEED, np.arange(2, 3)))[0])
     assert same_bits(outcomes[0], outcomes[2])
     assert all(same_bits(outcomes[0][2:], alone) for alone in outcomes[1::2])
 
@@ -152,25 +152,25 @@ def test_large_images_and_threads_change_no_bit(name: str) -> None:
 def test_a_person_changes_nobody_elses_views() -> None:
     views, images, labels = build("diff, every operation"), images_of(9), labels_of(9)
     persons, sizes = np.array([5, 2, 7]), [3, 4, 2]
-    before = by_image(views, images, labels, Coins.grouped(SEED, persons, sizes))
+    before = by_image(views, images, labels, UnitRandom.grouped(SEED, persons, sizes))
     without = torch.cat([torch.arange(3), torch.arange(7, 9)])
-    after = by_image(views, images[without], labels[without], Coins.grouped(SEED, persons[[0, 2]], [3, 2]))
+    after = by_image(views, images[without], labels[without], UnitRandom.grouped(SEED, persons[[0, 2]], [3, 2]))
     for a, b in zip(before, after, strict=True):
         assert same_bits(a[without], b)
     fewer = torch.cat([torch.arange(5), torch.arange(7, 9)])  # person 2 has two images less
-    after = by_image(views, images[fewer], labels[fewer], Coins.grouped(SEED, persons, [3, 2, 2]))
+    after = by_image(views, images[fewer], labels[fewer], UnitRandom.grouped(SEED, persons, [3, 2, 2]))
     for a, b in zip(before, after, strict=True):
         assert same_bits(a[fewer], b)
 
 
 def _coins_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = unit_random.Coins._words
+    original = unit_random.UnitRandom._words
 
-    def by_position(self: Coins, shape: tuple[int, ...]) -> np.ndarray:
+    def by_position(self: UnitRandom, shape: tuple[int, ...]) -> np.ndarray:
         self._units = np.arange(len(self), dtype=np.uint64)
         return original(self, shape)
 
-    monkeypatch.setattr(unit_random.Coins, "_words", by_position)
+    monkeypatch.setattr(unit_random.UnitRandom, "_words", by_position)
 
 
 def _mixing_across_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +188,12 @@ def _statistics_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shared(self: Coins, shape: tuple[int, ...]) -> np.ndarray:
+    def shared(self: UnitRandom, shape: tuple[int, ...]) -> np.ndarray:
         self._draws += 1
         rng = np.random.default_rng(self._draws)
         return rng.integers(0, 2**63, (len(self), *shape), dtype=np.int64).astype(np.uint64) * np.uint64(2)
 
-    monkeypatch.setattr(unit_random.Coins, "_words", shared)
+    monkeypatch.setattr(unit_random.UnitRandom, "_words", shared)
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def test_factors_act_as_in_pillow_up_to_its_rounding(change, enhancer, factor: f
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_jitter_does_its_four_changes_in_the_order_of_each_view(channels: int) -> None:
-    images, coins = images_of(12, channels=channels), coins_of(*range(12))
+    images, rng = images_of(12, channels=channels), coins_of(*range(12))
     views = jitter(images.unsqueeze(1), coins_of(*range(12)), 4, brightness=0.5, contrast=0.3, saturation=0.9, hue=0.2)
-    order = coins.uniform(4, 4).argsort(-1)
-    factors = torch.tensor([0.5, 0.7, 0.1, -0.2]) + coins.uniform(4, 4) * torch.tensor([1.0, 0.6, 1.8, 0.4])
+    order = rng.uniform(4, 4).argsort(-1)
+    factors = torch.tensor([0.5, 0.7, 0.1, -0.2]) + rng.uniform(4, 4) * torch.tensor([1.0, 0.6, 1.8, 0.4])
     changes = (colour.brighten, colour.raise_contrast, colour.saturate, colour.turn_hue)
     assert len({tuple(o) for o in order.flatten(0, 1).tolist()}) > 12, "of the 24 orders"
     for i in range(12):

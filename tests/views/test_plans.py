@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpvision.views import Augment, Coins, Views, mixing
+from dpvision.views import Augment, UnitRandom, Views, mixing
 from dpvision.views.eight_bit import scaled
 from tests.views.builders import CLASSES, SEED, by_image, coins_of, images_of, labels_of, public_set, same_bits
 
@@ -218,9 +218,9 @@ def test_pure_mixing_has_nothing_of_the_private_image() -> None:
 def test_images_of_a_person_get_views_of_their_own() -> None:
     views = Views(CROP, base=3, self_mix=2, classes=CLASSES)
     same = images_of(1).expand(5, -1, -1, -1)
-    out, _ = by_image(views, same, labels_of(1).expand(5), Coins.grouped(SEED, np.array([4, 8]), [2, 3]))
+    out, _ = by_image(views, same, labels_of(1).expand(5), UnitRandom.grouped(SEED, np.array([4, 8]), [2, 3]))
     assert len({row.numpy().tobytes() for row in out}) == 5
-    alone, _ = by_image(views, same[:3], labels_of(1).expand(3), Coins.grouped(SEED, np.array([8]), [3]))
+    alone, _ = by_image(views, same[:3], labels_of(1).expand(3), UnitRandom.grouped(SEED, np.array([8]), [3]))
     assert same_bits(out[2:].contiguous(), alone.contiguous())
 
 
@@ -232,7 +232,7 @@ def test_steps_have_other_views() -> None:
 
 
 def test_an_empty_batch_has_no_views() -> None:
-    none = Coins(SEED, np.empty(0, dtype=np.int64))
+    none = UnitRandom(SEED, np.empty(0, dtype=np.int64))
     for views in (
         Views(CROP, base=4, self_mix=2, classes=CLASSES),
         Views(CROP, base=1, diff=1, self_mix=2, classes=CLASSES, public=public_set()),

@@ -1,4 +1,4 @@
-"""Plans that can not be, each refused with its name, the reason and the fix."""
+"""Plans that cannot be, each refused with its name, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.views import Augment, Coins, Views
+from dpvision.views import Augment, UnitRandom, Views
 from tests.views.builders import CLASSES, SEED, coins_of, images_of, labels_of, public_set
 
 
@@ -79,12 +79,12 @@ def test_a_public_set_of_another_size_or_other_channels_is_refused(shape: tuple[
         DataError, match=f"9x11 with 3 channels, the private ones {shape[1]}x{shape[2]} with {shape[0]} channel"
     ):
         views.require(shape)
-    with pytest.raises(DataError, match="can not be mixed"):
+    with pytest.raises(DataError, match="cannot be mixed"):
         views(torch.zeros(2, *shape), labels_of(2), coins_of(0, 1))
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "coins"),
+    ("images", "labels", "rng"),
     [
         (images_of(3).mul(100).to(torch.uint8), labels_of(3), coins_of(0, 1, 2)),
         (images_of(3)[0], labels_of(3), coins_of(0, 1, 2)),
@@ -93,9 +93,9 @@ def test_a_public_set_of_another_size_or_other_channels_is_refused(shape: tuple[
         (images_of(3), labels_of(3), coins_of(0, 1)),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused_by_its_shapes(images, labels, coins) -> None:
+def test_a_batch_that_does_not_fit_is_refused_by_its_shapes(images, labels, rng) -> None:
     with pytest.raises(ConfigError):
-        Views((), base=1, classes=CLASSES)(images, labels, coins)
+        Views((), base=1, classes=CLASSES)(images, labels, rng)
 
 
 def test_views_say_nothing_about_private_values_by_errors() -> None:
@@ -103,7 +103,7 @@ def test_views_say_nothing_about_private_values_by_errors() -> None:
     views = Views(("autoaugment", "jitter"), base=1, diff=1, self_mix=2, classes=CLASSES, public=public_set())
     strange = torch.full((2, 3, 9, 11), float("nan"))
     for label in (-(10**9), -1, CLASSES, 2**62):
-        out, targets = views(strange, torch.tensor([label, 0]), Coins(SEED, np.array([0, 1])))
+        out, targets = views(strange, torch.tensor([label, 0]), UnitRandom(SEED, np.array([0, 1])))
         assert out.shape == (8, 3, 9, 11)
         assert torch.equal(targets[0], torch.zeros(CLASSES)), "no class has a share"
 

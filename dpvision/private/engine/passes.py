@@ -48,7 +48,7 @@ class Group:
 
 
 class Worker:
-    """A thread's own slots, and its own shell around the shared parameters: a model can not be called twice at once."""
+    """A thread's own slots, and its own shell around the shared parameters: a model cannot be called twice at once."""
 
     def __init__(
         self,

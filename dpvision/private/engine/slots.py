@@ -54,7 +54,7 @@ class Slot:
         self.total = previous.total
 
     def prefer(self, order: tuple[int, ...]) -> None:
-        """The order of axes in memory; only the first one to ask decides, as sums of different orders can not mix."""
+        """The order of axes in memory; only the first one to ask decides, as sums of different orders cannot mix."""
         if not self._settled:
             self._order, self._settled = order, True
 

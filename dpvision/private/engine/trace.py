@@ -269,7 +269,7 @@ class Sink:
         self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None, *, number: int | None = None
     ) -> None:
         self.current, self.slot, self._finish = current, slot, finish
-        self._number = number  # the place of this use of a weight in the pass; None where views can not be contracted
+        self._number = number  # the place of this use of a weight in the pass; None where views cannot be contracted
 
     @property
     def waits(self) -> bool:

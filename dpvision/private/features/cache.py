@@ -56,7 +56,7 @@ def kept(parts: Featured, split: Split, *, of: tuple[str, ...], progress: Progre
         files.open_regular(path).close()  # a pipe would be waited for
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, TokenError) as exc:
-        raise DataError(f"{path}: can not be read as features ({exc}). Fix: remove the file.") from exc
+        raise DataError(f"{path}: cannot be read as features ({exc}). Fix: remove the file.") from exc
     shape = _shape(parts, split)
     if not isinstance(found, np.memmap) or found.dtype != np.float32 or found.shape != shape:
         raise DataError(
@@ -82,7 +82,7 @@ def digest(parts: Featured) -> str:
 def made_by() -> str:
     """The code that makes features, and what it computes with; the rest of the package may change.
 
-    A name is narrow enough when other code can not share it and have other bits, but nothing rests on that: a run is
+    A name is narrow enough when other code cannot share it and have other bits, but nothing rests on that: a run is
     bound to the very bytes of its features (`Inputs.digest_of_features`).
     """
     return f"{software.source(*CODE)}, {software.machine()}"

@@ -58,7 +58,7 @@ class PartialRows:
             return self._noted
         except OSError as exc:
             raise DataError(
-                f"{self.partial}: rows can not be kept there ({exc.strerror or exc}). Fix: see to the disk, or remove "
+                f"{self.partial}: rows cannot be kept there ({exc.strerror or exc}). Fix: see to the disk, or remove "
                 "what is in the way."
             ) from exc
 

@@ -124,6 +124,6 @@ def learner_of(moments: ClassMoments) -> DiscriminantLearner:
 
 def _drawn(moments: ClassMoments, config: Release) -> Iterator[Block]:
     assert config.rows
-    coins = np.random.default_rng(config.seed)
+    rng = np.random.default_rng(config.seed)
     for start in range(0, config.rows, AT_A_TIME):
-        yield moments.draw(min(AT_A_TIME, config.rows - start), coins)
+        yield moments.draw(min(AT_A_TIME, config.rows - start), rng)

@@ -161,7 +161,7 @@ def make(
 
     with _only_one(place, out):
         _require_free(out, place)
-        with folders.whole(out) as folder:  # before the charge: where it can not be made, nothing is paid for
+        with folders.whole(out) as folder:  # before the charge: where it cannot be made, nothing is paid for
             key = _key(place, test_key)
             charge, accounts = accounts.charge(
                 prepared.event(),

@@ -41,10 +41,10 @@ def toss(key: Key, count: int) -> str:
 
 def inside(facts: dict[str, object], count: int) -> NDArray[np.bool_]:
     """The coins as run.json has them."""
-    coins = facts.get("canaries")
-    if not isinstance(coins, str) or len(coins) != count or set(coins) - {"0", "1"}:
+    rng = facts.get("canaries")
+    if not isinstance(rng, str) or len(rng) != count or set(rng) - {"0", "1"}:
         raise DataError("operator/run.json: canaries is missing or is not what a run writes.")
-    return np.array([coin == "1" for coin in coins], dtype=np.bool_)
+    return np.array([coin == "1" for coin in rng], dtype=np.bool_)
 
 
 def require_few(canaries: int, weights: int) -> None:

@@ -1,7 +1,7 @@
 """A training that could begin: data read, settings completed from public numbers, network and views chosen.
 
 Nothing here is random, writes to the run or touches the ledger; a dictionary of random images may be made and kept.
-Public inputs (weights to start from, synthetic images) are named by their digests: a run can not be resumed with other
+Public inputs (weights to start from, synthetic images) are named by their digests: a run cannot be resumed with other
 ones.
 """
 
@@ -323,7 +323,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
         if said.get("unit") != unit:
             raise ConfigError(
                 f"{path}: was trained privately for each {said.get('unit', 'unit that it does not name')}, and what it "
-                f"tells can not be counted for each {unit}. Fix: --unit {said.get('unit', 'image')}, or other weights."
+                f"tells cannot be counted for each {unit}. Fix: --unit {said.get('unit', 'image')}, or other weights."
             )
         try:
             entry["event"] = to_json(from_json(json.loads(safetensors.read(path).header["event"])))

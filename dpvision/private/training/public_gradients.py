@@ -55,10 +55,10 @@ class Assistant:
         return self._team.from_first(found)
 
     def _gradient(self, step: int, number: int) -> Tensor:
-        coins = np.random.default_rng([self._config.seed, step, number])
+        rng = np.random.default_rng([self._config.seed, step, number])
         size = min(self._config.public_batch, self._images)
-        rows = np.sort(coins.choice(self._images, size, replace=False))
-        images, targets, _ = self._fetch(rows, int(coins.integers(1 << 62)))
+        rows = np.sort(rng.choice(self._images, size, replace=False))
+        images, targets, _ = self._fetch(rows, int(rng.integers(1 << 62)))
         found = assist.mean_gradient(self._phase.learner, self._phase.loss, images, targets)
         if not bool(found.isfinite().all()):
             raise ConfigError(

@@ -89,7 +89,7 @@ class Team:
             digest = hashlib.blake2b(fact.encode(), digest_size=16).hexdigest()
             if self.any(self.text(digest) != digest):
                 raise ConfigError(
-                    f"{name}: not the same on all {self.ranks} ranks, so they can not train together. Nothing was "
+                    f"{name}: not the same on all {self.ranks} ranks, so they cannot train together. Nothing was "
                     "charged. Fix: the same command, data and installation for every rank."
                 )
 
@@ -143,7 +143,7 @@ def _noticing(team: Team) -> Iterator[None]:
         yield
     except RuntimeError as exc:
         raise RankLost(
-            f"rank {team.rank} of {team.ranks} lost touch with another rank, which ended or can not be reached "
+            f"rank {team.rank} of {team.ranks} lost touch with another rank, which ended or cannot be reached "
             f"({_reason(exc)})."
         ) from exc
 

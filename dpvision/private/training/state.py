@@ -140,11 +140,11 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
             )
         return replace(state, config=config, private=state.private and key.private), key
     if (config.steps or 0) < state.step:
-        raise ConfigError(f"{state.step} steps are done already; steps can not be set to {config.steps}.")
+        raise ConfigError(f"{state.step} steps are done already; steps cannot be set to {config.steps}.")
     if config.hash() != before.hash() and before.steps == config.steps == state.step:
-        raise ConfigError(f"all {state.step} steps are done, so settings can not change any more. Fix: a new run.")
+        raise ConfigError(f"all {state.step} steps are done, so settings cannot change any more. Fix: a new run.")
     name = state.key
-    if key is None:  # without the old key the old noise can not be drawn again
+    if key is None:  # without the old key the old noise cannot be drawn again
         name, key = secrets.token_hex(8), Key.fresh()
         key.keep(run_folder.key_path(name))
     return replace(

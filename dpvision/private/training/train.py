@@ -205,14 +205,14 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
     if "tuning" in facts:
         clear(run)
         raise ConfigError(
-            f"{run.folder}: is a tuning, which can not go on where it stopped. Fix: a new one, with its own charge."
+            f"{run.folder}: is a tuning, which cannot go on where it stopped. Fix: a new one, with its own charge."
         )
     before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merged(before, changes or {}, source="resume")
     known = declared(Config)  # a change makes a new branch, with fresh noise and its own charge
     fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
-        raise ConfigError(f"{run.folder}: {', '.join(fixed)} can not change in a run that has begun. Fix: a new run.")
+        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in a run that has begun. Fix: a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config)
     _require_same_data(facts, prepared)
     return prepared
@@ -223,7 +223,7 @@ def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
     if "trial_of" in facts:
         raise ConfigError(
             f"{run.folder}: is a trial of the tuning {facts['trial_of']}, which paid for the best of its trials alone, "
-            "so it can not go on by itself. Fix: a new run, with its own charge."
+            "so it cannot go on by itself. Fix: a new run, with its own charge."
         )
 
 

@@ -9,9 +9,9 @@ is computed from a trial's noisy weights and public data, so it tells no more. A
 would need noise and an account of its own for these images, and is not offered.
 
 How many trials there were, which, and their scores stay in operator/: the bound rests on their being secret. The
-weights of a trial say that they are not private, and its folder that it is a trial, which can not go on by itself. All
+weights of a trial say that they are not private, and its folder that it is a trial, which cannot go on by itself. All
 of them are removed, since epsilon covers the best alone: before the run is complete, and also where it is interrupted
-or fails; after a kill, by whatever opens the folder next (leftovers.py). A tuning that is stopped has paid, and can not
+or fails; after a kill, by whatever opens the folder next (leftovers.py). A tuning that is stopped has paid, and cannot
 go on: to look at what it did and begin again would be another mechanism.
 """
 
@@ -111,7 +111,7 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     tunable = [name for name, of in declared(Config).items() if of.tunable]
     for name, values in grid.items():
         if name not in tunable:
-            raise ConfigError(f"{name} can not be tuned. Fix: one of {', '.join(tunable)}.")
+            raise ConfigError(f"{name} cannot be tuned. Fix: one of {', '.join(tunable)}.")
         if not values:
             raise ConfigError(f"{name} has no values to try. Fix: --grid {name}=1,2.")
     found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

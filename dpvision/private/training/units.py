@@ -17,7 +17,7 @@ from dpvision.data import Split
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs
 from dpvision.private.training.private_sum import Fetch
-from dpvision.views import Coins, Views
+from dpvision.views import UnitRandom, Views
 
 
 def units(split: Split, unit: str) -> int:
@@ -44,7 +44,7 @@ def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fet
         images, labels = inputs(rows), torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64))
         if views is None:
             return images, labels, counts
-        made, targets = views(images, labels, Coins.grouped(seed, drawn, counts))
+        made, targets = views(images, labels, UnitRandom.grouped(seed, drawn, counts))
         return made, targets, [count * views.count for count in counts]
 
     return fetch

@@ -27,7 +27,7 @@ from dpvision.public.diffusion.edm import mean_decay
 from dpvision.public.diffusion.model import METHODS, Kind, sheet, to_bytes
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.optimisers import Adam
-from dpvision.public.trainer import MOST_STEPS, Progress, Task, coins, require_free, save, train, write_weights
+from dpvision.public.trainer import MOST_STEPS, Progress, Task, require_free, save, seeded, train, write_weights
 
 SAVE_EVERY = 120.0  # seconds
 FIRST_GRID = 500  # then after twice as many steps each
@@ -109,7 +109,7 @@ def require_public(kind: Kind, images: np.ndarray, labels: np.ndarray) -> None:
     counts = np.bincount(labels, minlength=len(kind.classes))
     if 0 in counts:
         name = kind.classes[int(counts.argmin())]
-        raise DataError(f"public images: class {name!r} has none, so it can not be learned. Fix: some of every class.")
+        raise DataError(f"public images: class {name!r} has none, so it cannot be learned. Fix: some of every class.")
 
 
 def digest(images: np.ndarray, labels: np.ndarray) -> str:
@@ -150,7 +150,7 @@ class Fit(Task):
     def descend(self) -> float:
         """One step of Adam on a batch drawn with replacement; all coins are a function of (seed, step)."""
         settings, how = self.settings, Augment(self.settings.augment, self.settings.flip)
-        with coins(settings.seed, self.step, self.device):
+        with seeded(settings.seed, self.step, self.device):
             chosen = torch.randint(len(self._y), (settings.batch,), device=self.device)
             y = self._y[chosen]
             images, numbers = augmented(y, how) if how else (y, None)
@@ -205,10 +205,10 @@ class Fit(Task):
 @torch.no_grad()
 def _samples(kind: Kind, network: UNet, rows: int, device: torch.device) -> np.ndarray:
     """The same noise for each sheet, so that one sees what the steps between two of them changed."""
-    coins = torch.Generator().manual_seed(0)
-    noise = torch.randn(rows * GRID_COLUMNS, *kind.shape, dtype=torch.float64, generator=coins).to(device)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(rows * GRID_COLUMNS, *kind.shape, dtype=torch.float64, generator=rng).to(device)
     labels = torch.arange(rows, device=device).repeat_interleave(GRID_COLUMNS)
     method = METHODS[kind.method]
     steps = method.sigmas(min(GRID_STEPS, method.steps))
     generator = torch.Generator(device).manual_seed(0)
-    return to_bytes(method.sampler(kind.denoiser(network), noise, labels, sigmas=steps, coins=generator))
+    return to_bytes(method.sampler(kind.denoiser(network), noise, labels, sigmas=steps, rng=generator))

@@ -30,7 +30,7 @@ from dpvision.public.diffusion.model import Kind, kind_in, load
 from dpvision.public.diffusion.sample import Draw, sample
 from dpvision.public.diffusion.sampler import Guide
 from dpvision.public.optimisers import Adam
-from dpvision.public.trainer import Progress, Task, coins, require_free, train, write_weights
+from dpvision.public.trainer import Progress, Task, require_free, seeded, train, write_weights
 from dpvision.storage import safetensors
 
 FORMAT = "dpvision-guide-1"
@@ -140,7 +140,7 @@ def _read(path: Path, kind: Kind, count: int) -> Labelled:
         with files.open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["train_images"], arrays["train_labels"]
     except Exception as exc:  # a zip file can be broken in many ways
-        raise DataError(f"{path}: can not be read ({exc}). Fix: another --out.") from exc
+        raise DataError(f"{path}: cannot be read ({exc}). Fix: another --out.") from exc
     if images.shape != (count, height, width, channels) or images.dtype != np.uint8 or labels.shape != (count,):
         raise DataError(f"{path}: holds other samples than asked for. Fix: another --out.")
     return images, labels.astype(np.int64)
@@ -184,7 +184,7 @@ class GuideFit(Task):
         """One step of one of the two; all coins are a function of (seed, which, step)."""
         settings, first = self.settings, self.settings.extractor_steps
         what, at = ("extractor", self.step) if self.step < first else ("discriminator", self.step - first)
-        with coins(settings.seed, 2 * at + (what == "discriminator"), self.device):
+        with seeded(settings.seed, 2 * at + (what == "discriminator"), self.device):
             half = settings.batch // 2
             y, labels = _some(self._real, half)
             if what == "extractor":

@@ -57,7 +57,7 @@ class Kind:
         size_named(self.size)
         channels, height, width = self.shape
         if channels not in (1, 3) or min(height, width) < 4 or height * width > MOST_PIXELS:
-            raise ConfigError(f"images of shape {self.shape} (channels, height, width) can not be learned.")
+            raise ConfigError(f"images of shape {self.shape} (channels, height, width) cannot be learned.")
         if not 1 <= len(self.classes) <= MOST_CLASSES:
             raise ConfigError(f"there are {len(self.classes):,} classes: a model has 1 to {MOST_CLASSES:,}.")
 

@@ -44,9 +44,7 @@ class Draw:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST or self.batch < 1:
-            raise ConfigError(
-                f"{self.count:,} images in batches of {self.batch:,} can not be drawn: 1 to {MOST:,} can."
-            )
+            raise ConfigError(f"{self.count:,} images in batches of {self.batch:,} cannot be drawn: 1 to {MOST:,} can.")
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise ConfigError(f"there is no sampler {self.sampler!r}. There are: {', '.join(SAMPLERS)}.")
         if not 0 <= self.seed < 1 << 62:
@@ -119,11 +117,11 @@ def drawn(
     """Batch `number` as (B, H, W, C) uint8."""
     method = METHODS[kind.method]
     labels = draw.labels(number, len(kind.classes)).to(device)
-    coins = torch.Generator(device).manual_seed(mixed("sample", draw.seed, number))
-    noise = torch.randn(len(labels), *kind.shape, dtype=torch.float64, device=device, generator=coins)
+    rng = torch.Generator(device).manual_seed(mixed("sample", draw.seed, number))
+    noise = torch.randn(len(labels), *kind.shape, dtype=torch.float64, device=device, generator=rng)
     sampler = SAMPLERS[draw.sampler] if draw.sampler else method.sampler
     sigmas = method.sigmas(draw.steps or method.steps)
-    return to_bytes(sampler(kind.denoiser(network), noise, labels, sigmas=sigmas, guide=guide, coins=coins))
+    return to_bytes(sampler(kind.denoiser(network), noise, labels, sigmas=sigmas, guide=guide, rng=rng))
 
 
 def _join(kind: Kind, draw: Draw, parts: Path, header: dict[str, str], out: Path, *, learned_from: str) -> None:

@@ -37,7 +37,7 @@ def heun(
     *,
     sigmas: Sequence[float],
     guide: Guide | None = None,
-    coins: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     """Algorithm 1 of Karras et al. 2022 (no churn): an error of order 2 with two denoisings a step."""
     x = sigmas[0] * noise
@@ -58,7 +58,7 @@ def euler(
     *,
     sigmas: Sequence[float],
     guide: Guide | None = None,
-    coins: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     """One denoising a step, and an error of order 1; the same as DDIM (Song et al. 2021)."""
     x = sigmas[0] * noise
@@ -74,14 +74,14 @@ def ancestral(
     *,
     sigmas: Sequence[float],
     guide: Guide | None = None,
-    coins: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     """Each step draws from q(x_after | x, clean = D(x)), eq. 6 and 7 of Ho et al. 2020, with x not scaled down."""
     x = sigmas[0] * noise
     for sigma, after in pairwise(sigmas):
         clean = x - sigma * _slope(denoiser, x, sigma, labels, guide)
         share = (after / sigma) ** 2
-        fresh = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=coins)
+        fresh = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=rng)
         x = clean + share * (x - clean) + after * (1 - share) ** 0.5 * fresh
     return x
 

@@ -1,7 +1,7 @@
 """All measures of a set of synthetic images against real ones, each under a name that says what it was seen through.
 
 Privacy: no noise protects a figure. Against public images that is as it should be; against private ones the figures,
-and the picture of pairs even more so, are for the operator's eyes. This package can not read a data set by itself.
+and the picture of pairs even more so, are for the operator's eyes. This package cannot read a data set by itself.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _require_device(device: torch.device | str) -> None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as exc:  # no such kind, none built in, none plugged in
         reason = str(exc).split("\n")[0]
-        raise ConfigError(f"the device {str(device)!r} can not be used ({reason}). Fix: --device cpu.") from exc
+        raise ConfigError(f"the device {str(device)!r} cannot be used ({reason}). Fix: --device cpu.") from exc
 
 
 def _notes(seen: Network, *, width: int, images: int) -> list[str]:

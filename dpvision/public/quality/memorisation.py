@@ -45,7 +45,7 @@ def memorisation(
     least = max(3, round(1 / level))
     if len(real) < least:
         raise DataError(
-            f"what is usual for 1 in {least} real images can not be told from {len(real)} of them. Fix: more images."
+            f"what is usual for 1 in {least} real images cannot be told from {len(real)} of them. Fix: more images."
         )
     count, total = min(OTHERS + 1, len(real) - 1), len(real) + len(synthetic)
     usual, _ = nearest(real, count=count, progress=lambda done, _: progress(done, total))

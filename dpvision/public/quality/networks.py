@@ -6,7 +6,7 @@
     scattering   324, 972    none: nothing in it is learned              FID (scattering)
     classifier   256         none: it learns from the real images        FID (classifier)
 
-Distances of two networks can not be compared, nor can a stand-in's with a published FID.
+Distances of two networks cannot be compared, nor can a stand-in's with a published FID.
 """
 
 from __future__ import annotations

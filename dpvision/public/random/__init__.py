@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.public.random import dead_leaves, stylegan
-from dpvision.public.random.coins import Coins
 from dpvision.public.random.fractals import fractals
+from dpvision.public.random.image_random import ImageRandom
 from dpvision.public.random.image_statistics import all_statistics, colours, falling_spectra, wavelet_marginals
 from dpvision.public.random.programs import programs
 from dpvision.public.random.windows import feature_leaves, textured_leaves
@@ -26,7 +26,7 @@ __all__ = ["PROCESSES", "draw", "stream"]
 MOST_WORKERS = 256
 Bytes = NDArray[np.uint8]
 # Coins of N images and a side -> (N, side, side, 3) in [0, 1].
-Process = Callable[[Sequence[Coins], int], NDArray[np.floating]]
+Process = Callable[[Sequence[ImageRandom], int], NDArray[np.floating]]
 
 PROCESSES: dict[str, Process] = {
     "dead-leaves-squares": dead_leaves.squares,
@@ -50,8 +50,8 @@ PROCESSES: dict[str, Process] = {
 def draw(process: str, indices: Iterable[int], *, side: int, seed: int = 0) -> Bytes:
     """The images with these numbers: (N, side, side, 3)."""
     _require(process, side)
-    coins = [Coins(process, seed, index) for index in indices]
-    images = PROCESSES[process](coins, side) if coins else np.empty((0, side, side, 3))
+    draws = [ImageRandom(process, seed, index) for index in indices]
+    images = PROCESSES[process](draws, side) if draws else np.empty((0, side, side, 3))
     return np.rint(np.clip(images, 0.0, 1.0) * 255.0).astype(np.uint8)
 
 

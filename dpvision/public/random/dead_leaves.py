@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import Coins
+from dpvision.public.random.image_random import ImageRandom
 
 Floats = NDArray[np.float32]
 
@@ -26,50 +26,50 @@ FAR = 9.0  # beyond every corner of the image: a limit that cuts nothing
 KINDS = ("disc", "square", "rectangle", "triangle", "quadrangle")
 
 
-def squares(coins: Sequence[Coins], side: int) -> Floats:
+def squares(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Upright squares, each of one colour."""
-    return _painted(coins, side, ("square",), turned=False)
+    return _painted(draws, side, ("square",), turned=False)
 
 
-def oriented(coins: Sequence[Coins], side: int) -> Floats:
+def oriented(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Turned squares, each of one colour."""
-    return _painted(coins, side, ("square",), turned=True)
+    return _painted(draws, side, ("square",), turned=True)
 
 
-def mixed(coins: Sequence[Coins], side: int) -> Floats:
+def mixed(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Discs, squares, rectangles, triangles and quadrangles, turned, each of one colour."""
-    return _painted(coins, side, KINDS, turned=True)
+    return _painted(draws, side, KINDS, turned=True)
 
 
-def windows(coins: Sequence[Coins], side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
+def windows(draws: Sequence[ImageRandom], side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
     """Shapes of all kinds, each a window on a texture (M, height, width, 3); these go on cyclically."""
-    out = np.empty((len(coins), side, side, 3), np.float32)
+    out = np.empty((len(draws), side, side, 3), np.float32)
     rows, columns = np.mgrid[:side, :side]
     many, height, width, _ = textures.shape
-    for image, each in zip(out, coins, strict=True):
+    for image, each in zip(out, draws, strict=True):
         front = _front(each.own(), side, KINDS, turned=True)
-        toss = each.own("textures")
-        which, down, right = (toss.integers(most, size=MOST)[front] for most in (many, height, width))
+        rng = each.own("textures")
+        which, down, right = (rng.integers(most, size=MOST)[front] for most in (many, height, width))
         image[...] = textures[which, (rows + down) % height, (columns + right) % width]
     return out
 
 
-def _painted(coins: Sequence[Coins], side: int, kinds: tuple[str, ...], *, turned: bool) -> Floats:
-    out = np.empty((len(coins), side, side, 3), np.float32)
-    for image, each in zip(out, coins, strict=True):
+def _painted(draws: Sequence[ImageRandom], side: int, kinds: tuple[str, ...], *, turned: bool) -> Floats:
+    out = np.empty((len(draws), side, side, 3), np.float32)
+    for image, each in zip(out, draws, strict=True):
         front = _front(each.own(), side, kinds, turned=turned)
         image[...] = each.own("colours").random((front.max() + 1, 3), np.float32)[front]
     return out
 
 
-def _front(toss: Generator, side: int, kinds: tuple[str, ...], *, turned: bool) -> NDArray[np.intp]:
+def _front(rng: Generator, side: int, kinds: tuple[str, ...], *, turned: bool) -> NDArray[np.intp]:
     """Number of the shape that is seen at each pixel (side, side)."""
     front = np.full(side * side, MOST - 1, np.intp)
     open_, pixels = np.arange(side * side), _pixels(side)
     number = 0
     while len(open_) and number < MOST:
         if number % DRAWN == 0:
-            normals, limits = _shapes(toss, kinds, turned=turned)
+            normals, limits = _shapes(rng, kinds, turned=turned)
         first = number % DRAWN
         some = slice(first, min(DRAWN, first + max(8, TESTS // len(open_))))
         inside = np.logical_and.reduce(
@@ -89,15 +89,15 @@ def _pixels(side: int) -> Floats:
     return np.stack([x.ravel(), y.ravel(), (x * x + y * y).ravel()], 1)
 
 
-def _shapes(toss: Generator, kinds: tuple[str, ...], *, turned: bool) -> tuple[Floats, Floats]:
+def _shapes(rng: Generator, kinds: tuple[str, ...], *, turned: bool) -> tuple[Floats, Floats]:
     """Shapes as what holds inside of them: pixel @ normals[k] < limits[k] for all k; (5, 3, DRAWN) and (5, DRAWN).
 
     The first four are half-planes, of which a triangle has three and a disc none; the fifth is a disc.
     """
-    radius = _radii()[np.searchsorted(_shares(), toss.random(DRAWN))]
-    x, y, turn = toss.random((3, DRAWN))
-    kind = toss.integers(len(kinds), size=DRAWN)
-    long, *apart = toss.random((5, DRAWN))
+    radius = _radii()[np.searchsorted(_shares(), rng.random(DRAWN))]
+    x, y, turn = rng.random((3, DRAWN))
+    kind = rng.integers(len(kinds), size=DRAWN)
+    long, *apart = rng.random((5, DRAWN))
     is_ = {name: kind == number for number, name in enumerate(kinds)}
     none = np.zeros(DRAWN, bool)
     disc, triangle, rectangle = (is_.get(name, none) for name in ("disc", "triangle", "rectangle"))

@@ -35,10 +35,10 @@ CONTRASTS = (0.3, 1.0)
 
 
 @torch.inference_mode(False)
-def network(toss: Generator, leaves: NDArray[np.floating]) -> Network:
+def network(rng: Generator, leaves: NDArray[np.floating]) -> Network:
     """One whose first layer comes from these images (N, side, side, 3)."""
-    edges = _whitened(_patches(toss, leaves))[toss.permutation(PATCHES // 4)[: WIDTHS[0]]]
-    second, third = (_orthogonal(toss, out, in_) for in_, out in pairwise(WIDTHS))
+    edges = _whitened(_patches(rng, leaves))[rng.permutation(PATCHES // 4)[: WIDTHS[0]]]
+    second, third = (_orthogonal(rng, out, in_) for in_, out in pairwise(WIDTHS))
     return torch.from_numpy(edges.reshape(-1, 3, EDGE, EDGE)), second, third
 
 
@@ -52,10 +52,10 @@ def strengths(filters: Network, images: Tensor) -> Tensor:
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def textures(toss: Generator, filters: Network, units: NDArray[np.intp]) -> NDArray[np.uint8]:
+def textures(rng: Generator, filters: Network, units: NDArray[np.intp]) -> NDArray[np.uint8]:
     """(N, SIDE, SIDE, 3), each of which excites one of these N units."""
-    seen, own = _parametrisation(toss, len(units)), (torch.arange(len(units)), torch.from_numpy(units))
-    white = torch.from_numpy(toss.standard_normal((len(units), 3, SIDE, SIDE)))
+    seen, own = _parametrisation(rng, len(units)), (torch.arange(len(units)), torch.from_numpy(units))
+    white = torch.from_numpy(rng.standard_normal((len(units), 3, SIDE, SIDE)))
     stride = CLIMB / STEPS * white[0].numel() ** 0.5
     with _one_core():
         for _ in range(STEPS):
@@ -65,16 +65,16 @@ def textures(toss: Generator, filters: Network, units: NDArray[np.intp]) -> NDAr
     return np.rint(255 * seen(white).permute(0, 2, 3, 1).numpy()).astype(np.uint8)
 
 
-def _parametrisation(toss: Generator, many: int) -> Callable[[Tensor], Tensor]:
+def _parametrisation(rng: Generator, many: int) -> Callable[[Tensor], Tensor]:
     """Images in [0, 1] of white ones, both (N, 3, SIDE, SIDE), whose spectra are made to fall.
 
     Each has colours and a contrast of its own, which stay: it can only excite by what it shows.
     """
-    fall = torch.from_numpy(_frequency() ** -toss.uniform(*SLOPES, (many, 1, 1, 1)))
-    light, hues = toss.standard_normal((many, 1, 3)), toss.standard_normal((many, 3, 3))
-    contrast, colour = toss.uniform(*CONTRASTS, (many, 1, 1)), toss.random((many, 1, 1))
+    fall = torch.from_numpy(_frequency() ** -rng.uniform(*SLOPES, (many, 1, 1, 1)))
+    light, hues = rng.standard_normal((many, 1, 3)), rng.standard_normal((many, 3, 3))
+    contrast, colour = rng.uniform(*CONTRASTS, (many, 1, 1)), rng.random((many, 1, 1))
     mix = torch.from_numpy(contrast * (light + colour * (hues - light)))
-    mean = torch.from_numpy(toss.standard_normal((many, 3, 1, 1)))
+    mean = torch.from_numpy(rng.standard_normal((many, 3, 1, 1)))
 
     def seen(white: Tensor) -> Tensor:
         pink = torch.fft.irfft2(fall * torch.fft.rfft2(white), (SIDE, SIDE))
@@ -84,10 +84,10 @@ def _parametrisation(toss: Generator, many: int) -> Callable[[Tensor], Tensor]:
     return seen
 
 
-def _patches(toss: Generator, images: NDArray[np.floating]) -> Doubles:
+def _patches(rng: Generator, images: NDArray[np.floating]) -> Doubles:
     """(PATCHES, 3 EDGE^2), each colour of each of mean 0."""
     many, height, width, _ = images.shape
-    which, row, column = (toss.integers(n, size=(PATCHES, 1, 1)) for n in (many, height - EDGE + 1, width - EDGE + 1))
+    which, row, column = (rng.integers(n, size=(PATCHES, 1, 1)) for n in (many, height - EDGE + 1, width - EDGE + 1))
     step = np.arange(EDGE)
     patches = images[which, row + step[:, None], column + step].astype(np.float64)
     return (patches - patches.mean((1, 2), keepdims=True)).transpose(0, 3, 1, 2).reshape(PATCHES, -1)
@@ -102,9 +102,9 @@ def _whitened(patches: Doubles) -> Doubles:
     return white[most] / contrast[most, None]
 
 
-def _orthogonal(toss: Generator, out: int, in_: int) -> Tensor:
+def _orthogonal(rng: Generator, out: int, in_: int) -> Tensor:
     """Filters that are orthogonal to each other and to a constant."""
-    columns = toss.standard_normal((in_ * LATER**2, 1 + out))
+    columns = rng.standard_normal((in_ * LATER**2, 1 + out))
     columns[:, 0] = 1
     q, r = np.linalg.qr(columns)
     return torch.from_numpy((q * np.sign(np.diag(r)))[:, 1:].T.reshape(out, in_, LATER, LATER).copy())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import Coins, between, scale, whole
+from dpvision.public.random.image_random import ImageRandom, between, scale, whole
 from dpvision.public.random.tables import LATTICE, coloured, looked_up, noise_table, palette
 
 Floats = NDArray[np.floating]
@@ -31,23 +31,23 @@ FEWEST = 256  # points of a generation
 FULL = 0.4  # of the usual count of a pixel of a fractal hides most of what is behind
 
 
-def fractals(coins: Sequence[Coins], side: int) -> Floats:
+def fractals(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Some fractals before a texture."""
-    out = np.empty((len(coins), side, side, 3), np.float32)
-    for image, each in zip(out, coins, strict=True):
+    out = np.empty((len(draws), side, side, 3), np.float32)
+    for image, each in zip(out, draws, strict=True):
         image[...] = _image(each, side)
     return out
 
 
-def _image(coins: Coins, side: int) -> Floats:
-    toss = coins.own()
-    image = _background(toss, side)
-    for number in range(whole(toss, *FRACTALS)):
-        toss = coins.own(f"fractal {number}")
-        maps, size, table = system(toss), between(toss, 0.5, 1.2), palette(toss)
-        corner = (1 - size) * toss.random(2, np.float32)
-        rounds, dense = between(toss, 0.5, 2), between(toss, 0, 0.4)
-        x, y, hue = attractor(toss, maps, int(POINTS * (size * side) ** 2))
+def _image(draws: ImageRandom, side: int) -> Floats:
+    rng = draws.own()
+    image = _background(rng, side)
+    for number in range(whole(rng, *FRACTALS)):
+        rng = draws.own(f"fractal {number}")
+        maps, size, table = system(rng), between(rng, 0.5, 1.2), palette(rng)
+        corner = (1 - size) * rng.random(2, np.float32)
+        rounds, dense = between(rng, 0.5, 2), between(rng, 0, 0.4)
+        x, y, hue = attractor(rng, maps, int(POINTS * (size * side) ** 2))
         count, mean = _counted(_fitted(x, corner[0], size), _fitted(y, corner[1], size), hue, side)
         usual = max(count.sum(), 1) / max(np.count_nonzero(count), 1)
         cover = 1 - np.exp(-count / (FULL * usual))
@@ -55,13 +55,13 @@ def _image(coins: Coins, side: int) -> Floats:
     return image.T.reshape(side, side, 3)
 
 
-def system(toss: Generator) -> Doubles:
+def system(rng: Generator) -> Doubles:
     """(N, 2, 3) maps of the plane: a turn, a shrinking along two axes, perhaps a reflection, a turn, and a shift."""
-    many = whole(toss, *MAPS)
-    s = singular_values(toss.random((many, 2)), (5 + many + toss.random()) / 2)
-    first, last = _turns(toss.random(many)), _turns(toss.random(many))
-    s[:, 1] *= np.where(toss.random(many) < 0.5, -1, 1)
-    return np.concatenate([(first * s[:, None]) @ last, 2 * toss.random((many, 2, 1)) - 1], 2)
+    many = whole(rng, *MAPS)
+    s = singular_values(rng.random((many, 2)), (5 + many + rng.random()) / 2)
+    first, last = _turns(rng.random(many)), _turns(rng.random(many))
+    s[:, 1] *= np.where(rng.random(many) < 0.5, -1, 1)
+    return np.concatenate([(first * s[:, None]) @ last, 2 * rng.random((many, 2, 1)) - 1], 2)
 
 
 def singular_values(chances: Doubles, alpha: float) -> Doubles:
@@ -73,7 +73,7 @@ def singular_values(chances: Doubles, alpha: float) -> Doubles:
     return np.exp(power * logs)
 
 
-def attractor(toss: Generator, maps: Doubles, points: int) -> tuple[Floats, Floats, Floats]:
+def attractor(rng: Generator, maps: Doubles, points: int) -> tuple[Floats, Floats, Floats]:
     """x, y and hue of so many points.
 
     In every generation each map sends its share of the points, by area, to where points picked from the last
@@ -83,10 +83,10 @@ def attractor(toss: Generator, maps: Doubles, points: int) -> tuple[Floats, Floa
     area = np.maximum(np.abs(np.linalg.det(maps[:, :, :2])), LEAST)
     which = np.searchsorted(np.cumsum(area) / area.sum(), (np.arange(many) + 0.5) / many)
     (a, b, e), (c, d, f) = maps.astype(np.float32)[which].transpose(1, 2, 0).copy()
-    tint = (toss.random(len(maps), np.float32) - 0.5)[which]
+    tint = (rng.random(len(maps), np.float32) - 0.5)[which]
     x, y, hue = np.zeros((3, many), np.float32)
     out = np.empty((3, KEPT, many), np.float32)
-    for parent, generation in zip(toss.integers(many, size=(SETTLE + KEPT, many)), range(-SETTLE, KEPT), strict=True):
+    for parent, generation in zip(rng.integers(many, size=(SETTLE + KEPT, many)), range(-SETTLE, KEPT), strict=True):
         x, y, hue = x.take(parent), y.take(parent), hue.take(parent)
         x, y, hue = a * x + b * y + e, c * x + d * y + f, tint + hue / 2
         if generation >= 0:
@@ -116,8 +116,8 @@ def _counted(x: Floats, y: Floats, hue: Floats, side: int) -> tuple[Floats, Floa
     return count, hues / np.maximum(count, 1)
 
 
-def _background(toss: Generator, side: int) -> Floats:
+def _background(rng: Generator, side: int) -> Floats:
     """(3, side^2): clouds of a few colours, plain to rich."""
-    x, y = np.meshgrid(*[np.arange(side, dtype=np.float32) / side * scale(toss, 1.5, LATTICE / 2)] * 2)
-    clouds = looked_up(noise_table(toss, between(toss, 0.8, 2)), x.ravel(), y.ravel())
-    return coloured(palette(toss), between(toss, 0, 0.7) * clouds)
+    x, y = np.meshgrid(*[np.arange(side, dtype=np.float32) / side * scale(rng, 1.5, LATTICE / 2)] * 2)
+    clouds = looked_up(noise_table(rng, between(rng, 0.8, 2)), x.ravel(), y.ravel())
+    return coloured(palette(rng), between(rng, 0, 0.7) * clouds)

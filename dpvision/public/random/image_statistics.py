@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft2, rfft2
 from scipy.ndimage import uniform_filter
 
-from dpvision.public.random.coins import Coins
+from dpvision.public.random.image_random import ImageRandom
 from dpvision.public.random.pyramid import ORIENTATIONS, pyramid
 
 Floats = NDArray[np.float64]
@@ -50,62 +50,62 @@ WAVELET_ROUNDS = 2  # subbands overlap, so that matching one disturbs others, ev
 ALL_ROUNDS = 5
 
 
-def falling_spectra(coins: Sequence[Coins], side: int) -> Floats:
+def falling_spectra(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Noise whose spectrum falls with a random power of the frequency."""
-    return _each(spectrum_image, coins, side)
+    return _each(spectrum_image, draws, side)
 
 
-def colours(coins: Sequence[Coins], side: int) -> Floats:
+def colours(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Rectangles in a random palette, blurred."""
-    return _each(colour_image, coins, side)
+    return _each(colour_image, draws, side)
 
 
-def wavelet_marginals(coins: Sequence[Coins], side: int) -> Floats:
+def wavelet_marginals(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Noise whose wavelet subbands are nearly empty but for a few large values."""
-    return _each(wavelet_image, coins, side)
+    return _each(wavelet_image, draws, side)
 
 
-def all_statistics(coins: Sequence[Coins], side: int) -> Floats:
+def all_statistics(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Noise with a falling spectrum, a random palette and sparse wavelets."""
-    return _each(image_of_all, coins, side)
+    return _each(image_of_all, draws, side)
 
 
-def _each(image: Callable[[Generator, int], Floats], coins: Sequence[Coins], side: int) -> Floats:
-    return np.reshape([image(each.own(), side) for each in coins], (len(coins), side, side, 3))
+def _each(image: Callable[[Generator, int], Floats], draws: Sequence[ImageRandom], side: int) -> Floats:
+    return np.reshape([image(each.own(), side) for each in draws], (len(draws), side, side, 3))
 
 
-def spectrum_image(toss: Generator, side: int) -> Floats:
+def spectrum_image(rng: Generator, side: int) -> Floats:
     """(side, side, 3), as all of these."""
-    falling = magnitudes(toss, side)
-    noise = toss.random((3, side, side))
+    falling = magnitudes(rng, side)
+    noise = rng.random((3, side, side))
     image = irfft2(with_magnitudes(rfft2(noise), falling), (side, side)).transpose(1, 2, 0)
     return (image - image.min()) / np.ptp(image)
 
 
-def colour_image(toss: Generator, side: int) -> Floats:
-    count = toss.integers(FEWEST, MOST + 1)
+def colour_image(rng: Generator, side: int) -> Floats:
+    count = rng.integers(FEWEST, MOST + 1)
     out = np.empty((side, side, 3))
-    _divide(out, toss.random((count, 3)), toss.random(count))
+    _divide(out, rng.random((count, 3)), rng.random(count))
     return uniform_filter(out, 1 + 2 * max(1, side // 32), axes=(0, 1), mode="nearest")
 
 
-def wavelet_image(toss: Generator, side: int) -> Floats:
-    goals = marginals(toss, side)
-    spectra = rfft2(toss.random((3, side, side)), norm="forward")
+def wavelet_image(rng: Generator, side: int) -> Floats:
+    goals = marginals(rng, side)
+    spectra = rfft2(rng.random((3, side, side)), norm="forward")
     for _ in range(WAVELET_ROUNDS):
         spectra = [nearer_marginals(each, goals) for each in spectra]
     image = irfft2(spectra, (side, side), norm="forward").transpose(1, 2, 0)
     return np.clip(0.5 + (image - image.mean()) / (6 * image.std()), 0, 1)
 
 
-def image_of_all(toss: Generator, side: int) -> Floats:
-    found = palette(colour_image(toss, side))
-    falling = magnitudes(toss, side)
+def image_of_all(rng: Generator, side: int) -> Floats:
+    found = palette(colour_image(rng, side))
+    falling = magnitudes(rng, side)
     goals = [
         values * (subbands.std((1, 2)) / values.std(1))[:, None]
-        for subbands, values in zip(pyramid(side).split(falling.astype(complex)), marginals(toss, side), strict=True)
+        for subbands, values in zip(pyramid(side).split(falling.astype(complex)), marginals(rng, side), strict=True)
     ]
-    channels = toss.random((3, side, side))
+    channels = rng.random((3, side, side))
     for _ in range(ALL_ROUNDS):
         spectra = with_magnitudes(rfft2(channels, norm="forward"), falling)
         nearer = [nearer_marginals(each, goals) for each in spectra]
@@ -113,9 +113,9 @@ def image_of_all(toss: Generator, side: int) -> Floats:
     return np.clip(found.mean + np.einsum("ayx,ac->yxc", channels, found.axes), 0, 1)
 
 
-def magnitudes(toss: Generator, side: int) -> Floats:
+def magnitudes(rng: Generator, side: int) -> Floats:
     """Of a half spectrum (side, side // 2 + 1): 1 / (|fx|^a + |fy|^b), and no mean."""
-    slope, tilt = toss.uniform(*SLOPES), TILT * toss.standard_normal()
+    slope, tilt = rng.uniform(*SLOPES), TILT * rng.standard_normal()
     down, across = np.arange(side), np.arange(side // 2 + 1)
     falling = np.minimum(down, side - down)[:, None] ** (slope - tilt) + across ** (slope + tilt)
     falling[0, 0] = np.inf
@@ -157,10 +157,10 @@ def _divide(area: Floats, colours: Floats, shares: Floats) -> None:
     _divide(longer[cut:], colours[half:], shares[half:])
 
 
-def marginals(toss: Generator, side: int) -> list[Floats]:
+def marginals(rng: Generator, side: int) -> list[Floats]:
     """What values the subbands of each scale of the pyramid have, ascending (orientations, pixels)."""
     return [
-        np.stack([quantiles(r, scale.side**2) for r in toss.uniform(*EXPONENTS, ORIENTATIONS)])
+        np.stack([quantiles(r, scale.side**2) for r in rng.uniform(*EXPONENTS, ORIENTATIONS)])
         for scale in pyramid(side).scales
     ]
 

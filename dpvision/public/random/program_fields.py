@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import between, heads, one_of, scale, whole
+from dpvision.public.random.image_random import between, heads, one_of, scale, whole
 from dpvision.public.random.program_warps import any_angle, mirrored, turned
 from dpvision.public.random.tables import LATTICE, looked_up, noise_table
 
@@ -20,20 +20,20 @@ Floats = NDArray[np.floating]
 Field = Callable[[Floats, Floats], Floats]
 
 
-def slope(toss: Generator) -> Field:
+def slope(rng: Generator) -> Field:
     """Even from one side to the other."""
-    angle = any_angle(toss)
+    angle = any_angle(rng)
     return lambda x, y: turned(x, y, angle)[0]
 
 
-def wave(toss: Generator) -> Field:
-    pace, phase = scale(toss, 2, 20), between(toss, 0, 2 * pi)
+def wave(rng: Generator) -> Field:
+    pace, phase = scale(rng, 2, 20), between(rng, 0, 2 * pi)
     return lambda x, y: np.sin(pace * x + phase)
 
 
-def teeth(toss: Generator) -> Field:
+def teeth(rng: Generator) -> Field:
     """Saws or roofs."""
-    pace, phase, roofs = scale(toss, 1, 6), between(toss, 0, 1), heads(toss)
+    pace, phase, roofs = scale(rng, 1, 6), between(rng, 0, 1), heads(rng)
 
     def field(x: Floats, y: Floats) -> Floats:
         t = pace * x + phase
@@ -42,23 +42,23 @@ def teeth(toss: Generator) -> Field:
     return field
 
 
-def stripes(toss: Generator) -> Field:
+def stripes(rng: Generator) -> Field:
     """Of one width, with gaps of another."""
-    pace, phase, width = scale(toss, 1, 6), between(toss, 0, 1), between(toss, 0.25, 0.75)
+    pace, phase, width = scale(rng, 1, 6), between(rng, 0, 1), between(rng, 0.25, 0.75)
     return lambda x, y: np.sign(width - mirrored(pace * x + phase))
 
 
-def checks(toss: Generator) -> Field:
-    pace, phase = scale(toss, 1, 5), between(toss, 0, 1)
+def checks(rng: Generator) -> Field:
+    pace, phase = scale(rng, 1, 5), between(rng, 0, 1)
     half = 0.5
     return lambda x, y: np.sign((mirrored(pace * x + phase) - half) * (mirrored(pace * y) - half))
 
 
-def plasma(toss: Generator) -> Field:
+def plasma(rng: Generator) -> Field:
     """Waves of a few directions; when there are many of one length, a quasicrystal."""
-    many, pace = whole(toss, 3, 6), scale(toss, 4, 20)
-    angles, paces, phases = toss.random((3, many, 1), np.float32)
-    if heads(toss, 0.4):
+    many, pace = whole(rng, 3, 6), scale(rng, 4, 20)
+    angles, paces, phases = rng.random((3, many, 1), np.float32)
+    if heads(rng, 0.4):
         angles, paces = np.arange(many, dtype=np.float32)[:, None] / (2 * many), np.ones_like(paces)
     across, along = pace * paces * np.cos(2 * pi * angles), pace * paces * np.sin(2 * pi * angles)
 
@@ -68,10 +68,10 @@ def plasma(toss: Generator) -> Field:
     return field
 
 
-def noise(toss: Generator) -> Field:
+def noise(rng: Generator) -> Field:
     """Clouds; folded at zero ridges or billows."""
-    table, pace = noise_table(toss, between(toss, 0.9, 2.2)), scale(toss, 2, 24)
-    sign = one_of(toss, (0, 0, 1, -1))
+    table, pace = noise_table(rng, between(rng, 0.9, 2.2)), scale(rng, 2, 24)
+    sign = one_of(rng, (0, 0, 1, -1))
 
     def field(x: Floats, y: Floats) -> Floats:
         n = looked_up(table, pace * x, pace * y)
@@ -80,10 +80,10 @@ def noise(toss: Generator) -> Field:
     return field
 
 
-def cells(toss: Generator) -> Field:
+def cells(rng: Generator) -> Field:
     """Of the points that are nearest to the same seed: how far it is, how far the border is, or one value for all."""
-    many, tone = whole(toss, 5, 16), whole(toss, 0, 2)
-    right, down, values = 2 * toss.random((3, many, 1), np.float32) - 1
+    many, tone = whole(rng, 5, 16), whole(rng, 0, 2)
+    right, down, values = 2 * rng.random((3, many, 1), np.float32) - 1
     spread = 1.6 * many**0.5
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -101,14 +101,14 @@ def cells(toss: Generator) -> Field:
     return field
 
 
-def shapes(toss: Generator) -> Field:
+def shapes(rng: Generator) -> Field:
     """Distance to the nearest of a few discs and round-edged boxes, which melt into each other."""
-    many, soft = whole(toss, 1, 5), scale(toss, 4, 40)
-    right, down = 1.6 * toss.random((2, many, 1), np.float32) - 0.8
-    wide, high, radius, angle = toss.random((4, many, 1), np.float32)
-    box = (toss.random((many, 1)) < 0.6).astype(np.float32)
+    many, soft = whole(rng, 1, 5), scale(rng, 4, 40)
+    right, down = 1.6 * rng.random((2, many, 1), np.float32) - 0.8
+    wide, high, radius, angle = rng.random((4, many, 1), np.float32)
+    box = (rng.random((many, 1)) < 0.6).astype(np.float32)
     wide, high, radius = 0.5 * box * wide, 0.3 * box * high, 0.08 + (0.3 - 0.2 * box) * radius
-    steep = scale(toss, 1.5, 12)
+    steep = scale(rng, 1.5, 12)
 
     def field(x: Floats, y: Floats) -> Floats:
         u, v = turned(x - right, y - down, pi * angle)
@@ -121,9 +121,9 @@ def shapes(toss: Generator) -> Field:
     return field
 
 
-def dots(toss: Generator) -> Field:
+def dots(rng: Generator) -> Field:
     """Round or square, on a lattice."""
-    pace, size, square = scale(toss, 1, 5), between(toss, 0.3, 0.9), heads(toss, 0.3)
+    pace, size, square = scale(rng, 1, 5), between(rng, 0.3, 0.9), heads(rng, 0.3)
 
     def field(x: Floats, y: Floats) -> Floats:
         u, v = mirrored(2 * pace * x), mirrored(2 * pace * y)
@@ -132,10 +132,10 @@ def dots(toss: Generator) -> Field:
     return field
 
 
-def arcs(toss: Generator) -> Field:
+def arcs(rng: Generator) -> Field:
     """Truchet's tiles: two quarters of a circle in each, turned at random, that join into winding lines."""
-    flips, pace = np.sign(noise_table(toss, 0)), scale(toss, 1, 4)
-    width, soft = between(toss, 0.1, 0.3), scale(toss, 4, 20)
+    flips, pace = np.sign(noise_table(rng, 0)), scale(rng, 1, 4)
+    width, soft = between(rng, 0.1, 0.3), scale(rng, 4, 20)
 
     def field(x: Floats, y: Floats) -> Floats:
         x, y = pace * x, pace * y
@@ -149,9 +149,9 @@ def arcs(toss: Generator) -> Field:
     return field
 
 
-def julia(toss: Generator) -> Field:
+def julia(rng: Generator) -> Field:
     """How near z comes to the axes on its way, z going to z^2 + c."""
-    angle, zoom, steps = any_angle(toss), between(toss, 0.8, 1.3), whole(toss, 4, 8)
+    angle, zoom, steps = any_angle(rng), between(rng, 0.8, 1.3), whole(rng, 4, 8)
     a, b = 0.8 * np.cos(angle), 0.8 * np.sin(angle)
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -169,15 +169,15 @@ COMMON = (slope, wave, teeth, stripes, checks, plasma, noise, cells, shapes, dot
 PATTERNS = (*COMMON, noise, noise, cells, shapes)  # how often each is drawn
 
 
-def bands(toss: Generator, f: Field) -> Field:
+def bands(rng: Generator, f: Field) -> Field:
     """sin(k f): contour lines."""
-    pace, phase = scale(toss, 2, 10), between(toss, 0, 2 * pi)
+    pace, phase = scale(rng, 2, 10), between(rng, 0, 2 * pi)
     return lambda x, y: np.sin(pace * f(x, y) + phase)
 
 
-def terraces(toss: Generator, f: Field) -> Field:
+def terraces(rng: Generator, f: Field) -> Field:
     """A few levels, with slopes between them that end smoothly."""
-    levels, sharp = scale(toss, 1, 4), scale(toss, 1, 8)
+    levels, sharp = scale(rng, 1, 4), scale(rng, 1, 8)
 
     def field(x: Floats, y: Floats) -> Floats:
         t = levels * f(x, y)
@@ -188,43 +188,43 @@ def terraces(toss: Generator, f: Field) -> Field:
     return field
 
 
-def relief(toss: Generator, f: Field) -> Field:
+def relief(rng: Generator, f: Field) -> Field:
     """f as a landscape with the sun low on one side."""
-    angle, steep = any_angle(toss), scale(toss, 4, 16)
+    angle, steep = any_angle(rng), scale(rng, 4, 16)
     right, down = 0.03 * np.cos(angle), 0.03 * np.sin(angle)
     return lambda x, y: np.tanh(steep * (f(x + right, y + down) - f(x, y)))
 
 
-def folds(toss: Generator, f: Field, g: Field) -> Field:
+def folds(rng: Generator, f: Field, g: Field) -> Field:
     """|f + g|: creases where they cancel."""
-    much = between(toss, -1, 1)
+    much = between(rng, -1, 1)
     return lambda x, y: 1.5 * np.abs(f(x, y) + much * g(x, y)) - 1
 
 
-def products(toss: Generator, f: Field, g: Field) -> Field:
+def products(rng: Generator, f: Field, g: Field) -> Field:
     return lambda x, y: f(x, y) * g(x, y)
 
 
-def textured(toss: Generator, f: Field, g: Field) -> Field:
+def textured(rng: Generator, f: Field, g: Field) -> Field:
     """f with a little of g."""
-    much = between(toss, 0.2, 0.7)
+    much = between(rng, 0.2, 0.7)
     return lambda x, y: f(x, y) + much * g(x, y)
 
 
-def nearer(toss: Generator, f: Field, g: Field) -> Field:
+def nearer(rng: Generator, f: Field, g: Field) -> Field:
     """The smaller of the two: one figure in front of the other."""
-    shift = between(toss, -0.5, 0.5)
+    shift = between(rng, -0.5, 0.5)
     return lambda x, y: np.minimum(f(x, y), g(x, y) + shift)
 
 
-def pieces(toss: Generator, f: Field, g: Field) -> Field:
+def pieces(rng: Generator, f: Field, g: Field) -> Field:
     """f where g is positive and its negative elsewhere."""
     return lambda x, y: f(x, y) * np.sign(g(x, y))
 
 
-def fed(toss: Generator, f: Field, g: Field) -> Field:
+def fed(rng: Generator, f: Field, g: Field) -> Field:
     """g at places that f has moved."""
-    right, down = between(toss, -0.8, 0.8), between(toss, -0.8, 0.8)
+    right, down = between(rng, -0.8, 0.8), between(rng, -0.8, 0.8)
 
     def field(x: Floats, y: Floats) -> Floats:
         t = f(x, y)
@@ -237,12 +237,12 @@ ALTERED = (bands, terraces, relief)
 COMBINED = (folds, products, textured, nearer, pieces, fed, fed)
 
 
-def drawn_field(toss: Generator) -> Field:
+def drawn_field(rng: Generator) -> Field:
     """A pattern, which is altered or combined with another as long as a coin shows heads."""
-    field = one_of(toss, PATTERNS)(toss)
-    while heads(toss):
-        if heads(toss, 0.3):
-            field = one_of(toss, ALTERED)(toss, field)
+    field = one_of(rng, PATTERNS)(rng)
+    while heads(rng):
+        if heads(rng, 0.3):
+            field = one_of(rng, ALTERED)(rng, field)
         else:
-            field = one_of(toss, COMBINED)(toss, field, one_of(toss, PATTERNS)(toss))
+            field = one_of(rng, COMBINED)(rng, field, one_of(rng, PATTERNS)(rng))
     return field

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import between, heads, scale, whole
+from dpvision.public.random.image_random import between, heads, scale, whole
 from dpvision.public.random.tables import looked_up, noise_table
 
 Floats = NDArray[np.floating]
@@ -20,10 +20,10 @@ Plane = tuple[Floats, Floats]
 Warp = Callable[[Floats, Floats], Plane]
 
 
-def placed(toss: Generator) -> Warp:
+def placed(rng: Generator) -> Warp:
     """Turned, zoomed, stretched and shifted."""
-    angle, zoom, stretch = any_angle(toss), scale(toss, 0.4, 1.4), scale(toss, 0.7, 1.4)
-    right, down = between(toss, -0.7, 0.7), between(toss, -0.7, 0.7)
+    angle, zoom, stretch = any_angle(rng), scale(rng, 0.4, 1.4), scale(rng, 0.7, 1.4)
+    right, down = between(rng, -0.7, 0.7), between(rng, -0.7, 0.7)
 
     def warp(x: Floats, y: Floats) -> Plane:
         x, y = turned(x, y, angle)
@@ -32,10 +32,10 @@ def placed(toss: Generator) -> Warp:
     return warp
 
 
-def polar(toss: Generator) -> Warp:
+def polar(rng: Generator) -> Warp:
     """Radius, or its logarithm, and angle, mirrored so that it closes; sheared it is a spiral."""
-    arms, pull, spiral = whole(toss, 1, 6), scale(toss, 0.5, 2), between(toss, -1, 1) if heads(toss, 0.4) else 0
-    logarithmic = heads(toss)
+    arms, pull, spiral = whole(rng, 1, 6), scale(rng, 0.5, 2), between(rng, -1, 1) if heads(rng, 0.4) else 0
+    logarithmic = heads(rng)
 
     def warp(x: Floats, y: Floats) -> Plane:
         r = np.sqrt(x * x + y * y)
@@ -45,9 +45,9 @@ def polar(toss: Generator) -> Warp:
     return warp
 
 
-def kaleidoscope(toss: Generator) -> Warp:
+def kaleidoscope(rng: Generator) -> Warp:
     """The same wedge all around, every other one mirrored."""
-    wedge, turn = pi / whole(toss, 2, 6), between(toss, 0, pi)
+    wedge, turn = pi / whole(rng, 2, 6), between(rng, 0, pi)
 
     def warp(x: Floats, y: Floats) -> Plane:
         r, angle = np.sqrt(x * x + y * y), wedge * mirrored(np.arctan2(y, x) / wedge) + turn
@@ -56,9 +56,9 @@ def kaleidoscope(toss: Generator) -> Warp:
     return warp
 
 
-def tiled(toss: Generator) -> Warp:
+def tiled(rng: Generator) -> Warp:
     """The same tile everywhere, mirrored or in rows that are shifted like bricks."""
-    tiles, mirror, brick = scale(toss, 0.7, 2.5), heads(toss), between(toss, 0, 1) if heads(toss) else 0
+    tiles, mirror, brick = scale(rng, 0.7, 2.5), heads(rng), between(rng, 0, 1) if heads(rng) else 0
 
     def warp(x: Floats, y: Floats) -> Plane:
         x, y = tiles * x, tiles * y
@@ -71,10 +71,10 @@ def tiled(toss: Generator) -> Warp:
     return warp
 
 
-def folded(toss: Generator) -> Warp:
+def folded(rng: Generator) -> Warp:
     """Folded, turned and magnified a few times: the same figure at many scales."""
-    grow, angles = between(toss, 1.1, 1.6), [any_angle(toss) for _ in range(whole(toss, 2, 5))]
-    right, down = between(toss, 0.2, 0.8), between(toss, 0, 0.6)
+    grow, angles = between(rng, 1.1, 1.6), [any_angle(rng) for _ in range(whole(rng, 2, 5))]
+    right, down = between(rng, 0.2, 0.8), between(rng, 0, 0.6)
 
     def warp(x: Floats, y: Floats) -> Plane:
         for angle in angles:
@@ -84,16 +84,16 @@ def folded(toss: Generator) -> Warp:
     return warp
 
 
-def swirled(toss: Generator) -> Warp:
+def swirled(rng: Generator) -> Warp:
     """Turned about the centre, the more so the nearer to it."""
-    strength, reach = between(toss, -6, 6), scale(toss, 0.5, 3)
+    strength, reach = between(rng, -6, 6), scale(rng, 0.5, 3)
     return lambda x, y: turned(x, y, strength * np.exp(-reach * (x * x + y * y)))
 
 
-def rippled(toss: Generator) -> Warp:
+def rippled(rng: Generator) -> Warp:
     """Shifted by sines of the other coordinate, a few times, each finer than the last."""
-    finer, first, much = between(toss, 1.4, 2), scale(toss, 1.5, 6), between(toss, 0.4, 1.4)
-    phases = toss.random((whole(toss, 1, 4), 2), np.float32) * 2 * pi
+    finer, first, much = between(rng, 1.4, 2), scale(rng, 1.5, 6), between(rng, 0.4, 1.4)
+    phases = rng.random((whole(rng, 1, 4), 2), np.float32) * 2 * pi
 
     def warp(x: Floats, y: Floats) -> Plane:
         pace = first
@@ -106,9 +106,9 @@ def rippled(toss: Generator) -> Warp:
     return warp
 
 
-def stirred(toss: Generator) -> Warp:
+def stirred(rng: Generator) -> Warp:
     """Shifted by noise."""
-    table, pace, much = noise_table(toss, between(toss, 1.2, 2.2)), scale(toss, 2, 10), between(toss, 0.1, 0.6)
+    table, pace, much = noise_table(rng, between(rng, 1.2, 2.2)), scale(rng, 2, 10), between(rng, 0.1, 0.6)
 
     def warp(x: Floats, y: Floats) -> Plane:
         u, v = pace * x, pace * y
@@ -117,9 +117,9 @@ def stirred(toss: Generator) -> Warp:
     return warp
 
 
-def inverted(toss: Generator) -> Warp:
+def inverted(rng: Generator) -> Warp:
     """Inside out, about a point."""
-    right, down, size = between(toss, -0.8, 0.8), between(toss, -0.8, 0.8), scale(toss, 0.3, 1.5)
+    right, down, size = between(rng, -0.8, 0.8), between(rng, -0.8, 0.8), scale(rng, 0.3, 1.5)
 
     def warp(x: Floats, y: Floats) -> Plane:
         x, y = x - right, y - down
@@ -129,20 +129,20 @@ def inverted(toss: Generator) -> Warp:
     return warp
 
 
-def squared(toss: Generator) -> Warp:
+def squared(rng: Generator) -> Warp:
     """z^2 + c of the complex plane."""
-    right, down = between(toss, -1, 1), between(toss, -1, 1)
+    right, down = between(rng, -1, 1), between(rng, -1, 1)
     return lambda x, y: (x * x - y * y + right, 2 * x * y + down)
 
 
-def pixelated(toss: Generator) -> Warp:
+def pixelated(rng: Generator) -> Warp:
     """In blocks."""
-    fine = scale(toss, 3, 12)
+    fine = scale(rng, 3, 12)
     return lambda x, y: (np.rint(fine * x) / fine, np.rint(fine * y) / fine)
 
 
-def any_angle(toss: Generator) -> Floats:
-    return 2 * pi * toss.random(1, np.float32)
+def any_angle(rng: Generator) -> Floats:
+    return 2 * pi * rng.random(1, np.float32)
 
 
 def turned(x: Floats, y: Floats, angle: Floats) -> Plane:

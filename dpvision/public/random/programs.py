@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import Coins, between, heads, one_of, scale, whole
+from dpvision.public.random.image_random import ImageRandom, between, heads, one_of, scale, whole
 from dpvision.public.random.program_fields import Field, drawn_field
 from dpvision.public.random.program_warps import WARPS, Plane, Warp, placed
 from dpvision.public.random.tables import coloured, palette
@@ -31,18 +31,18 @@ FINE = 2  # points a pixel, across and down
 BLOCK = 1 << 11  # pixels at a time
 
 
-def programs(coins: Sequence[Coins], side: int) -> Floats:
+def programs(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Each image by a program of its own."""
-    out = np.empty((len(coins), side, side, 3), np.float32)
-    for image, each in zip(out, coins, strict=True):
+    out = np.empty((len(draws), side, side, 3), np.float32)
+    for image, each in zip(out, draws, strict=True):
         image[...] = _rendered(_program(each), side, FINE)
     return out
 
 
-def _program(coins: Coins) -> Program:
+def _program(draws: ImageRandom) -> Program:
     """The first one drawn that is worth seeing."""
     for attempt in range(TRIES):
-        program = _drawn(coins.own(f"program {attempt}"))
+        program = _drawn(draws.own(f"program {attempt}"))
         if _worth_seeing(_rendered(program, PREVIEW, 1)):
             break
     return program
@@ -60,25 +60,25 @@ def _worth_seeing(image: Floats) -> bool:
     )
 
 
-def _drawn(toss: Generator) -> Program:
+def _drawn(rng: Generator) -> Program:
     """A picture of one to three layers, in bent coordinates, perhaps with light and shade."""
-    bend, picture = _bend(toss, whole(toss, 0, 2)), _layer(toss)
-    for _ in range(whole(toss, 0, 2)):
-        picture = _covered(toss, picture, _layer(toss))
-    if heads(toss, 0.3):
-        picture = _shaded(toss, picture)
+    bend, picture = _bend(rng, whole(rng, 0, 2)), _layer(rng)
+    for _ in range(whole(rng, 0, 2)):
+        picture = _covered(rng, picture, _layer(rng))
+    if heads(rng, 0.3):
+        picture = _shaded(rng, picture)
     return lambda x, y: picture(*bend(x, y))
 
 
-def _layer(toss: Generator) -> Program:
+def _layer(rng: Generator) -> Program:
     """A field in colours."""
-    field, table, rounds, start = _field(toss), palette(toss), scale(toss, 0.5, 1.5), between(toss, -1, 1)
+    field, table, rounds, start = _field(rng), palette(rng), scale(rng, 0.5, 1.5), between(rng, -1, 1)
     return lambda x, y: coloured(table, rounds * field(x, y) + start)
 
 
-def _covered(toss: Generator, under: Program, over: Program) -> Program:
+def _covered(rng: Generator, under: Program, over: Program) -> Program:
     """One picture where a field is positive, the other elsewhere; the edge is hard or soft."""
-    mask, level, sharp = _field(toss), between(toss, -0.4, 0.4), scale(toss, 2, 50)
+    mask, level, sharp = _field(rng), between(rng, -0.4, 0.4), scale(rng, 2, 50)
 
     def program(x: Floats, y: Floats) -> Floats:
         share = np.clip(sharp * (mask(x, y) + level) + 0.5, 0, 1)
@@ -88,19 +88,19 @@ def _covered(toss: Generator, under: Program, over: Program) -> Program:
     return program
 
 
-def _shaded(toss: Generator, picture: Program) -> Program:
-    light, much = _field(toss), between(toss, 0.2, 0.5)
+def _shaded(rng: Generator, picture: Program) -> Program:
+    light, much = _field(rng), between(rng, 0.2, 0.5)
     return lambda x, y: np.clip(picture(x, y) * (1 + much * light(x, y)), 0, 1)
 
 
-def _field(toss: Generator) -> Field:
+def _field(rng: Generator) -> Field:
     """Often in coordinates of its own."""
-    field, bend = drawn_field(toss), _bend(toss, whole(toss, 0, 1))
+    field, bend = drawn_field(rng), _bend(rng, whole(rng, 0, 1))
     return lambda x, y: field(*bend(x, y))
 
 
-def _bend(toss: Generator, times: int) -> Warp:
-    warps = [placed(toss), *(one_of(toss, WARPS)(toss) for _ in range(times))]
+def _bend(rng: Generator, times: int) -> Warp:
+    warps = [placed(rng), *(one_of(rng, WARPS)(rng) for _ in range(times))]
 
     def bend(x: Floats, y: Floats) -> Plane:
         for warp in warps:

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import Coins
 from dpvision.public.random.feature_maps import Maps, Plain, Ramps, convolved, doubled, ramp
+from dpvision.public.random.image_random import ImageRandom
 
 Floats = NDArray[np.float64]
 
@@ -65,24 +65,24 @@ SPARSE = replace(HIGH_FREQ, blotchy=True, bias=0.2)
 ORIENTED = replace(SPARSE, tied=True)
 
 
-def random(coins: Sequence[Coins], side: int) -> Floats:
+def random(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Soft blobs."""
-    return _images(coins, side, RANDOM)
+    return _images(draws, side, RANDOM)
 
 
-def high_freq(coins: Sequence[Coins], side: int) -> Floats:
+def high_freq(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Clouds and grain all over."""
-    return _images(coins, side, HIGH_FREQ)
+    return _images(draws, side, HIGH_FREQ)
 
 
-def sparse(coins: Sequence[Coins], side: int) -> Floats:
+def sparse(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Grain in a few places."""
-    return _images(coins, side, SPARSE)
+    return _images(draws, side, SPARSE)
 
 
-def oriented(coins: Sequence[Coins], side: int) -> Floats:
+def oriented(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Strokes and reliefs, in directions that are the network's own."""
-    return _images(coins, side, ORIENTED)
+    return _images(draws, side, ORIENTED)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Block:
     rgb_style: Floats  # mean over images (O)
 
 
-def _images(coins: Sequence[Coins], side: int, variant: Variant) -> Floats:
+def _images(draws: Sequence[ImageRandom], side: int, variant: Variant) -> Floats:
     size = SMALLEST
     while size < min(2 * side, LARGEST):
         size *= 2
     shrink = _shares(size, side)
-    out = np.empty((len(coins), side, side, 3))
-    for image, each in zip(out, coins, strict=True):
+    out = np.empty((len(draws), side, side, 3))
+    for image, each in zip(out, draws, strict=True):
         first = replace(each, index=each.index // IMAGES * IMAGES)
         rgb = _synthesised(each, *_network(first, size, variant), variant)
         image[...] = np.moveaxis(shrink @ _coloured(each.own("colours"), rgb) @ shrink.T, 0, -1)
@@ -120,18 +120,18 @@ def _images(coins: Sequence[Coins], side: int, variant: Variant) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _network(first: Coins, size: int, variant: Variant) -> tuple[Floats, list[Block]]:
+def _network(first: ImageRandom, size: int, variant: Variant) -> tuple[Floats, list[Block]]:
     """Of the 400 images from this one on: the constant (C, 4, 4) to begin with, and the blocks."""
-    toss = first.shared(IMAGES, "network")
+    rng = first.shared(IMAGES, "network")
     width, blocks = _width(SMALLEST, variant), list[Block]()
-    constant = toss.standard_normal((width, SMALLEST, SMALLEST))
+    constant = rng.standard_normal((width, SMALLEST, SMALLEST))
     for here in _sizes(size):
         before, width = width, _width(here, variant)
-        convolutions = [_convolution(toss, width, width, variant, doubles=False)]
+        convolutions = [_convolution(rng, width, width, variant, doubles=False)]
         if here > SMALLEST:
-            convolutions.insert(0, _convolution(toss, before, width, variant, doubles=True))
-        rgb = toss.standard_normal((3, width)) / np.sqrt(width)
-        blocks.append(Block(convolutions, rgb, _mean_style(toss, width)))
+            convolutions.insert(0, _convolution(rng, before, width, variant, doubles=True))
+        rgb = rng.standard_normal((3, width)) / np.sqrt(width)
+        blocks.append(Block(convolutions, rgb, _mean_style(rng, width)))
     return constant, blocks
 
 
@@ -144,37 +144,37 @@ def _width(size: int, variant: Variant) -> int:
     return min(512, 32768 // size) if variant.tied else min(32, max(8, 2048 // size))
 
 
-def _convolution(toss: Generator, c: int, o: int, variant: Variant, *, doubles: bool) -> Convolution:
+def _convolution(rng: Generator, c: int, o: int, variant: Variant, *, doubles: bool) -> Convolution:
     if variant.tied:
-        filters = toss.permutation(bank())[: toss.integers(FEWEST_FILTERS, len(bank()) + 1)]
-        weights, signs = filters[toss.integers(len(filters), size=(1, c))], np.sign(toss.standard_normal(o))
+        filters = rng.permutation(bank())[: rng.integers(FEWEST_FILTERS, len(bank()) + 1)]
+        weights, signs = filters[rng.integers(len(filters), size=(1, c))], np.sign(rng.standard_normal(o))
     else:
-        weights, signs = toss.standard_normal((o, c, 3, 3)), np.ones(o)
-    biases, strength = toss.uniform(-variant.bias, variant.bias, o), toss.uniform(0.0, variant.noise)
-    return Convolution(weights, _mean_style(toss, c), signs, biases, strength, doubles)
+        weights, signs = rng.standard_normal((o, c, 3, 3)), np.ones(o)
+    biases, strength = rng.uniform(-variant.bias, variant.bias, o), rng.uniform(0.0, variant.noise)
+    return Convolution(weights, _mean_style(rng, c), signs, biases, strength, doubles)
 
 
-def _mean_style(toss: Generator, c: int) -> Floats:
-    return 1 + W_MEAN * toss.standard_normal(c)
+def _mean_style(rng: Generator, c: int) -> Floats:
+    return 1 + W_MEAN * rng.standard_normal(c)
 
 
-def _style(toss: Generator, mean: Floats) -> Floats:
-    return mean + W_STD * toss.standard_normal(len(mean))
+def _style(rng: Generator, mean: Floats) -> Floats:
+    return mean + W_STD * rng.standard_normal(len(mean))
 
 
-def _synthesised(coins: Coins, constant: Floats, blocks: list[Block], variant: Variant) -> Floats:
+def _synthesised(draws: ImageRandom, constant: Floats, blocks: list[Block], variant: Variant) -> Floats:
     """The image of these coins (3, size, size), in colours of any range."""
-    toss, noises = coins.own("styles"), _noises(coins.own("noise"), SMALLEST << len(blocks) - 1, variant)
+    rng, noises = draws.own("styles"), _noises(draws.own("noise"), SMALLEST << len(blocks) - 1, variant)
     x: Maps = Plain(constant)
     rgb = np.zeros((3, SMALLEST // 2, SMALLEST // 2))
     for block, noise in zip(blocks, noises, strict=True):
         for layer in block.convolutions:
-            y = convolved(x, _modulated(layer.weights, _style(toss, layer.style)), doubles=layer.doubles)
+            y = convolved(x, _modulated(layer.weights, _style(rng, layer.style)), doubles=layer.doubles)
             if variant.tied:
                 x = Ramps(y[0], layer.strength * noise, signs=layer.signs, biases=layer.biases)
             else:
                 x = Plain(ramp(y + layer.strength * noise + layer.biases[:, None, None]))
-        weights = block.rgb * _style(toss, block.rgb_style)
+        weights = block.rgb * _style(rng, block.rgb_style)
         rgb = doubled(rgb) + next(x.mix(weights[None]))
     return rgb
 
@@ -185,11 +185,11 @@ def _modulated(weights: Floats, style: Floats) -> Floats:
     return styled / np.sqrt((styled**2).sum((1, 2, 3), keepdims=True))
 
 
-def _noises(toss: Generator, size: int, variant: Variant) -> list[Floats]:
+def _noises(rng: Generator, size: int, variant: Variant) -> list[Floats]:
     """One map at all sizes from 4 on, of deviation 1 at the last."""
-    noise = pink(toss, size, toss.uniform(*EXPONENTS))
+    noise = pink(rng, size, rng.uniform(*EXPONENTS))
     if variant.blotchy:
-        noise *= blotches(toss, size)
+        noise *= blotches(rng, size)
     noises = [noise / noise.std()]
     while size > SMALLEST:
         size //= 2
@@ -197,9 +197,9 @@ def _noises(toss: Generator, size: int, variant: Variant) -> list[Floats]:
     return noises
 
 
-def _coloured(toss: Generator, rgb: Floats) -> Floats:
+def _coloured(rng: Generator, rgb: Floats) -> Floats:
     """The same, each colour with a mean and a deviation as photographs have."""
-    mean, deviation = (toss.normal(*of)[:, None, None] for of in (MEANS, STDS))
+    mean, deviation = (rng.normal(*of)[:, None, None] for of in (MEANS, STDS))
     standard = (rgb - rgb.mean((1, 2), keepdims=True)) / rgb.std((1, 2), keepdims=True)
     return np.clip(mean + deviation * standard, 0.0, 1.0)
 
@@ -227,16 +227,16 @@ def bank() -> NDArray[np.float64]:
     return np.concatenate([half, -half])
 
 
-def pink(toss: Generator, side: int, exponent: float) -> Floats:
+def pink(rng: Generator, side: int, exponent: float) -> Floats:
     """Gaussian noise with amplitudes |f|^-exponent and mean zero (side, side)."""
-    spectrum = toss.standard_normal((2, side, side // 2 + 1))
+    spectrum = rng.standard_normal((2, side, side // 2 + 1))
     return np.fft.irfft2((spectrum[0] + 1j * spectrum[1]) * _frequencies(side) ** -exponent, (side, side))
 
 
-def blotches(toss: Generator, side: int) -> Floats:
+def blotches(rng: Generator, side: int) -> Floats:
     """A grid of 4 x 4 Laplace numbers, made smooth: near zero in most places, large in few (side, side)."""
     enlarge = _lanczos(side)
-    return enlarge @ toss.laplace(size=(GRID, GRID)) @ enlarge.T
+    return enlarge @ rng.laplace(size=(GRID, GRID)) @ enlarge.T
 
 
 @cache

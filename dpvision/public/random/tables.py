@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.coins import between, heads, whole
+from dpvision.public.random.image_random import between, heads, whole
 
 Floats = NDArray[np.floating]
 
@@ -20,9 +20,9 @@ SHADES = 256  # of a table of colours
 GREY = np.array([0.3, 0.6, 0.1], np.float32)  # what the eye makes of red, green and blue
 
 
-def noise_table(toss: Generator, slope: float) -> Floats:
+def noise_table(rng: Generator, slope: float) -> Floats:
     """Gaussian noise whose amplitude falls with this power of the frequency: mean 0, standard deviation 1/2; flat."""
-    white = toss.standard_normal((LATTICE, LATTICE // 2 + 1, 2), np.float32).view(np.complex64)[..., 0]
+    white = rng.standard_normal((LATTICE, LATTICE // 2 + 1, 2), np.float32).view(np.complex64)[..., 0]
     noise = np.fft.irfft2(white * _frequency() ** -slope, (LATTICE, LATTICE)).ravel()
     return noise * (LATTICE / 2) / np.linalg.norm(noise)
 
@@ -41,12 +41,12 @@ def looked_up(table: Floats, x: Floats, y: Floats) -> Floats:
     return upper + v * (lower - upper)
 
 
-def palette(toss: Generator) -> Floats:
+def palette(rng: Generator) -> Floats:
     """(3, SHADES) colours: cosines, or a list of colours with or without what lies between them."""
     t = np.arange(SHADES, dtype=np.float32) / SHADES
-    table = _cosines(toss, t) if heads(toss) else _listed(toss, t)
+    table = _cosines(rng, t) if heads(rng) else _listed(rng, t)
     grey = GREY @ table
-    return np.clip(grey + between(toss, 0.3, 1.2) * (table - grey), 0, 1)
+    return np.clip(grey + between(rng, 0.3, 1.2) * (table - grey), 0, 1)
 
 
 def coloured(table: Floats, t: Floats) -> Floats:
@@ -62,16 +62,16 @@ def _frequency() -> Floats:
     return f
 
 
-def _cosines(toss: Generator, t: Floats) -> Floats:
+def _cosines(rng: Generator, t: Floats) -> Floats:
     """a + b cos(2 pi (c t + d)) in each channel, c a whole number."""
-    a, b, c, d = toss.random((4, 3, 1), np.float32)
+    a, b, c, d = rng.random((4, 3, 1), np.float32)
     return 0.25 + 0.5 * a + (0.15 + 0.4 * b) * np.cos(2 * np.pi * ((1 + np.rint(c)) * t + d))
 
 
-def _listed(toss: Generator, t: Floats) -> Floats:
+def _listed(rng: Generator, t: Floats) -> Floats:
     """Colours at random places of the circle; in between a mixture, or the last one."""
-    many = whole(toss, 2, 6)
-    places, colours = np.sort(toss.random(many, np.float32)), toss.random((3, many), np.float32)
-    if heads(toss, 0.4):
+    many = whole(rng, 2, 6)
+    places, colours = np.sort(rng.random(many, np.float32)), rng.random((3, many), np.float32)
+    if heads(rng, 0.4):
         return colours[:, np.searchsorted(places, t) - 1]
     return np.stack([np.interp(t, places, channel, period=1) for channel in colours]).astype(np.float32)

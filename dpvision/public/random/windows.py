@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.public.random import dead_leaves, image_statistics
-from dpvision.public.random.coins import Coins
+from dpvision.public.random.image_random import ImageRandom
 
 Floats = NDArray[np.float32]
 
@@ -30,42 +30,42 @@ SEEN = (2, 6)  # feature visualisations in one image
 LEAVES, SIDE = 16, 32  # images of dead leaves that a network is made of
 
 
-def textured_leaves(coins: Sequence[Coins], side: int) -> Floats:
+def textured_leaves(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Dead leaves that are windows on spectrum-colour-wmm textures."""
-    out = np.empty((len(coins), side, side, 3), np.float32)
-    for place, each in enumerate(coins):
+    out = np.empty((len(draws), side, side, 3), np.float32)
+    for place, each in enumerate(draws):
         first = replace(each, index=each.index - each.index % STATISTICS_EVERY)
         out[place : place + 1] = dead_leaves.windows([each], side, statistics_textures(first, min(side, LARGEST)))
     return out
 
 
-def feature_leaves(coins: Sequence[Coins], side: int) -> Floats:
+def feature_leaves(draws: Sequence[ImageRandom], side: int) -> Floats:
     """Shapes of all kinds, each a window on a texture."""
-    out = np.empty((len(coins), side, side, 3), np.float32)
-    for image, each in zip(out, coins, strict=True):
-        pool, toss = (
+    out = np.empty((len(draws), side, side, 3), np.float32)
+    for image, each in zip(out, draws, strict=True):
+        pool, rng = (
             feature_visualisations(replace(each, index=each.index // FEATURES_EVERY * FEATURES_EVERY)),
             each.own("pool"),
         )
-        some = toss.permutation(FEATURES)[: toss.integers(*SEEN, endpoint=True)]
+        some = rng.permutation(FEATURES)[: rng.integers(*SEEN, endpoint=True)]
         image[...] = dead_leaves.windows([each], side, pool[some])[0] / 255
     return out
 
 
 @lru_cache(maxsize=2)
-def statistics_textures(first: Coins, side: int) -> Floats:
+def statistics_textures(first: ImageRandom, side: int) -> Floats:
     """Those of the images from this one on."""
-    toss = first.shared(STATISTICS_EVERY, "textures")
-    return np.stack([image_statistics.image_of_all(toss, side).astype(np.float32) for _ in range(STATISTICS)])
+    rng = first.shared(STATISTICS_EVERY, "textures")
+    return np.stack([image_statistics.image_of_all(rng, side).astype(np.float32) for _ in range(STATISTICS)])
 
 
 @lru_cache(maxsize=128)
-def feature_visualisations(first: Coins) -> NDArray[np.uint8]:
+def feature_visualisations(first: ImageRandom) -> NDArray[np.uint8]:
     """Those of the images from this one on."""
     from dpvision.public.random import feature_textures  # here, as torch takes seconds to load
 
     leaf = first.of("dead-leaves-mixed")
     leaves = dead_leaves.mixed([replace(leaf, index=leaf.index + number) for number in range(LEAVES)], SIDE)
     filters = feature_textures.network(first.shared(FEATURES_EVERY, "network"), leaves)
-    toss = first.shared(FEATURES_EVERY, "textures")
-    return feature_textures.textures(toss, filters, toss.permutation(feature_textures.UNITS)[:FEATURES])
+    rng = first.shared(FEATURES_EVERY, "textures")
+    return feature_textures.textures(rng, filters, rng.permutation(feature_textures.UNITS)[:FEATURES])

@@ -1,4 +1,4 @@
-"""What mixes images, keeps statistics, draws at random or can not be told apart by image is refused by name."""
+"""What mixes images, keeps statistics, draws at random or cannot be told apart by image is refused by name."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ cache.AT_A_TIME = 8
 
 
 def records(count: int = COUNT, seed: int = 0) -> Split:
-    coins = np.random.default_rng(seed)
-    return Split(coins.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8), np.arange(count) % 4, None)
+    rng = np.random.default_rng(seed)
+    return Split(rng.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8), np.arange(count) % 4, None)
 
 
 def network(seed: int = 0) -> Featured:

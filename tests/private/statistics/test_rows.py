@@ -90,7 +90,7 @@ def test_tensors_and_halves_are_taken() -> None:
         (np.zeros((3, 0)), [0, 1, 2], 4, "features must be a matrix"),
         (np.zeros((3, 2), dtype=int), [0, 1, 2], 4, "features must be a matrix of floats"),
         ([["a", "b"]], [0], 4, "features must be a matrix of floats"),
-        ([[1.0], [1.0, 2.0]], [0, 1], 4, "features can not be read"),
+        ([[1.0], [1.0, 2.0]], [0, 1], 4, "features cannot be read"),
         (np.zeros((3, 2)), [0, 1], 4, "3 rows of features and 2 labels"),
         (np.zeros((3, 2)), [0, 1, 4], 4, "labels must be from 0 to 3"),
         (np.zeros((3, 2)), [0, -1, 1], 4, "labels must be from 0 to 3"),

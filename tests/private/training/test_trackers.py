@@ -1,4 +1,4 @@
-"""Trackers get what may be released and nothing else, and can not hurt a training."""
+"""Trackers get what may be released and nothing else, and cannot hurt a training."""
 
 from __future__ import annotations
 

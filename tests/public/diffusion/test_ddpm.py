@@ -32,8 +32,8 @@ def test_a_step_of_the_chain_is_the_posterior_of_ho_et_al() -> None:
     spread = ((1 - abar[t - 1]) / (1 - abar[t]) * beta[t]).sqrt()
     sigmas = ddpm.levels()[[t, t - 1]].tolist()
     start = torch.full((200_000, 1), x_t / abar[t].sqrt().item() / sigmas[0], dtype=torch.float64)
-    coins = torch.Generator().manual_seed(0)
-    x = ancestral(lambda x, *_: torch.full_like(x, y), start, torch.zeros(1), sigmas=sigmas, coins=coins)
+    rng = torch.Generator().manual_seed(0)
+    x = ancestral(lambda x, *_: torch.full_like(x, y), start, torch.zeros(1), sigmas=sigmas, rng=rng)
     x = x * abar[t - 1].sqrt()
     assert x.mean().item() == pytest.approx(mean.item(), abs=4 * spread.item() / math.sqrt(200_000))
     assert x.std().item() == pytest.approx(spread.item(), rel=0.01)
@@ -46,10 +46,10 @@ def test_a_short_fit_draws_the_right_density() -> None:
     fitted = fit_points(
         MLP(2, classes=2), lambda f, chosen: ddpm.loss(f, y[chosen], labels[chosen]), count=2000, steps=800, lr=3e-3
     )
-    coins = torch.Generator().manual_seed(0)
-    noise = torch.randn(1000, 2, dtype=torch.float64, generator=coins)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(1000, 2, dtype=torch.float64, generator=rng)
     with torch.no_grad():
-        x = ancestral(lambda *a: ddpm.denoise(fitted, *a), noise, labels[:1000], sigmas=ddpm.chain(100), coins=coins)
+        x = ancestral(lambda *a: ddpm.denoise(fitted, *a), noise, labels[:1000], sigmas=ddpm.chain(100), rng=rng)
     for label, centre in ((0, -0.5), (1, 0.5)):
         mine = x[labels[:1000] == label]
         assert mine.mean(0).tolist() == pytest.approx([centre, 0.0], abs=0.08)

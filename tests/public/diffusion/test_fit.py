@@ -1,4 +1,4 @@
-"""A fit goes on as if it had not been stopped, learns, and refuses what it can not learn from."""
+"""A fit goes on as if it had not been stopped, learns, and refuses what it cannot learn from."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LABELS = np.arange(12) % 2
 
 def pictures() -> np.ndarray:
     """Dark ones and bright ones."""
-    coins = np.random.default_rng(0)
-    return (coins.integers(0, 20, (12, 8, 8, 1)) + 180 * LABELS[:, None, None, None]).astype(np.uint8)
+    rng = np.random.default_rng(0)
+    return (rng.integers(0, 20, (12, 8, 8, 1)) + 180 * LABELS[:, None, None, None]).astype(np.uint8)
 
 
 def learn(folder: Path, **changes) -> bool:  # type: ignore[no-untyped-def]

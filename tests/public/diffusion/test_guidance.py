@@ -66,8 +66,8 @@ def test_a_guide_is_silent_outside_its_levels() -> None:
 
 
 def pictures() -> np.ndarray:
-    coins = np.random.default_rng(0)
-    return (coins.integers(0, 60, (8, 8, 8, 1)) + 180 * LABELS[:, None, None, None]).astype(np.uint8)
+    rng = np.random.default_rng(0)
+    return (rng.integers(0, 60, (8, 8, 8, 1)) + 180 * LABELS[:, None, None, None]).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ DRAW = Draw(count=22, batch=4, steps=3)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "edm"
-    coins = np.random.default_rng(0)
-    images, labels = coins.integers(0, 256, (9, 8, 8, 3), dtype=np.uint8), np.arange(9) % 3
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (9, 8, 8, 3), dtype=np.uint8), np.arange(9) % 3
     fit(Kind((3, 8, 8), ("a", "b", "c"), size="tiny"), Settings(batch=4), images, labels, folder, steps=2)
     return folder
 

@@ -54,10 +54,10 @@ def test_the_order_of_the_error(sampler, order: int) -> None:  # type: ignore[no
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_density_at_the_end(name: str) -> None:
-    coins = torch.Generator().manual_seed(0)
-    noise = torch.randn(20_000, 1, dtype=torch.float64, generator=coins)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(20_000, 1, dtype=torch.float64, generator=rng)
     sigmas = ddpm.chain(200) if name == "ancestral" else falling_sigmas(160)
-    x = SAMPLERS[name](gaussian(0.3, 0.5), noise, LABELS, sigmas=sigmas, coins=coins)
+    x = SAMPLERS[name](gaussian(0.3, 0.5), noise, LABELS, sigmas=sigmas, rng=rng)
     assert x.mean().item() == pytest.approx(0.3, abs=0.02)
     assert x.std().item() == pytest.approx(0.5, abs=0.03)
 
@@ -65,14 +65,14 @@ def test_the_density_at_the_end(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_perfect_guide_corrects_a_wrong_model(name: str) -> None:
     """The model believes in N(0, 1/4), the truth is N(1/2, 1/4): the gradient of the log ratio is (1/2) / (1/4 + s^2)."""
-    coins = torch.Generator().manual_seed(0)
-    noise = torch.randn(20_000, 1, dtype=torch.float64, generator=coins)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(20_000, 1, dtype=torch.float64, generator=rng)
     sigmas = ddpm.chain(200) if name == "ancestral" else falling_sigmas(160)
 
     def guide(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         return (0.5 / (0.25 + sigma**2)).reshape(-1, 1).expand_as(x)
 
-    x = SAMPLERS[name](gaussian(0.0, 0.5), noise, LABELS, sigmas=sigmas, guide=guide, coins=coins)
+    x = SAMPLERS[name](gaussian(0.0, 0.5), noise, LABELS, sigmas=sigmas, guide=guide, rng=rng)
     assert x.mean().item() == pytest.approx(0.5, abs=0.03)
     assert x.std().item() == pytest.approx(0.5, abs=0.03)
 
@@ -80,7 +80,7 @@ def test_a_perfect_guide_corrects_a_wrong_model(name: str) -> None:
 def test_ancestral_is_a_function_of_its_coins() -> None:
     noise = torch.ones(5, 1, dtype=torch.float64)
     a, b, c = (
-        ancestral(gaussian(0, 0.5), noise, LABELS, sigmas=ddpm.chain(20), coins=torch.Generator().manual_seed(s))
+        ancestral(gaussian(0, 0.5), noise, LABELS, sigmas=ddpm.chain(20), rng=torch.Generator().manual_seed(s))
         for s in (1, 1, 2)
     )
     assert torch.equal(a, b) and not torch.equal(a, c)

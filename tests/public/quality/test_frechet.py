@@ -27,8 +27,8 @@ def test_gaussians_along_the_axes_have_the_closed_form() -> None:
 
 
 def test_gaussians_that_are_turned_agree_with_the_matrix_root() -> None:
-    coins = torch.Generator().manual_seed(3)
-    a, b = (torch.randn(6, 6, dtype=torch.float64, generator=coins) for _ in range(2))
+    rng = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(6, 6, dtype=torch.float64, generator=rng) for _ in range(2))
     x, y = white(50, 6, 4) @ a, white(70, 6, 5) @ b + 1
     c1, c2 = (a.T @ a).numpy(), (b.T @ b).numpy()
     wanted = 6 + c1.trace() + c2.trace() - 2 * sqrtm(c1 @ c2).trace().real
@@ -53,8 +53,8 @@ def test_small_spreads_beside_large_ones_are_not_lost() -> None:
 
 
 def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    coins = torch.Generator().manual_seed(8)
-    x, y = torch.randn(101, 5, generator=coins), torch.randn(64, 5, generator=coins) * 2
+    rng = torch.Generator().manual_seed(8)
+    x, y = torch.randn(101, 5, generator=rng), torch.randn(64, 5, generator=rng) * 2
     whole = frechet_distance(x, y)
     monkeypatch.setattr(measures, "AT_A_TIME", 7)
     assert frechet_distance(x, y) == pytest.approx(whole, rel=1e-12)

@@ -60,7 +60,7 @@ def test_what_can_not_be_measured_is_named() -> None:
         measure(part(real, slice(0, 99)), real, cas=False)
     with pytest.raises(ConfigError, match="50 images of each kind are too few"):
         measure(test, real, cas=False, most=50)
-    with pytest.raises(ConfigError, match=r"device 'abacus' can not be used.*Fix"):
+    with pytest.raises(ConfigError, match=r"device 'abacus' cannot be used.*Fix"):
         measure(test, real, cas=False, device="abacus")
     assert test.labels is not None
     with pytest.raises(DataError, match="no image of class 0"):

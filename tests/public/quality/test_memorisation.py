@@ -17,8 +17,8 @@ from dpvision.public.quality.pictures import Pictures
 
 def mixture(n: int, seed: int) -> Tensor:
     """Plain regions and rich ones: the second half is spread 100 times as far."""
-    coins = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 12, generator=coins)
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 12, generator=rng)
     x[n // 2 :] = x[n // 2 :] * 100 + 1000
     return x
 

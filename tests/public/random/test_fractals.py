@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpvision.public.random.coins import Coins
 from dpvision.public.random.fractals import LEAST, MAPS, attractor, system
+from dpvision.public.random.image_random import ImageRandom
 
 NUMBERS = range(30)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_singular_values_add_up_to_what_spreads_a_fractal_well(number: int) -> None:
-    maps = system(Coins("test", 0, number).own())
+    maps = system(ImageRandom("test", 0, number).own())
     s = np.linalg.svd(maps[:, :, :2], compute_uv=False)
     assert MAPS[0] <= len(maps) <= MAPS[1] and s.max() < 1, "contractions"
     assert (5 + len(maps)) / 2 <= (s @ [1, 2]).sum() <= (6 + len(maps)) / 2
@@ -23,9 +23,9 @@ def test_singular_values_add_up_to_what_spreads_a_fractal_well(number: int) -> N
 @pytest.mark.parametrize("number", NUMBERS)
 def test_points_are_spread_as_the_maps_leave_them(number: int) -> None:
     """The mean and the second moments of p_1 w_1 + p_2 w_2 + ... are those of the points themselves."""
-    toss = Coins("test", 0, number).own()
-    maps = system(toss)
-    x, y, _ = attractor(toss, maps, 100_000)
+    rng = ImageRandom("test", 0, number).own()
+    maps = system(rng)
+    x, y, _ = attractor(rng, maps, 100_000)
     points = np.stack([x, y, np.ones_like(x)]).astype(np.float64)
     area = np.maximum(np.abs(np.linalg.det(maps[:, :, :2])), LEAST)
     share = area / area.sum()
@@ -39,8 +39,8 @@ def test_points_are_spread_as_the_maps_leave_them(number: int) -> None:
 def test_fractals_are_more_than_curves_and_less_than_areas() -> None:
     dimensions = []
     for number in NUMBERS:
-        toss = Coins("test", 0, number).own()
-        x, y, _ = attractor(toss, system(toss), 50_000)
+        rng = ImageRandom("test", 0, number).own()
+        x, y, _ = attractor(rng, system(rng), 50_000)
         u, v = ((a - a.min()) / (a.max() - a.min()) for a in (x, y))
         boxes = [len(np.unique((n * u).astype(int) * 1000 + (n * v).astype(int))) for n in (8, 64)]
         dimensions.append(np.log(boxes[1] / boxes[0]) / np.log(8))

@@ -9,11 +9,11 @@ from scipy.fft import rfft2
 from scipy.special import gammaincinv
 
 from dpvision.public.random import image_statistics
-from dpvision.public.random.coins import Coins
+from dpvision.public.random.image_random import ImageRandom
 from dpvision.public.random.pyramid import pyramid
 
 SIDE = 64
-COINS = [Coins("test", 0, index) for index in range(12)]
+COINS = [ImageRandom("test", 0, index) for index in range(12)]
 
 
 def kurtosis(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -26,8 +26,8 @@ def channels(image: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def test_values_come_in_the_order_of_others() -> None:
-    toss = np.random.default_rng(0)
-    arrays, values = toss.normal(size=(3, 9, 9)), np.sort(toss.random((3, 81)))
+    rng = np.random.default_rng(0)
+    arrays, values = rng.normal(size=(3, 9, 9)), np.sort(rng.random((3, 81)))
     matched = image_statistics.with_values(arrays, values).reshape(3, 81)
     np.testing.assert_array_equal(np.sort(matched), values)
     np.testing.assert_array_equal(matched.argsort(), arrays.reshape(3, 81).argsort())
@@ -59,7 +59,7 @@ def test_magnitudes_add_up_across_and_down() -> None:
 
 
 def test_channels_of_a_spectrum_are_independent() -> None:
-    images = image_statistics.falling_spectra([Coins("test", 1, index) for index in range(100)], 16)
+    images = image_statistics.falling_spectra([ImageRandom("test", 1, index) for index in range(100)], 16)
     related = [np.corrcoef(image.reshape(-1, 3).T)[np.triu_indices(3, 1)] for image in images]
     assert abs(np.mean(related)) < 0.1
 
@@ -128,8 +128,8 @@ def test_more_rounds_come_closer() -> None:
 
 
 def test_colours_have_their_shares() -> None:
-    toss = np.random.default_rng(0)
-    area, colours, shares = np.full((100, 100, 3), np.nan), toss.random((7, 3)), toss.random(7)
+    rng = np.random.default_rng(0)
+    area, colours, shares = np.full((100, 100, 3), np.nan), rng.random((7, 3)), rng.random(7)
     image_statistics._divide(area, colours, shares)
     found = [(area == each).all(-1).mean() for each in colours]
     np.testing.assert_allclose(found, shares / shares.sum(), atol=0.02)
@@ -137,7 +137,7 @@ def test_colours_have_their_shares() -> None:
 
 def test_from_3_to_22_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_statistics, "uniform_filter", lambda image, *_, **__: image)
-    images = image_statistics.colours([Coins("test", 0, index) for index in range(100)], SIDE)
+    images = image_statistics.colours([ImageRandom("test", 0, index) for index in range(100)], SIDE)
     counts = [len(np.unique(image[..., 0])) for image in images]
     assert min(counts) == 3 and max(counts) == 22
 
@@ -157,9 +157,9 @@ def test_a_palette_is_its_image_along_principal_axes() -> None:
 def test_a_combination_has_the_spectrum_and_the_colours() -> None:
     falls, misses = [], []
     for each, image in zip(COINS, image_statistics.all_statistics(COINS, SIDE), strict=True):
-        toss = each.own()
-        mean, axes, ascending = image_statistics.palette(image_statistics.colour_image(toss, SIDE))
-        falling = image_statistics.magnitudes(toss, SIDE)
+        rng = each.own()
+        mean, axes, ascending = image_statistics.palette(image_statistics.colour_image(rng, SIDE))
+        falling = image_statistics.magnitudes(rng, SIDE)
         along = np.einsum("yxc,ac->ayx", image - mean, axes)
         magnitudes = np.abs(rfft2(along[2]))
         falls.append(np.corrcoef(np.log(magnitudes.ravel()[1:]), np.log(falling.ravel()[1:]))[0, 1])

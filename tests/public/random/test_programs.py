@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.public.random import draw
-from dpvision.public.random.coins import Coins
+from dpvision.public.random.image_random import ImageRandom
 from dpvision.public.random.program_fields import cells
 from dpvision.public.random.program_warps import kaleidoscope
 from dpvision.public.random.programs import _worth_seeing
 from dpvision.public.random.tables import LATTICE, coloured, looked_up, noise_table, palette
 
-TOSS = Coins("test", 0, 0).own()
+TOSS = ImageRandom("test", 0, 0).own()
 
 
 def roughness(image: NDArray[np.floating]) -> float:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch.nn.functional import conv2d, conv_transpose2d
 
 from dpvision.public.random import draw, stylegan
-from dpvision.public.random.coins import Coins
 from dpvision.public.random.feature_maps import GAIN, Plain, Ramps, convolved, doubled, ramp
+from dpvision.public.random.image_random import ImageRandom
 from dpvision.public.random.stylegan import bank, blotches, pink
 
 Floats = NDArray[np.float64]
@@ -48,17 +48,17 @@ def test_blotches_are_smooth_and_heavy_tailed() -> None:
 
 
 def test_ramps_are_the_maps_that_they_stand_for() -> None:
-    toss = np.random.default_rng(0)
-    y, noise, biases = toss.normal(size=(16, 16)), 0.1 * toss.normal(size=(16, 16)), toss.uniform(-0.2, 0.2, 70)
-    signs, weights = np.sign(toss.normal(size=70)), toss.normal(size=(4, 3, 70))
+    rng = np.random.default_rng(0)
+    y, noise, biases = rng.normal(size=(16, 16)), 0.1 * rng.normal(size=(16, 16)), rng.uniform(-0.2, 0.2, 70)
+    signs, weights = np.sign(rng.normal(size=70)), rng.normal(size=(4, 3, 70))
     maps = Plain(ramp(signs[:, None, None] * y + noise + biases[:, None, None]))
     ramps = Ramps(y, noise, signs=signs, biases=biases)
     np.testing.assert_allclose([*ramps.mix(weights)], [*maps.mix(weights)], atol=1e-12)
 
 
 def test_convolutions_are_those_of_stylegan2() -> None:
-    toss = np.random.default_rng(0)
-    maps, weights = toss.normal(size=(5, 8, 8)), toss.normal(size=(4, 5, 3, 3))
+    rng = np.random.default_rng(0)
+    maps, weights = rng.normal(size=(5, 8, 8)), rng.normal(size=(4, 5, 3, 3))
     x, w = torch.tensor(maps), torch.tensor(weights).transpose(0, 1)
     same = conv_transpose2d(x[None], w, padding=1)[0]
     twice = _fir(conv_transpose2d(x[None], w, stride=2)[0], pad=1)
@@ -69,39 +69,39 @@ def test_convolutions_are_those_of_stylegan2() -> None:
 
 def test_one_map_stands_for_all_outputs_of_tied_weights() -> None:
     """Against a layer with all its weights a_o f_i, modulated, demodulated and convolved one by one."""
-    toss = np.random.default_rng(0)
-    maps, style, a = toss.normal(size=(30, 8, 8)), 1 + toss.normal(size=30), toss.normal(size=20)
-    filters, biases, noise = bank()[toss.integers(40, size=30)], toss.uniform(-0.2, 0.2, 20), toss.normal(size=(16, 16))
+    rng = np.random.default_rng(0)
+    maps, style, a = rng.normal(size=(30, 8, 8)), 1 + rng.normal(size=30), rng.normal(size=20)
+    filters, biases, noise = bank()[rng.integers(40, size=30)], rng.uniform(-0.2, 0.2, 20), rng.normal(size=(16, 16))
     full = stylegan._modulated(a[:, None, None, None] * filters, style)
     y = convolved(Plain(maps), full, doubles=True)
     all_ = Plain(GAIN * np.maximum(0, y + noise + biases[:, None, None]))
     (one,) = convolved(Plain(maps), stylegan._modulated(filters[None], style), doubles=True)
     tied = Ramps(one, noise, signs=np.sign(a), biases=biases)
-    weights = toss.normal(size=(1, 3, 20))
+    weights = rng.normal(size=(1, 3, 20))
     np.testing.assert_allclose(next(tied.mix(weights)), next(all_.mix(weights)), atol=1e-10)
 
 
 def test_demodulation_keeps_the_variance_from_layer_to_layer() -> None:
-    toss = np.random.default_rng(0)
-    x = ramp(toss.normal(size=(64, 32, 32)))
-    y = convolved(Plain(x), stylegan._modulated(toss.normal(size=(64, 64, 3, 3)), np.ones(64)), doubles=False)
+    rng = np.random.default_rng(0)
+    x = ramp(rng.normal(size=(64, 32, 32)))
+    y = convolved(Plain(x), stylegan._modulated(rng.normal(size=(64, 64, 3, 3)), np.ones(64)), doubles=False)
     assert (y[:, 1:-1, 1:-1] ** 2).mean() == pytest.approx(1, abs=0.1)
 
 
 def test_400_images_share_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stylegan, "W_STD", 0.0)
-    coins = [Coins("stylegan-random", 0, index) for index in (0, 399, 400)]
-    first, last, other = (stylegan._synthesised(each, *_network(each), stylegan.RANDOM) for each in coins)
+    draws = [ImageRandom("stylegan-random", 0, index) for index in (0, 399, 400)]
+    first, last, other = (stylegan._synthesised(each, *_network(each), stylegan.RANDOM) for each in draws)
     np.testing.assert_array_equal(first, last)
     assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.8
 
 
-def _network(coins: Coins) -> tuple[Floats, list[stylegan.Block]]:
-    return stylegan._network(Coins(coins.process, coins.seed, coins.index // 400 * 400), 32, stylegan.RANDOM)
+def _network(draws: ImageRandom) -> tuple[Floats, list[stylegan.Block]]:
+    return stylegan._network(ImageRandom(draws.process, draws.seed, draws.index // 400 * 400), 32, stylegan.RANDOM)
 
 
 def test_networks_are_drawn_as_described() -> None:
-    _, blocks = stylegan._network(Coins("stylegan-oriented", 0, 0), 256, stylegan.ORIENTED)
+    _, blocks = stylegan._network(ImageRandom("stylegan-oriented", 0, 0), 256, stylegan.ORIENTED)
     layers = [layer for block in blocks for layer in block.convolutions]
     assert len(layers) == 13 and [block.rgb.shape[1] for block in blocks] == [512] * 5 + [256, 128]
     kinds = [len(np.unique(layer.weights[0], axis=0)) for layer in layers]
@@ -111,19 +111,19 @@ def test_networks_are_drawn_as_described() -> None:
 
 
 def test_styles_are_one_plus_512_leaky_numbers_through_an_affine_layer() -> None:
-    toss = np.random.default_rng(0)
-    w, affine = toss.normal(size=(2000, 512)), toss.normal(size=(512, 300)) / np.sqrt(512)
+    rng = np.random.default_rng(0)
+    w, affine = rng.normal(size=(2000, 512)), rng.normal(size=(512, 300)) / np.sqrt(512)
     there = 1 + np.where(w < 0, 0.2 * w, w) @ affine
-    mean = stylegan._mean_style(toss, 300)
-    here = np.stack([stylegan._style(toss, mean) for _ in range(2000)])
+    mean = stylegan._mean_style(rng, 300)
+    here = np.stack([stylegan._style(rng, mean) for _ in range(2000)])
     assert here.mean() == pytest.approx(there.mean(), abs=0.05)
     assert here.mean(0).std() == pytest.approx(there.mean(0).std(), rel=0.15)
     assert here.std(0).mean() == pytest.approx(there.std(0).mean(), rel=0.03)
 
 
 def test_colours_have_the_means_and_deviations_of_photographs() -> None:
-    toss = np.random.default_rng(0)
-    images = np.stack([stylegan._coloured(toss, toss.normal(size=(3, 16, 16))) for _ in range(2000)])
+    rng = np.random.default_rng(0)
+    images = np.stack([stylegan._coloured(rng, rng.normal(size=(3, 16, 16))) for _ in range(2000)])
     np.testing.assert_allclose(images.mean((0, 2, 3)), [0.483, 0.455, 0.401], atol=0.02)
     np.testing.assert_allclose(images.mean((2, 3)).std(0), [0.145, 0.142, 0.161], atol=0.02)
     np.testing.assert_allclose(images.std((2, 3)).mean(0), [0.219, 0.213, 0.213], atol=0.025)

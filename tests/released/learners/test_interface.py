@@ -1,4 +1,4 @@
-"""Every learner is a scikit-learn classifier, takes soft labels or classes, and refuses what it can not use by name."""
+"""Every learner is a scikit-learn classifier, takes soft labels or classes, and refuses what it cannot use by name."""
 
 from __future__ import annotations
 

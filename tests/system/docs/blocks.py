@@ -6,7 +6,7 @@
     text and others                  no code: what was printed, formulas, files
     indented, from import on         Python
     indented otherwise               commands among other text, which are not run, but must be commands
-    after <!-- not run: why -->      a block that can not run here
+    after <!-- not run: why -->      a block that cannot run here
 
 A block is named by its page and line.
 """

@@ -14,7 +14,7 @@ from tests.one_thread import one_thread
 from tests.system.docs.blocks import PAGES, Block, blocks, words
 
 assert one_thread
-# Blocks that can not run here: each says why, and there are few of them.
+# Blocks that cannot run here: each says why, and there are few of them.
 ALLOWANCE = 12
 RUN = [page for page in PAGES if any(b.kind in ("python", "sh", "console") for b in blocks(page))]
 

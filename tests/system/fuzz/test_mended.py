@@ -65,7 +65,7 @@ def test_what_is_no_regular_file_is_refused_at_once(no_file: Path) -> None:
     for read in (safetensors.read, run_folder.read_json):
         with pytest.raises(DataError, match="file"):
             read(no_file)
-    with pytest.raises(ConfigError, match="can not be read as TOML"):
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
         read_toml(no_file)
     assert safetensors.read_header(no_file) == {}
     with pytest.raises((OSError, ValueError)):
@@ -74,7 +74,7 @@ def test_what_is_no_regular_file_is_refused_at_once(no_file: Path) -> None:
 
 def test_lines_and_keys_are_of_regular_files_too(no_file: Path) -> None:
     if no_file.exists():
-        with pytest.raises(DataError, match="can not be read"):
+        with pytest.raises(DataError, match="cannot be read"):
             run_folder.read_lines(no_file)
         with pytest.raises((PrivacyError, OSError)):
             Key.kept(no_file)
@@ -126,7 +126,7 @@ def test_numbers_without_end_in_settings(text: str, tmp_path: Path) -> None:
 def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="can not be locked"), files.alone(lock):
+    with pytest.raises(DataError, match="cannot be locked"), files.alone(lock):
         pass
     (tmp_path / f".x.{os.getpid()}.new").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
@@ -149,7 +149,7 @@ def test_digits_that_are_no_numbers_are_names() -> None:
 def test_devices_that_are_not_there() -> None:
     assert device_named("cpu") == torch.device("cpu")
     for name in ("", "x", "cpu:x", "meta", "/dev/zero", "cuda:99"):
-        with pytest.raises(ConfigError, match="can not be used here"):
+        with pytest.raises(ConfigError, match="cannot be used here"):
             device_named(name)
 
 
@@ -202,7 +202,7 @@ def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pyt
     """Refused before anything is written, beside it too."""
     (tmp_path / "report.html").mkdir()
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
-    with pytest.raises(DataError, match=r"report\.html: can not be written, for a folder has this name"):
+    with pytest.raises(DataError, match=r"report\.html: cannot be written, for a folder has this name"):
         files.write(tmp_path / "report.html", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

@@ -9,7 +9,7 @@ from tests.fork_server import command_line
 
 
 def shifted(seconds: str, *words: str) -> None:
-    """The wall clock can not be set for one process alone, so all that asks for the time is answered otherwise."""
+    """The wall clock cannot be set for one process alone, so all that asks for the time is answered otherwise."""
     shift, now = float(seconds), time.time
 
     class Shifted(datetime):

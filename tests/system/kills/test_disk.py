@@ -1,4 +1,4 @@
-"""A full disk and folders that can not be written: a clear message, nothing under-counted, and going on afterwards."""
+"""A full disk and folders that cannot be written: a clear message, nothing under-counted, and going on afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", place], capture_output=True, check=False)
     if made.returncode != 0:
-        pytest.skip("a file system can not be mounted here")
+        pytest.skip("a file system cannot be mounted here")
     yield place.resolve()
     subprocess.run(["umount", place], check=True)
 

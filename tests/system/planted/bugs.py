@@ -32,8 +32,8 @@ DIVISOR = "return self._team.from_first(noisy) / self._batch"
 FACTORS = "return (self.bound / norms.clamp(min=self.bound)).expand_as(squares)"
 EVENT = "return PoissonGaussian(self.rate, sigma, self.steps - first)"
 COINS = "return np.flatnonzero(stream.words(units) < threshold)"
-DRAWN = """coins = self.stream("sampling", step, rank=rank)
-        return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), coins)"""
+DRAWN = """rng = self.stream("sampling", step, rank=rank)
+        return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), rng)"""
 BITS = "words = stream.words(4 * half).reshape(4, half)"
 
 
@@ -259,8 +259,8 @@ BUGS = (
     ),
     _bug(
         31, "each rank draws from all units", "opacus #662",
-        (GATE, DRAWN, DRAWN.replace("rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), coins)",
-                                    "self.sampler.draw(units, coins)")), by="ranks",
+        (GATE, DRAWN, DRAWN.replace("rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), rng)",
+                                    "self.sampler.draw(units, rng)")), by="ranks",
     ),
     _bug(
         32, "sums are not put on the grid", "opacus #616, OpenDP #414, SmartNoise SDK #461",
@@ -308,8 +308,8 @@ BUGS = (
     ),
     _bug(
         34, "mixed across the images of a batch", "mixup as it is used without privacy",
-        ("dpvision.views.views", "self._mix(members(out, first), members(out, second), share, coins)",
-         "self._mix(members(out, first), members(out, second).roll(1, 0), share, coins)"), by="replay views",
+        ("dpvision.views.views", "self._mix(members(out, first), members(out, second), share, rng)",
+         "self._mix(members(out, first), members(out, second).roll(1, 0), share, rng)"), by="replay views",
     ),
     _bug(
         35, "images scaled by the largest of the batch", "opacus #308",

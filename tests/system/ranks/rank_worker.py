@@ -47,7 +47,7 @@ def only_noise(*, unreadable: bool = False) -> dict:
 
     def fetch(drawn, _seed) -> tuple[Tensor, Tensor, list[int]]:
         if unreadable and team.rank == 1:
-            raise OSError("an image on rank 1 can not be read")
+            raise OSError("an image on rank 1 cannot be read")
         fetched.extend(drawn.tolist())
         return images[drawn], torch.zeros(len(drawn)), [1] * len(drawn)
 

@@ -140,10 +140,10 @@ def test_one_rank_is_what_it_was_without_ranks() -> None:
     assert (distributed.rank(), distributed.ranks()) == (0, 1)
     sampler, key = PoissonSampler(30, 100, 5), Key.for_tests("shares")
     for step in range(5):
-        coins = sampler.draw(100, key.stream("sampling", step=step, branch="b"))
-        total, stream = np.full(3, float(coins.sum())), key.stream("noise", step=step, branch="b")
+        rng = sampler.draw(100, key.stream("sampling", step=step, branch="b"))
+        total, stream = np.full(3, float(rng.sum())), key.stream("noise", step=step, branch="b")
         drawn, noisy = _step(sampler, step, 100, distributed.team())
-        assert drawn == coins.tolist()
+        assert drawn == rng.tolist()
         assert (noisy.numpy() == noise.release(total, stream, sensitivity=1.0, sigma=2.0) / 30).all()
 
 
@@ -159,15 +159,15 @@ def test_shares_are_disjoint_and_complete(count: int) -> None:
 def test_coins_have_one_rate_and_are_independent_over_ranks() -> None:
     """Four ranks with 1,000 units each, 25 steps: 25,000 coins a rank, none of them a copy of another rank's."""
     sampler, count, each = PoissonSampler(1200, 4000, 25), 4, 1000
-    coins = np.zeros((count, 25, each))
+    rng = np.zeros((count, 25, each))
     for rank in range(count):
         for step in range(25):
-            coins[rank, step, np.array(_share(sampler, step, count * each, rank=rank, ranks=count)) // count] = 1
-    flat = coins.reshape(count, -1)
+            rng[rank, step, np.array(_share(sampler, step, count * each, rank=rank, ranks=count)) // count] = 1
+    flat = rng.reshape(count, -1)
     spread = 5 / np.sqrt(flat.shape[1])
     assert np.abs(flat.mean(1) - 0.3).max() < spread * np.sqrt(0.21)
     assert np.abs(np.corrcoef(flat) - np.eye(count)).max() < spread
-    assert np.abs(coins.mean((0, 1)) - 0.3).max() < 6 * np.sqrt(0.21 / 100), "every unit at the same rate"
+    assert np.abs(rng.mean((0, 1)) - 0.3).max() < 6 * np.sqrt(0.21 / 100), "every unit at the same rate"
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -242,7 +242,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
 def test_a_rank_that_fails_in_a_step_leaves_nobody_waiting(tmp_path: Path) -> None:
     results = ranks.finish(ranks.start("unreadable", ranks=2, home=tmp_path, module=WORKER), seconds=30)
     assert [code for code, _, _ in results] == [1, 1], results
-    assert "RankLost: rank 0 of 2 lost touch" in results[0][2] and "can not be read" in results[1][2]
+    assert "RankLost: rank 0 of 2 lost touch" in results[0][2] and "cannot be read" in results[1][2]
 
 
 @pytest.mark.parametrize("case", ["no data", "other data", "no key"])

@@ -1,4 +1,4 @@
-"""Trainings that public gradients assist: same event, same bits after a stop, and public parts that can not serve."""
+"""Trainings that public gradients assist: same event, same bits after a stop, and public parts that cannot serve."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SETTINGS = Config(epsilon=3.0, batch=20, steps=7, model="small-cnn", checkpoint_
 
 
 def _write(path: Path, images: int, *, seed: int, classes: int = 4, test: bool = False) -> str:
-    coins = np.random.default_rng(seed)
-    made = {"train_images": coins.integers(0, 256, (images, 8, 8, 1), dtype=np.uint8)}
+    rng = np.random.default_rng(seed)
+    made = {"train_images": rng.integers(0, 256, (images, 8, 8, 1), dtype=np.uint8)}
     made["train_labels"] = np.arange(images) % classes
     if test:
-        made["test_images"] = coins.integers(0, 256, (8, 8, 8, 1), dtype=np.uint8)
+        made["test_images"] = rng.integers(0, 256, (8, 8, 8, 1), dtype=np.uint8)
         made["test_labels"] = np.arange(8) % classes
     np.savez(path, **made)
     return str(path)

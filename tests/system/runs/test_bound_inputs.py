@@ -268,12 +268,12 @@ def test_a_frozen_part_that_looks_at_places_is_refused(place: int, piece: int | 
 
 @pytest.mark.parametrize("how", ["resized", "float", "test split"])
 def test_private_images_in_another_form_are_not_public(how: str, tmp_path: Path) -> None:
-    coins = np.random.default_rng(0)
-    private = coins.integers(0, 256, (80, 8, 8, 1), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    private = rng.integers(0, 256, (80, 8, 8, 1), dtype=np.uint8)
     size = None
     if how == "resized":
         source, size = str(tmp_path / "photos"), (8, 8)
-        for number, image in enumerate(coins.integers(0, 256, (80, 16, 16), dtype=np.uint8)):
+        for number, image in enumerate(rng.integers(0, 256, (80, 16, 16), dtype=np.uint8)):
             place = tmp_path / "photos" / "train" / str(number % 4)
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(place / f"{number}.png")
@@ -286,7 +286,7 @@ def test_private_images_in_another_form_are_not_public(how: str, tmp_path: Path)
     other = _write(tmp_path / "other.npz", np.asarray(public))
     with pytest.raises(ConfigError, match="not public"):
         train.prepare(source, replace(mixed, synthetic=other))
-    fresh = _write(tmp_path / "fresh.npz", coins.integers(0, 256, (80, 8, 8, 1), dtype=np.uint8))
+    fresh = _write(tmp_path / "fresh.npz", rng.integers(0, 256, (80, 8, 8, 1), dtype=np.uint8))
     train.prepare(source, replace(mixed, synthetic=fresh))
 
 

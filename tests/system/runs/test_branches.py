@@ -227,7 +227,7 @@ def test_changed_data_can_not_go_on_with_the_same_noise(data: str, tmp_path: Pat
 )
 def test_what_defines_the_run_can_not_change(change: dict, data: str, tmp_path: Path) -> None:
     run, _ = _begin(data, tmp_path / "run")
-    with pytest.raises(ConfigError, match="can not change"):
+    with pytest.raises(ConfigError, match="cannot change"):
         train.reopen(run, change)
 
 
@@ -288,7 +288,7 @@ def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> No
 
 
 def test_the_same_noise_is_never_drawn_for_other_data(data: str, tmp_path: Path) -> None:
-    """Not through the Python interface either: a run begun on D can not go on with D without one record."""
+    """Not through the Python interface either: a run begun on D cannot go on with D without one record."""
     run, prepared = _begin(data, tmp_path / "run")
     train.proceed(run, prepared, stop=until(5))
     with np.load(data) as file:

@@ -86,7 +86,7 @@ def test_help_and_plan_are_quick(words: tuple[str, ...]) -> None:
         (("train", "digits", "--epsilon", "0"), 2, "epsilon is 0"),
         (("train", "digits", "--epsilon", "nan"), 2, "epsilon"),
         (("train", "digits", "--epsilon", "3", "--delta", "2"), 2, "delta is 2"),
-        (("train", "digits", "--epsilon", "3", "--batch", "100000"), 2, "can not exceed n"),
+        (("train", "digits", "--epsilon", "3", "--batch", "100000"), 2, "cannot exceed n"),
         (("train", "nowhere.npz", "--epsilon", "3"), 3, "nowhere.npz"),
         (("train", "digits", "--epsilon", "3", "--unit", "person"), 2, "person"),
         (("train", "digits", "--epsilon", "3", "--budget", "1"), 4, "budget"),

@@ -185,7 +185,7 @@ def test_the_released_model_predicts_from_its_file_alone(tmp_path: Path) -> None
 
 
 def test_the_card_is_about_the_weights_beside_it(tmp_path: Path) -> None:
-    """Editing the run's other files can not make a better card: the weights say what they are."""
+    """Editing the run's other files cannot make a better card: the weights say what they are."""
     data = write_data(tmp_path / "data.npz")
     run, prepared = _run(str(data), tmp_path / "run", SETTINGS)
     card = json.loads((run.folder / "card.json").read_text())

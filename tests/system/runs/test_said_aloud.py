@@ -1,4 +1,4 @@
-"""What a card must say, and what can not be changed after the fact."""
+"""What a card must say, and what cannot be changed after the fact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_which_weights_are_released_can_not_change(tmp_path: Path) -> None:
     folder = train.begin(prepared, tmp_path / "run")
     asked = iter([False] * 3 + [True])
     train.proceed(folder, prepared, stop=lambda: next(asked))
-    with pytest.raises(ConfigError, match="release can not change"):
+    with pytest.raises(ConfigError, match="release cannot change"):
         train.reopen(folder, {"release": "last"})
 
 

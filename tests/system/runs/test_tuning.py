@@ -97,7 +97,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     (run.operator / "trials.jsonl").unlink()
     assert all(len(line["time"]) == 10 for line in accounts.ledger_lines(account)), "how long it took would tell"
     assert card(run, account) == made
-    with pytest.raises(ConfigError, match="can not go on"):
+    with pytest.raises(ConfigError, match="cannot go on"):
         train.reopen(run)
 
 
@@ -162,7 +162,7 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     with run_folder.only_one(run), pytest.raises(ConfigError, match="another process"):
         train.reopen(run)
     assert trials.exists()
-    with pytest.raises(ConfigError, match="can not go on"):
+    with pytest.raises(ConfigError, match="cannot go on"):
         train.reopen(run)
     assert not trials.exists() and [p.stem for p in (own_home / "keys").iterdir()] == ["0123456789abcdef"]
     trials.mkdir()
@@ -239,8 +239,8 @@ def test_the_score_must_be_public(parts: tuple[str, str], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "grid, message",
     [
-        ({"sigma": [1.0, 2.0]}, "sigma can not be tuned"),
-        ({"epsilon": [1.0, 2.0]}, "epsilon can not be tuned"),
+        ({"sigma": [1.0, 2.0]}, "sigma cannot be tuned"),
+        ({"epsilon": [1.0, 2.0]}, "epsilon cannot be tuned"),
         ({"lr": [1.0]}, "1 candidates"),
         ({"lr": []}, "no values"),
         ({}, "1 candidates"),

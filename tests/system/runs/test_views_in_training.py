@@ -24,7 +24,7 @@ from dpvision.private.training.units import fetcher
 from dpvision.released.report import write
 from dpvision.settings.recipes import RECIPES, recipe
 from dpvision.settings.training import Config
-from dpvision.views import Coins, Views
+from dpvision.views import UnitRandom, Views
 
 CLASSES = 4
 SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", checkpoint_every=2, budget=1e4)
@@ -38,9 +38,9 @@ MIXED: dict[str, dict[str, Any]] = {
 
 
 def _records(images: int, *, seed: int = 0, side: int = 8) -> dict[str, NDArray[Any]]:
-    coins = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     labels = np.arange(images) % CLASSES
-    pixels = coins.integers(0, 256, (images, side, side, 1), dtype=np.uint8)
+    pixels = rng.integers(0, 256, (images, side, side, 1), dtype=np.uint8)
     return {"images": pixels, "labels": labels}
 
 
@@ -130,7 +130,7 @@ def test_the_mixing_that_was_asked_for_is_trained_on(sources: tuple[str, str]) -
     for name, whole in (("cutmix", True), ("dp-mix-self", False)):
         views = train.prepare(sources[0], _config(name, sources[1])).views()
         assert views is not None
-        made, _ = views(images, labels, Coins.grouped(3, np.arange(6), [1] * 6))
+        made, _ = views(images, labels, UnitRandom.grouped(3, np.arange(6), [1] * 6))
         of_image = made.view(6, views.count, -1)
         of_some_view = (of_image[:, 3:, None] == of_image[:, None, :3]).any(2)
         assert bool(of_some_view.all()) == whole, name

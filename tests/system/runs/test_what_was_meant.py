@@ -1,4 +1,4 @@
-"""Settings that contradict each other or can not be meant: refused before anything is charged, with a fix."""
+"""Settings that contradict each other or cannot be meant: refused before anything is charged, with a fix."""
 
 from __future__ import annotations
 

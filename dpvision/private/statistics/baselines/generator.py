@@ -6,7 +6,7 @@ where mu_y is the noisy embedding of class y over n and p_y the class's share. I
 discrepancy (MMD) of the joint distribution of rows and classes, under the kernel <phi, phi> of rows and equality of
 classes.
 
-Nothing here sees a private row: the file can not reach the mechanism, and gets noisy vectors and public numbers only.
+Nothing here sees a private row: the file cannot reach the mechanism, and gets noisy vectors and public numbers only.
 """
 
 from __future__ import annotations

@@ -45,16 +45,16 @@ def test_one_record_more_moves_only_its_own_rows(
     x, labels = data()
     more, longer = np.vstack([x, NASTY[kind]]), np.r_[labels, 1]
     totals: list[np.ndarray] = []
-    coins: dict[int, Chosen] = {}
+    rng: dict[int, Chosen] = {}
     shares: dict[int, np.ndarray] = {}
     kept: list[tuple[int, np.ndarray]] = []  # first row of a block, and which of those drawn are there
     choose, draw = type(sampler).choose, RandomWeights.shares
 
     def replayed(self: Any, of: np.ndarray, rows: range, stream: Any) -> Chosen:
         """Those of the larger data set, without the last record for the smaller."""
-        if rows.start not in coins:
-            coins[rows.start] = choose(self, of, rows, stream)
-        whole = coins[rows.start]
+        if rows.start not in rng:
+            rng[rows.start] = choose(self, of, rows, stream)
+        whole = rng[rows.start]
         there = whole.members < len(of)
         kept.append((rows.start, there))
         row = np.repeat(np.arange(len(rows)), np.diff(whole.starts))[there]
@@ -84,7 +84,7 @@ def test_one_record_more_moves_only_its_own_rows(
     assert asked == {1.0}
     moved = np.linalg.norm(found[0] - found[1], axis=1)
     mine = np.concatenate(
-        [np.diff(np.searchsorted(np.flatnonzero(c.members == N), c.starts)) for _, c in sorted(coins.items())]
+        [np.diff(np.searchsorted(np.flatnonzero(c.members == N), c.starts)) for _, c in sorted(rng.items())]
     )
     assert moved.max() <= 1 + 1e-6 and not moved[mine == 0].any(), "exactly: not in the last bit"
     if kind in ("nan", "inf"):
@@ -92,7 +92,7 @@ def test_one_record_more_moves_only_its_own_rows(
     elif kind != "short":
         own = 1.0
         if weights is not None:
-            own = np.concatenate([shares[first][c.members == N] for first, c in sorted(coins.items())])
+            own = np.concatenate([shares[first][c.members == N] for first, c in sorted(rng.items())])
             assert own.max() == 1.0 and own.min() < 0.1, "some are cut, some are small"
         assert np.allclose(moved[mine == 1], own, atol=1e-4), "its own row times its own weight"
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Coins:
+class ImageRandom:
     """Of image `index` of a process under `seed`."""
 
     process: str
@@ -32,33 +32,33 @@ class Coins:
         """Of all images whose index has the same quotient by `every`."""
         return self._generator(f"every {every}", self.index // every, purpose)
 
-    def of(self, process: str) -> Coins:
+    def of(self, process: str) -> ImageRandom:
         """Of the same image in another process, for processes that are made of others."""
-        return Coins(f"{self.process}/{process}", self.seed, self.index)
+        return ImageRandom(f"{self.process}/{process}", self.seed, self.index)
 
     def _generator(self, kind: str, number: int, purpose: str) -> Generator:
         name = repr((self.process, self.seed, kind, number, purpose)).encode()
         return Generator(Philox(key=np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")))
 
 
-def between(toss: Generator, low: float, high: float) -> float:
+def between(rng: Generator, low: float, high: float) -> float:
     """Evenly."""
-    return low + (high - low) * toss.random()
+    return low + (high - low) * rng.random()
 
 
-def scale(toss: Generator, low: float, high: float) -> float:
+def scale(rng: Generator, low: float, high: float) -> float:
     """Evenly in the logarithm."""
-    return float(low * (high / low) ** toss.random())
+    return float(low * (high / low) ** rng.random())
 
 
-def whole(toss: Generator, low: int, high: int) -> int:
+def whole(rng: Generator, low: int, high: int) -> int:
     """A whole number, both ends included."""
-    return low + int((high - low + 1) * toss.random())
+    return low + int((high - low + 1) * rng.random())
 
 
-def heads(toss: Generator, share: float = 0.5) -> bool:
-    return bool(toss.random() < share)
+def heads(rng: Generator, share: float = 0.5) -> bool:
+    return bool(rng.random() < share)
 
 
-def one_of(toss: Generator, these: Sequence[T]) -> T:
-    return these[int(len(these) * toss.random())]
+def one_of(rng: Generator, these: Sequence[T]) -> T:
+    return these[int(len(these) * rng.random())]
