@@ -39,8 +39,7 @@ from dpvision.models.scattering import Scattering
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
 from dpvision.public.sheets import named_lines
 from dpvision.settings.calibrate import sigma_of
-from dpvision.settings.degree import optimal_degree, optimal_nu
-from dpvision.settings.schedules import hierarchical
+from dpvision.settings.release import hierarchical, optimal_degree, optimal_nu
 
 BUDGET = Budget(8.0, 1e-5)
 KEY = Key.for_tests("release measures")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
-from dpvision.settings.degree import optimal_nu
+from dpvision.settings.release import optimal_nu
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from dpvision.private.statistics.baselines.hermite import Hermite
 from dpvision.private.statistics.baselines.p3gm import P3GM
 from dpvision.private.statistics.baselines.setup import Method
 from dpvision.settings import calibrate
-from dpvision.settings.schedules import in_turn
+from dpvision.settings.release import round_robin
 from dpvision.views import Views
 
 RATE, STEPS, HEAD_STEPS = 0.25, 8, 5
@@ -63,7 +63,7 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         "AdaDPS": training(assist="adadps"),
         "weight multiplicity": training(assist="weights", views=Views(AUGMENT, base=2, classes=2)),
         "mixtures by Poisson": rows(Poisson(50, 200, STEPS)),
-        "mixtures by class": rows(in_turn(5 * STEPS, rates=[RATE] * 5)),
+        "mixtures by class": rows(round_robin(5 * STEPS, rates=[RATE] * 5)),
         "several classes a row": rows(_several(classes=200, one_in=5)),
         "hierarchical": lambda canaries, rng: _hierarchical(budget, canaries, rng),
         "moments": lambda canaries, rng: moments_scores(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dpvision.cli.screen import duration, say, table
-from dpvision.settings.assistance import WAYS
+from dpvision.settings.training import WAYS
 
 if TYPE_CHECKING:
     from dpvision.core.events import Event

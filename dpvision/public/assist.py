@@ -121,7 +121,7 @@ REFRESHED_BY = 16  # public batches that make a second moment, once in an expect
 
 
 def assist(way: str, at: Moment) -> Assisted:
-    """What assists the step, in the way of this name (settings/assistance.py)."""
+    """What assists the step, in the way of this name (settings/training.py)."""
     if way not in FORMULAS:
         raise ConfigError(f"there is no formula for assist {way!r}. There are: {', '.join(FORMULAS)}.")
     return FORMULAS[way](at)

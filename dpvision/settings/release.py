@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpvision.core.events import Budget, Event, Gaussian, apart, exposures
 from dpvision.core.events import Kind as Met
 from dpvision.errors import ConfigError
-from dpvision.settings.kinds import KINDS, Kind
 from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
 
 if TYPE_CHECKING:
-    from dpvision.core.sampling import MixtureSampler
+    from dpvision.core.sampling import MixtureSampler, Scheduled
 
 DRAWN = 3
 RANK, LEAST_RANK = 800, 20
-MOST_DELTA = 0.1  # of the chance that a record is in any row
+MOST_DELTA = 0.1  # as a fraction of the probability that a record is in any row
+# nu*/mu of `optimal_nu`. A number and not a search: plans are made without scipy, which is slow to import.
+NU_OVER_MU = 0.5049762122278388
+
+
+@dataclass(frozen=True)
+class ReleaseKind:
+    """What the settings must know of one kind of release; private/statistics/kinds.py has its mechanism.
+
+    own          settings that this kind has and some other kind has not
+    releases     number of noisy sums that every record is in; 0 where a sampler decides which rows a record is in
+    least_rows   number of rows if n is smaller and --rows is not given: rows drawn from noisy moments are free
+    """
+
+    own: frozenset[str]
+    releases: int = 1
+    least_rows: int = 0
+
+
+KINDS: dict[str, ReleaseKind] = {
+    "moments": ReleaseKind(frozenset({"share", "counts_share", "class_counts"}), least_rows=20_000),
+    "mixtures": ReleaseKind(
+        frozenset({"sampling", "degree", "drawn", "balance", "alpha", "most_weight", "class_counts"}), releases=0
+    ),
+    "merf": ReleaseKind(frozenset({"counts_share"})),
+    "hermite": ReleaseKind(frozenset({"counts_share"})),
+    "p3gm": ReleaseKind(frozenset(), releases=2),
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +161,7 @@ class Release:
             raise ConfigError(f"class_counts add up to {sum(self.class_counts):,}, but n is {self.n:,}.")
 
     @property
-    def of_kind(self) -> Kind:
+    def of_kind(self) -> ReleaseKind:
         return KINDS[self.kind]
 
     @property
@@ -197,8 +223,6 @@ class Release:
             )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
-        from dpvision.settings.degree import optimal_degree
-
         budget = Budget(self.epsilon, self.delta)
         if self.sampling == "class-schedule":  # a class has its own rows, as if it were a data set of its own
             return optimal_degree(max(1, n // classes), max(1, rows // classes), budget=budget)
@@ -217,7 +241,6 @@ class Release:
     def sampler(self, classes: int) -> MixtureSampler:
         """Of mixtures: who is in which row."""
         from dpvision.core.sampling import Poisson
-        from dpvision.settings.schedules import hierarchical, in_turn
 
         n, rows, degree = self.n, self.rows, self.degree
         assert n and rows and degree  # complete
@@ -226,7 +249,7 @@ class Release:
         if self.sampling == "hierarchical":
             assert self.drawn
             return hierarchical(rows, degree=degree, n=n, classes=classes, drawn=self.drawn, seed=self.seed)
-        return in_turn(rows, rates=self.rates(classes))
+        return round_robin(rows, rates=self.rates(classes))
 
     def without_folders(self) -> Release:
         """Public inputs by file name alone: what may be released does not show the operator's folders."""
@@ -260,3 +283,68 @@ def _chance_of(kind: Met) -> float:
     if points or any(x.rate == 1 for x in steps):
         return 1.0
     return -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in steps))
+
+
+def round_robin(rows: int, *, rates: Sequence[float]) -> Scheduled:
+    """A public schedule with one class in each row, the classes taking turns; `rates` are those inside each class."""
+    import numpy as np
+
+    from dpvision.core.sampling import Scheduled
+
+    table = np.zeros((rows, len(rates)), dtype=np.bool_)
+    table[np.arange(rows), np.arange(rows) % len(rates)] = True
+    return Scheduled(table, tuple(float(rate) for rate in rates))
+
+
+def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float, seed: int) -> Scheduled:
+    """A public schedule of hierarchical sampling (Li et al. 2023, Procedure 2).
+
+    Each class is in a row with probability p = drawn / classes, by a public seed, and then each record of it with
+    q = degree / (n p). The paper accounts for a record at rate degree / n in every row, as if nobody could see which
+    classes were drawn. Labels and features reveal that, so here a record of class k is accounted for at rate q in the
+    rows of its class: docs/hierarchical-sampling.md.
+    """
+    import numpy as np
+
+    from dpvision.core.sampling import Scheduled
+
+    if not 0 < drawn <= classes:
+        raise ConfigError(f"drawn is {drawn:g}: the number of classes per row must be above 0 and at most {classes}.")
+    p = drawn / classes
+    rate = degree / (n * p)
+    if rate > 1:
+        raise ConfigError(
+            f"degree {degree:g} with {drawn:g} of {classes} classes per row: that is more records than there are. "
+            "Fix: a smaller --degree, or a larger --drawn."
+        )
+    return Scheduled(np.random.default_rng(seed).random((rows, classes)) < p, (rate,) * classes)
+
+
+def optimal_nu(mu: float) -> float:
+    """The argmax over nu of nu ln(1 + mu^2 / nu^2), which is 0.505 mu.
+
+    NeuroMixGDP, Theorem 3.2: with degree m = nu n / sqrt(T), the central limit gives mu-GDP for the noise
+    1 / sqrt(ln(1 + mu^2 / nu^2)), and the error of least squares on T released rows is bounded by
+
+        bias ~ 1 / sqrt(nu ln(1 + mu^2 / nu^2)),   so   nu* = argmax of nu ln(1 + mu^2 / nu^2),   m* = nu* n / sqrt(T)
+
+    (the remark after the theorem says argmin; there is none, and the bias is least at the maximum). With nu = t mu that
+    is mu t ln(1 + t^-2), so t* is one number for all: the root of ln(1 + t^-2) = 2 / (1 + t^2), and nu* = t* mu.
+    """
+    if not 0 < mu < math.inf:
+        raise ConfigError(f"mu is {mu!r}: it must be a finite number above 0.")
+    return NU_OVER_MU * mu
+
+
+def optimal_degree(n: int, rows: int, *, budget: Budget) -> float:
+    """The number of records to mix into a row that gives a linear model the least bias: m* = nu* n / sqrt(rows) <= n.
+
+    A function of public numbers. Its mu is the one whose curve meets the budget's epsilon at its delta, by a limit
+    that is not a bound; the noise at that degree is calibrated by a bound.
+    """
+    from dpvision.settings import gdp
+
+    if n < 1 or rows < 1:
+        raise ConfigError(f"n is {n:,} and there are {rows:,} rows: both must be at least 1.")
+    mu = gdp.mu_of_point(budget.epsilon, budget.delta)
+    return min(optimal_nu(mu) * n / math.sqrt(rows), float(n))

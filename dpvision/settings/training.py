@@ -1,6 +1,6 @@
-"""The settings of a training, each declared once: recipe < --config file < flags.
+"""The settings of a training, each declared once. A later source wins: recipe, then --config file, then options.
 
-What is left open is None, and is computed from public numbers only: see computed.py.
+A setting that is None is computed from public numbers alone before training starts: see `complete` in plan.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
-from dpvision.settings.assistance import WAYS
 from dpvision.settings.setting import (
     REQUIRED,
     check,
@@ -26,6 +25,33 @@ from dpvision.settings.setting import (
     word_list,
 )
 
+
+@dataclass(frozen=True)
+class Way:
+    """How gradients of public images assist a private step, as far as it must be known before the step runs.
+
+    title           a line for the printed plan; {0} stands for the settings
+    shaped_by       public vectors that change a contribution before it is clipped (core.clipping.Public)
+    each_view       whether every view of a unit has its own weights
+    second_moment   whether the state of a training stores a second moment
+    """
+
+    title: str
+    shaped_by: tuple[str, ...] = ()
+    each_view: bool = False
+    second_moment: bool = False
+
+
+# To add a way: a line here, and a function of the same name in public/assist.py, which has the formulas.
+WAYS: dict[str, Way] = {
+    "none": Way("private gradients alone"),
+    "weights": Way("weight multiplicity, radius {0.radius:g}", ("perturbations",), each_view=True),
+    "dope": Way("DOPE-SGD: the public gradient is subtracted before clipping and added afterwards", ("shift",)),
+    "mirror": Way("mirror descent: from the private towards the public gradient as training goes on"),
+    "adadps": Way(
+        "AdaDPS: gradients are scaled by public second moments before clipping", ("scale",), second_moment=True
+    ),
+}
 FROM_WEIGHTS = {
     "finetune": "for dinov2-vits14 with the names of the original model",
     "warm": "such as the weights of `dpvision warm`",
@@ -270,7 +296,7 @@ class Config:
 
     def complete(self, n: int) -> Config:
         """All that was left open, from `n` units and nothing else."""
-        from dpvision.settings.computed import complete
+        from dpvision.settings.plan import complete
 
         self.require_views()
         return complete(self, n)

@@ -21,7 +21,7 @@ from dpvision.core.events import from_json
 from dpvision.errors import ConfigError, DataError
 from dpvision.released.finished import finished
 from dpvision.released.report import wording
-from dpvision.settings.schedules import in_turn
+from dpvision.settings.release import round_robin
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 
@@ -72,7 +72,7 @@ def test_less_noise_than_the_card_says_is_refuted(recipe: str, released: Path) -
 def test_canaries_are_of_the_class_that_fares_worst() -> None:
     """Of four classes one is small, so its records are in more of their rows."""
     scores = mixture_scores(
-        in_turn(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
+        round_robin(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
     )
     found = verdict(scores, delta=1e-5, confidence=0.999)
     assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1

@@ -9,7 +9,7 @@ from benchmarks.measures.collapse import collapse
 from benchmarks.measures.distance import distances_to_others
 from benchmarks.measures.simulation import Curve, grid, simulate
 from dpvision.errors import ConfigError
-from dpvision.settings.degree import optimal_nu
+from dpvision.settings.release import optimal_nu
 
 
 def _classes(rng: np.random.Generator, spread: float) -> tuple[np.ndarray, np.ndarray]:

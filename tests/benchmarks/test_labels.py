@@ -11,7 +11,7 @@ from benchmarks.measures.labels import histogram, label_noise, mixed_labels, sig
 from dpvision.core.keys import Key
 from dpvision.core.sampling import MixtureSampler, Poisson
 from dpvision.errors import ConfigError
-from dpvision.settings.schedules import hierarchical
+from dpvision.settings.release import hierarchical
 
 COUNTS = (40, 60, 100)
 SAMPLERS: list[MixtureSampler] = [

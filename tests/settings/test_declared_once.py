@@ -105,7 +105,7 @@ def test_every_option_of_these_verbs_is_in_a_panel_and_has_a_help() -> None:
 @pytest.mark.parametrize("kind", [Config, Release])
 def test_declarations_are_whole(kind: type) -> None:
     for name, of in declared(kind).items():
-        assert of.help.endswith((".", "...")) and "cannot" not in of.help, name
+        assert of.help.endswith((".", "...")) and "can not" not in of.help, name
         assert of.default is None or of.default == checked(kind, {name: of.default}, source="x")[name]
         of.check(of.default)
         assert not (of.resumable and of.name in ("epsilon", "delta", "unit", "n", "classes")), name

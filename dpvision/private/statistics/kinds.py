@@ -1,4 +1,4 @@
-"""What each kind of release does to rows: a new one is a file with a mechanism, named here and in settings/kinds.py.
+"""What each kind of release does to rows: a new one is a file with a mechanism, named here and in settings/release.py.
 
 moments     moments.py: one noisy sum, and rows that are drawn from it
 mixtures    mixtures.py: rows that are noisy means of a few records

@@ -36,8 +36,7 @@ from dpvision.private.engine import STYLES, ClippedSum, Loss
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
 from dpvision.public import dictionary, provenance
-from dpvision.settings.assistance import WAYS
-from dpvision.settings.training import Config
+from dpvision.settings.training import WAYS, Config
 from dpvision.storage import safetensors
 from dpvision.views import Views
 

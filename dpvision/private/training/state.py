@@ -26,9 +26,8 @@ from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.private.training import ranks as distributed
-from dpvision.settings.assistance import WAYS
 from dpvision.settings.setting import to_dict
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import WAYS, Config, merged
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.software import computing
 

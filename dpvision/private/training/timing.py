@@ -15,7 +15,7 @@ from dpvision.private.engine import ClippedSum, Public
 from dpvision.private.features import cache
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.units import fetcher
-from dpvision.settings.assistance import WAYS
+from dpvision.settings.training import WAYS
 
 
 def seconds(prepared: Prepared, *, ranks: int = 1) -> float:

@@ -53,9 +53,8 @@ from dpvision.private.training.trackers import Tracker, opened, told_to
 from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
-from dpvision.settings.assistance import WAYS
 from dpvision.settings.setting import declared
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import WAYS, Config, merged
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import clear
 

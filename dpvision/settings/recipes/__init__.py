@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 
 from dpvision.errors import ConfigError, did_you_mean
-from dpvision.settings.recipes import baselines, dp_mix, dp_randp, public_synthesis, releases
+from dpvision.settings.recipes import baselines, dp_randp, public_synthesis, releases
 from dpvision.settings.release import Release
 from dpvision.settings.training import Config
 
@@ -19,9 +19,9 @@ RECIPES: dict[str, Callable[..., Config]] = {
     "tanh-cnn": baselines.tanh_cnn,
     "dp-sgd": baselines.dp_sgd,
     "self-aug": baselines.self_aug,
-    "dp-mix-self": dp_mix.dp_mix_self,
-    "dp-mix-diff": dp_mix.dp_mix_diff,
-    "pure-dp-mix-diff": dp_mix.pure_dp_mix_diff,
+    "dp-mix-self": baselines.dp_mix_self,
+    "dp-mix-diff": baselines.dp_mix_diff,
+    "pure-dp-mix-diff": baselines.pure_dp_mix_diff,
     "finetune-head": baselines.finetune_head,
     "finetune-all": baselines.finetune_all,
     "patches": baselines.patches,

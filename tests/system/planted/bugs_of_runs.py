@@ -9,7 +9,7 @@ TRAIN, PREPARE, INPUTS, CONFIG, COMPUTED = (
     "dpvision.private.training.prepare",
     "dpvision.private.training.units",
     "dpvision.settings.training",
-    "dpvision.settings.computed",
+    "dpvision.settings.plan",
 )
 GATE = "dpvision.core.gate"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
@@ -77,7 +77,7 @@ BUGS_OF_RUNS = (
     _bug(
         44, "steps by the true number of units although it is declared", "Synthcity; arXiv 2602.17454 (analogue)",
         (COMPUTED, N, "    true = n\n" + N),
-        (COMPUTED, "steps = default_steps(n, batch) if", "steps = default_steps(true, batch) if"), by="declared",
+        (COMPUTED, "steps = default_steps(n, batch) if config", "steps = default_steps(true, batch) if config"), by="declared",
     ),
     _bug(
         44, "the batch by the true number of units although it is declared", "opacus #571 (analogue)",

@@ -44,7 +44,7 @@ from dpvision.private.training.prepare import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
 from dpvision.settings import calibrate, cross_checks, quick
-from dpvision.settings.schedules import hierarchical
+from dpvision.settings.release import hierarchical
 from dpvision.settings.training import Config
 from tests.core import accountant_checks, noise_checks, sampler_checks
 from tests.private.engine.oracle import verify

@@ -37,7 +37,7 @@ from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import trainable
 from dpvision.private.training.units import fetcher, units
 from dpvision.public import assist
-from dpvision.settings.schedules import hierarchical, in_turn
+from dpvision.settings.release import hierarchical, round_robin
 from dpvision.views import Views
 from tests.charges import charged
 from tests.private.statistics.baselines.cases import SETTINGS as BASELINES
@@ -261,7 +261,7 @@ MIXTURES: dict[str, ReleasedMixtures] = {
     "neuromix, few rows of many": ReleasedMixtures(Poisson(0.5, N, 60), balance=3.0),
     "neuromix, random weights": ReleasedMixtures(Poisson(2.0, N, 40), RandomWeights(0.3, 0.5)),
     "neuromix-hs": ReleasedMixtures(hierarchical(40, degree=2.0, n=N, classes=CLASSES, drawn=1.5, seed=1)),
-    "class schedule": ReleasedMixtures(in_turn(40, rates=[0.3] * CLASSES)),
+    "class schedule": ReleasedMixtures(round_robin(40, rates=[0.3] * CLASSES)),
     "dpmix": ReleasedMixtures(Poisson(N, N, 30)),
 }
 

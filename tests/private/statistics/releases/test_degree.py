@@ -12,7 +12,7 @@ import pytest
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
 from dpvision.settings import gdp
-from dpvision.settings.degree import SHARE, optimal_degree, optimal_nu
+from dpvision.settings.release import NU_OVER_MU, optimal_degree, optimal_nu
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.268, 1.0, 3.0, 50.0])
@@ -23,7 +23,7 @@ def test_the_bias_is_least_there(mu: float) -> None:
 
 
 def test_its_share_of_mu_is_the_root() -> None:
-    assert math.log1p(SHARE**-2) == pytest.approx(2 / (1 + SHARE**2), rel=1e-15)
+    assert math.log1p(NU_OVER_MU**-2) == pytest.approx(2 / (1 + NU_OVER_MU**2), rel=1e-15)
 
 
 def test_the_degree_of_the_papers_data_sets() -> None:
@@ -45,5 +45,5 @@ def test_what_it_refuses() -> None:
 
 
 def test_it_loads_nothing_heavy() -> None:
-    code = "import sys, dpvision.settings.degree; sys.exit(bool({'torch', 'scipy'} & sys.modules.keys()))"
+    code = "import sys, dpvision.settings.release; sys.exit(bool({'torch', 'scipy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

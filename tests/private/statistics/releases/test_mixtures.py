@@ -17,7 +17,7 @@ from dpvision.errors import ConfigError, PrivacyError
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
 from dpvision.private.statistics.sums import WEIGHT_BITS, on_grid, summed
-from dpvision.settings.schedules import hierarchical, in_turn
+from dpvision.settings.release import hierarchical, round_robin
 from tests.private.statistics.releases.charged import CLASSES, KEY, WIDTH, N, charge, data, mixed, rows_of
 
 NASTY = {
@@ -30,7 +30,7 @@ NASTY = {
 SAMPLERS: dict[str, tuple[MixtureSampler, float]] = {
     "poisson": (Poisson(9, N, 700), 9),
     "hierarchical": (hierarchical(700, degree=9, n=N, classes=CLASSES, drawn=1.5, seed=1), 9),
-    "in turn": (in_turn(700, rates=[0.3] * CLASSES), 9),
+    "in turn": (round_robin(700, rates=[0.3] * CLASSES), 9),
 }
 
 
@@ -201,7 +201,7 @@ def test_what_was_not_charged_is_not_done(tmp_path: Path) -> None:
 
 def test_other_records_or_settings_do_not_get_the_same_noise(tmp_path: Path) -> None:
     x, y = data()
-    sampler = in_turn(20, rates=[0.3] * CLASSES)
+    sampler = round_robin(20, rates=[0.3] * CLASSES)
     mixtures = Mixtures(rows_of(x, y), sampler, degree=9)
     charged = charge(tmp_path, mixtures, sampler.event(1.5))
     changed, relabelled = x.copy(), y.copy()

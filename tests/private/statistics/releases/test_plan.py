@@ -7,10 +7,9 @@ import pytest
 from dpvision.audit.papers_account import compare, papers_sigma
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
-from dpvision.settings.degree import optimal_degree
 from dpvision.settings.plan import plan_release
 from dpvision.settings.recipes import RELEASES, release_recipe
-from dpvision.settings.release import changed
+from dpvision.settings.release import changed, optimal_degree
 
 N = 4000
 

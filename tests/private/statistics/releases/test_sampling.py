@@ -14,7 +14,7 @@ from dpvision.core.events import ClassScheduled, PoissonGaussian
 from dpvision.core.keys import Key
 from dpvision.core.sampling import Chosen, Poisson, Scheduled, heads
 from dpvision.errors import ConfigError
-from dpvision.settings.schedules import hierarchical, in_turn
+from dpvision.settings.release import hierarchical, round_robin
 
 KEY = Key.for_tests("release")
 
@@ -123,7 +123,7 @@ def test_scheduled_rows_are_about_their_classes() -> None:
 
 
 def test_one_class_in_turn() -> None:
-    sampler = in_turn(7, rates=[0.1, 0.2, 0.3])
+    sampler = round_robin(7, rates=[0.1, 0.2, 0.3])
     assert sampler.table.argmax(1).tolist() == [0, 1, 2, 0, 1, 2, 0] and (sampler.table.sum(1) == 1).all()
     assert sampler.event(1.0).rows == (3, 2, 2)
 

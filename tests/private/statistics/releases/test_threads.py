@@ -15,7 +15,7 @@ from dpvision.core import noise
 from dpvision.core.sampling import MixtureSampler, Poisson
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
-from dpvision.settings.schedules import in_turn
+from dpvision.settings.release import round_robin
 from tests.private.statistics.releases.charged import CLASSES, KEY, N, charge, data, mixed, rows_of
 
 ROWS = 5 * BLOCK + 37
@@ -23,7 +23,7 @@ ROWS = 5 * BLOCK + 37
 
 @pytest.mark.parametrize("weights", [None, RandomWeights(0.3, 0.2)], ids=["average", "weighted"])
 @pytest.mark.parametrize(
-    "sampler", [Poisson(9, N, ROWS), in_turn(ROWS, rates=[0.3] * CLASSES)], ids=["poisson", "turn"]
+    "sampler", [Poisson(9, N, ROWS), round_robin(ROWS, rates=[0.3] * CLASSES)], ids=["poisson", "turn"]
 )
 def test_the_number_of_threads_changes_no_bit(
     sampler: MixtureSampler, weights: RandomWeights | None, tmp_path: Path
