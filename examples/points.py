@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from dpvision.public.diffusion.edm import mean_decay
 from dpvision.public.diffusion.unet import Embedding
 from dpvision.public.optimisers import Adam
-from dpvision.public.trainer import rng
+from dpvision.public.trainer import seeded
 
 Loss = Callable[["MLP", Tensor], Tensor]
 
@@ -23,7 +23,7 @@ def fit_points(
     """The mean weights after `steps` steps on loss(network, chosen), where `chosen` indexes some of `count` points."""
     mean, adam = deepcopy(network).eval().requires_grad_(False), Adam(network)
     for step in range(1, steps + 1):
-        with rng(seed, step, torch.device("cpu")):
+        with seeded(seed, step, torch.device("cpu")):
             gradients = adam.gradients(loss(network, torch.randint(count, (batch,))))
         adam.descend(gradients, step=step, rate=lr)
         keep = mean_decay(step * batch, batch)
