@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from dpvision.data import Split
 from dpvision.models.featured import in_pieces
-from dpvision.views.eight_bit import scaled
+from dpvision.views.eight_bit import to_floats
 
 AT_A_TIME, PIECE = 4096, 64
 
 
 def to_tensor(images: NDArray[Any]) -> Tensor:
     """(N, H, W, C) in 0..255 or 0..1 -> (N, C, H, W) in [-1, 1], by fixed numbers: never by statistics of the data."""
-    return scaled(torch.from_numpy(np.require(images, requirements=("C", "W"))).permute(0, 3, 1, 2))
+    return to_floats(torch.from_numpy(np.require(images, requirements=("C", "W"))).permute(0, 3, 1, 2))
 
 
 class Inputs:

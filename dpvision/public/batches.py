@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.views import Augment, UnitRandom
-from dpvision.views.eight_bit import scaled
-from dpvision.views.mixing import cutmix
+from dpvision.views.eight_bit import to_floats
+from dpvision.views.views import cutmix
 
 CUTMIX = "cutmix"
 # Yun et al. 2019, for CIFAR: every second image is mixed, with a share uniform on [0, 1].
@@ -56,7 +56,7 @@ class Images:
 
     def __call__(self, rows: NDArray[np.int64]) -> Tensor:
         """(len(rows), C, H, W) in [-1, 1]."""
-        return scaled(self._pixels[torch.from_numpy(rows)])
+        return to_floats(self._pixels[torch.from_numpy(rows)])
 
 
 def require_augment(names: Sequence[str]) -> None:

@@ -1,9 +1,7 @@
-"""Views: what a private image becomes before its gradient is taken. Each view is made of one unit and public images.
+"""Views: what a private image becomes before its gradient is taken. Each view depends on one unit and on public images.
 
-coins.py          random numbers that belong to one unit alone
-augment.py        operations by name: shift, cutout, colour, resized_crop, autoaugment (8-bit: eight_bit.py)
-mixing.py         mixup and cutmix inside one image's pool
-views.py          K views of each image, with their targets
+augment.py        operations by name: crops, flips, cutout; colour.py, autoaugment.py (on bytes: eight_bit.py)
+views.py          K views of each image with their targets, some of them mixed within the image's own pool
 """
 
 from dpvision.core.unit_random import UnitRandom

@@ -1,19 +1,19 @@
 """AutoAugment's policy for CIFAR-10: one of 25 pairs of operations for each view (Cubuk et al. 2018).
 
-A view draws one of the 25 sub-policies, and does each of its two operations with that operation's probability. Levels
-mean what they mean in the authors' released code, at any size of image:
+A view draws one of the 25 sub-policies, and applies each of its two operations with that operation's probability.
+Levels have the meaning of the authors' released code, at any image size:
 
     ShearX, ShearY               0.03 level, either sign
-    TranslateX, TranslateY       level / 32 of the side, in whole pixels, either sign
+    TranslateX, TranslateY       level / 32 of the side, truncated to pixels, either sign
     Rotate                       3 level degrees, either sign
     Solarize                     threshold 256 - 25.6 level, rounded up
     Posterize                    4 - 0.4 level bits, rounded up (the paper's range is 4 to 8 bits)
     Color, Contrast, Brightness, Sharpness       factor 0.1 + 0.18 level
     AutoContrast, Equalize, Invert               no level
 
-Pixels become 8-bit numbers and the operations equal Pillow's (eight_bit.py). What comes in from outside is grey 128;
-the authors' code leaves the data's mean colour or black there. An image none of whose operations is done keeps its bits
-if it came from 8-bit numbers.
+Pixels are converted to bytes and the operations equal Pillow's (eight_bit.py). Pixels from outside of the image are
+grey 128, where the authors' code has the data's mean colour or black. An image to which no operation is applied keeps
+its bits if it came from bytes.
 """
 
 from __future__ import annotations
@@ -61,80 +61,81 @@ POLICY: tuple[tuple[Step, Step], ...] = (
 )
 
 Matrix = tuple[float, float, float, float, float, float]
-# (8-bit images, level of each, whether its sign is minus) -> 8-bit images
+# (8-bit images, level of each, whether its sign is negative) -> 8-bit images
 Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def autoaugment(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view changed by a sub-policy of its own."""
+    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view transformed by a sub-policy of its own."""
     require_colours(images)
     pair = rng.integers(len(POLICY), views).flatten()
-    luck = rng.uniform(views, 2).flatten(0, 1)
-    minus = (rng.uniform(views, 2) < 0.5).flatten(0, 1)
-    names, chances, levels = _tables()
+    uniform = rng.uniform(views, 2).flatten(0, 1)
+    negative = (rng.uniform(views, 2) < 0.5).flatten(0, 1)
+    numbers, probabilities, levels = _tables()
     out = eight_bit.to_bytes(images).expand(-1, views, -1, -1, -1).flatten(0, 1).contiguous()
     for turn in range(2):
-        done = luck[:, turn] < chances[pair, turn]
+        applied = uniform[:, turn] < probabilities[pair, turn]
         for number, operate in enumerate(OPERATIONS.values()):
-            rows = torch.nonzero(done & (names[pair, turn] == number)).squeeze(1)
+            rows = torch.nonzero(applied & (numbers[pair, turn] == number)).squeeze(1)
             if len(rows):
-                out[rows] = operate(out[rows], levels[pair[rows], turn], minus[rows, turn])
-    return eight_bit.scaled(out, images.dtype).unflatten(0, (-1, views))
+                out[rows] = operate(out[rows], levels[pair[rows], turn], negative[rows, turn])
+    return eight_bit.to_floats(out, images.dtype).unflatten(0, (-1, views))
 
 
 @cache
 def _tables() -> tuple[Tensor, Tensor, Tensor]:
-    """The policy as (25, 2) tensors: number of the operation, its probability, its level."""
+    """The policy as (25, 2) tensors: the index of each operation, its probability, its level."""
     numbers = {name: number for number, name in enumerate(OPERATIONS)}
-    names = [[numbers[name] for name, _, _ in pair] for pair in POLICY]
-    chances = [[chance for _, chance, _ in pair] for pair in POLICY]
+    operations = [[numbers[name] for name, _, _ in pair] for pair in POLICY]
+    probabilities = [[probability for _, probability, _ in pair] for pair in POLICY]
     levels = [[level for _, _, level in pair] for pair in POLICY]
-    return torch.tensor(names), torch.tensor(chances, dtype=torch.float64), torch.tensor(levels)
+    return torch.tensor(operations), torch.tensor(probabilities, dtype=torch.float64), torch.tensor(levels)
 
 
 def _geometric(matrix: Callable[[float, int, int], Matrix]) -> Operation:
-    """An operation from its matrix for (signed level, height, width)."""
+    """An affine operation, given its matrix as a function of (signed level, height, width)."""
 
-    def operate(images: Tensor, level: Tensor, minus: Tensor) -> Tensor:
+    def operate(images: Tensor, level: Tensor, negative: Tensor) -> Tensor:
         height, width = images.shape[2:]
         table = [[matrix(sign * number, height, width) for number in range(LEVELS)] for sign in (1, -1)]
-        return eight_bit.affine(images, torch.tensor(table, dtype=torch.float64)[minus.long(), level])
+        return eight_bit.affine(images, torch.tensor(table, dtype=torch.float64)[negative.long(), level])
 
     return operate
 
 
 def _enhancing(enhance: Callable[[Tensor, Tensor], Tensor]) -> Operation:
+    """One of ImageEnhance's operations, with factor 0.1 + 0.18 level."""
     factors = torch.tensor([level * 1.8 / 10 + 0.1 for level in range(LEVELS)], dtype=torch.float64)
-    return lambda images, level, minus: enhance(images, factors[level])
+    return lambda images, level, negative: enhance(images, factors[level])
 
 
 def _rotation(level: float, height: int, width: int) -> Matrix:
-    """As Image.rotate makes it: about the centre, counter-clockwise for positive degrees."""
+    """The matrix of Image.rotate: about the centre, counter-clockwise for positive degrees."""
     angle = -math.radians(3 * level % 360.0)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = width / 2, height / 2
     return cosine, sine, -cosine * x + sine * -y + x, -sine, cosine, sine * x - cosine * y + y
 
 
-def _pixels(level: float, side: int) -> float:
+def _shift(level: float, side: int) -> float:
     return float(math.trunc(level * side / 32))
 
 
-# The thresholds and bits that are left, by level.
+# Thresholds, and numbers of bits that are kept, by level.
 _SOLARIZE = torch.tensor([256 - int(level * 256 / 10) for level in range(LEVELS)])
 _POSTERIZE = torch.tensor([4 - int(level * 4 / 10) for level in range(LEVELS)])
 
 OPERATIONS: dict[str, Operation] = {
     "ShearX": _geometric(lambda level, height, width: (1, level * 0.3 / 10, 0, 0, 1, 0)),
     "ShearY": _geometric(lambda level, height, width: (1, 0, 0, level * 0.3 / 10, 1, 0)),
-    "TranslateX": _geometric(lambda level, height, width: (1, 0, _pixels(level, width), 0, 1, 0)),
-    "TranslateY": _geometric(lambda level, height, width: (1, 0, 0, 0, 1, _pixels(level, height))),
+    "TranslateX": _geometric(lambda level, height, width: (1, 0, _shift(level, width), 0, 1, 0)),
+    "TranslateY": _geometric(lambda level, height, width: (1, 0, 0, 0, 1, _shift(level, height))),
     "Rotate": _geometric(_rotation),
-    "AutoContrast": lambda images, level, minus: eight_bit.autocontrast(images),
-    "Invert": lambda images, level, minus: eight_bit.invert(images),
-    "Equalize": lambda images, level, minus: eight_bit.equalize(images),
-    "Solarize": lambda images, level, minus: eight_bit.solarize(images, _SOLARIZE[level]),
-    "Posterize": lambda images, level, minus: eight_bit.posterize(images, _POSTERIZE[level]),
+    "AutoContrast": lambda images, level, negative: eight_bit.autocontrast(images),
+    "Invert": lambda images, level, negative: eight_bit.invert(images),
+    "Equalize": lambda images, level, negative: eight_bit.equalize(images),
+    "Solarize": lambda images, level, negative: eight_bit.solarize(images, _SOLARIZE[level]),
+    "Posterize": lambda images, level, negative: eight_bit.posterize(images, _POSTERIZE[level]),
     "Contrast": _enhancing(eight_bit.contrast),
     "Color": _enhancing(eight_bit.colour),
     "Brightness": _enhancing(eight_bit.brightness),

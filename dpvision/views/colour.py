@@ -1,11 +1,11 @@
-"""Colour jitter and random greyness, on float images in [-1, 1].
+"""Colour jitter and random conversion to grey, on float images in [-1, 1].
 
 A factor f acts on an image x in [0, 1] as clamp(f x + (1 - f) r, 0, 1) with a reference r: black for brightness, the
-image's mean grey for contrast, each pixel's own grey for saturation; hue turns the colour circle. Every view gets its
+image's mean grey for contrast, each pixel's own grey for saturation; hue rotates the colour circle. Every view has its
 own factors and its own order of the four. On grey images, saturation and hue do nothing.
 
-Everything here rounds a pixel the same wherever it lies in a batch, and the one sum is exact (`exact_mean`): the last
-bits of a view do not depend on how many others are made beside it.
+A pixel is rounded in the same way wherever it is in a batch, and the only sum is exact (`exact_mean`): the last bits of
+a view do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -29,62 +29,63 @@ def jitter(
     contrast: float = 0.4,
     saturation: float = 0.4,
     hue: float = 0.4,
-    chance: float = 1.0,
+    probability: float = 1.0,
 ) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), with probability `chance` changed in all four, in random order.
+    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), all four changed in random order with this probability.
 
-    Factors are uniform on [max(0, 1 - s), 1 + s] for a strength s; hue turns by a share uniform on [-hue, hue].
+    Factors are uniform on [max(0, 1 - s), 1 + s] for a strength s; hue is rotated by a fraction of the circle that is
+    uniform on [-hue, hue].
     """
     require_colours(images)
     order = rng.uniform(views, 4).argsort(dim=-1, stable=True).flatten(0, 1)
     drawn = rng.uniform(views, 4).flatten(0, 1)
-    chosen = (rng.uniform(views) < chance).flatten()
-    spread = [(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)] + [(-hue, hue)]
-    low, high = (torch.tensor(ends, dtype=torch.float64) for ends in zip(*spread, strict=True))
+    chosen = (rng.uniform(views) < probability).flatten()
+    ranges = [(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)] + [(-hue, hue)]
+    low, high = (torch.tensor(ends, dtype=torch.float64) for ends in zip(*ranges, strict=True))
     strength = (low + drawn * (high - low)).to(images.dtype)
     out = images.expand(-1, views, -1, -1, -1).flatten(0, 1).clone()
     out[chosen] = out[chosen].add(1).mul(0.5)
     for turn in range(4):
-        for number, change in enumerate((brighten, raise_contrast, saturate, turn_hue)):
+        for number, change in enumerate((change_brightness, change_contrast, change_saturation, rotate_hue)):
             rows = torch.nonzero((order[:, turn] == number) & chosen).squeeze(1)
             out[rows] = change(out[rows], strength[rows, number].view(-1, 1, 1, 1))
     out[chosen] = out[chosen].mul(2).sub(1)
     return out.unflatten(0, (-1, views))
 
 
-def grayscale(images: Tensor, rng: UnitRandom, views: int, *, chance: float = 0.2) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view without colours with probability `chance`."""
+def grayscale(images: Tensor, rng: UnitRandom, views: int, *, probability: float = 0.2) -> Tensor:
+    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view grey with this probability."""
     require_colours(images)
-    without = rng.uniform(views) < chance
-    return torch.where(without[:, :, None, None, None], grey(images), images)
+    chosen = rng.uniform(views) < probability
+    return torch.where(chosen[:, :, None, None, None], grey(images), images)
 
 
 def grey(images: Tensor) -> Tensor:
-    """(..., C, H, W) -> (..., 1, H, W): 0.299 R + 0.587 G + 0.114 B; the image itself where it has no colours."""
+    """(..., C, H, W) -> (..., 1, H, W): 0.299 R + 0.587 G + 0.114 B; a grey image is returned as it is."""
     if images.shape[-3] == 1:
         return images
     red, green, blue = images.split(1, dim=-3)
     return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
 
 
-def brighten(images: Tensor, factor: Tensor) -> Tensor:
+def change_brightness(images: Tensor, factor: Tensor) -> Tensor:
     return (images * factor).clamp(0, 1)
 
 
-def raise_contrast(images: Tensor, factor: Tensor) -> Tensor:
+def change_contrast(images: Tensor, factor: Tensor) -> Tensor:
     return _towards(images, exact_mean(grey(images)), factor)
 
 
-def saturate(images: Tensor, factor: Tensor) -> Tensor:
+def change_saturation(images: Tensor, factor: Tensor) -> Tensor:
     return images if images.shape[-3] == 1 else _towards(images, grey(images), factor)
 
 
-def turn_hue(images: Tensor, share: Tensor) -> Tensor:
-    """Turn the hue of HSV by a share of the full circle."""
+def rotate_hue(images: Tensor, fraction: Tensor) -> Tensor:
+    """Rotate the hue of HSV by a fraction of the full circle."""
     if images.shape[-3] == 1:
         return images
     hue, saturation, value = hsv(images)
-    sixths = (hue + share) * 6
+    sixths = (hue + fraction) * 6
     bands = []
     for start in (5.0, 3.0, 1.0):  # red, green, blue
         k = _modulo(sixths + start, 6.0)
@@ -96,18 +97,18 @@ def hsv(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(..., 3, H, W) in [0, 1] -> hue, saturation and value, each (..., 1, H, W) in [0, 1]."""
     red, green, blue = images.split(1, dim=-3)
     value = torch.maximum(torch.maximum(red, green), blue)
-    range_ = value - torch.minimum(torch.minimum(red, green), blue)
-    safe = torch.where(range_ == 0, torch.ones_like(range_), range_)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    safe = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
     of_red, of_green, of_blue = (green - blue) / safe, (blue - red) / safe + 2, (red - green) / safe + 4
     sixths = torch.where(value == red, of_red, torch.where(value == green, of_green, of_blue))
-    saturation = range_ / torch.where(value == 0, torch.ones_like(value), value)
+    saturation = chroma / torch.where(value == 0, torch.ones_like(value), value)
     return _modulo(sixths / 6, 1.0), saturation, value
 
 
 def exact_mean(images: Tensor) -> Tensor:
-    """(N, 1, H, W) in [0, 1] -> (N, 1, 1, 1): the mean of each, its pixels rounded to multiples of 2^-20.
+    """(N, 1, H, W) in [0, 1] -> (N, 1, 1, 1): the mean of each image, with pixels rounded to multiples of 2^-20.
 
-    Sums of such numbers are exact in float64 in any order, so no kernel's way of adding shows.
+    Sums of such numbers are exact in float64 in any order, so the result does not depend on the kernel that adds.
     """
     steps = (images.double() * 2**MEAN_BITS).round().sum(dim=(1, 2, 3), keepdim=True)
     return (steps / (2**MEAN_BITS * images[0].numel())).to(images.dtype) if len(images) else steps.to(images.dtype)
@@ -124,6 +125,6 @@ def _modulo(values: Tensor, period: float) -> Tensor:
 def require_colours(images: Tensor) -> None:
     if images.shape[-3] not in (1, 3):
         raise ConfigError(
-            f"colours are changed in images with 1 channel (grey) or 3 (red, green, blue); these have "
+            f"colour operations need images with 1 channel (grey) or 3 (red, green, blue), not "
             f"{images.shape[-3]}. Fix: leave the operation out."
         )

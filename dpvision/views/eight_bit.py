@@ -1,8 +1,8 @@
-"""Pillow's operations on batches of 8-bit images, (N, C, H, W) with 1 or 3 channels, each image with its own strength.
+"""Bytes to floats in [-1, 1] and back, and Pillow's operations on batches of 8-bit images (N, C, H, W).
 
-Every result equals Pillow's, bit by bit: the same whole numbers, the same float32 or float64 steps where Pillow leaves
-whole numbers, the same rounding towards zero. All sums are of whole numbers, so exact in any order. What a geometric
-operation brings in from outside of the image is grey.
+Images have 1 or 3 channels, and each has its own strength of an operation. Every result equals Pillow's, bit by bit:
+the same integers, the same float32 or float64 steps where Pillow leaves integers, the same rounding towards zero. All
+sums are of integers, so exact in any order. A geometric operation fills pixels from outside of the image with grey.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ GREY = 128
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """[-1, 1] -> 0..255, to the nearest; what is outside goes to the end, and what is not a number becomes grey."""
+    """[-1, 1] -> 0..255, rounded to the nearest; values outside are clamped, and NaN becomes grey."""
     return images.nan_to_num(nan=0.0).mul(0.5).add(0.5).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 
-def scaled(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """0..255, or 0..1 -> [-1, 1], by fixed numbers: never by statistics of the data. `to_bytes` takes bytes back."""
+def to_floats(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 in 0..255, or floats in 0..1 -> [-1, 1], by fixed numbers: never by statistics of the data."""
     scale = 255.0 if images.dtype == torch.uint8 else 1.0
     return (images.to(dtype) / scale - 0.5) / 0.5
 
@@ -27,27 +27,28 @@ def scaled(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def affine(images: Tensor, matrices: Tensor) -> Tensor:
     """Image.transform(AFFINE), nearest neighbour: pixel (x, y) comes from (a x + b y + c, d x + e y + f), grey outside.
 
-    `matrices` is (N, 6). Coordinates are of pixels' centres, in fixed point with 16 bits after the point.
+    `matrices` is (N, 6). Coordinates are those of pixels' centres, in fixed point with 16 fractional bits.
     """
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrices.double().unbind(1)
     starts = torch.stack([c + a * 0.5 + b * 0.5, f + d * 0.5 + e * 0.5], dim=1)
-    a, b, d, e = (_fixed(value).view(-1, 1, 1) for value in (a, b, d, e))
-    start_x, start_y = (_fixed(value).view(-1, 1, 1) for value in starts.unbind(1))
+    a, b, d, e = (_to_fixed_point(value).view(-1, 1, 1) for value in (a, b, d, e))
+    start_x, start_y = (_to_fixed_point(value).view(-1, 1, 1) for value in starts.unbind(1))
     x, y = torch.arange(width), torch.arange(height).unsqueeze(1)
     from_x, from_y = (start_x + a * x + b * y) >> 16, (start_y + d * x + e * y) >> 16
     inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
-    places = (from_y.clamp(0, height - 1) * width + from_x.clamp(0, width - 1)).view(count, 1, -1)
-    found = images.flatten(2).gather(2, places.expand(-1, channels, -1)).view_as(images)
-    return torch.where(inside.unsqueeze(1), found, torch.tensor(GREY, dtype=torch.uint8))
+    indices = (from_y.clamp(0, height - 1) * width + from_x.clamp(0, width - 1)).view(count, 1, -1)
+    moved = images.flatten(2).gather(2, indices.expand(-1, channels, -1)).view_as(images)
+    return torch.where(inside.unsqueeze(1), moved, torch.tensor(GREY, dtype=torch.uint8))
 
 
 def invert(images: Tensor) -> Tensor:
+    """255 - image."""
     return 255 - images
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert what is at the threshold or above."""
+    """Invert pixels at or above the threshold."""
     return torch.where(images.int() < threshold.view(-1, 1, 1, 1), images, 255 - images)
 
 
@@ -63,22 +64,22 @@ def autocontrast(images: Tensor) -> Tensor:
     levels = torch.arange(256, dtype=torch.float64)
     scale = levels[255] / torch.where(high > low, high - low, 255.0)  # 255.0 / x would be 255.0 * (1 / x) in torch
     stretched = (levels * scale + -low * scale).clamp(0, 255).floor()
-    return _looked_up(images, torch.where(high > low, stretched, levels))
+    return _look_up(images, torch.where(high > low, stretched, levels))
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Spread each channel's levels so that their histogram is as flat as it can be."""
+    """Equalize each channel's histogram."""
     counts = histograms(images)
     levels = torch.arange(256)
     brightest = torch.where(counts > 0, levels, 0).amax(2, keepdim=True)
     step = (counts.sum(2, keepdim=True) - counts.gather(2, brightest)) // 255
     darker = counts.cumsum(2) - counts
     spread = ((step // 2 + darker) // step.clamp(min=1)).clamp(max=255)
-    return _looked_up(images, torch.where(step > 0, spread, levels))
+    return _look_up(images, torch.where(step > 0, spread, levels))
 
 
 def colour(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Color: away from each pixel's grey. Nothing changes where there are no colours."""
+    """ImageEnhance.Color: away from each pixel's grey. Grey images do not change."""
     return images if images.shape[1] == 1 else blend(luma(images), images, factor)
 
 
@@ -98,15 +99,15 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     """ImageEnhance.Sharpness: away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the edge stays as it is."""
     smooth = images.clone()
     if min(images.shape[2:]) >= 3:
-        whole = images.to(torch.int16)
-        rows = whole[:, :, :-2] + whole[:, :, 1:-1] + whole[:, :, 2:]
-        sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * whole[:, :, 1:-1, 1:-1]
+        levels = images.to(torch.int16)
+        rows = levels[:, :, :-2] + levels[:, :, 1:-1] + levels[:, :, 2:]
+        sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * levels[:, :, 1:-1, 1:-1]
         smooth[:, :, 1:-1, 1:-1] = ((2 * sums + 13) // 26).to(torch.uint8)
     return blend(smooth, images, factor)
 
 
 def blend(reference: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """Image.blend: reference + factor * (image - reference) in float32, cut to 0..255, rounded towards zero."""
+    """Image.blend: reference + factor * (image - reference) in float32, clamped to 0..255, rounded towards zero."""
     low = reference.float()
     return (low + factor.float().view(-1, 1, 1, 1) * (images.float() - low)).clamp(0, 255).to(torch.uint8)
 
@@ -120,22 +121,22 @@ def luma(images: Tensor) -> Tensor:
 
 
 def histograms(images: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, C, 256): how many pixels of each channel have each level."""
+    """(N, C, H, W) -> (N, C, 256): the number of pixels of each channel at each level."""
     count, channels = images.shape[:2]
-    found = torch.bincount(_places(images).flatten(), minlength=count * channels * 256)
-    return found.view(count, channels, 256)
+    counts = torch.bincount(_table_indices(images).flatten(), minlength=count * channels * 256)
+    return counts.view(count, channels, 256)
 
 
-def _looked_up(images: Tensor, table: Tensor) -> Tensor:
-    """Each pixel through the (N, C, 256) table of its channel."""
-    return table.to(torch.uint8).flatten().take(_places(images)).view_as(images)
+def _look_up(images: Tensor, table: Tensor) -> Tensor:
+    """Replace each pixel by its entry in the (N, C, 256) table of its channel."""
+    return table.to(torch.uint8).flatten().take(_table_indices(images)).view_as(images)
 
 
-def _places(images: Tensor) -> Tensor:
-    """Where each pixel's level is in a flat (N, C, 256) table."""
+def _table_indices(images: Tensor) -> Tensor:
+    """The index of each pixel's level in a flat (N, C, 256) table."""
     count, channels = images.shape[:2]
     return images.flatten(2).long() + 256 * torch.arange(count * channels).view(count, channels, 1)
 
 
-def _fixed(values: Tensor) -> Tensor:
+def _to_fixed_point(values: Tensor) -> Tensor:
     return (values * 65536 + 0.5).floor().long()

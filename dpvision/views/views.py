@@ -1,30 +1,37 @@
-"""What one private image becomes before its gradient is taken: K views of itself, some of them mixed (DP-Mix).
+"""K views of each private image, some of them mixed (DP-Mix): what the image becomes before its gradient is taken.
 
     Self-Aug               base                 augmentations of the image (De et al. 2022)
     DP-Mix_Self            base + self_mix      and mixtures of two of them; all are of one image, so its label stays
     DP-Mix_Diff            base + diff + self_mix     `diff` public images join the pool, with labels of their own, and
-                                                mixtures may take them; labels are mixed by the same share
+                                                mixtures may take them; labels are mixed in the same proportion
     Pure-DP-Mix_Diff       diff + self_mix      base = 0: no pixel and no label of the private image enters
 
-Formal guarantee: the views of an image are a function of that image, its label, its own coins and the public set. No
-other private image enters, so a unit's views change exactly one clipped gradient, and K views cost no more privacy than
-one: the engine takes the mean of a unit's gradients over its views *before* it clips. Mixing across private images
-would put one of them into many gradients; there is no way to ask for that here.
+Formal guarantee: the views of an image are a function of that image, its label, its own random numbers and the public
+set. No other private image enters, so a unit's views change exactly one clipped gradient, and K views cost no more
+privacy than one: the engine takes the mean of a unit's gradients over its views *before* it clips. Mixing across
+private images would put one of them into many gradients; there is no way to ask for that here.
 
 Even in Pure-DP-Mix_Diff the example is charged like any other: its views show that it was drawn, and adding or removing
 it still adds or removes one clipped gradient.
 
+Two members u and v of one image's pool are mixed with a weight l of u. Both ways return the mixture and the weight of
+u's label in it:
+
+    mixup     l u + (1 - l) v, and l                                                      (Zhang et al. 2017)
+    cutmix    u with a box of v in it, whose sides are sqrt(1 - l) of the image's, clipped to the image; and the
+              fraction of pixels that are still u's                                       (Yun et al. 2019)
+
     edge case                                behaviour
     empty batch                              no views, targets with no rows
-    an image that is not finite              its own views may be not finite; no other's
-    a label outside of the classes           stays as it is; as shares of classes it is all zeros
+    an image that is not finite              only its own views may be non-finite
+    a label outside of the classes           is kept as it is; as a distribution over the classes it is all zeros
     a pool of one and self_mix > 0           refused: an image mixed with itself is the image
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,18 +39,64 @@ from torch import Tensor
 from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError, DataError, did_you_mean
 from dpvision.views.augment import Augment
-from dpvision.views.eight_bit import scaled
-from dpvision.views.mixing import MIXES, members, mixed, pairs
+from dpvision.views.eight_bit import to_floats
 
-# Pixels worked on at a time: what is alive beside the result stays small, and mostly in the cache.
+# Pixels worked on at a time: temporary memory stays small, and mostly in the processor's cache.
 BLOCK = 1 << 21
+
+# (u, v, weight of u, rng) -> mixture and the weight of u's label; images (B, M, C, H, W), weights (B, M)
+Mix = Callable[[Tensor, Tensor, Tensor, UnitRandom], tuple[Tensor, Tensor]]
+
+
+def draw_pairs(rng: UnitRandom, pool: int, count: int) -> tuple[Tensor, Tensor]:
+    """For each image `count` ordered pairs of two different members of its pool, uniform over all such pairs."""
+    first = rng.integers(pool, count)
+    ahead = rng.integers(pool - 1, count)
+    return first, (first + 1 + ahead) % pool
+
+
+def take_members(pool: Tensor, indices: Tensor) -> Tensor:
+    """(B, P, ...) and (B, M) -> (B, M, ...): for each image, the members of its own pool with these indices."""
+    own = indices + torch.arange(len(pool)).unsqueeze(1) * pool.shape[1]
+    return pool.flatten(0, 1).index_select(0, own.flatten()).unflatten(0, indices.shape)
+
+
+def interpolate(u: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """l u + (1 - l) v for (B, M, ...) and (B, M). `u` and `v` are overwritten."""
+    weight = weight.view(*weight.shape, *(1,) * (u.dim() - 2))
+    return u.mul_(weight).add_(v.mul_(1 - weight))
+
+
+def mixup(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
+    """l u + (1 - l) v, and l."""
+    return interpolate(u, v, weight), weight
+
+
+def cutmix(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
+    """u with a box of v around a random pixel, and the fraction of pixels that are still u's."""
+    height, width = u.shape[-2:]
+    side = (1 - weight.double()).sqrt()
+    rows = _box_side(rng.integers(height, weight.shape[1]), (side * height).floor(), height)
+    columns = _box_side(rng.integers(width, weight.shape[1]), (side * width).floor(), width)
+    box = rows[:, :, None, :, None] & columns[:, :, None, None, :]
+    remaining = 1 - (rows.sum(-1) * columns.sum(-1)).to(weight.dtype) / (height * width)
+    return torch.where(box, v, u), remaining
+
+
+def _box_side(centre: Tensor, length: Tensor, side: int) -> Tensor:
+    """Which of `side` positions are among the `length` positions from centre - length // 2 on."""
+    distance = torch.arange(side) - (centre - (length / 2).floor()).unsqueeze(-1)
+    return (distance >= 0) & (distance < length.unsqueeze(-1))
+
+
+MIXES: dict[str, Mix] = {"mixup": mixup, "cutmix": cutmix}
 
 
 class Views:
     """For each image, in this order: `base` augmentations, `diff` public images, `self_mix` mixtures of two of those.
 
-    `augment` names the operations (augment.OPERATIONS); public images go through them too. Shares are drawn from
-    Beta(alpha, alpha). `public` is (images, labels): (M, C, H, W), uint8 or float in [-1, 1], and (M,) classes.
+    `augment` names the operations (augment.OPERATIONS); public images go through them too. Weights of mixtures are
+    drawn from Beta(alpha, alpha). `public` is (images, labels): (M, C, H, W), uint8 or float in [-1, 1], and (M,).
     """
 
     def __init__(
@@ -67,7 +120,9 @@ class Views:
         self._mix = MIXES[mix]
         if diff and public is None:
             raise ConfigError(f"diff is {diff}, but there is no public set to draw from. Fix: a public set, or diff 0.")
-        self._public = _checked(*public, classes) if public is not None else None
+        if public is not None:
+            _require_public(*public, classes)
+        self._public = None if public is None else (public[0], public[1].long())
 
     @property
     def count(self) -> int:
@@ -76,11 +131,11 @@ class Views:
 
     @property
     def mixes_labels(self) -> bool:
-        """Whether targets are shares of classes rather than classes."""
+        """Whether targets are distributions over the classes rather than classes."""
         return self.diff > 0 and self.self_mix > 0
 
     def require(self, shape: tuple[int, ...]) -> None:
-        """Refuse private images of a shape (C, H, W) that the public set does not have."""
+        """Refuse private images whose shape (C, H, W) is not that of the public set."""
         if self._public is not None and tuple(self._public[0].shape[1:]) != tuple(shape):
             raise DataError(
                 f"the public set: its images are {_described(self._public[0].shape[1:])}, the private ones "
@@ -91,8 +146,8 @@ class Views:
     def __call__(self, images: Tensor, labels: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) float in [-1, 1], (B,) -> (B K, C, H, W) and targets; the views of an image follow each other.
 
-        Targets are int64 (B K,), or shares of the classes (B K, classes) where labels are mixed. Beside the result no
-        more than a few blocks of it are alive.
+        Targets are int64 (B K,), or distributions over the classes (B K, classes) where labels are mixed. Temporary
+        memory is a few blocks, however large the batch.
         """
         _require_batch(images, labels, rng)
         self.require(images.shape[1:])
@@ -102,12 +157,12 @@ class Views:
         else:
             targets = labels.new_empty(len(images), self.count)
         per_image = self.count * math.prod(images.shape[1:])
-        for rows, some in rng.blocks(max(1, BLOCK // per_image)):
-            self._fill(images[rows], labels[rows], some, out[rows], targets[rows])
+        for rows, block_rng in rng.blocks(max(1, BLOCK // per_image)):
+            self._fill(images[rows], labels[rows], block_rng, out[rows], targets[rows])
         return out.flatten(0, 1), targets.flatten(0, 1)
 
     def _fill(self, images: Tensor, labels: Tensor, rng: UnitRandom, out: Tensor, targets: Tensor) -> None:
-        """Write the views of a few images and their targets to where they belong."""
+        """Write the views of a block of images, and their targets, into `out` and `targets`."""
         pool = self.base + self.diff
         if self.base:
             out[:, : self.base] = self.augment(images.unsqueeze(1), rng, self.base)
@@ -115,30 +170,31 @@ class Views:
         if self.diff:
             assert self._public is not None
             drawn = rng.integers(len(self._public[0]), self.diff)
-            strangers, known = self._public[0][drawn], self._public[1][drawn]
-            strangers = scaled(strangers, out.dtype) if strangers.dtype == torch.uint8 else strangers.to(out.dtype)
-            out[:, self.base : pool] = self.augment(strangers, rng, self.diff)
-            targets[:, self.base : pool] = self._target(known)
+            pixels, classes = self._public[0][drawn], self._public[1][drawn]
+            pixels = to_floats(pixels, out.dtype) if pixels.dtype == torch.uint8 else pixels.to(out.dtype)
+            out[:, self.base : pool] = self.augment(pixels, rng, self.diff)
+            targets[:, self.base : pool] = self._target(classes)
         if self.self_mix:
-            first, second = pairs(rng, pool, self.self_mix)
-            share = rng.beta(self.alpha, self.self_mix).to(out.dtype)
-            out[:, pool:], share = self._mix(members(out, first), members(out, second), share, rng)
+            first, second = draw_pairs(rng, pool, self.self_mix)
+            weight = rng.beta(self.alpha, self.self_mix).to(out.dtype)
+            out[:, pool:], weight = self._mix(take_members(out, first), take_members(out, second), weight, rng)
             if self.mixes_labels:
-                targets[:, pool:] = mixed(members(targets, first), members(targets, second), share)
+                labels_mixed = take_members(targets, first), take_members(targets, second)
+                targets[:, pool:] = interpolate(*labels_mixed, weight)
             else:
                 targets[:, pool:] = labels.unsqueeze(1)
 
     def _target(self, labels: Tensor) -> Tensor:
-        """Labels as they are, or as shares of the classes."""
+        """The labels themselves, or one-hot where labels are mixed."""
         return labels.unsqueeze(-1) == torch.arange(self.classes) if self.mixes_labels else labels
 
     def _require_counts(self) -> None:
         for name in ("base", "self_mix", "diff", "classes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
-                raise ConfigError(f"{name} is {value!r}: it counts, so it must be a whole number, 0 or more.")
+                raise ConfigError(f"{name} is {value!r}: it must be an integer, 0 or more.")
         if not self.classes:
-            raise ConfigError("classes is 0: there is nothing to tell apart. Fix: the number of classes.")
+            raise ConfigError("classes is 0. Fix: give the number of classes.")
         if not self.count:
             raise ConfigError("base, self_mix and diff are all 0, so an image would have no view. Fix: base 1 or more.")
         pool = self.base + self.diff
@@ -157,27 +213,26 @@ def _described(shape: Sequence[int]) -> str:
 
 
 def _require_batch(images: Tensor, labels: Tensor, rng: UnitRandom) -> None:
-    """By shapes and types only: nothing here looks at a private pixel or label."""
+    """Refuse a malformed batch by its shapes and types alone: no private pixel or label is looked at."""
     if images.dim() != 4 or not images.is_floating_point():
-        raise ConfigError(f"views are made of (B, C, H, W) float images, not of {images.dtype} {tuple(images.shape)}.")
+        raise ConfigError(f"views need float images (B, C, H, W), not {images.dtype} {tuple(images.shape)}.")
     if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
-        raise ConfigError(f"{len(images)} images need as many int64 labels, not {labels.dtype} {tuple(labels.shape)}.")
+        raise ConfigError(f"{len(images)} images need one int64 label each, not {labels.dtype} {tuple(labels.shape)}.")
     if len(rng) != len(images):
-        raise ConfigError(f"{len(images)} images need coins of their own; these are for {len(rng)}.")
+        raise ConfigError(f"{len(images)} images need random numbers of their own; these are for {len(rng)}.")
 
 
-def _checked(images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The public set, if it can serve. It is public, so what is wrong with it may be said."""
+def _require_public(images: Tensor, labels: Tensor, classes: int) -> None:
+    """Refuse a public set that cannot be used. It is public, so a message may say what is wrong with it."""
     if images.dim() != 4 or labels.shape != images.shape[:1] or labels.is_floating_point() or not len(images):
         raise DataError(
-            f"the public set: it must have at least one image (M, C, H, W) and a whole number as label for each; it "
+            f"the public set: it must have at least one image (M, C, H, W) and an integer label for each; it "
             f"has {tuple(images.shape)} and {labels.dtype} {tuple(labels.shape)}."
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(f"the public set: its pixels are {images.dtype}. Fix: uint8, or float in [-1, 1].")
     if images.dtype != torch.uint8 and not ((images >= -1) & (images <= 1)).all():
-        raise DataError("the public set: some of its pixels are outside of [-1, 1] or not numbers. Fix: scale them.")
-    labels = labels.long()
+        raise DataError("the public set: some of its pixels are NaN or outside of [-1, 1]. Fix: scale them.")
     if labels.min() < 0 or labels.max() >= classes:
         wrong = int(labels[(labels < 0) | (labels >= classes)][0])
         raise DataError(f"the public set: it has a label {wrong}, but the {classes} classes are 0 to {classes - 1}.")
@@ -185,7 +240,6 @@ def _checked(images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tens
     if missing:
         few = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
         raise DataError(
-            f"the public set: it has no image of {len(missing)} of the {classes} classes ({few}), so mixing would pull "
-            "away from them. Fix: add images of these classes."
+            f"the public set: it has no image of {len(missing)} of the {classes} classes ({few}), so mixing would "
+            "push predictions away from them. Fix: add images of these classes."
         )
-    return images, labels

@@ -27,12 +27,12 @@ def public_set(count: int = 7, *, channels: int = 3, size: tuple[int, int] = (9,
     return torch.from_numpy(pixels), labels_of(count)
 
 
-def coins_of(*units: int, seed: int = SEED) -> UnitRandom:
+def rng_of(*units: int, seed: int = SEED) -> UnitRandom:
     return UnitRandom(seed, np.array(units, dtype=np.int64))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Shape, type and every bit, so that a number that is not one equals itself."""
+    """Shape, type and every bit, so that NaN equals itself."""
     return a.shape == b.shape and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
 
 

@@ -15,7 +15,7 @@ from dpvision.errors import ConfigError
 from dpvision.models.inputs import to_tensor
 from dpvision.views import eight_bit
 from dpvision.views.autoaugment import OPERATIONS, POLICY, autoaugment
-from tests.views.builders import coins_of, images_of, same_bits
+from tests.views.builders import images_of, rng_of, same_bits
 
 Picture = Image.Image
 
@@ -103,16 +103,16 @@ def test_the_policy_is_the_published_one() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_view_is_what_pillow_makes_of_its_sub_policy(channels: int) -> None:
     images = images_of(40, channels=channels, size=(32, 32))
-    rng = coins_of(*range(40))
-    views = autoaugment(images.unsqueeze(1), coins_of(*range(40)), 12)
-    pair, luck, minus = rng.integers(25, 12), rng.uniform(12, 2), rng.uniform(12, 2) < 0.5
+    rng = rng_of(*range(40))
+    views = autoaugment(images.unsqueeze(1), rng_of(*range(40)), 12)
+    pair, uniform, minus = rng.integers(25, 12), rng.uniform(12, 2), rng.uniform(12, 2) < 0.5
     seen, changed = set(), 0
     for i in range(40):
         for k in range(12):
             picture = _picture(((images[i] + 1) * 127.5).round().to(torch.uint8))
             before = picture
             for turn, (name, chance, level) in enumerate(POLICY[int(pair[i, k])]):
-                if luck[i, k, turn] < chance:
+                if uniform[i, k, turn] < chance:
                     picture = PILLOW[name](picture, level, -1 if minus[i, k, turn] else 1)
             seen.add(int(pair[i, k]))
             changed += picture is not before
@@ -125,10 +125,10 @@ def test_each_sub_policy_is_as_likely_and_done_with_its_probabilities() -> None:
     """Noise without black and white shows every operation, so an untouched view is one where none was done."""
     pixels = np.random.default_rng(0).integers(20, 251, (1500, 32, 32, 3), dtype=np.uint8)
     images = to_tensor(pixels).unsqueeze(1)
-    kept = (autoaugment(images, coins_of(*range(1500)), 2) == images).flatten(2).all(2).double()
+    kept = (autoaugment(images, rng_of(*range(1500)), 2) == images).flatten(2).all(2).double()
     expected = np.mean([np.prod([1 - chance for _, chance, _ in pair]) for pair in POLICY])
     assert abs(kept.mean() - expected) < 4.5 * np.sqrt(expected * (1 - expected) / kept.numel())
-    picks = coins_of(*range(20_000)).integers(len(POLICY))
+    picks = rng_of(*range(20_000)).integers(len(POLICY))
     assert stats.chisquare(torch.bincount(picks, minlength=25).numpy()).pvalue > 1e-4
 
 
@@ -137,7 +137,7 @@ def test_bytes_go_through_floats_and_back_as_in_training() -> None:
     floats = to_tensor(levels)
     back = eight_bit.to_bytes(floats)
     assert np.array_equal(back.movedim(1, -1).numpy(), levels)
-    assert same_bits(eight_bit.scaled(back, torch.float32), floats.contiguous())
+    assert same_bits(eight_bit.to_floats(back, torch.float32), floats.contiguous())
 
 
 def test_pixels_outside_of_the_range_and_no_numbers_have_a_place() -> None:
@@ -147,12 +147,12 @@ def test_pixels_outside_of_the_range_and_no_numbers_have_a_place() -> None:
 
 def test_an_untouched_image_keeps_its_bits() -> None:
     images = images_of(100).unsqueeze(1)
-    views = autoaugment(images, coins_of(*range(100)), 5)
+    views = autoaugment(images, rng_of(*range(100)), 5)
     near = ((views - images).abs().flatten(2).amax(2)) < 1 / 255
     assert near.any()
     assert torch.equal(views[near], images.expand_as(views)[near])
 
 
 def test_two_channels_are_refused() -> None:
-    with pytest.raises(ConfigError, match="these have 2"):
-        autoaugment(images_of(2, channels=2).unsqueeze(1), coins_of(0, 1), 1)
+    with pytest.raises(ConfigError, match="not 2"):
+        autoaugment(images_of(2, channels=2).unsqueeze(1), rng_of(0, 1), 1)

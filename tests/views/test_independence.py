@@ -1,4 +1,4 @@
-"""The privacy of views: one example changes its own views only, and nobody's views depend on who else is there."""
+"""The privacy of views: one example changes only its own views, which do not depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpvision.core import unit_random
-from dpvision.views import OPERATIONS, UnitRandom, Views, mixing, views
+from dpvision.views import OPERATIONS, UnitRandom, Views, views
 from tests.views.builders import CLASSES, SEED, by_image, images_of, labels_of, public_set, same_bits
 
 EVERY = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
@@ -40,7 +40,7 @@ def build(name: str, channels: int = 3) -> Views:
     return Views(classes=CLASSES, public=public_set(channels=channels), **PLANS[name])
 
 
-def made(views: Views, images: Tensor, labels: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+def views_of(views: Views, images: Tensor, labels: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
     """Views and targets of some of the units, in this order."""
     return by_image(views, images[rows], labels[rows], UnitRandom(SEED, UNITS[rows]))
 
@@ -54,14 +54,14 @@ def spoiled(images: Tensor, labels: Tensor, how: str) -> tuple[Tensor, Tensor]:
         labels[CHANGED] = 10**6
     elif how == "one pixel":
         images[CHANGED, 0, 4, 5] = -images[CHANGED, 0, 4, 5]
-    elif how == "one pixel is no number":
+    elif how == "one pixel is NaN":
         images[CHANGED, 0, 4, 5] = math.nan
     else:
-        images[CHANGED] = {"noise": -images[CHANGED], "no numbers": math.nan, "infinite": math.inf, "huge": 1e30}[how]
+        images[CHANGED] = {"noise": -images[CHANGED], "NaN": math.nan, "infinite": math.inf, "huge": 1e30}[how]
     return images, labels
 
 
-HOWS = ["label", "label out of range", "one pixel", "one pixel is no number", "noise", "no numbers", "infinite", "huge"]
+HOWS = ["label", "label out of range", "one pixel", "one pixel is NaN", "noise", "NaN", "infinite", "huge"]
 
 
 @pytest.fixture(params=[1, 3], ids=["grey", "colours"])
@@ -77,10 +77,10 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def check_one_example_changes_its_own_views_only(name: str, channels: int) -> None:
     views, images, labels = build(name, channels), images_of(COUNT, channels=channels), labels_of(COUNT)
     everybody = list(range(COUNT))
-    before = made(views, images, labels, everybody)
+    before = views_of(views, images, labels, everybody)
     others = [i for i in everybody if i != CHANGED]
     for how in HOWS:
-        after = made(views, *spoiled(images, labels, how), everybody)
+        after = views_of(views, *spoiled(images, labels, how), everybody)
         for a, b in zip(before, after, strict=True):
             assert same_bits(a[others], b[others]), f"{how}: somebody else's views changed"
         own = [same_bits(a[CHANGED].contiguous(), b[CHANGED].contiguous()) for a, b in zip(before, after, strict=True)]
@@ -98,11 +98,11 @@ def test_one_example_changes_its_own_views_only(name: str, channels: int) -> Non
 def check_views_do_not_depend_on_company(name: str, channels: int) -> None:
     views, images, labels = build(name, channels), images_of(COUNT, channels=channels), labels_of(COUNT)
     everybody = list(range(COUNT))
-    all_views = made(views, images, labels, everybody)
+    all_views = views_of(views, images, labels, everybody)
     companies = [[i for i in everybody if i != left_out] for left_out in (0, CHANGED, COUNT - 1)]
     companies += [[CHANGED], [9, 2], everybody[::-1], everybody[3:] + everybody[:3]]
     for rows in companies:
-        for whole, part in zip(all_views, made(views, images, labels, rows), strict=True):
+        for whole, part in zip(all_views, views_of(views, images, labels, rows), strict=True):
             assert same_bits(whole[rows], part), f"in the company {rows}"
 
 
@@ -116,8 +116,8 @@ def test_views_do_not_depend_on_company(name: str, channels: int) -> None:
 @given(rows=st.lists(st.integers(0, COUNT - 1), unique=True, min_size=1), name=st.sampled_from(sorted(PLANS)))
 def test_in_any_company_and_order(rows: list[int], name: str) -> None:
     views, images, labels = build(name), images_of(COUNT), labels_of(COUNT)
-    all_views = made(views, images, labels, list(range(COUNT)))
-    for whole, part in zip(all_views, made(views, images, labels, rows), strict=True):
+    all_views = views_of(views, images, labels, list(range(COUNT)))
+    for whole, part in zip(all_views, views_of(views, images, labels, rows), strict=True):
         assert same_bits(whole[rows], part)
 
 
@@ -163,7 +163,7 @@ def test_a_person_changes_nobody_elses_views() -> None:
         assert same_bits(a[fewer], b)
 
 
-def _coins_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def _random_numbers_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     original = unit_random.UnitRandom._words
 
     def by_position(self: UnitRandom, shape: tuple[int, ...]) -> np.ndarray:
@@ -174,8 +174,8 @@ def _coins_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _mixing_across_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = mixing.members
-    monkeypatch.setattr(views, "members", lambda pool, which: original(pool.roll(1, 0), which))
+    original = views.take_members
+    monkeypatch.setattr(views, "take_members", lambda pool, indices: original(pool.roll(1, 0), indices))
 
 
 def _statistics_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,19 +197,19 @@ def _one_stream_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "check"),
+    ("plant_bug", "check"),
     [
-        (_coins_by_position, check_views_do_not_depend_on_company),
+        (_random_numbers_by_position, check_views_do_not_depend_on_company),
         (_one_stream_for_all, check_views_do_not_depend_on_company),
         (_mixing_across_images, check_one_example_changes_its_own_views_only),
         (_mixing_across_images, check_views_do_not_depend_on_company),
         (_statistics_of_the_batch, check_one_example_changes_its_own_views_only),
     ],
 )
-def test_the_checks_have_teeth(
-    fault: Callable[[pytest.MonkeyPatch], None], check: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+def test_the_checks_find_planted_bugs(
+    plant_bug: Callable[[pytest.MonkeyPatch], None], check: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check("self", 3)
-    fault(monkeypatch)
+    plant_bug(monkeypatch)
     with pytest.raises(AssertionError):
         check("self", 3)

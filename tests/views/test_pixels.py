@@ -13,15 +13,14 @@ from scipy import stats
 
 from dpvision.errors import ConfigError
 from dpvision.views import colour
+from dpvision.views.augment import cutout, draw_boxes, resized_crop
 from dpvision.views.colour import grayscale, jitter
-from dpvision.views.cutout import cutout
-from dpvision.views.resized_crop import boxes, resized_crop
-from tests.views.builders import coins_of, images_of, same_bits
+from tests.views.builders import images_of, rng_of, same_bits
 
 
 def test_cutout_hides_a_grey_square_around_a_uniform_centre() -> None:
     images = torch.ones(300, 1, 3, 32, 32)
-    hidden = cutout(images, coins_of(*range(300)), 10) == 0
+    hidden = cutout(images, rng_of(*range(300)), 10) == 0
     assert (hidden[:, :, 0] == hidden[:, :, 1]).all() and (hidden[:, :, 0] == hidden[:, :, 2]).all()
     rows, columns = hidden[:, :, 0].any(-1), hidden[:, :, 0].any(-2)
     assert torch.equal(hidden[:, :, 0], rows.unsqueeze(-1) & columns.unsqueeze(-2)), "it is a box"
@@ -41,7 +40,7 @@ def test_cutout_hides_a_grey_square_around_a_uniform_centre() -> None:
 )
 def test_cutout_is_as_large_as_asked_for(size: tuple[int, int], side: int | None, most: int) -> None:
     images = images_of(50, size=size).unsqueeze(1) / 2 + 2
-    views = cutout(images, coins_of(*range(50)), 3, side=side)
+    views = cutout(images, rng_of(*range(50)), 3, side=side)
     hidden = (views == 0)[:, :, 0]
     assert hidden.any(-1).sum(-1).max() == most and hidden.any(-2).sum(-1).max() == most
     assert hidden.flatten(2).any(2).all()
@@ -56,7 +55,7 @@ def test_hue_turns_as_in_colorsys() -> None:
     images[0, :, 1] = 0.5
     images[0, 0, 2], images[0, 1:, 2] = 1.0, 0.0
     for share in (-0.4, -0.1, 0.0, 0.3, 0.5):
-        turned = colour.turn_hue(images, torch.full((4, 1, 1, 1), share))
+        turned = colour.rotate_hue(images, torch.full((4, 1, 1, 1), share))
         for pixel, new in zip(images.movedim(1, -1).reshape(-1, 3), turned.movedim(1, -1).reshape(-1, 3), strict=True):
             hue, saturation, value = colorsys.rgb_to_hsv(*pixel.tolist())
             expected = colorsys.hsv_to_rgb((hue + share) % 1, saturation, value)
@@ -67,9 +66,9 @@ def test_hue_turns_as_in_colorsys() -> None:
 @pytest.mark.parametrize(
     ("change", "enhancer"),
     [
-        (colour.brighten, ImageEnhance.Brightness),
-        (colour.raise_contrast, ImageEnhance.Contrast),
-        (colour.saturate, ImageEnhance.Color),
+        (colour.change_brightness, ImageEnhance.Brightness),
+        (colour.change_contrast, ImageEnhance.Contrast),
+        (colour.change_saturation, ImageEnhance.Color),
     ],
 )
 def test_factors_act_as_in_pillow_up_to_its_rounding(change, enhancer, factor: float) -> None:
@@ -85,11 +84,11 @@ def test_factors_act_as_in_pillow_up_to_its_rounding(change, enhancer, factor: f
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_jitter_does_its_four_changes_in_the_order_of_each_view(channels: int) -> None:
-    images, rng = images_of(12, channels=channels), coins_of(*range(12))
-    views = jitter(images.unsqueeze(1), coins_of(*range(12)), 4, brightness=0.5, contrast=0.3, saturation=0.9, hue=0.2)
+    images, rng = images_of(12, channels=channels), rng_of(*range(12))
+    views = jitter(images.unsqueeze(1), rng_of(*range(12)), 4, brightness=0.5, contrast=0.3, saturation=0.9, hue=0.2)
     order = rng.uniform(4, 4).argsort(-1)
     factors = torch.tensor([0.5, 0.7, 0.1, -0.2]) + rng.uniform(4, 4) * torch.tensor([1.0, 0.6, 1.8, 0.4])
-    changes = (colour.brighten, colour.raise_contrast, colour.saturate, colour.turn_hue)
+    changes = (colour.change_brightness, colour.change_contrast, colour.change_saturation, colour.rotate_hue)
     assert len({tuple(o) for o in order.flatten(0, 1).tolist()}) > 12, "of the 24 orders"
     for i in range(12):
         for k in range(4):
@@ -102,7 +101,7 @@ def test_jitter_does_its_four_changes_in_the_order_of_each_view(channels: int) -
 def test_jitters_factors_have_their_law() -> None:
     """On white, brightness f below 1 gives the pixel f; the others change nothing there."""
     white = torch.ones(2000, 1, 3, 2, 2)
-    views = jitter(white, coins_of(*range(2000)), 4, brightness=0.4)
+    views = jitter(white, rng_of(*range(2000)), 4, brightness=0.4)
     levels = (views[:, :, 0, 0, 0].double().flatten().numpy() + 1) / 2
     below = levels[levels < 1 - 1e-6]
     assert abs(len(below) / levels.size - 0.5) < 4.5 * 0.5 / np.sqrt(levels.size)
@@ -112,18 +111,18 @@ def test_jitters_factors_have_their_law() -> None:
 
 def test_jitter_by_chance_leaves_the_others_bits() -> None:
     images = images_of(500).unsqueeze(1)
-    views = jitter(images, coins_of(*range(500)), 4, chance=0.3)
+    views = jitter(images, rng_of(*range(500)), 4, probability=0.3)
     kept = (views == images).flatten(2).all(2)
     assert abs(kept.double().mean() - 0.7) < 4.5 * np.sqrt(0.21 / kept.numel())
-    assert same_bits(jitter(images, coins_of(*range(500)), 1, chance=0.0), images)
-    assert not (jitter(images, coins_of(*range(500)), 1) == images).flatten(1).all(1).any()
+    assert same_bits(jitter(images, rng_of(*range(500)), 1, probability=0.0), images)
+    assert not (jitter(images, rng_of(*range(500)), 1) == images).flatten(1).all(1).any()
 
 
 def test_jitter_stays_in_range_and_no_strength_is_no_change() -> None:
     images = images_of(50).unsqueeze(1)
-    views = jitter(images, coins_of(*range(50)), 8, brightness=2.0, contrast=2.0, saturation=2.0, hue=0.5)
+    views = jitter(images, rng_of(*range(50)), 8, brightness=2.0, contrast=2.0, saturation=2.0, hue=0.5)
     assert views.min() >= -1 - 1e-6 and views.max() <= 1 + 1e-6
-    same = jitter(images, coins_of(*range(50)), 1, brightness=0, contrast=0, saturation=0, hue=0)
+    same = jitter(images, rng_of(*range(50)), 1, brightness=0, contrast=0, saturation=0, hue=0)
     torch.testing.assert_close(same, images, atol=3e-6, rtol=0)
 
 
@@ -136,7 +135,7 @@ def test_the_mean_is_exact_in_any_company() -> None:
 
 def test_grayscale_takes_the_colours_of_one_view_in_five() -> None:
     images = images_of(600).unsqueeze(1)
-    views = grayscale(images, coins_of(*range(600)), 5)
+    views = grayscale(images, rng_of(*range(600)), 5)
     kept = (views == images).flatten(2).all(2)
     assert abs(kept.double().mean() - 0.8) < 4.5 * np.sqrt(0.16 / kept.numel())
     greys = views[~kept]
@@ -145,20 +144,20 @@ def test_grayscale_takes_the_colours_of_one_view_in_five() -> None:
     expected = (images.expand_as(views)[~kept] * weights).sum(1)
     torch.testing.assert_close(greys[:, 0], expected, atol=1e-6, rtol=0)
     grey = images_of(5, channels=1).unsqueeze(1)
-    assert same_bits(grayscale(grey, coins_of(*range(5)), 1, chance=1.0), grey)
+    assert same_bits(grayscale(grey, rng_of(*range(5)), 1, probability=1.0), grey)
 
 
 @pytest.mark.parametrize("operate", [jitter, grayscale])
 def test_colours_of_two_channels_are_refused(operate) -> None:
-    with pytest.raises(ConfigError, match="these have 2"):
-        operate(images_of(2, channels=2).unsqueeze(1), coins_of(0, 1), 1)
+    with pytest.raises(ConfigError, match="not 2"):
+        operate(images_of(2, channels=2).unsqueeze(1), rng_of(0, 1), 1)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (9, 11), (5, 40)])
 def test_resized_crops_are_bilinear_blow_ups_of_the_boxes(size: tuple[int, int]) -> None:
     images = images_of(12, size=size)
-    views = resized_crop(images.unsqueeze(1), coins_of(*range(12)), 5)
-    found = boxes(coins_of(*range(12)), 5, size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+    views = resized_crop(images.unsqueeze(1), rng_of(*range(12)), 5)
+    found = draw_boxes(rng_of(*range(12)), 5, size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     for i in range(12):
         for k in range(5):
             top, left, height, width = (int(value[i, k]) for value in found)
@@ -170,17 +169,19 @@ def test_resized_crops_are_bilinear_blow_ups_of_the_boxes(size: tuple[int, int])
 
 def test_nothing_from_outside_of_a_box_gets_in() -> None:
     images = images_of(20, size=(16, 16))
-    top, left, height, width = boxes(coins_of(*range(20)), 1, (16, 16), scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+    top, left, height, width = draw_boxes(rng_of(*range(20)), 1, (16, 16), scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     place = torch.arange(16)
     rows, columns = ((place >= start) & (place < start + length) for start, length in ((top, height), (left, width)))
     images[~(rows[:, None, :, None] & columns[:, None, None, :]).expand_as(images)] = float("nan")
-    assert images.isnan().any() and resized_crop(images.unsqueeze(1), coins_of(*range(20)), 1).isfinite().all()
+    assert images.isnan().any() and resized_crop(images.unsqueeze(1), rng_of(*range(20)), 1).isfinite().all()
 
 
 def test_boxes_have_uniform_areas_and_log_uniform_ratios_at_uniform_places() -> None:
     """On a large image rounding hardly shows; up to half of the area every ratio fits, so nothing is drawn again."""
     side = 4096
-    top, left, height, width = boxes(coins_of(*range(5000)), 2, (side, side), scale=(0.08, 0.5), ratio=(3 / 4, 4 / 3))
+    top, left, height, width = draw_boxes(
+        rng_of(*range(5000)), 2, (side, side), scale=(0.08, 0.5), ratio=(3 / 4, 4 / 3)
+    )
     area, ratio = (height * width / side**2).flatten().numpy(), (width / height).flatten().numpy()
     assert stats.kstest(area, stats.uniform(0.08, 0.42).cdf).pvalue > 1e-4
     low = np.log(3 / 4)
@@ -195,10 +196,10 @@ def test_boxes_have_uniform_areas_and_log_uniform_ratios_at_uniform_places() -> 
     ("size", "box"), [((4, 64), (0, 29, 4, 5)), ((64, 4), (29, 0, 5, 4)), ((10, 10), (0, 0, 10, 10))]
 )
 def test_where_no_part_fits_the_largest_central_one_is_taken(size: tuple[int, int], box: tuple[int, ...]) -> None:
-    found = boxes(coins_of(1, 2, 3), 2, size, scale=(3.0, 3.0), ratio=(3 / 4, 4 / 3))
+    found = draw_boxes(rng_of(1, 2, 3), 2, size, scale=(3.0, 3.0), ratio=(3 / 4, 4 / 3))
     assert all((value == expected).all() for value, expected in zip(found, box, strict=True))
 
 
 def test_a_whole_box_is_the_image() -> None:
     images = images_of(3, size=(10, 10)).unsqueeze(1)
-    assert torch.equal(resized_crop(images, coins_of(0, 1, 2), 1, scale=(1.0, 1.0), ratio=(1.0, 1.0)), images)
+    assert torch.equal(resized_crop(images, rng_of(0, 1, 2), 1, scale=(1.0, 1.0), ratio=(1.0, 1.0)), images)

@@ -10,9 +10,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpvision.views import Augment, UnitRandom, Views, mixing
-from dpvision.views.eight_bit import scaled
-from tests.views.builders import CLASSES, SEED, by_image, coins_of, images_of, labels_of, public_set, same_bits
+from dpvision.views import Augment, UnitRandom, Views
+from dpvision.views.eight_bit import to_floats
+from dpvision.views.views import cutmix, draw_pairs
+from tests.views.builders import CLASSES, SEED, by_image, images_of, labels_of, public_set, rng_of, same_bits
 
 CROP = ("crop", "flip")
 
@@ -21,16 +22,16 @@ def test_self_augmentation_gives_k_views_and_keeps_the_label() -> None:
     images, labels = images_of(6), labels_of(6)
     views = Views(CROP, base=4, classes=CLASSES)
     assert views.count == 4 and not views.mixes_labels
-    out, targets = views(images, labels, coins_of(*range(6)))
+    out, targets = views(images, labels, rng_of(*range(6)))
     assert out.shape == (24, 3, 9, 11) and out.is_contiguous() and out.dtype == torch.float32
     assert targets.dtype == torch.int64 and torch.equal(targets, labels.repeat_interleave(4))
-    expected = Augment(CROP)(images.unsqueeze(1), coins_of(*range(6)), 4)
+    expected = Augment(CROP)(images.unsqueeze(1), rng_of(*range(6)), 4)
     assert same_bits(out, expected.flatten(0, 1).contiguous())
 
 
 def test_no_operations_no_change() -> None:
     images = images_of(3)
-    out, _ = Views((), base=2, classes=CLASSES)(images, labels_of(3), coins_of(0, 1, 2))
+    out, _ = Views((), base=2, classes=CLASSES)(images, labels_of(3), rng_of(0, 1, 2))
     assert torch.equal(out, images.repeat_interleave(2, 0))
 
 
@@ -58,7 +59,7 @@ def test_self_mixtures_are_of_two_views_of_the_same_image_with_its_label() -> No
     images, labels = images_of(12), labels_of(12)
     views = Views(("jitter",), base=4, self_mix=5, classes=CLASSES, alpha=1.0)
     assert views.count == 9 and not views.mixes_labels
-    out, targets = by_image(views, images, labels, coins_of(*range(12)))
+    out, targets = by_image(views, images, labels, rng_of(*range(12)))
     assert torch.equal(targets, labels.unsqueeze(1).expand(-1, 9))
     for of_image in out:
         for mixture in of_image[4:]:
@@ -67,12 +68,12 @@ def test_self_mixtures_are_of_two_views_of_the_same_image_with_its_label() -> No
 
 
 def test_pairs_are_two_different_members_and_all_equally_likely() -> None:
-    first, second = mixing.pairs(coins_of(*range(5000)), 5, 4)
+    first, second = draw_pairs(rng_of(*range(5000)), 5, 4)
     assert (first != second).all()
     cells = torch.bincount((first * 5 + second).flatten(), minlength=25).view(5, 5)
     off = cells[~torch.eye(5, dtype=torch.bool)]
     assert cells.sum() == off.sum() and stats.chisquare(off.numpy()).pvalue > 1e-4
-    assert set(map(tuple, torch.stack(mixing.pairs(coins_of(*range(50)), 2, 1)).squeeze(-1).T.tolist())) == {
+    assert set(map(tuple, torch.stack(draw_pairs(rng_of(*range(50)), 2, 1)).squeeze(-1).T.tolist())) == {
         (0, 1),
         (1, 0),
     }
@@ -85,7 +86,7 @@ def test_shares_follow_beta(alpha: float) -> None:
     labels = torch.tensor([0, 1])
     views = Views((), base=0, diff=8, self_mix=8, alpha=alpha, classes=2, public=(public, labels))
     out, targets = by_image(
-        views, torch.zeros(4000, 1, 1, 1), torch.zeros(4000, dtype=torch.int64), coins_of(*range(4000))
+        views, torch.zeros(4000, 1, 1, 1), torch.zeros(4000, dtype=torch.int64), rng_of(*range(4000))
     )
     assert torch.equal(out[:, :8, 0, 0, 0], targets[:, :8, 1])
     torch.testing.assert_close(out[:, 8:, 0, 0, 0], targets[:, 8:, 1])
@@ -108,9 +109,9 @@ def test_labels_are_mixed_by_the_share_of_the_pixels() -> None:
         ("flip",), base=2, diff=3, self_mix=6, classes=CLASSES, alpha=1.0, public=(images_public, labels_public)
     )
     assert views.count == 11 and views.mixes_labels
-    out, targets = by_image(views, images, labels, coins_of(*range(10)))
+    out, targets = by_image(views, images, labels, rng_of(*range(10)))
     assert targets.shape == (10, 11, CLASSES) and targets.dtype == torch.float32
-    as_float = scaled(images_public, torch.float32)
+    as_float = to_floats(images_public, torch.float32)
     across = mirrored = 0
     for i in range(10):
         one_hot = torch.eye(CLASSES)
@@ -137,10 +138,10 @@ def test_labels_are_mixed_by_the_share_of_the_pixels() -> None:
 def test_without_mixtures_public_images_keep_their_labels_as_classes() -> None:
     images_public, labels_public = public_set()
     views = Views((), base=1, diff=2, classes=CLASSES, public=(images_public, labels_public))
-    out, targets = by_image(views, images_of(9), labels_of(9), coins_of(*range(9)))
+    out, targets = by_image(views, images_of(9), labels_of(9), rng_of(*range(9)))
     assert targets.dtype == torch.int64 and not views.mixes_labels
     assert torch.equal(targets[:, 0], labels_of(9)) and torch.equal(out[:, 0], images_of(9))
-    as_float = scaled(images_public, torch.float32)
+    as_float = to_floats(images_public, torch.float32)
     for view, target in zip(out[:, 1:].flatten(0, 1), targets[:, 1:].flatten(), strict=True):
         source = (as_float == view).flatten(1).all(1).nonzero()
         assert len(source) == 1 and labels_public[source.item()] == target
@@ -148,10 +149,10 @@ def test_without_mixtures_public_images_keep_their_labels_as_classes() -> None:
 
 def test_public_images_are_drawn_uniformly_and_may_be_floats() -> None:
     pixels, labels = public_set(size=(2, 2))
-    floats = scaled(pixels, torch.float32)
+    floats = to_floats(pixels, torch.float32)
     batch = (torch.zeros(3000, 3, 2, 2), torch.zeros(3000, dtype=torch.int64))
     out = [
-        Views((), base=0, diff=2, classes=CLASSES, public=(which, labels))(*batch, coins_of(*range(3000)))[0]
+        Views((), base=0, diff=2, classes=CLASSES, public=(which, labels))(*batch, rng_of(*range(3000)))[0]
         for which in (pixels, floats)
     ]
     assert same_bits(out[0], out[1])
@@ -164,7 +165,7 @@ def test_cutmix_takes_a_box_of_the_other_member_and_its_share_of_the_label(diff:
     size = (8, 12)  # an even width: no pixel of an image is at the same place in its mirror
     images, labels, public = images_of(30, size=size), labels_of(30), public_set(size=size)
     views = Views(("flip",), base=4, diff=diff, self_mix=6, classes=CLASSES, alpha=1.0, mix="cutmix", public=public)
-    out, targets = by_image(views, images, labels, coins_of(*range(30)))
+    out, targets = by_image(views, images, labels, rng_of(*range(30)))
     pool, boxed = 4 + diff, 0
     assert views.mixes_labels == bool(diff)
     for of_image, target in zip(out, targets, strict=True):
@@ -194,14 +195,14 @@ def test_cutmix_takes_a_box_of_the_other_member_and_its_share_of_the_label(diff:
 def test_cutmix_boxes_have_the_area_asked_for_where_they_fit() -> None:
     u, v = torch.zeros(400, 3, 1, 32, 32), torch.ones(400, 3, 1, 32, 32)
     share = torch.full((400, 3), 0.75)
-    out, left = mixing.cutmix(u, v, share, coins_of(*range(400)))
+    out, left = cutmix(u, v, share, rng_of(*range(400)))
     taken = out.flatten(2).sum(2)
     assert taken.max() == 16 * 16 and (taken >= 8 * 8).all()
     torch.testing.assert_close(left, 1 - taken / 1024)
-    whole, left = mixing.cutmix(u, v, torch.ones(400, 3), coins_of(*range(400)))
+    whole, left = cutmix(u, v, torch.ones(400, 3), rng_of(*range(400)))
     assert torch.equal(whole, u) and (left == 1).all()
     # Every place is the centre of as many boxes: seen by boxes of one row and column.
-    out, _ = mixing.cutmix(u, v, torch.full((400, 3), 1 - 1.1 / 32**2), coins_of(*range(400)))
+    out, _ = cutmix(u, v, torch.full((400, 3), 1 - 1.1 / 32**2), rng_of(*range(400)))
     places = out.flatten(2).argmax(2)
     assert (out.flatten(2).sum(2) == 1).all()
     assert stats.chisquare(torch.bincount(places.flatten() // 32, minlength=32).numpy()).pvalue > 1e-4
@@ -210,8 +211,8 @@ def test_cutmix_boxes_have_the_area_asked_for_where_they_fit() -> None:
 
 def test_pure_mixing_has_nothing_of_the_private_image() -> None:
     views = Views(CROP, base=0, diff=3, self_mix=4, classes=CLASSES, public=public_set())
-    mine = views(images_of(4), labels_of(4), coins_of(*range(4)))
-    other = views(torch.full((4, 3, 9, 11), float("nan")), torch.full((4,), 3), coins_of(*range(4)))
+    mine = views(images_of(4), labels_of(4), rng_of(*range(4)))
+    other = views(torch.full((4, 3, 9, 11), float("nan")), torch.full((4,), 3), rng_of(*range(4)))
     assert all(same_bits(a, b) for a, b in zip(mine, other, strict=True))
 
 
@@ -226,7 +227,7 @@ def test_images_of_a_person_get_views_of_their_own() -> None:
 
 def test_steps_have_other_views() -> None:
     views = Views(CROP, base=4, self_mix=4, classes=CLASSES)
-    first, second = (views(images_of(4), labels_of(4), coins_of(*range(4), seed=s))[0] for s in (1, 2))
+    first, second = (views(images_of(4), labels_of(4), rng_of(*range(4), seed=s))[0] for s in (1, 2))
     assert not (first == second).flatten(1).all(1).any() or (first != second).any()
     assert (first != second).flatten(1).any(1).double().mean() > 0.9
 
@@ -243,12 +244,12 @@ def test_an_empty_batch_has_no_views() -> None:
 
 def test_the_inputs_stay_as_they_are() -> None:
     images, labels, (pixels, marks) = images_of(6), labels_of(6), public_set()
-    floats = scaled(pixels, torch.float32)
+    floats = to_floats(pixels, torch.float32)
     kept = [x.clone() for x in (images, labels, floats, marks)]
     every = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
     for names in (every, ()):
         Views(names, base=2, diff=2, self_mix=3, classes=CLASSES, public=(floats, marks))(
-            images, labels, coins_of(*range(6))
+            images, labels, rng_of(*range(6))
         )
     assert all(same_bits(a, b) for a, b in zip(kept, (images, labels, floats, marks), strict=True))
 
@@ -256,7 +257,7 @@ def test_the_inputs_stay_as_they_are() -> None:
 def test_doubles_stay_doubles() -> None:
     every = ("autoaugment", "resized-crop", "crop", "flip", "jitter", "grayscale", "cutout")
     views = Views(every, base=2, diff=2, self_mix=3, classes=CLASSES, public=public_set())
-    out, targets = views(images_of(3).double(), labels_of(3), coins_of(0, 1, 2))
+    out, targets = views(images_of(3).double(), labels_of(3), rng_of(0, 1, 2))
     assert out.dtype == targets.dtype == torch.float64
 
 
@@ -268,8 +269,8 @@ def test_hardly_more_than_the_result_is_alive() -> None:
     public = public_set(50, size=(32, 32))
     views = Views(CROP, base=8, diff=2, self_mix=6, classes=CLASSES, public=public)
     images, labels = images_of(512, size=(32, 32)), labels_of(512)
-    views(images[:16], labels[:16], coins_of(*range(16)))  # the first call sets things up
+    views(images[:16], labels[:16], rng_of(*range(16)))  # the first call sets things up
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = memory("VmRSS")
-    out, _ = views(images, labels, coins_of(*range(512)))
+    out, _ = views(images, labels, rng_of(*range(512)))
     assert memory("VmHWM") - before < 1.6 * out.nbytes

@@ -1,4 +1,4 @@
-"""Plans that cannot be, each refused with its name, the reason and the fix."""
+"""Impossible plans are refused with the name of the setting, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.views import Augment, UnitRandom, Views
-from tests.views.builders import CLASSES, SEED, coins_of, images_of, labels_of, public_set
+from tests.views.builders import CLASSES, SEED, images_of, labels_of, public_set, rng_of
 
 
 def _public(labels: list[int], images: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,11 +57,11 @@ ALL = list(range(CLASSES))
         (
             {"base": 1, "diff": 1, "public": _public(ALL, torch.full((5, 3, 9, 11), float("nan")))},
             DataError,
-            "not numbers",
+            "NaN",
         ),
     ],
 )
-def test_a_plan_that_can_not_be_is_refused(settings: dict[str, object], error: type[Exception], about: str) -> None:
+def test_an_impossible_plan_is_refused(settings: dict[str, object], error: type[Exception], about: str) -> None:
     with pytest.raises(error, match=about):
         Views(**{"augment": (), "classes": CLASSES, **settings})
 
@@ -80,17 +80,17 @@ def test_a_public_set_of_another_size_or_other_channels_is_refused(shape: tuple[
     ):
         views.require(shape)
     with pytest.raises(DataError, match="cannot be mixed"):
-        views(torch.zeros(2, *shape), labels_of(2), coins_of(0, 1))
+        views(torch.zeros(2, *shape), labels_of(2), rng_of(0, 1))
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "rng"),
     [
-        (images_of(3).mul(100).to(torch.uint8), labels_of(3), coins_of(0, 1, 2)),
-        (images_of(3)[0], labels_of(3), coins_of(0, 1, 2)),
-        (images_of(3), labels_of(2), coins_of(0, 1, 2)),
-        (images_of(3), labels_of(3).int(), coins_of(0, 1, 2)),
-        (images_of(3), labels_of(3), coins_of(0, 1)),
+        (images_of(3).mul(100).to(torch.uint8), labels_of(3), rng_of(0, 1, 2)),
+        (images_of(3)[0], labels_of(3), rng_of(0, 1, 2)),
+        (images_of(3), labels_of(2), rng_of(0, 1, 2)),
+        (images_of(3), labels_of(3).int(), rng_of(0, 1, 2)),
+        (images_of(3), labels_of(3), rng_of(0, 1)),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_by_its_shapes(images, labels, rng) -> None:
@@ -98,14 +98,14 @@ def test_a_batch_that_does_not_fit_is_refused_by_its_shapes(images, labels, rng)
         Views((), base=1, classes=CLASSES)(images, labels, rng)
 
 
-def test_views_say_nothing_about_private_values_by_errors() -> None:
+def test_errors_reveal_nothing_about_private_values() -> None:
     """Whatever the pixels and labels are, there are views."""
     views = Views(("autoaugment", "jitter"), base=1, diff=1, self_mix=2, classes=CLASSES, public=public_set())
     strange = torch.full((2, 3, 9, 11), float("nan"))
     for label in (-(10**9), -1, CLASSES, 2**62):
         out, targets = views(strange, torch.tensor([label, 0]), UnitRandom(SEED, np.array([0, 1])))
         assert out.shape == (8, 3, 9, 11)
-        assert torch.equal(targets[0], torch.zeros(CLASSES)), "no class has a share"
+        assert torch.equal(targets[0], torch.zeros(CLASSES)), "every class has weight 0"
 
 
 def test_augment_shows_its_names() -> None:

@@ -308,8 +308,8 @@ BUGS = (
     ),
     _bug(
         34, "mixed across the images of a batch", "mixup as it is used without privacy",
-        ("dpvision.views.views", "self._mix(members(out, first), members(out, second), share, rng)",
-         "self._mix(members(out, first), members(out, second).roll(1, 0), share, rng)"), by="replay views",
+        ("dpvision.views.views", "self._mix(take_members(out, first), take_members(out, second), weight, rng)",
+         "self._mix(take_members(out, first), take_members(out, second).roll(1, 0), weight, rng)"), by="replay views",
     ),
     _bug(
         35, "images scaled by the largest of the batch", "opacus #308",
