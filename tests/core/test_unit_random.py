@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpvision.core.unit_random import UnitRandom, threefry
 from dpvision.errors import ConfigError
-from tests.views.builders import SEED, coins_of, same_bits
+from tests.views.builders import SEED, rng_of, same_bits
 
 DRAWS: dict[str, Callable[[UnitRandom], Tensor]] = {
     "uniform": lambda rng: rng.uniform(3),
@@ -71,12 +71,12 @@ def test_every_part_of_the_counter_and_every_bit_of_the_seed_matters() -> None:
     copies = [1 << bit for bit in range(24)]
     found = [first(seed=s) for s in seeds] + [first(unit=u) for u in units]
     found += [first(copy=c) for c in copies] + [first(before=n) for n in range(1, 40)]
-    found += coins_of(5).uniform(1000).flatten().tolist()[1:]
+    found += rng_of(5).uniform(1000).flatten().tolist()[1:]
     assert len(set(found)) == len(found)
 
 
 def test_uniform_numbers_are_uniform() -> None:
-    numbers = coins_of(*range(2000)).uniform(500).numpy()
+    numbers = rng_of(*range(2000)).uniform(500).numpy()
     assert numbers.min() >= 0 and numbers.max() < 1
     assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-4
     cells = np.bincount((numbers.ravel() * 1024).astype(int), minlength=1024)
@@ -112,7 +112,7 @@ def test_neighbours_do_not_follow_each_other() -> None:
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
 def test_beta_has_its_law(alpha: float) -> None:
-    numbers = coins_of(*range(20_000)).beta(alpha, 2).numpy().ravel()
+    numbers = rng_of(*range(20_000)).beta(alpha, 2).numpy().ravel()
     assert stats.kstest(numbers, stats.beta(alpha, alpha).cdf).pvalue > 1e-4
     size = numbers.size
     variance = 1 / (4 * (2 * alpha + 1))
@@ -123,7 +123,7 @@ def test_beta_has_its_law(alpha: float) -> None:
 
 @pytest.mark.parametrize("high", [1, 2, 9, 25, 1000])
 def test_integers_are_all_equally_likely(high: int) -> None:
-    numbers = coins_of(*range(30_000)).integers(high, 3)
+    numbers = rng_of(*range(30_000)).integers(high, 3)
     assert numbers.dtype == torch.int64
     cells = torch.bincount(numbers.flatten(), minlength=high)
     assert len(cells) == high
@@ -136,7 +136,7 @@ def test_a_persons_images_have_their_own_coins_that_only_depend_on_the_person() 
     assert len(among) == 9
     assert same_bits(among[5:8], alone)
     assert len(torch.unique(among)) == among.numel()
-    assert same_bits(UnitRandom.grouped(SEED, np.array([2, 7]), [1, 1]).uniform(3), coins_of(2, 7).uniform(3))
+    assert same_bits(UnitRandom.grouped(SEED, np.array([2, 7]), [1, 1]).uniform(3), rng_of(2, 7).uniform(3))
     longer = UnitRandom.grouped(SEED, np.array([7]), [4]).uniform(4)
     assert same_bits(longer[:3], alone), "one more image changes none of the others' coins"
 
@@ -172,7 +172,7 @@ def test_nobody_has_no_coins() -> None:
         (lambda: UnitRandom(0, np.array([-1])), "numbered from 0"),
         (lambda: UnitRandom(0, np.array([1]), np.array([1 << 24])), "2\\^24"),
         (lambda: UnitRandom.grouped(0, np.arange(3), [1, 1]), "3 units"),
-        (lambda: coins_of(1).integers(0), "below 0"),
+        (lambda: rng_of(1).integers(0), "below 0"),
     ],
 )
 def test_what_can_not_be_told_apart_is_refused(make: Callable[[], object], about: str) -> None:
@@ -181,7 +181,7 @@ def test_what_can_not_be_told_apart_is_refused(make: Callable[[], object], about
 
 
 def test_coins_end_rather_than_repeat() -> None:
-    rng = coins_of(3)
+    rng = rng_of(3)
     rng._draws = (1 << 12) - 1
     rng.uniform()
     with pytest.raises(ConfigError, match="draws"):
