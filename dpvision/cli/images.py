@@ -27,7 +27,7 @@ def images(
     """
     from dpvision.cli import screen
     from dpvision.public.random import PROCESSES
-    from dpvision.public.random.gallery import save
+    from dpvision.public.random.gallery import write_gallery
 
     if process is None:
         what = [[name, (draws.__doc__ or "").split("\n")[0]] for name, draws in PROCESSES.items()]
@@ -35,5 +35,5 @@ def images(
         return
     place = out or Path(process)
     with screen.counting_bar("drawing") as progress:
-        save(process, place, count=count, side=size, seed=seed, workers=workers, progress=progress)
+        write_gallery(process, place, count=count, side=size, seed=seed, workers=workers, progress=progress)
     screen.say(f"wrote {place}; look at {place / 'contact_sheet.png'}")

@@ -1,116 +1,159 @@
-"""Dead leaves: shapes of all sizes in front of each other, until they hide everything behind them.
+"""Dead leaves: shapes of all sizes in front of each other, until they cover the whole image.
 
-Radii have the density r^-3 - 1 between 0.03 and 1 side, so edges come at every scale alike, as in photographs (Lee,
-Mumford and Huang 2001); the variants are those of Baradad et al. 2021. The first shape at a point is the one seen
-there, and a pixel that is hidden is never looked at again: hundreds of shapes cost what fifty would.
+Radii have the density r^-3 - 1 between 0.03 and 1 side, so edges occur at all scales alike, as in photographs (Lee,
+Mumford and Huang 2001); the variants are those of Baradad et al. 2021. The first shape that covers a pixel is the one
+seen there, and covered pixels are never tested again: hundreds of shapes cost as much as fifty would.
+
+Leaves have one colour each, or are windows on textures: on spectrum-colour-wmm images, or on feature visualisations.
+A texture costs several times as much as an image of leaves, so groups of consecutive images share a few textures:
+drawing images in the order of their indices is much faster than in any other order. Textures are periodic, so large
+images repeat small ones (Baradad et al. 2021).
+
+Baradad et al. also learn from images that excite units of a network trained on dead leaves. One gradient ascent per
+image would take seconds, and the training hours. Here images share a few visualisations, seen through the leaves, and
+the network is not trained but constructed from dead leaves (see feature_textures).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpvision.public.random.image_random import ImageRandom
+from dpvision.public.random.image_statistics import combined_image
 
 Floats = NDArray[np.float32]
 
-RADII = (0.03, 1.0)  # of the side
-MOST = 5000  # shapes; by then hardly a pixel is left
-DRAWN = 500  # shapes drawn at a time
-TESTS = 1 << 16  # pixels times shapes looked at in one go
+RADII = (0.03, 1.0)  # in sides
+MAX_SHAPES = 5000  # enough to cover nearly every pixel
+SHAPES_PER_DRAW = 500
+TESTS_PER_BLOCK = 1 << 16  # pixels times shapes tested at once
 FAR = 9.0  # beyond every corner of the image: a limit that cuts nothing
 KINDS = ("disc", "square", "rectangle", "triangle", "quadrangle")
 
-
-def squares(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Upright squares, each of one colour."""
-    return _painted(draws, side, ("square",), turned=False)
-
-
-def oriented(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Turned squares, each of one colour."""
-    return _painted(draws, side, ("square",), turned=True)
+STATISTICS_TEXTURES, STATISTICS_GROUP = 32, 512  # textures, and consecutive images that share them
+MAX_TEXTURE_SIDE = 128
+FEATURE_TEXTURES, FEATURE_GROUP = 12, 1024
+FEATURES_PER_IMAGE = (2, 6)  # feature visualisations in one image
+LEAF_IMAGES, LEAF_SIDE = 16, 32  # images of dead leaves that the network is constructed from
 
 
-def mixed(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Discs, squares, rectangles, triangles and quadrangles, turned, each of one colour."""
-    return _painted(draws, side, KINDS, turned=True)
+def draw_squares(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw upright squares, each of one colour."""
+    return _paint(image_rng, side, ("square",), rotate=False)
 
 
-def windows(draws: Sequence[ImageRandom], side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
-    """Shapes of all kinds, each a window on a texture (M, height, width, 3); these go on cyclically."""
-    out = np.empty((len(draws), side, side, 3), np.float32)
+def draw_oriented_squares(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw rotated squares, each of one colour."""
+    return _paint(image_rng, side, ("square",), rotate=True)
+
+
+def draw_mixed(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw rotated discs, squares, rectangles, triangles and quadrangles, each of one colour."""
+    return _paint(image_rng, side, KINDS, rotate=True)
+
+
+def draw_textured(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw shapes that are windows on spectrum-colour-wmm textures."""
+    textures = statistics_textures(image_rng.group_start(STATISTICS_GROUP), min(side, MAX_TEXTURE_SIDE))
+    return _draw_windows(image_rng, side, textures)
+
+
+def draw_features(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw shapes that are windows on feature visualisations."""
+    textures, rng = feature_visualisations(image_rng.group_start(FEATURE_GROUP)), image_rng.generator("pool")
+    chosen = rng.permutation(FEATURE_TEXTURES)[: rng.integers(*FEATURES_PER_IMAGE, endpoint=True)]
+    return _draw_windows(image_rng, side, textures[chosen]) / 255
+
+
+@lru_cache(maxsize=2)
+def statistics_textures(first: ImageRandom, side: int) -> Floats:
+    """The spectrum-colour-wmm textures of the group of images that starts with `first`."""
+    rng = first.group_generator(STATISTICS_GROUP, "textures")
+    return np.stack([combined_image(rng, side).astype(np.float32) for _ in range(STATISTICS_TEXTURES)])
+
+
+@lru_cache(maxsize=128)
+def feature_visualisations(first: ImageRandom) -> NDArray[np.uint8]:
+    """The feature visualisations of the group of images that starts with `first`."""
+    from dpvision.public.random import feature_textures  # here, as torch takes seconds to load
+
+    leaf = first.for_process("dead-leaves-mixed")
+    leaves = [draw_mixed(replace(leaf, index=leaf.index + number), LEAF_SIDE) for number in range(LEAF_IMAGES)]
+    filters = feature_textures.build_network(first.group_generator(FEATURE_GROUP, "network"), np.stack(leaves))
+    rng = first.group_generator(FEATURE_GROUP, "textures")
+    units = rng.permutation(feature_textures.UNITS)[:FEATURE_TEXTURES]
+    return feature_textures.draw_textures(rng, filters, units)
+
+
+def _draw_windows(image_rng: ImageRandom, side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
+    """Draw shapes of all kinds, each a window on one of the textures (M, height, width, 3), continued cyclically."""
     rows, columns = np.mgrid[:side, :side]
-    many, height, width, _ = textures.shape
-    for image, each in zip(out, draws, strict=True):
-        front = _front(each.own(), side, KINDS, turned=True)
-        rng = each.own("textures")
-        which, down, right = (rng.integers(most, size=MOST)[front] for most in (many, height, width))
-        image[...] = textures[which, (rows + down) % height, (columns + right) % width]
-    return out
+    count, height, width, _ = textures.shape
+    front = _front(image_rng.generator(), side, KINDS, rotate=True)
+    rng = image_rng.generator("textures")
+    texture, down, right = (rng.integers(high, size=MAX_SHAPES)[front] for high in (count, height, width))
+    return textures[texture, (rows + down) % height, (columns + right) % width].astype(np.float32)
 
 
-def _painted(draws: Sequence[ImageRandom], side: int, kinds: tuple[str, ...], *, turned: bool) -> Floats:
-    out = np.empty((len(draws), side, side, 3), np.float32)
-    for image, each in zip(out, draws, strict=True):
-        front = _front(each.own(), side, kinds, turned=turned)
-        image[...] = each.own("colours").random((front.max() + 1, 3), np.float32)[front]
-    return out
+def _paint(image_rng: ImageRandom, side: int, kinds: tuple[str, ...], *, rotate: bool) -> Floats:
+    front = _front(image_rng.generator(), side, kinds, rotate=rotate)
+    return image_rng.generator("colours").random((front.max() + 1, 3), np.float32)[front]
 
 
-def _front(rng: Generator, side: int, kinds: tuple[str, ...], *, turned: bool) -> NDArray[np.intp]:
-    """Number of the shape that is seen at each pixel (side, side)."""
-    front = np.full(side * side, MOST - 1, np.intp)
-    open_, pixels = np.arange(side * side), _pixels(side)
+def _front(rng: Generator, side: int, kinds: tuple[str, ...], *, rotate: bool) -> NDArray[np.intp]:
+    """The number of the shape that is seen at each pixel (side, side)."""
+    front = np.full(side * side, MAX_SHAPES - 1, np.intp)
+    uncovered, pixels = np.arange(side * side), _pixels(side)
     number = 0
-    while len(open_) and number < MOST:
-        if number % DRAWN == 0:
-            normals, limits = _shapes(rng, kinds, turned=turned)
-        first = number % DRAWN
-        some = slice(first, min(DRAWN, first + max(8, TESTS // len(open_))))
+    while len(uncovered) and number < MAX_SHAPES:
+        start = number % SHAPES_PER_DRAW
+        if start == 0:
+            normals, limits = _draw_shapes(rng, kinds, rotate=rotate)
+        block = slice(start, min(SHAPES_PER_DRAW, start + max(8, TESTS_PER_BLOCK // len(uncovered))))
         inside = np.logical_and.reduce(
-            [pixels @ n[:, some] < limit[some] for n, limit in zip(normals, limits, strict=True)]
+            [pixels @ n[:, block] < limit[block] for n, limit in zip(normals, limits, strict=True)]
         )
-        hidden = inside.any(1)
-        front[open_[hidden]] = number + inside[hidden].argmax(1)
-        open_, pixels = open_[~hidden], pixels[~hidden]
-        number += some.stop - some.start
+        covered = inside.any(1)
+        front[uncovered[covered]] = number + inside[covered].argmax(1)
+        uncovered, pixels = uncovered[~covered], pixels[~covered]
+        number += block.stop - block.start
     return front.reshape(side, side)
 
 
 @cache
 def _pixels(side: int) -> Floats:
-    """(side^2, 3): x, y and x^2 + y^2, so that half-planes and discs are both linear."""
+    """(side^2, 3): x, y and x^2 + y^2 of each pixel, so that half-planes and discs are both linear."""
     x, y = np.meshgrid(*[(np.arange(side, dtype=np.float32) + 0.5) / side] * 2)
     return np.stack([x.ravel(), y.ravel(), (x * x + y * y).ravel()], 1)
 
 
-def _shapes(rng: Generator, kinds: tuple[str, ...], *, turned: bool) -> tuple[Floats, Floats]:
-    """Shapes as what holds inside of them: pixel @ normals[k] < limits[k] for all k; (5, 3, DRAWN) and (5, DRAWN).
+def _draw_shapes(rng: Generator, kinds: tuple[str, ...], *, rotate: bool) -> tuple[Floats, Floats]:
+    """Shapes as linear tests: a pixel is inside if pixel @ normals[k] < limits[k] for all k; (5, 3, N) and (5, N).
 
-    The first four are half-planes, of which a triangle has three and a disc none; the fifth is a disc.
+    The first four tests are half-planes, of which a triangle has three and a disc none; the fifth is a disc.
     """
-    radius = _radii()[np.searchsorted(_shares(), rng.random(DRAWN))]
-    x, y, turn = rng.random((3, DRAWN))
-    kind = rng.integers(len(kinds), size=DRAWN)
-    long, *apart = rng.random((5, DRAWN))
-    is_ = {name: kind == number for number, name in enumerate(kinds)}
-    none = np.zeros(DRAWN, bool)
-    disc, triangle, rectangle = (is_.get(name, none) for name in ("disc", "triangle", "rectangle"))
-    bent = np.where(is_.get("quadrangle", none), np.stack(apart) - 0.5, 0.0)
-    angle = (turn if turned else 0.0) * 2 * np.pi + (np.arange(4)[:, None] + 0.6 * bent) * np.pi / np.where(
+    radius = _radii()[np.searchsorted(_radius_quantiles(), rng.random(SHAPES_PER_DRAW))]
+    x, y, turn = rng.random((3, SHAPES_PER_DRAW))
+    kind = rng.integers(len(kinds), size=SHAPES_PER_DRAW)
+    aspect, *bends = rng.random((5, SHAPES_PER_DRAW))
+    is_kind = {name: kind == number for number, name in enumerate(kinds)}
+    none = np.zeros(SHAPES_PER_DRAW, bool)
+    disc, triangle, rectangle = (is_kind.get(name, none) for name in ("disc", "triangle", "rectangle"))
+    bend = np.where(is_kind.get("quadrangle", none), np.stack(bends) - 0.5, 0.0)
+    angle = (turn if rotate else 0.0) * 2 * np.pi + (np.arange(4)[:, None] + 0.6 * bend) * np.pi / np.where(
         triangle, 1.5, 2
     )
     reach = np.repeat(np.where(triangle, radius / 2, radius)[None], 4, 0)
-    reach[1::2] *= np.where(rectangle, 0.2 + 0.8 * long, 1.0)
+    reach[1::2] *= np.where(rectangle, 0.2 + 0.8 * aspect, 1.0)
     reach[3, triangle], reach[:, disc] = FAR, FAR
-    normals = np.zeros((5, 3, DRAWN))
+    normals = np.zeros((5, 3, SHAPES_PER_DRAW))
     normals[:4, 0], normals[:4, 1] = np.cos(angle), np.sin(angle)
-    normals[4] = -2 * x, -2 * y, np.ones(DRAWN)
+    normals[4] = -2 * x, -2 * y, np.ones(SHAPES_PER_DRAW)
     limits = np.append(normals[:4, 0] * x + normals[:4, 1] * y + reach, (radius**2 - x * x - y * y)[None], 0)
     limits[4, ~disc] = FAR
     tests = slice(None) if "disc" in kinds else slice(4)
@@ -123,7 +166,7 @@ def _radii() -> NDArray[np.float64]:
 
 
 @cache
-def _shares() -> NDArray[np.float64]:
-    """Of the shapes that have at most each radius."""
+def _radius_quantiles() -> NDArray[np.float64]:
+    """The share of shapes with at most each radius."""
     density = _radii() ** -3 - 1
     return np.cumsum(density) / density.sum()

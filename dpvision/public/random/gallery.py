@@ -1,4 +1,4 @@
-"""Random images as files to look at: one PNG each, and a contact sheet of the first ones."""
+"""Random images as PNG files, with a contact sheet of the first ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dpvision.errors import ConfigError
 from dpvision.public.random import Bytes, stream
 from dpvision.public.sheets import png, tiled
 
-AT_A_TIME = 64
-MOST = 10_000_000
-SHEET, GAP = (8, 12), 2  # rows and columns at most, and pixels between images
+BATCH = 64
+MAX_COUNT = 10_000_000
+SHEET, GAP = (8, 12), 2  # maximum rows and columns, and pixels between images
 
 
-def save(
+def write_gallery(
     process: str,
     out: Path,
     *,
@@ -28,16 +28,16 @@ def save(
     workers: int = 1,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """OUT/images/000000.png and on, OUT/contact_sheet.png, and OUT/about.json, which says how they were made."""
+    """Write OUT/images/000000.png and so on, OUT/contact_sheet.png, and OUT/about.json with the settings."""
     if count < 1:
-        raise ConfigError(f"{count} images cannot be drawn: at least 1.")
-    if count > MOST:
-        raise ConfigError(f"{count:,} images cannot be drawn: {MOST:,} at most.")
+        raise ConfigError(f"count is {count}: it must be at least 1.")
+    if count > MAX_COUNT:
+        raise ConfigError(f"count is {count:,}: it must be at most {MAX_COUNT:,}.")
     if not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed is {seed}: it must be at least 0 and below 2^63.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is not empty. Fix: another --out.")
-    batches = [range(i, min(count, i + AT_A_TIME)) for i in range(0, count, AT_A_TIME)]
+    batches = [range(i, min(count, i + BATCH)) for i in range(0, count, BATCH)]
     first: list[Bytes] = []
     for batch, images in zip(batches, stream(process, batches, side=side, seed=seed, workers=workers), strict=True):
         (out / "images").mkdir(parents=True, exist_ok=True)
@@ -52,6 +52,6 @@ def save(
 
 
 def contact_sheet(images: Bytes) -> Bytes:
-    """The first images side by side on white."""
+    """The first images in rows on white."""
     columns = min(SHEET[1], len(images))
     return tiled(images[: SHEET[0] * columns], columns=columns, gap=GAP)[:-GAP, :-GAP]

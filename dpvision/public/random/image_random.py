@@ -1,13 +1,13 @@
-"""Random numbers that belong to one image of one process: whoever else is drawn, and on how many cores, it stays.
+"""Random numbers that belong to one image of one process, independent of which other images are drawn and where.
 
-Single numbers, for processes that draw functions, are Python's: they leave arrays of floats what they are.
+Scalars drawn by the functions below are Python numbers, so arithmetic with them keeps the dtype of an array.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,47 +18,53 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ImageRandom:
-    """Of image `index` of a process under `seed`."""
+    """The random numbers of image `index` of a process under `seed`."""
 
     process: str
     seed: int
     index: int
 
-    def own(self, purpose: str = "") -> Generator:
-        """Of this image alone; other purposes are independent."""
+    def generator(self, purpose: str = "") -> Generator:
+        """A generator for this image alone. Different purposes give independent generators."""
         return self._generator("image", self.index, purpose)
 
-    def shared(self, every: int, purpose: str = "") -> Generator:
-        """Of all images whose index has the same quotient by `every`."""
+    def group_generator(self, every: int, purpose: str = "") -> Generator:
+        """A generator shared by the group of `every` consecutive images that contains this one."""
         return self._generator(f"every {every}", self.index // every, purpose)
 
-    def of(self, process: str) -> ImageRandom:
-        """Of the same image in another process, for processes that are made of others."""
-        return ImageRandom(f"{self.process}/{process}", self.seed, self.index)
+    def group_start(self, every: int) -> ImageRandom:
+        """The first image of that group."""
+        return replace(self, index=self.index - self.index % every)
+
+    def for_process(self, process: str) -> ImageRandom:
+        """The same image in another process, for processes that are composed of others."""
+        return replace(self, process=f"{self.process}/{process}")
 
     def _generator(self, kind: str, number: int, purpose: str) -> Generator:
         name = repr((self.process, self.seed, kind, number, purpose)).encode()
         return Generator(Philox(key=np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")))
 
 
-def between(rng: Generator, low: float, high: float) -> float:
-    """Evenly."""
+def uniform(rng: Generator, low: float, high: float) -> float:
+    """Draw uniformly from [low, high)."""
     return low + (high - low) * rng.random()
 
 
-def scale(rng: Generator, low: float, high: float) -> float:
-    """Evenly in the logarithm."""
+def log_uniform(rng: Generator, low: float, high: float) -> float:
+    """Draw from [low, high) with a uniform logarithm."""
     return float(low * (high / low) ** rng.random())
 
 
-def whole(rng: Generator, low: int, high: int) -> int:
-    """A whole number, both ends included."""
+def integer(rng: Generator, low: int, high: int) -> int:
+    """Draw an integer from low to high, both included."""
     return low + int((high - low + 1) * rng.random())
 
 
-def heads(rng: Generator, share: float = 0.5) -> bool:
-    return bool(rng.random() < share)
+def bernoulli(rng: Generator, probability: float = 0.5) -> bool:
+    """Draw True with this probability."""
+    return bool(rng.random() < probability)
 
 
-def one_of(rng: Generator, these: Sequence[T]) -> T:
-    return these[int(len(these) * rng.random())]
+def choose(rng: Generator, options: Sequence[T]) -> T:
+    """Draw one of the options."""
+    return options[int(len(options) * rng.random())]

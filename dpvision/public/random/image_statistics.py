@@ -1,152 +1,128 @@
 """Noise with statistics of photographs: their spectrum, colours, wavelet marginals, or all three (Baradad et al. 2021).
 
 Spectrum: Fourier magnitudes fall as a random power of the frequency. The three channels share the magnitudes and have
-phases of their own, so their colours are independent. An image fills the range from 0 to 1.
+independent phases, so their colours are independent. An image fills the range from 0 to 1.
 
 Colour: an area divided among 3 to 22 random colours by random shares, blurred. Other processes take its colours along
 their principal axes, for which it hardly matters where a colour is. Rectangles make it an image of its own; where the
-original puts the colours, and how wide it blurs, we do not know.
+original puts the colours, and how wide it blurs, is not published.
 
-Wavelet marginals: subbands have histograms exp(-|x|^r), r from 0.4 to 0.8. Such subbands are nearly empty but for a few
-large values, as those of photographs. Each has its own r, the same in all three channels; a small r makes a strong
-subband, so images differ in scale and orientation. Differences:
+Wavelet marginals: subbands of a steerable pyramid have histograms exp(-|x|^r), r from 0.4 to 0.8. Such subbands are
+nearly empty but for a few large values, as those of photographs. Each has its own r, the same in all three channels; a
+small r makes a strong subband, so images differ in scale and orientation. Differences from the original:
 
-* The original writes |x / 4^scale|. We take it that its subbands grow fourfold with each scale, as those of a pyramid
+* The original writes |x / 4^scale|. We assume that its subbands grow fourfold with each scale, as those of a pyramid
   do whose Fourier transforms are not rescaled; ours keep the size of the image's values, so 4^scale cancels.
-* The highpass residual, which has neither scale nor orientation, is left as the lowpass residual is.
+* The highpass residual, which has neither scale nor orientation, is left unchanged, as the lowpass residual is.
 * With tails as heavy, an image ranges over three standard deviations to each side, and is clipped there.
 
 All three: noise projected on each in turn. Until the end the channels are the principal axes of a random palette. A
-power law and subbands of given variances contradict each other; so here the spectrum says how strong a subband is, and
-the wavelet marginal model only what shape its histogram has. Then five rounds do, where the original has ten. The
-histograms come last, so that along each axis the colours are those of the palette; where they leave the colour cube
-together they are clipped.
+power law and subbands of given variances contradict each other; so here the spectrum determines how strong a subband
+is, and the wavelet marginal model only the shape of its histogram. Then five rounds are enough, where the original has
+ten. The histograms come last, so that along each axis the colours are those of the palette; colours outside of the
+colour cube are clipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy.fft import irfft2, rfft2
+from scipy.fft import ifftshift, irfft2, rfft2
 from scipy.ndimage import uniform_filter
 
 from dpvision.public.random.image_random import ImageRandom
-from dpvision.public.random.pyramid import ORIENTATIONS, pyramid
 
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
 
 SLOPES = (0.5, 3.5)  # of the spectrum
-TILT = 0.05  # standard deviation of half the difference between the slopes across and down
-FEWEST, MOST = 3, 22  # colours
+TILT = 0.05  # standard deviation of half the difference between the horizontal and the vertical slope
+MIN_COLOURS, MAX_COLOURS = 3, 22
+ORIENTATIONS = 4  # of the pyramid
 EXPONENTS = (0.4, 0.8)  # r of the wavelet marginals
 TABLE = np.linspace(0, 6, 256)  # of |x|^(r/2); hardly ever more
-STEP = 1.5  # times the way to where each subband matches: two rounds come as close as three of 1
+STEP = 1.5  # over-relaxation: two rounds come as close to the wanted histograms as three with a step of 1
 WAVELET_ROUNDS = 2  # subbands overlap, so that matching one disturbs others, every time less
-ALL_ROUNDS = 5
+COMBINED_ROUNDS = 5
 
 
-def falling_spectra(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Noise whose spectrum falls with a random power of the frequency."""
-    return _each(spectrum_image, draws, side)
-
-
-def colours(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Rectangles in a random palette, blurred."""
-    return _each(colour_image, draws, side)
-
-
-def wavelet_marginals(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Noise whose wavelet subbands are nearly empty but for a few large values."""
-    return _each(wavelet_image, draws, side)
-
-
-def all_statistics(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Noise with a falling spectrum, a random palette and sparse wavelets."""
-    return _each(image_of_all, draws, side)
-
-
-def _each(image: Callable[[Generator, int], Floats], draws: Sequence[ImageRandom], side: int) -> Floats:
-    return np.reshape([image(each.own(), side) for each in draws], (len(draws), side, side, 3))
-
-
-def spectrum_image(rng: Generator, side: int) -> Floats:
-    """(side, side, 3), as all of these."""
-    falling = magnitudes(rng, side)
+def draw_spectrum(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw noise whose spectrum falls with a random power of the frequency."""
+    rng = image_rng.generator()
+    magnitudes = draw_magnitudes(rng, side)
     noise = rng.random((3, side, side))
-    image = irfft2(with_magnitudes(rfft2(noise), falling), (side, side)).transpose(1, 2, 0)
+    image = irfft2(set_magnitudes(rfft2(noise), magnitudes), (side, side)).transpose(1, 2, 0)
     return (image - image.min()) / np.ptp(image)
 
 
-def colour_image(rng: Generator, side: int) -> Floats:
-    count = rng.integers(FEWEST, MOST + 1)
+def draw_colours(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw rectangles in random colours, blurred."""
+    return _colour_image(image_rng.generator(), side)
+
+
+def draw_wavelet_marginals(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw noise whose wavelet subbands are nearly empty but for a few large values."""
+    rng = image_rng.generator()
+    marginals = draw_marginals(rng, side)
+    spectra = rfft2(rng.random((3, side, side)), norm="forward")
+    for _ in range(WAVELET_ROUNDS):
+        spectra = [approach_marginals(spectrum, marginals) for spectrum in spectra]
+    image = irfft2(spectra, (side, side), norm="forward").transpose(1, 2, 0)
+    return np.clip(0.5 + (image - image.mean()) / (6 * image.std()), 0, 1)
+
+
+def draw_combined(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw noise with a falling spectrum, a random palette and sparse wavelets."""
+    return combined_image(image_rng.generator(), side)
+
+
+def combined_image(rng: Generator, side: int) -> Floats:
+    """(side, side, 3): an image with all three statistics."""
+    palette = principal_palette(_colour_image(rng, side))
+    magnitudes = draw_magnitudes(rng, side)
+    marginals = [
+        values * (subbands.std((1, 2)) / values.std(1))[:, None]
+        for subbands, values in zip(
+            pyramid(side).split(magnitudes.astype(complex)), draw_marginals(rng, side), strict=True
+        )
+    ]
+    channels = rng.random((3, side, side))
+    for _ in range(COMBINED_ROUNDS):
+        spectra = set_magnitudes(rfft2(channels, norm="forward"), magnitudes)
+        closer = [approach_marginals(spectrum, marginals) for spectrum in spectra]
+        channels = match_histograms(irfft2(closer, (side, side), norm="forward"), palette.ascending)
+    return np.clip(palette.mean + np.einsum("ayx,ac->yxc", channels, palette.axes), 0, 1)
+
+
+def draw_magnitudes(rng: Generator, side: int) -> Floats:
+    """Magnitudes 1 / (|fx|^a + |fy|^b) of a half spectrum (side, side // 2 + 1), 0 at frequency 0."""
+    slope, tilt = rng.uniform(*SLOPES), TILT * rng.standard_normal()
+    down, across = np.arange(side), np.arange(side // 2 + 1)
+    inverse = np.minimum(down, side - down)[:, None] ** (slope - tilt) + across ** (slope + tilt)
+    inverse[0, 0] = np.inf
+    return 1 / inverse
+
+
+def set_magnitudes(spectra: Complexes, magnitudes: Floats) -> Complexes:
+    """Spectra with these magnitudes and the phases of the given ones."""
+    return spectra * (magnitudes / np.maximum(np.abs(spectra), np.finfo(float).tiny))
+
+
+def _colour_image(rng: Generator, side: int) -> Floats:
+    count = rng.integers(MIN_COLOURS, MAX_COLOURS + 1)
     out = np.empty((side, side, 3))
     _divide(out, rng.random((count, 3)), rng.random(count))
     return uniform_filter(out, 1 + 2 * max(1, side // 32), axes=(0, 1), mode="nearest")
 
 
-def wavelet_image(rng: Generator, side: int) -> Floats:
-    goals = marginals(rng, side)
-    spectra = rfft2(rng.random((3, side, side)), norm="forward")
-    for _ in range(WAVELET_ROUNDS):
-        spectra = [nearer_marginals(each, goals) for each in spectra]
-    image = irfft2(spectra, (side, side), norm="forward").transpose(1, 2, 0)
-    return np.clip(0.5 + (image - image.mean()) / (6 * image.std()), 0, 1)
-
-
-def image_of_all(rng: Generator, side: int) -> Floats:
-    found = palette(colour_image(rng, side))
-    falling = magnitudes(rng, side)
-    goals = [
-        values * (subbands.std((1, 2)) / values.std(1))[:, None]
-        for subbands, values in zip(pyramid(side).split(falling.astype(complex)), marginals(rng, side), strict=True)
-    ]
-    channels = rng.random((3, side, side))
-    for _ in range(ALL_ROUNDS):
-        spectra = with_magnitudes(rfft2(channels, norm="forward"), falling)
-        nearer = [nearer_marginals(each, goals) for each in spectra]
-        channels = with_values(irfft2(nearer, (side, side), norm="forward"), found.ascending)
-    return np.clip(found.mean + np.einsum("ayx,ac->yxc", channels, found.axes), 0, 1)
-
-
-def magnitudes(rng: Generator, side: int) -> Floats:
-    """Of a half spectrum (side, side // 2 + 1): 1 / (|fx|^a + |fy|^b), and no mean."""
-    slope, tilt = rng.uniform(*SLOPES), TILT * rng.standard_normal()
-    down, across = np.arange(side), np.arange(side // 2 + 1)
-    falling = np.minimum(down, side - down)[:, None] ** (slope - tilt) + across ** (slope + tilt)
-    falling[0, 0] = np.inf
-    return 1 / falling
-
-
-def with_magnitudes(spectra: Complexes, magnitudes: Floats) -> Complexes:
-    """The same phases."""
-    return spectra * (magnitudes / np.maximum(np.abs(spectra), np.finfo(float).tiny))
-
-
-class Palette(NamedTuple):
-    """The colours of an image along their principal axes."""
-
-    mean: Floats  # (3,)
-    axes: Floats  # (3, 3): an axis a row
-    ascending: Floats  # (3, pixels): what pixels have along each axis
-
-
-def palette(image: Floats) -> Palette:
-    """Of an image (side, side, 3)."""
-    pixels = image.reshape(-1, 3)
-    mean = pixels.mean(0)
-    pixels = pixels - mean
-    axes = np.linalg.eigh(np.einsum("pi,pj->ij", pixels, pixels))[1].T
-    axes *= np.sign(axes.sum(1, keepdims=True))  # or else up to the linear algebra library
-    return Palette(mean, axes, np.sort(np.einsum("ai,pi->ap", axes, pixels)))
-
-
 def _divide(area: Floats, colours: Floats, shares: Floats) -> None:
-    """Half of the colours to each side of a cut through the longer side, down to one colour a rectangle."""
+    """Cut the longer side, give each part half of the colours, and go on until each rectangle has one colour."""
     if len(colours) == 1:
         area[...] = colours
         return
@@ -157,8 +133,26 @@ def _divide(area: Floats, colours: Floats, shares: Floats) -> None:
     _divide(longer[cut:], colours[half:], shares[half:])
 
 
-def marginals(rng: Generator, side: int) -> list[Floats]:
-    """What values the subbands of each scale of the pyramid have, ascending (orientations, pixels)."""
+class Palette(NamedTuple):
+    """The colours of an image along their principal axes."""
+
+    mean: Floats  # (3,)
+    axes: Floats  # (3, 3): one axis per row
+    ascending: Floats  # (3, pixels): coordinates of the pixels along each axis, sorted
+
+
+def principal_palette(image: Floats) -> Palette:
+    """The palette of an image (side, side, 3)."""
+    pixels = image.reshape(-1, 3)
+    mean = pixels.mean(0)
+    pixels = pixels - mean
+    axes = np.linalg.eigh(np.einsum("pi,pj->ij", pixels, pixels))[1].T
+    axes *= np.sign(axes.sum(1, keepdims=True))  # or else signs depend on the linear algebra library
+    return Palette(mean, axes, np.sort(np.einsum("ai,pi->ap", axes, pixels)))
+
+
+def draw_marginals(rng: Generator, side: int) -> list[Floats]:
+    """The values that the subbands of each scale shall have, ascending (orientations, pixels)."""
     return [
         np.stack([quantiles(r, scale.side**2) for r in rng.uniform(*EXPONENTS, ORIENTATIONS)])
         for scale in pyramid(side).scales
@@ -166,30 +160,32 @@ def marginals(rng: Generator, side: int) -> list[Floats]:
 
 
 def quantiles(r: float, count: int) -> Floats:
-    """So many values of density exp(-|x|^r), ascending; that of t = |x|^(r/2) is t^(2/r - 1) exp(-t^2)."""
+    """`count` quantiles of the density exp(-|x|^r), ascending; that of t = |x|^(r/2) is t^(2/r - 1) exp(-t^2)."""
     density = TABLE ** (2 / r - 1) * np.exp(-(TABLE**2))
     below = np.cumsum(density) - density / 2
     positive = np.interp(np.arange(1 - count % 2, count, 2) / count, below / below[-1], TABLE ** (2 / r))
     return np.concatenate([-positive[::-1], positive[count % 2 :]])
 
 
-def nearer_marginals(spectrum: Complexes, marginals: list[Floats]) -> Complexes:
-    """A step towards subbands with these values; the residuals stay."""
+def approach_marginals(spectrum: Complexes, marginals: list[Floats]) -> Complexes:
+    """Take a step towards subbands with these values; the residuals stay."""
     wavelets = pyramid(len(spectrum))
-    subbands = [with_values(*each) for each in zip(wavelets.split(spectrum), marginals, strict=True)]
+    subbands = [
+        match_histograms(bands, values) for bands, values in zip(wavelets.split(spectrum), marginals, strict=True)
+    ]
     return spectrum + STEP * (wavelets.merge(spectrum, subbands) - spectrum)
 
 
-def with_values(arrays: Floats, ascending: Floats) -> Floats:
-    """Arrays (N, side, side) with their values replaced, rank by rank, by these (N, side^2)."""
+def match_histograms(arrays: Floats, ascending: Floats) -> Floats:
+    """Replace the values of arrays (N, side, side), rank by rank, by the sorted values (N, side^2)."""
     out = np.empty_like(ascending)
-    for each, order, values in zip(out, _order(arrays.reshape(ascending.shape)), ascending, strict=True):
-        each[order] = values
+    for row, order, values in zip(out, _argsort(arrays.reshape(ascending.shape)), ascending, strict=True):
+        row[order] = values
     return out.reshape(arrays.shape)
 
 
-def _order(values: Floats) -> NDArray[np.int64]:
-    """argsort, at half its time: the last bits of each value become its number, which sorting carries along."""
+def _argsort(values: Floats) -> NDArray[np.int64]:
+    """argsort in half the time: the last bits of each value become its index, which sorting carries along."""
     count = values.shape[-1]
     last = (1 << count.bit_length()) - 1
     keys = values.copy()
@@ -199,3 +195,72 @@ def _order(values: Floats) -> NDArray[np.int64]:
     keys.sort(-1)
     bits &= last
     return bits
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The filters of one scale of a pyramid, one per orientation."""
+
+    side: int
+    where: tuple[Any, Any]  # indices of its frequencies in the image's half spectrum
+    filters: Complexes  # (orientations, side, side // 2 + 1)
+    conjugates: Complexes
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """A steerable pyramid: splits an image into subbands of one scale and orientation each, and merges them again.
+
+    As Simoncelli and Freeman 1995, in the Fourier domain: the squared filters sum to one at every frequency, so
+    filtering twice restores the image. A subband has the values of the filtered image at every 2^scale-th pixel or,
+    where the side is not divisible, on a slightly finer grid. The residuals, above the finest scale and below the
+    coarsest, stay in the Fourier domain.
+    """
+
+    scales: tuple[Scale, ...]  # finest first
+    residuals: Floats  # squared highpass plus squared lowpass filter
+
+    def split(self, spectrum: Complexes) -> list[Floats]:
+        """Subbands (orientations, side, side) of each scale; the spectrum is rfft2(image, norm="forward")."""
+        return [irfft2(spectrum[s.where] * s.filters, (s.side, s.side), norm="forward") for s in self.scales]
+
+    def merge(self, spectrum: Complexes, subbands: list[Floats]) -> Complexes:
+        """The spectrum that has these subbands and the residuals of the given spectrum."""
+        out = spectrum * self.residuals
+        for s, bands in zip(self.scales, subbands, strict=True):
+            out[s.where] += np.einsum("oyx,oyx->yx", rfft2(bands, norm="forward"), s.conjugates)
+        return out
+
+
+@lru_cache(maxsize=4)
+def pyramid(side: int) -> Pyramid:
+    """A pyramid with three scales at 128 pixels a side, and one more (or less) for twice (or half) the side."""
+    y, x = _frequencies(side)
+    radius, angle = np.hypot(x, y) / (side / 2), np.arctan2(y, x)
+    directions = np.arange(ORIENTATIONS)[:, None, None] * np.pi / ORIENTATIONS
+    # cos^6 sums to 5/4 over four orientations; cos^3 is odd, so a real subband needs a factor i.
+    oriented = 1j * np.cos(angle - directions) ** 3 / np.sqrt(5 / 4)
+    lowpasses = [_squared_lowpass(radius * 2**scale) for scale in range(max(1, side.bit_length() - 5) + 1)]
+    scales = [
+        _scale(oriented * np.sqrt(above - below), 2**scale)
+        for scale, (above, below) in enumerate(itertools.pairwise(lowpasses))
+    ]
+    return Pyramid(tuple(scales), 1 - lowpasses[0] + lowpasses[-1])
+
+
+def _scale(filters: Complexes, every: int) -> Scale:
+    side = -(-filters.shape[1] // every)
+    where = _frequencies(side)
+    cropped = filters[:, *where]
+    return Scale(side, where if every > 1 else np.s_[:, :], cropped, cropped.conj())
+
+
+def _frequencies(side: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Vertical and horizontal frequencies of a half spectrum."""
+    return ifftshift(np.arange(side) - side // 2)[:, None], np.arange(side // 2 + 1)
+
+
+def _squared_lowpass(radius: Floats) -> Floats:
+    """One up to half the Nyquist frequency, zero from it on, and a cosine in log frequency between."""
+    with np.errstate(divide="ignore"):
+        return np.cos(np.pi / 2 * np.clip(np.log2(2 * radius), 0, 1)) ** 2

@@ -1,69 +1,71 @@
-"""Maps of the plane onto itself: what a program does to its coordinates before it looks at them.
+"""Warps: random maps of the plane onto itself, which a program applies to its coordinates; and tables of smooth noise.
 
-The image is the square from -1 to 1. Every function draws one map.
+The image is the square from -1 to 1. Every function draws the parameters of one warp and returns the warp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import pi
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.image_random import between, heads, scale, whole
-from dpvision.public.random.tables import looked_up, noise_table
+from dpvision.public.random.image_random import bernoulli, integer, log_uniform, uniform
 
 Floats = NDArray[np.floating]
 Plane = tuple[Floats, Floats]
 Warp = Callable[[Floats, Floats], Plane]
 
+LATTICE = 32  # points per side of a table of noise; a power of two
 
-def placed(rng: Generator) -> Warp:
-    """Turned, zoomed, stretched and shifted."""
-    angle, zoom, stretch = any_angle(rng), scale(rng, 0.4, 1.4), scale(rng, 0.7, 1.4)
-    right, down = between(rng, -0.7, 0.7), between(rng, -0.7, 0.7)
+
+def affine(rng: Generator) -> Warp:
+    """Rotate, zoom, stretch and shift."""
+    angle, zoom, stretch = draw_angle(rng), log_uniform(rng, 0.4, 1.4), log_uniform(rng, 0.7, 1.4)
+    right, down = uniform(rng, -0.7, 0.7), uniform(rng, -0.7, 0.7)
 
     def warp(x: Floats, y: Floats) -> Plane:
-        x, y = turned(x, y, angle)
+        x, y = rotate(x, y, angle)
         return zoom * stretch * x + right, zoom / stretch * y + down
 
     return warp
 
 
 def polar(rng: Generator) -> Warp:
-    """Radius, or its logarithm, and angle, mirrored so that it closes; sheared it is a spiral."""
-    arms, pull, spiral = whole(rng, 1, 6), scale(rng, 0.5, 2), between(rng, -1, 1) if heads(rng, 0.4) else 0
-    logarithmic = heads(rng)
+    """Polar coordinates: radius, or its logarithm, and angle, triangle_wave so that it closes; sheared, a spiral."""
+    arms, zoom, spiral = integer(rng, 1, 6), log_uniform(rng, 0.5, 2), uniform(rng, -1, 1) if bernoulli(rng, 0.4) else 0
+    logarithmic = bernoulli(rng)
 
     def warp(x: Floats, y: Floats) -> Plane:
         r = np.sqrt(x * x + y * y)
         far = np.log(r + 0.02) if logarithmic else 2 * r
-        return pull * far, 2 * mirrored(arms * np.arctan2(y, x) / pi + spiral * far) - 1
+        return zoom * far, 2 * triangle_wave(arms * np.arctan2(y, x) / pi + spiral * far) - 1
 
     return warp
 
 
 def kaleidoscope(rng: Generator) -> Warp:
-    """The same wedge all around, every other one mirrored."""
-    wedge, turn = pi / whole(rng, 2, 6), between(rng, 0, pi)
+    """Repeat a wedge around the centre, every other one triangle_wave."""
+    wedge, turn = pi / integer(rng, 2, 6), uniform(rng, 0, pi)
 
     def warp(x: Floats, y: Floats) -> Plane:
-        r, angle = np.sqrt(x * x + y * y), wedge * mirrored(np.arctan2(y, x) / wedge) + turn
+        r, angle = np.sqrt(x * x + y * y), wedge * triangle_wave(np.arctan2(y, x) / wedge) + turn
         return r * np.cos(angle), r * np.sin(angle)
 
     return warp
 
 
-def tiled(rng: Generator) -> Warp:
-    """The same tile everywhere, mirrored or in rows that are shifted like bricks."""
-    tiles, mirror, brick = scale(rng, 0.7, 2.5), heads(rng), between(rng, 0, 1) if heads(rng) else 0
+def tiles(rng: Generator) -> Warp:
+    """Repeat a tile, triangle_wave or in rows that are shifted like bricks."""
+    density, mirror, brick = log_uniform(rng, 0.7, 2.5), bernoulli(rng), uniform(rng, 0, 1) if bernoulli(rng) else 0
 
     def warp(x: Floats, y: Floats) -> Plane:
-        x, y = tiles * x, tiles * y
+        x, y = density * x, density * y
         if mirror:
-            return 2 * mirrored(x) - 1, 2 * mirrored(y) - 1
+            return 2 * triangle_wave(x) - 1, 2 * triangle_wave(y) - 1
         row = np.rint(y)
         x = x + brick * row
         return 2 * (x - np.rint(x)), 2 * (y - row)
@@ -71,89 +73,124 @@ def tiled(rng: Generator) -> Warp:
     return warp
 
 
-def folded(rng: Generator) -> Warp:
-    """Folded, turned and magnified a few times: the same figure at many scales."""
-    grow, angles = between(rng, 1.1, 1.6), [any_angle(rng) for _ in range(whole(rng, 2, 5))]
-    right, down = between(rng, 0.2, 0.8), between(rng, 0, 0.6)
+def iterated_folds(rng: Generator) -> Warp:
+    """Fold, rotate and magnify a few times: the same figure at many scales."""
+    grow, angles = uniform(rng, 1.1, 1.6), [draw_angle(rng) for _ in range(integer(rng, 2, 5))]
+    right, down = uniform(rng, 0.2, 0.8), uniform(rng, 0, 0.6)
 
     def warp(x: Floats, y: Floats) -> Plane:
         for angle in angles:
-            x, y = turned(grow * (np.abs(x) - right), grow * (np.abs(y) - down), angle)
+            x, y = rotate(grow * (np.abs(x) - right), grow * (np.abs(y) - down), angle)
         return x, y
 
     return warp
 
 
-def swirled(rng: Generator) -> Warp:
-    """Turned about the centre, the more so the nearer to it."""
-    strength, reach = between(rng, -6, 6), scale(rng, 0.5, 3)
-    return lambda x, y: turned(x, y, strength * np.exp(-reach * (x * x + y * y)))
+def swirl(rng: Generator) -> Warp:
+    """Rotate about the centre, more the closer to it."""
+    strength, reach = uniform(rng, -6, 6), log_uniform(rng, 0.5, 3)
+    return lambda x, y: rotate(x, y, strength * np.exp(-reach * (x * x + y * y)))
 
 
-def rippled(rng: Generator) -> Warp:
-    """Shifted by sines of the other coordinate, a few times, each finer than the last."""
-    finer, first, much = between(rng, 1.4, 2), scale(rng, 1.5, 6), between(rng, 0.4, 1.4)
-    phases = rng.random((whole(rng, 1, 4), 2), np.float32) * 2 * pi
+def ripples(rng: Generator) -> Warp:
+    """Shift by sines of the other coordinate, a few times, each finer than the last."""
+    finer, first, strength = uniform(rng, 1.4, 2), log_uniform(rng, 1.5, 6), uniform(rng, 0.4, 1.4)
+    phases = rng.random((integer(rng, 1, 4), 2), np.float32) * 2 * pi
 
     def warp(x: Floats, y: Floats) -> Plane:
-        pace = first
-        for one, other in phases:
-            x = x + much / pace * np.sin(pace * y + one)
-            y = y + much / pace * np.sin(pace * x + other)
-            pace = pace * finer
+        frequency = first
+        for x_phase, y_phase in phases:
+            x = x + strength / frequency * np.sin(frequency * y + x_phase)
+            y = y + strength / frequency * np.sin(frequency * x + y_phase)
+            frequency = frequency * finer
         return x, y
 
     return warp
 
 
-def stirred(rng: Generator) -> Warp:
-    """Shifted by noise."""
-    table, pace, much = noise_table(rng, between(rng, 1.2, 2.2)), scale(rng, 2, 10), between(rng, 0.1, 0.6)
+def turbulence(rng: Generator) -> Warp:
+    """Shift by noise."""
+    table, frequency, strength = (
+        draw_noise(rng, uniform(rng, 1.2, 2.2)),
+        log_uniform(rng, 2, 10),
+        uniform(rng, 0.1, 0.6),
+    )
 
     def warp(x: Floats, y: Floats) -> Plane:
-        u, v = pace * x, pace * y
-        return x + much * looked_up(table, u, v), y + much * looked_up(table, v, -u)
+        u, v = frequency * x, frequency * y
+        return x + strength * interpolate(table, u, v), y + strength * interpolate(table, v, -u)
 
     return warp
 
 
-def inverted(rng: Generator) -> Warp:
-    """Inside out, about a point."""
-    right, down, size = between(rng, -0.8, 0.8), between(rng, -0.8, 0.8), scale(rng, 0.3, 1.5)
+def inversion(rng: Generator) -> Warp:
+    """Invert in a circle about a point."""
+    right, down, size = uniform(rng, -0.8, 0.8), uniform(rng, -0.8, 0.8), log_uniform(rng, 0.3, 1.5)
 
     def warp(x: Floats, y: Floats) -> Plane:
         x, y = x - right, y - down
-        much = size / (x * x + y * y + 0.05)
-        return x * much, y * much
+        factor = size / (x * x + y * y + 0.05)
+        return x * factor, y * factor
 
     return warp
 
 
-def squared(rng: Generator) -> Warp:
-    """z^2 + c of the complex plane."""
-    right, down = between(rng, -1, 1), between(rng, -1, 1)
+def complex_square(rng: Generator) -> Warp:
+    """Map z to z^2 + c in the complex plane."""
+    right, down = uniform(rng, -1, 1), uniform(rng, -1, 1)
     return lambda x, y: (x * x - y * y + right, 2 * x * y + down)
 
 
-def pixelated(rng: Generator) -> Warp:
-    """In blocks."""
-    fine = scale(rng, 3, 12)
-    return lambda x, y: (np.rint(fine * x) / fine, np.rint(fine * y) / fine)
+def pixelation(rng: Generator) -> Warp:
+    """Round to blocks."""
+    density = log_uniform(rng, 3, 12)
+    return lambda x, y: (np.rint(density * x) / density, np.rint(density * y) / density)
 
 
-def any_angle(rng: Generator) -> Floats:
+def draw_noise(rng: Generator, slope: float) -> Floats:
+    """Draw a flattened table of Gaussian noise with amplitudes |f|^-slope, mean 0 and standard deviation 1/2."""
+    white = rng.standard_normal((LATTICE, LATTICE // 2 + 1, 2), np.float32).view(np.complex64)[..., 0]
+    noise = np.fft.irfft2(white * _frequency() ** -slope, (LATTICE, LATTICE)).ravel()
+    return noise * (LATTICE / 2) / np.linalg.norm(noise)
+
+
+def interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
+    """Smooth values of a noise table at any points; the table is cyclic, and its points are one unit apart."""
+    left, top = np.floor(x), np.floor(y)
+    u, v = x - left, y - top
+    u, v = u * u * (3 - 2 * u), v * v * (3 - 2 * v)
+    column, row = left.astype(np.int32), top.astype(np.int32)
+    i, next_i = column & LATTICE - 1, column + 1 & LATTICE - 1
+    j, next_j = (row & LATTICE - 1) * LATTICE, (row + 1 & LATTICE - 1) * LATTICE
+    upper, lower = table.take(j + i), table.take(next_j + i)
+    upper = upper + u * (table.take(j + next_i) - upper)
+    lower = lower + u * (table.take(next_j + next_i) - lower)
+    return upper + v * (lower - upper)
+
+
+@cache
+def _frequency() -> Floats:
+    """Frequencies in cycles per table; infinite in place of 0, so that the mean is 0."""
+    f = np.hypot(np.fft.fftfreq(LATTICE)[:, None], np.fft.rfftfreq(LATTICE)).astype(np.float32) * LATTICE
+    f[0, 0] = np.inf
+    return f
+
+
+def draw_angle(rng: Generator) -> Floats:
+    """Draw an angle, as a float32 array of one number."""
     return 2 * pi * rng.random(1, np.float32)
 
 
-def turned(x: Floats, y: Floats, angle: Floats) -> Plane:
+def rotate(x: Floats, y: Floats, angle: Floats) -> Plane:
+    """Rotate the plane about the origin."""
     c, s = np.cos(angle), np.sin(angle)
     return c * x - s * y, s * x + c * y
 
 
-def mirrored(x: Floats) -> Floats:
-    """Up and down between 0 and 1: a triangular wave of period 2 that is |x| about zero."""
+def triangle_wave(x: Floats) -> Floats:
+    """A triangle wave of period 2 between 0 and 1, which is |x| near 0."""
     return np.abs(x - 2 * np.rint(x / 2))
 
 
-COMMON = (polar, kaleidoscope, tiled, folded, swirled, rippled, stirred, inverted, squared)
-WARPS = (*COMMON, *COMMON, rippled, stirred, pixelated)  # how often each is drawn
+COMMON = (polar, kaleidoscope, tiles, iterated_folds, swirl, ripples, turbulence, inversion, complex_square)
+WARPS = (*COMMON, *COMMON, ripples, turbulence, pixelation)  # how often each is drawn

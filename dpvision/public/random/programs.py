@@ -1,84 +1,77 @@
-"""Programs: pictures made by short random programs, as those of fragment shaders.
+"""Images made by short random programs, in the manner of fragment shaders.
 
-Baradad et al. 2022 learn from 21,000 shaders that people wrote, and the better the more of them there are for the same
-number of images. So here a program is drawn for every image: coordinates are bent, patterns are looked up there and
-combined, and their values are given colours, which are layered and shaded.
+Baradad et al. 2022 learn from 21,000 shaders that people wrote, and for the same number of images, more shaders are
+better. So here a program is drawn for every image: it warps the coordinates, evaluates and combines patterns there, and
+maps their values to colours, which are layered and shaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpvision.public.random.image_random import ImageRandom, between, heads, one_of, scale, whole
-from dpvision.public.random.program_fields import Field, drawn_field
-from dpvision.public.random.program_warps import WARPS, Plane, Warp, placed
-from dpvision.public.random.tables import coloured, palette
+from dpvision.public.random.image_random import ImageRandom, bernoulli, choose, integer, log_uniform, uniform
+from dpvision.public.random.program_fields import Field, draw_field
+from dpvision.public.random.program_warps import WARPS, Plane, Warp, affine
 
 Floats = NDArray[np.floating]
 Program = Callable[[Floats, Floats], Floats]  # x and y of N points, from -1 to 1 -> (3, N) in [0, 1]
 
-PREVIEW = 32  # a side
-TRIES = 20
-CONTRAST = 0.02  # least variance, of the three channels together
-ROUGH = (0.02, 0.65)  # 0 is even, 1 is white noise
-PLAIN = 0.8  # at most this share of the pixels is of about the same colour
-FINE = 2  # points a pixel, across and down
-BLOCK = 1 << 11  # pixels at a time
+PREVIEW_SIDE = 32
+MAX_ATTEMPTS = 20
+MIN_VARIANCE = 0.02  # sum over the three channels
+ROUGHNESS = (0.02, 0.65)  # allowed range: 0 is constant, 1 is white noise
+MAX_UNIFORM = 0.8  # share of the pixels that may have about the same colour
+SUPERSAMPLING = 2  # points per pixel, in each direction
+BLOCK = 1 << 11  # pixels evaluated at once
+SHADES = 256  # of a palette
+LUMA = np.array([0.3, 0.6, 0.1], np.float32)  # weights of red, green and blue in perceived brightness
 
 
-def programs(draws: Sequence[ImageRandom], side: int) -> Floats:
-    """Each image by a program of its own."""
-    out = np.empty((len(draws), side, side, 3), np.float32)
-    for image, each in zip(out, draws, strict=True):
-        image[...] = _rendered(_program(each), side, FINE)
-    return out
-
-
-def _program(draws: ImageRandom) -> Program:
-    """The first one drawn that is worth seeing."""
-    for attempt in range(TRIES):
-        program = _drawn(draws.own(f"program {attempt}"))
-        if _worth_seeing(_rendered(program, PREVIEW, 1)):
+def draw_program(image_rng: ImageRandom, side: int) -> Floats:
+    """Draw a program until a preview of its image is interesting, and render it."""
+    for attempt in range(MAX_ATTEMPTS):
+        program = _random_program(image_rng.generator(f"program {attempt}"))
+        if is_interesting(_render(program, PREVIEW_SIDE, 1)):
             break
-    return program
+    return _render(program, side, SUPERSAMPLING)
 
 
-def _worth_seeing(image: Floats) -> bool:
-    """Not blank, not mostly of one colour, and not noise, whose neighbours differ as much as any two pixels."""
+def is_interesting(image: Floats) -> bool:
+    """Whether an image is not blank, not mostly of one colour, and not noise."""
     variance = image.var((0, 1)).sum()
     step = (np.square(np.diff(image, axis=0)).mean() + np.square(np.diff(image, axis=1)).mean()) * 3 / 4
     coarse = (image * 3.99).astype(np.intp) @ [16, 4, 1]
     return bool(
-        variance > CONTRAST
-        and ROUGH[0] < step / variance < ROUGH[1]
-        and np.bincount(coarse.ravel()).max() < PLAIN * coarse.size
+        variance > MIN_VARIANCE
+        and ROUGHNESS[0] < step / variance < ROUGHNESS[1]
+        and np.bincount(coarse.ravel()).max() < MAX_UNIFORM * coarse.size
     )
 
 
-def _drawn(rng: Generator) -> Program:
-    """A picture of one to three layers, in bent coordinates, perhaps with light and shade."""
-    bend, picture = _bend(rng, whole(rng, 0, 2)), _layer(rng)
-    for _ in range(whole(rng, 0, 2)):
-        picture = _covered(rng, picture, _layer(rng))
-    if heads(rng, 0.3):
-        picture = _shaded(rng, picture)
-    return lambda x, y: picture(*bend(x, y))
+def _random_program(rng: Generator) -> Program:
+    """Draw a program of one to three layers, in warped coordinates, perhaps with shading."""
+    warp, picture = _warps(rng, integer(rng, 0, 2)), _layer(rng)
+    for _ in range(integer(rng, 0, 2)):
+        picture = _cover(rng, picture, _layer(rng))
+    if bernoulli(rng, 0.3):
+        picture = _shade(rng, picture)
+    return lambda x, y: picture(*warp(x, y))
 
 
 def _layer(rng: Generator) -> Program:
-    """A field in colours."""
-    field, table, rounds, start = _field(rng), palette(rng), scale(rng, 0.5, 1.5), between(rng, -1, 1)
-    return lambda x, y: coloured(table, rounds * field(x, y) + start)
+    """Draw a field and a palette for its values."""
+    field, table, cycles, start = _field(rng), draw_palette(rng), log_uniform(rng, 0.5, 1.5), uniform(rng, -1, 1)
+    return lambda x, y: look_up_colours(table, cycles * field(x, y) + start)
 
 
-def _covered(rng: Generator, under: Program, over: Program) -> Program:
-    """One picture where a field is positive, the other elsewhere; the edge is hard or soft."""
-    mask, level, sharp = _field(rng), between(rng, -0.4, 0.4), scale(rng, 2, 50)
+def _cover(rng: Generator, under: Program, over: Program) -> Program:
+    """Put one picture over the other where a random field is positive; the edge is hard or soft."""
+    mask, level, sharp = _field(rng), uniform(rng, -0.4, 0.4), log_uniform(rng, 2, 50)
 
     def program(x: Floats, y: Floats) -> Floats:
         share = np.clip(sharp * (mask(x, y) + level) + 0.5, 0, 1)
@@ -88,41 +81,70 @@ def _covered(rng: Generator, under: Program, over: Program) -> Program:
     return program
 
 
-def _shaded(rng: Generator, picture: Program) -> Program:
-    light, much = _field(rng), between(rng, 0.2, 0.5)
-    return lambda x, y: np.clip(picture(x, y) * (1 + much * light(x, y)), 0, 1)
+def _shade(rng: Generator, picture: Program) -> Program:
+    light, strength = _field(rng), uniform(rng, 0.2, 0.5)
+    return lambda x, y: np.clip(picture(x, y) * (1 + strength * light(x, y)), 0, 1)
 
 
 def _field(rng: Generator) -> Field:
-    """Often in coordinates of its own."""
-    field, bend = drawn_field(rng), _bend(rng, whole(rng, 0, 1))
-    return lambda x, y: field(*bend(x, y))
+    """Draw a field with its own coordinates."""
+    field, warp = draw_field(rng), _warps(rng, integer(rng, 0, 1))
+    return lambda x, y: field(*warp(x, y))
 
 
-def _bend(rng: Generator, times: int) -> Warp:
-    warps = [placed(rng), *(one_of(rng, WARPS)(rng) for _ in range(times))]
+def _warps(rng: Generator, count: int) -> Warp:
+    """Draw an affine map followed by `count` warps."""
+    warps = [affine(rng), *(choose(rng, WARPS)(rng) for _ in range(count))]
 
-    def bend(x: Floats, y: Floats) -> Plane:
+    def compose(x: Floats, y: Floats) -> Plane:
         for warp in warps:
             x, y = warp(x, y)
         return x, y
 
-    return bend
+    return compose
 
 
-def _rendered(program: Program, side: int, fine: int) -> Floats:
-    """(side, side, 3): the mean of fine^2 points of each pixel."""
+def _render(program: Program, side: int, fine: int) -> Floats:
+    """(side, side, 3): the mean of fine^2 points per pixel."""
     x, y = _points(side, fine)
     out = np.empty((3, side * side), np.float32)
-    for first in range(0, side * side, BLOCK):
-        some = slice(first, first + BLOCK)
-        out[:, some] = program(x[:, some].ravel(), y[:, some].ravel()).reshape(3, fine * fine, -1).mean(1)
+    for start in range(0, side * side, BLOCK):
+        block = slice(start, start + BLOCK)
+        out[:, block] = program(x[:, block].ravel(), y[:, block].ravel()).reshape(3, fine * fine, -1).mean(1)
     return out.T.reshape(side, side, 3)
 
 
 @cache
 def _points(side: int, fine: int) -> Plane:
-    """x and y of fine^2 points of side^2 pixels."""
+    """x and y of fine^2 points in each of side^2 pixels."""
     at = ((2 * np.arange(side * fine, dtype=np.float32) + 1) / (side * fine) - 1).reshape(side, fine).T
     x, y = np.broadcast_arrays(at[None, :, None, :], at[:, None, :, None])
     return x.reshape(fine * fine, -1), y.reshape(fine * fine, -1)
+
+
+def draw_palette(rng: Generator) -> Floats:
+    """Draw a cyclic palette (3, SHADES): cosines, or a few colours with or without interpolation."""
+    t = np.arange(SHADES, dtype=np.float32) / SHADES
+    table = _cosine_palette(rng, t) if bernoulli(rng) else _listed_palette(rng, t)
+    grey = LUMA @ table
+    return np.clip(grey + uniform(rng, 0.3, 1.2) * (table - grey), 0, 1)
+
+
+def look_up_colours(palette: Floats, t: Floats) -> Floats:
+    """Colours (3, N) of numbers; the palette repeats with period 2, such as from -1 to 1."""
+    return palette.take((t * (SHADES / 2)).astype(np.int32) & SHADES - 1, 1)
+
+
+def _cosine_palette(rng: Generator, t: Floats) -> Floats:
+    """a + b cos(2 pi (c t + d)) in each channel, c an integer."""
+    a, b, c, d = rng.random((4, 3, 1), np.float32)
+    return 0.25 + 0.5 * a + (0.15 + 0.4 * b) * np.cos(2 * np.pi * ((1 + np.rint(c)) * t + d))
+
+
+def _listed_palette(rng: Generator, t: Floats) -> Floats:
+    """Colours at random positions on a circle; between two of them a mixture, or the first one."""
+    count = integer(rng, 2, 6)
+    positions, colours = np.sort(rng.random(count, np.float32)), rng.random((3, count), np.float32)
+    if bernoulli(rng, 0.4):
+        return colours[:, np.searchsorted(positions, t) - 1]
+    return np.stack([np.interp(t, positions, channel, period=1) for channel in colours]).astype(np.float32)

@@ -1,19 +1,19 @@
-"""What makes the fractals."""
+"""Iterated function systems and their attractors."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dpvision.public.random.fractals import LEAST, MAPS, attractor, system
+from dpvision.public.random.fractals import MAPS, MIN_AREA, attractor, draw_maps
 from dpvision.public.random.image_random import ImageRandom
 
 NUMBERS = range(30)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_singular_values_add_up_to_what_spreads_a_fractal_well(number: int) -> None:
-    maps = system(ImageRandom("test", 0, number).own())
+def test_the_weighted_sum_of_singular_values_is_in_its_range(number: int) -> None:
+    maps = draw_maps(ImageRandom("test", 0, number).generator())
     s = np.linalg.svd(maps[:, :, :2], compute_uv=False)
     assert MAPS[0] <= len(maps) <= MAPS[1] and s.max() < 1, "contractions"
     assert (5 + len(maps)) / 2 <= (s @ [1, 2]).sum() <= (6 + len(maps)) / 2
@@ -21,13 +21,13 @@ def test_singular_values_add_up_to_what_spreads_a_fractal_well(number: int) -> N
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_points_are_spread_as_the_maps_leave_them(number: int) -> None:
-    """The mean and the second moments of p_1 w_1 + p_2 w_2 + ... are those of the points themselves."""
-    rng = ImageRandom("test", 0, number).own()
-    maps = system(rng)
+def test_the_moments_of_the_points_are_invariant_under_the_maps(number: int) -> None:
+    """The mixture of the mapped points has the mean and the second moments of the points."""
+    rng = ImageRandom("test", 0, number).generator()
+    maps = draw_maps(rng)
     x, y, _ = attractor(rng, maps, 100_000)
     points = np.stack([x, y, np.ones_like(x)]).astype(np.float64)
-    area = np.maximum(np.abs(np.linalg.det(maps[:, :, :2])), LEAST)
+    area = np.maximum(np.abs(np.linalg.det(maps[:, :, :2])), MIN_AREA)
     share = area / area.sum()
     ours, moved = points[:2], maps @ points
     spread = ours.std()
@@ -36,11 +36,11 @@ def test_points_are_spread_as_the_maps_leave_them(number: int) -> None:
     np.testing.assert_allclose(second, ours @ ours.T / len(x), atol=0.05 * np.square(ours).mean())
 
 
-def test_fractals_are_more_than_curves_and_less_than_areas() -> None:
+def test_box_dimensions_are_between_curves_and_areas() -> None:
     dimensions = []
     for number in NUMBERS:
-        rng = ImageRandom("test", 0, number).own()
-        x, y, _ = attractor(rng, system(rng), 50_000)
+        rng = ImageRandom("test", 0, number).generator()
+        x, y, _ = attractor(rng, draw_maps(rng), 50_000)
         u, v = ((a - a.min()) / (a.max() - a.min()) for a in (x, y))
         boxes = [len(np.unique((n * u).astype(int) * 1000 + (n * v).astype(int))) for n in (8, 64)]
         dimensions.append(np.log(boxes[1] / boxes[0]) / np.log(8))

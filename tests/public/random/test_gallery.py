@@ -11,15 +11,15 @@ from PIL import Image
 
 from dpvision.errors import ConfigError
 from dpvision.public.random import draw
-from dpvision.public.random.gallery import contact_sheet, save
+from dpvision.public.random.gallery import contact_sheet, write_gallery
 from tests.system.runs.commands import run
 
 
 def test_images_are_written_by_the_command_line(tmp_path: Path) -> None:
-    code, said, _ = run(
+    code, stdout, _ = run(
         "images", "dead-leaves-mixed", "--count", 13, "--size", 16, "--seed", 5, home=tmp_path, cwd=tmp_path
     )
-    assert code == 0 and "contact_sheet.png" in said
+    assert code == 0 and "contact_sheet.png" in stdout
     out = tmp_path / "dead-leaves-mixed"
     files = sorted((out / "images").iterdir())
     assert len(files) == 13
@@ -27,10 +27,10 @@ def test_images_are_written_by_the_command_line(tmp_path: Path) -> None:
         np.asarray(Image.open(files[12])), draw("dead-leaves-mixed", [12], side=16, seed=5)[0]
     )
     assert json.loads((out / "about.json").read_text())["seed"] == 5
-    code, _, said = run("images", "dead-leaves-mixed", home=tmp_path, cwd=tmp_path)
-    assert code == 2 and "not empty" in said
-    code, said, _ = run("images", home=tmp_path)
-    assert code == 0 and "dead-leaves-oriented" in said
+    code, _, stderr = run("images", "dead-leaves-mixed", home=tmp_path, cwd=tmp_path)
+    assert code == 2 and "not empty" in stderr
+    code, stdout, _ = run("images", home=tmp_path)
+    assert code == 0 and "dead-leaves-oriented" in stdout
 
 
 def test_a_contact_sheet_has_the_images_in_rows() -> None:
@@ -41,9 +41,9 @@ def test_a_contact_sheet_has_the_images_in_rows() -> None:
     assert (sheet[10:18, 20:] == 255).all()
 
 
-def test_nothing_is_written_for_no_images(tmp_path: Path) -> None:
+def test_bad_settings_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
-        save("dead-leaves-mixed", tmp_path / "out", count=0, side=16)
+        write_gallery("dead-leaves-mixed", tmp_path / "out", count=0, side=16)
     with pytest.raises(ConfigError, match="no random process"):
-        save("dead", tmp_path / "out", count=1, side=16)
+        write_gallery("dead", tmp_path / "out", count=1, side=16)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What makes the images of untrained networks what they are."""
+"""Untrained StyleGAN2 networks: their parts against plain convolutions, and the statistics of their images."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from numpy.typing import NDArray
 from torch.nn.functional import conv2d, conv_transpose2d
 
 from dpvision.public.random import draw, stylegan
-from dpvision.public.random.feature_maps import GAIN, Plain, Ramps, convolved, doubled, ramp
 from dpvision.public.random.image_random import ImageRandom
-from dpvision.public.random.stylegan import bank, blotches, pink
+from dpvision.public.random.stylegan import (
+    GAIN,
+    Plain,
+    TiedMaps,
+    convolve,
+    double,
+    draw_blotches,
+    filter_bank,
+    pink_noise,
+    relu,
+)
 
 Floats = NDArray[np.float64]
 VARIANTS = ("stylegan-random", "stylegan-high-freq", "stylegan-sparse", "stylegan-oriented")
@@ -24,7 +33,7 @@ def _fir(x: torch.Tensor, pad: int) -> torch.Tensor:
 
 
 def test_the_filters_are_forty_and_edges_and_bars_ignore_brightness() -> None:
-    filters = bank()
+    filters = filter_bank()
     assert len(np.unique(filters.round(12), axis=0)) == len(filters) == 40
     np.testing.assert_array_equal(filters[20:], -filters[:20])
     np.testing.assert_allclose(filters[:16].sum((1, 2)), 0, atol=1e-12)
@@ -34,26 +43,26 @@ def test_the_filters_are_forty_and_edges_and_bars_ignore_brightness() -> None:
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.5])
 def test_pink_noise_falls_with_its_exponent(exponent: float) -> None:
-    power = np.mean([abs(np.fft.fft2(pink(np.random.default_rng(i), 64, exponent))) ** 2 for i in range(40)], 0)
+    power = np.mean([abs(np.fft.fft2(pink_noise(np.random.default_rng(i), 64, exponent))) ** 2 for i in range(40)], 0)
     f = np.hypot(*np.meshgrid(*[np.fft.fftfreq(64) * 64] * 2))
-    some = (f > 1) & (f < 30)
-    assert np.polyfit(np.log(f[some]), np.log(power[some]) / 2, 1)[0] == pytest.approx(-exponent, abs=0.03)
+    band = (f > 1) & (f < 30)
+    assert np.polyfit(np.log(f[band]), np.log(power[band]) / 2, 1)[0] == pytest.approx(-exponent, abs=0.03)
     assert power[0, 0] == pytest.approx(0, abs=1e-12)
 
 
 def test_blotches_are_smooth_and_heavy_tailed() -> None:
-    maps = np.stack([blotches(np.random.default_rng(i), 64) for i in range(200)])
+    maps = np.stack([draw_blotches(np.random.default_rng(i), 64) for i in range(200)])
     assert (maps**4).mean() / (maps**2).mean() ** 2 > 4, "Gaussian ones have 3"
     assert (np.diff(maps) ** 2).mean() < 0.02 * maps.var()
 
 
-def test_ramps_are_the_maps_that_they_stand_for() -> None:
+def test_tied_maps_equal_the_maps_they_represent() -> None:
     rng = np.random.default_rng(0)
     y, noise, biases = rng.normal(size=(16, 16)), 0.1 * rng.normal(size=(16, 16)), rng.uniform(-0.2, 0.2, 70)
     signs, weights = np.sign(rng.normal(size=70)), rng.normal(size=(4, 3, 70))
-    maps = Plain(ramp(signs[:, None, None] * y + noise + biases[:, None, None]))
-    ramps = Ramps(y, noise, signs=signs, biases=biases)
-    np.testing.assert_allclose([*ramps.mix(weights)], [*maps.mix(weights)], atol=1e-12)
+    maps = Plain(relu(signs[:, None, None] * y + noise + biases[:, None, None]))
+    tied = TiedMaps(y, noise, signs=signs, biases=biases)
+    np.testing.assert_allclose([*tied.mix(weights)], [*maps.mix(weights)], atol=1e-12)
 
 
 def test_convolutions_are_those_of_stylegan2() -> None:
@@ -62,42 +71,46 @@ def test_convolutions_are_those_of_stylegan2() -> None:
     x, w = torch.tensor(maps), torch.tensor(weights).transpose(0, 1)
     same = conv_transpose2d(x[None], w, padding=1)[0]
     twice = _fir(conv_transpose2d(x[None], w, stride=2)[0], pad=1)
-    np.testing.assert_allclose(convolved(Plain(maps), weights, doubles=False), same, atol=1e-12)
-    np.testing.assert_allclose(convolved(Plain(maps), weights, doubles=True), twice, atol=1e-12)
-    np.testing.assert_allclose(doubled(np.ones((2, 8, 8)))[:, 1:-1, 1:-1], 1, atol=1e-12)
+    np.testing.assert_allclose(convolve(Plain(maps), weights, upsample=False), same, atol=1e-12)
+    np.testing.assert_allclose(convolve(Plain(maps), weights, upsample=True), twice, atol=1e-12)
+    np.testing.assert_allclose(double(np.ones((2, 8, 8)))[:, 1:-1, 1:-1], 1, atol=1e-12)
 
 
-def test_one_map_stands_for_all_outputs_of_tied_weights() -> None:
+def test_one_map_represents_all_outputs_of_tied_weights() -> None:
     """Against a layer with all its weights a_o f_i, modulated, demodulated and convolved one by one."""
     rng = np.random.default_rng(0)
     maps, style, a = rng.normal(size=(30, 8, 8)), 1 + rng.normal(size=30), rng.normal(size=20)
-    filters, biases, noise = bank()[rng.integers(40, size=30)], rng.uniform(-0.2, 0.2, 20), rng.normal(size=(16, 16))
-    full = stylegan._modulated(a[:, None, None, None] * filters, style)
-    y = convolved(Plain(maps), full, doubles=True)
-    all_ = Plain(GAIN * np.maximum(0, y + noise + biases[:, None, None]))
-    (one,) = convolved(Plain(maps), stylegan._modulated(filters[None], style), doubles=True)
-    tied = Ramps(one, noise, signs=np.sign(a), biases=biases)
+    filters, biases, noise = (
+        filter_bank()[rng.integers(40, size=30)],
+        rng.uniform(-0.2, 0.2, 20),
+        rng.normal(size=(16, 16)),
+    )
+    full = stylegan._modulate(a[:, None, None, None] * filters, style)
+    y = convolve(Plain(maps), full, upsample=True)
+    full_maps = Plain(GAIN * np.maximum(0, y + noise + biases[:, None, None]))
+    (one,) = convolve(Plain(maps), stylegan._modulate(filters[None], style), upsample=True)
+    tied = TiedMaps(one, noise, signs=np.sign(a), biases=biases)
     weights = rng.normal(size=(1, 3, 20))
-    np.testing.assert_allclose(next(tied.mix(weights)), next(all_.mix(weights)), atol=1e-10)
+    np.testing.assert_allclose(next(tied.mix(weights)), next(full_maps.mix(weights)), atol=1e-10)
 
 
 def test_demodulation_keeps_the_variance_from_layer_to_layer() -> None:
     rng = np.random.default_rng(0)
-    x = ramp(rng.normal(size=(64, 32, 32)))
-    y = convolved(Plain(x), stylegan._modulated(rng.normal(size=(64, 64, 3, 3)), np.ones(64)), doubles=False)
+    x = relu(rng.normal(size=(64, 32, 32)))
+    y = convolve(Plain(x), stylegan._modulate(rng.normal(size=(64, 64, 3, 3)), np.ones(64)), upsample=False)
     assert (y[:, 1:-1, 1:-1] ** 2).mean() == pytest.approx(1, abs=0.1)
 
 
 def test_400_images_share_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stylegan, "W_STD", 0.0)
-    draws = [ImageRandom("stylegan-random", 0, index) for index in (0, 399, 400)]
-    first, last, other = (stylegan._synthesised(each, *_network(each), stylegan.RANDOM) for each in draws)
+    rngs = [ImageRandom("stylegan-random", 0, index) for index in (0, 399, 400)]
+    first, last, other = (stylegan._synthesise(image_rng, *_network(image_rng), stylegan.RANDOM) for image_rng in rngs)
     np.testing.assert_array_equal(first, last)
     assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.8
 
 
-def _network(draws: ImageRandom) -> tuple[Floats, list[stylegan.Block]]:
-    return stylegan._network(ImageRandom(draws.process, draws.seed, draws.index // 400 * 400), 32, stylegan.RANDOM)
+def _network(image_rng: ImageRandom) -> tuple[Floats, list[stylegan.Block]]:
+    return stylegan._network(image_rng.group_start(400), 32, stylegan.RANDOM)
 
 
 def test_networks_are_drawn_as_described() -> None:
@@ -115,7 +128,7 @@ def test_styles_are_one_plus_512_leaky_numbers_through_an_affine_layer() -> None
     w, affine = rng.normal(size=(2000, 512)), rng.normal(size=(512, 300)) / np.sqrt(512)
     there = 1 + np.where(w < 0, 0.2 * w, w) @ affine
     mean = stylegan._mean_style(rng, 300)
-    here = np.stack([stylegan._style(rng, mean) for _ in range(2000)])
+    here = np.stack([stylegan._draw_style(rng, mean) for _ in range(2000)])
     assert here.mean() == pytest.approx(there.mean(), abs=0.05)
     assert here.mean(0).std() == pytest.approx(there.mean(0).std(), rel=0.15)
     assert here.std(0).mean() == pytest.approx(there.std(0).mean(), rel=0.03)
@@ -123,7 +136,7 @@ def test_styles_are_one_plus_512_leaky_numbers_through_an_affine_layer() -> None
 
 def test_colours_have_the_means_and_deviations_of_photographs() -> None:
     rng = np.random.default_rng(0)
-    images = np.stack([stylegan._coloured(rng, rng.normal(size=(3, 16, 16))) for _ in range(2000)])
+    images = np.stack([stylegan._normalise_colours(rng, rng.normal(size=(3, 16, 16))) for _ in range(2000)])
     np.testing.assert_allclose(images.mean((0, 2, 3)), [0.483, 0.455, 0.401], atol=0.02)
     np.testing.assert_allclose(images.mean((2, 3)).std(0), [0.145, 0.142, 0.161], atol=0.02)
     np.testing.assert_allclose(images.std((2, 3)).mean(0), [0.219, 0.213, 0.213], atol=0.025)
@@ -143,7 +156,7 @@ def test_each_variant_adds_what_it_is_named_for() -> None:
 
 
 def _detail(images: Floats) -> float:
-    """Share of the variance in differences of neighbours."""
+    """Variance of differences of neighbours, relative to the variance of pixels."""
     return float((np.diff(images) ** 2).mean() / images.var((1, 2)).mean())
 
 
@@ -154,7 +167,7 @@ def _tails(images: Floats) -> float:
 
 
 def _agreement(images: Floats) -> float:
-    """How far the slopes in the images of a network lie in one direction, from 0 to 1."""
+    """How much the gradients in the images of a network agree in direction, from 0 to 1."""
     dy, dx = np.gradient(images, axis=(1, 2))
     double_angle = ((dx + 1j * dy) ** 2).reshape(12, -1)
     return float(np.median(abs(double_angle.mean(1)) / abs(double_angle).mean(1)))

@@ -162,7 +162,7 @@ def test_settings_of_pretraining_that_can_not_be(values: dict[str, float]) -> No
 @pytest.mark.parametrize("values", [{"workers": 10**30}, {"count": 10**30}, {"seed": -1}])
 def test_random_images_that_can_not_be(values: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        gallery.save("dead-leaves", tmp_path / "out", **{"count": 1, "side": 8, **values})  # type: ignore[arg-type]
+        gallery.write_gallery("dead-leaves", tmp_path / "out", **{"count": 1, "side": 8, **values})  # type: ignore[arg-type]
 
 
 def test_a_run_that_does_not_say_what_it_was_trained_on(campaign: Campaign, tmp_path: Path) -> None:
