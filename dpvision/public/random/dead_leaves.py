@@ -67,7 +67,7 @@ def draw_features(image_rng: ImageRandom, side: int) -> Floats:
     """Draw shapes that are windows on feature visualisations."""
     textures, rng = feature_visualisations(image_rng.group_start(FEATURE_GROUP)), image_rng.generator("pool")
     chosen = rng.permutation(FEATURE_TEXTURES)[: rng.integers(*FEATURES_PER_IMAGE, endpoint=True)]
-    return _draw_windows(image_rng, side, textures[chosen]) / 255
+    return _draw_windows(image_rng, side, textures[chosen]) / np.float32(255)
 
 
 @lru_cache(maxsize=2)
