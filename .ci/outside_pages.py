@@ -22,6 +22,7 @@ OUTSIDE = (
     "benchmarks/RESULTS.md",
     "benchmarks/engine.png",
     "benchmarks/priors.png",
+    "dpvision/core/README.md",
 )
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 

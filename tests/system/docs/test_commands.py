@@ -12,7 +12,17 @@ from dpvision.cli.app import app
 from tests.system.docs.blocks import PAGES, ROOT, commands
 
 # Options of other programs that the text speaks of.
-OF_OTHERS = {"--nproc-per-node", "--help", "--debug", "--version", "--upgrade", "--no-deps", "--quick", "--data"}
+OF_OTHERS = {
+    "--against",
+    "--nproc-per-node",
+    "--help",
+    "--debug",
+    "--version",
+    "--upgrade",
+    "--no-deps",
+    "--quick",
+    "--data",
+}
 
 
 @pytest.mark.parametrize("page", PAGES)
