@@ -105,7 +105,7 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
         carried.begin(step, clipped_sum.size)
         return wrapped.sum([carried.fetch_of(fetch)(np.array(drawn), 0)])
 
-    assert carried.units == 5 and wrapped.sensitivity == clip and wrapped.part == clipped_sum.part
+    assert carried.units == 5 and wrapped.sensitivity == clip and wrapped.units_at_a_time == clipped_sum.units_at_a_time
     without, one, other, both = (total(drawn, 1) for drawn in ([2, 4], [0, 2, 4], [1, 2, 4], [0, 1, 2, 4]))
     first, second = one - without, other - without
     assert float(first.norm()) == pytest.approx(clip) == float(second.norm())

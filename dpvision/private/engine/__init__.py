@@ -1,9 +1,7 @@
 """The one function of private data: per-unit gradients over K views, clipped and summed."""
 
 from dpvision.core.clipping import STYLES, Automatic, Flat, Loss, PerLayer, Public, Style
-from dpvision.private.engine.clipped_sum import ClippedSum
-from dpvision.private.engine.safety import refuse_unsafe
-from dpvision.private.engine.seen import Seen, Watch
+from dpvision.private.engine.clipped_sum import ClippedSum, Tally, Watch, refuse_unsafe
 
 __all__ = [
     "STYLES",
@@ -13,8 +11,8 @@ __all__ = [
     "Loss",
     "PerLayer",
     "Public",
-    "Seen",
     "Style",
+    "Tally",
     "Watch",
     "refuse_unsafe",
 ]

@@ -1,14 +1,14 @@
 """Sums without rounding: every contribution is put on one grid, where float64 adds without error.
 
 Formal guarantee: `ExactSum` holds sum_e round(f_e * g_e / grid) * grid, with no other error. Sums of multiples of the
-grid are exact in float64, so neither the order of the units, nor how the batch was cut, nor how many ranks share the
-work can change a bit of it, and no unit's contribution depends on which others are there. Rounding moves a unit of d
+grid are exact in float64, so neither the order of the units, nor the size of a pass, nor the number of ranks that share
+the work changes a bit of it, and no unit's contribution depends on the others. Rounding moves a unit of d
 numbers by at most sqrt(d) * grid / 2; with grid = bound * 2^-34 that is 1e-7 of the bound at ten million weights.
 
 Products of factors are summed as whole numbers: of d inputs x and p outputs, x is rounded to b bits of its norm and the
 scaled outputs to 42 - b bits of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64,
 and every 1024 units what is above 2^-10 bounds is carried to a second accumulator. A contribution moves by at most
-sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, which is least at the b chosen (`rounding_of_products`).
+sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, which is least at the chosen b (`rounding_of_products`).
 
 How: a float64 near A = 1.5 * 2^52 * grid has exactly `grid` between it and the next one, so adding to an accumulator
 that starts at A rounds what is added to the grid.
@@ -26,7 +26,7 @@ GRID_BITS = 34
 MOST_UNITS = 1 << 16
 # Numbers worked on at a time: they and their accumulators stay in a core's own cache.
 CHUNK = 1 << 16
-# Factors are multiplied so many rows and columns at a time, which are widened in the cache.
+# Factors are multiplied this many rows and columns at a time, which are widened in the cache.
 TILE, WIDTH = 256, 512
 PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53
 MOST_PRODUCTS = 1024  # units between two carries
@@ -97,7 +97,7 @@ class ExactSum:
                 result.add_(torch.mm(d.T, wide), alpha=unit)
 
     def take(self) -> Tensor | None:
-        """The sum, or None where nothing was added; the next one starts at zero."""
+        """Return the sum, or None where nothing was added; the next one starts at zero."""
         if self._units:
             self._settle()
         total = self._total
@@ -109,7 +109,7 @@ class ExactSum:
         return total
 
     def absorb(self, other: ExactSum) -> None:
-        """Take over what another one has."""
+        """Take over the sum of another one."""
         for one in (self, other):
             if one._products:
                 one._carry()
@@ -127,7 +127,7 @@ class ExactSum:
         coarse = (self._total + anchor).sub_(anchor)
         self._total.sub_(coarse)
         self._carried = coarse if self._carried is None else self._carried.add_(coarse)
-        self._products = 1  # what is left is less than one bound
+        self._products = 1  # the remainder is less than one bound
 
     def _settle(self) -> None:
         """Empty the accumulator near the anchor."""
@@ -139,33 +139,34 @@ class ExactSum:
 
 
 def _power_of_two(bound: float) -> float:
-    """The least power of two that is at least `bound`."""
+    """Return the least power of two that is at least `bound`."""
     fraction, exponent = torch.frexp(torch.tensor(bound, dtype=torch.float64))
     return float(torch.ldexp(torch.tensor(1.0, dtype=torch.float64), exponent - (fraction == 0.5).int()))
 
 
 def _bits(outputs: int, inputs: int) -> int:
+    """Return the number of bits to which inputs are rounded."""
     return round(21.5 + math.log2(inputs / outputs) / 4)
 
 
 def rounding_of_products(outputs: int, inputs: int) -> float:
-    """The most that rounding factors adds to a contribution, as a share of the bound (rounded up by up to 2)."""
+    """Return the most that rounding factors adds to a contribution, relative to the bound (rounded up by up to 2)."""
     bits = _bits(outputs, inputs)
     return 2 * (math.sqrt(inputs) * 2.0**-bits + math.sqrt(outputs) * 2.0 ** (bits - 43))
 
 
 def _powers_of_two(norms: Tensor) -> Tensor:
-    """The least power of two above each."""
+    """Return the least power of two above each norm."""
     return torch.ldexp(torch.ones_like(norms), torch.frexp(norms).exponent)
 
 
 def squares(vectors: Tensor) -> Tensor:
-    """|v|^2 of each, by blocks of float32 that are added in float64."""
+    """Return |v|^2 of each vector, by blocks of float32 that are added in float64."""
     whole = vectors.shape[1] // BLOCK * BLOCK
     parts = [vectors[:, :whole].unflatten(1, (-1, BLOCK)), vectors[:, whole:].unsqueeze(1)]
     norms = [torch.linalg.vector_norm(part, dim=2) for part in parts if part.numel()]
-    found = torch.cat(norms, dim=1).double().square_().sum(1)
-    small = found < SMALL_SQUARE
+    sums = torch.cat(norms, dim=1).double().square_().sum(1)
+    small = sums < SMALL_SQUARE
     if small.any():
-        found[small] = vectors[small].double().square().sum(1)
-    return found
+        sums[small] = vectors[small].double().square().sum(1)
+    return sums

@@ -1,11 +1,11 @@
 """Where the units' gradients wait until their norms are known: one slot per parameter, one row per unit.
 
-A slot keeps its rows in the order of memory that its rule writes fastest (convolutions: channels last), padded with
-zeros; everything that is done to rows here is done number by number, so the order only matters once, at the end.
+A slot keeps its rows in the memory order that its rule writes fastest (convolutions: channels last), padded with zeros;
+all operations on rows here are elementwise, so the order only matters once, at the end.
 
-A linear layer that sees one row of each unit keeps no gradient at all, but the two factors of it: the unit's input x
-and output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. Several rows
-might cancel, and the factors' rounding would not be small beside what is left: those are written down.
+A linear layer that sees one row of each unit keeps no gradient at all, but its two factors: the unit's input x and
+output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. Several rows might
+cancel, and the factors' rounding would not be small compared with their sum: such gradients are written out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpvision.private.engine.exact import BLOCK, ExactSum, rounding_of_products,
 
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
-# What rounding factors may add to a contribution, as a share of the bound: a part of noise.ARITHMETIC_SLACK.
+# The most that rounding factors may add to a contribution, relative to the bound: a part of noise.ARITHMETIC_SLACK.
 MOST_ROUNDING = 6.5e-5
 
 
@@ -45,21 +45,23 @@ class Slot:
         self.used = False
 
     def reset(self) -> None:
+        """Start with the next group of units; the total stays."""
         self.used = False
-        self.forget()
+        self.discard_norms()
         self._factors = None
 
     def inherit(self, previous: Slot) -> None:
+        """Take over the total and the memory order of a slot that had room for fewer units."""
         self._order, self._settled = previous._order, previous._settled
         self.total = previous.total
 
-    def prefer(self, order: tuple[int, ...]) -> None:
-        """The order of axes in memory; only the first one to ask decides, as sums of different orders cannot mix."""
+    def prefer_order(self, order: tuple[int, ...]) -> None:
+        """Set the order of axes in memory; only the first call decides, as sums of different orders cannot be mixed."""
         if not self._settled:
             self._order, self._settled = order, True
 
     def rows(self, units: int) -> Tensor:
-        """(units, *shape), to be written or added to."""
+        """Return rows of shape (units, *shape), to be written or added to."""
         self._settled = True
         flat = self._flat(units)[:, : self.numel]
         sizes = [self.shape[a] for a in self._order]
@@ -67,19 +69,19 @@ class Slot:
         return flat.unflatten(1, sizes).permute(0, *(i + 1 for i in inverse)) if sizes else flat.squeeze(1)
 
     def put(self, values: Tensor) -> None:
-        """Write (units, *shape) values, or add them where the slot was used before."""
-        self.spread()
-        self.forget()
+        """Write values of shape (units, *shape), or add them where the slot was used before."""
+        self.expand_factors()
+        self.discard_norms()
         rows = self.rows(len(values))
         rows.add_(values) if self.used else rows.copy_(values)
         self.used = True
 
     def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
-        """(units, d) and (units, p) whose outer product is the gradient; only where the slot is not used yet."""
+        """Keep (units, d) and (units, p) whose outer product is the gradient; only where the slot is not used yet."""
         self._factors = (inputs, outputs)
         self.used = True
 
-    def spread(self) -> None:
+    def expand_factors(self) -> None:
         """Turn factors into rows: the weight is used a second time."""
         if self._factors is not None:
             inputs, outputs = self._factors
@@ -87,9 +89,9 @@ class Slot:
             torch.mul(outputs.unsqueeze(2), inputs.unsqueeze(1), out=self.rows(len(inputs)))
 
     def transform(self, units: int, scale: Tensor | None, shift: Tensor | None) -> None:
-        """rows <- scale * rows - shift, for flat public vectors in the parameter's own order."""
-        self.spread()
-        self.forget()
+        """Set rows to scale * rows - shift, for flat public vectors in the parameter's own order."""
+        self.expand_factors()
+        self.discard_norms()
         rows = self.rows(units)
         if not self.used:
             rows.zero_()
@@ -100,7 +102,7 @@ class Slot:
             rows.sub_(shift.view(self.shape))
 
     def squares(self, units: int) -> Tensor:
-        """|row|^2 of each unit, in float64; not finite where the row is not."""
+        """Return |row|^2 of each unit, in float64; not finite where the row is not."""
         if not self.used:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
         if self._factors is not None:
@@ -113,18 +115,18 @@ class Slot:
             norms = torch.linalg.vector_norm(self._flat(units).view(units, -1, self._block), dim=2)
         return norms.double().square_().sum(1)
 
-    def forget(self) -> None:
-        """The rows are about to change."""
+    def discard_norms(self) -> None:
+        """Discard recorded norms: the rows are about to change."""
         self._norms.clear()
 
-    def note(self, unit: int) -> None:
+    def record_norm(self, unit: int) -> None:
         """Take the norms of a large row while it is still in the cache; they hold until the row changes."""
         if self._padded >= NOTED:
             self._norms.append(torch.linalg.vector_norm(self._flat(unit + 1)[unit].view(-1, self._block), dim=1))
 
-    def inner(self, units: int, direction: Tensor) -> Tensor:
-        """<row, direction> of each unit, in float64."""
-        self.spread()
+    def inner_products(self, units: int, direction: Tensor) -> Tensor:
+        """Return <row, direction> of each unit, in float64."""
+        self.expand_factors()
         if not self.used:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
         return (self.rows(units).double() * direction.view(self.shape)).reshape(units, -1).sum(1)
@@ -134,8 +136,8 @@ class Slot:
         if not self.used:
             return
         if self._factors is not None:
-            found = (*self._factors, self._input_squares.sqrt().unsqueeze(1))
-            inputs, outputs, norms = (torch.where(bad.unsqueeze(1), 0.0, f) if bad.any() else f for f in found)
+            parts = (*self._factors, self._input_squares.sqrt().unsqueeze(1))
+            inputs, outputs, norms = (torch.where(bad.unsqueeze(1), 0.0, p) if bad.any() else p for p in parts)
             self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1), norms.squeeze(1))
             return
         rows = self._flat(len(factors))
@@ -163,15 +165,15 @@ class Slot:
 
 
 def _factored(parameters: dict[str, Tensor]) -> set[str]:
-    """Matrices for which factors are cheaper, as long as the rounding of all of them together is small enough."""
-    found, error = set(), 0.0
+    """Return the matrices for which factors are cheaper, as long as the rounding of all together is small enough."""
+    names, error = set(), 0.0
     for name, parameter in parameters.items():
         if parameter.dim() == 2 and 4 * sum(parameter.shape) <= parameter.numel():
             error += rounding_of_products(*parameter.shape) ** 2
             if error > MOST_ROUNDING**2:
                 break
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 class Slots(dict[str, Slot]):
@@ -184,23 +186,24 @@ class Slots(dict[str, Slot]):
         self._scratch: dict[tuple[object, ...], Tensor] = {}
 
     def scratch(self, use: tuple[object, ...], size: tuple[int, ...], like: Tensor) -> Tensor:
-        """Memory for one use and size, zero at first, kept: fresh memory costs more than what is done with it here."""
+        """Return memory for one use and size, zero at first, which is reused: fresh memory is slow."""
         key = (*use, size, like.dtype, like.device)
         if key not in self._scratch:
             self._scratch[key] = torch.zeros(size, dtype=like.dtype, device=like.device)
         return self._scratch[key]
 
     def inherit(self, previous: Slots) -> None:
-        """Take over the sums of slots that had room for fewer units."""
+        """Take over the totals of slots that had room for fewer units."""
         for name, slot in self.items():
             slot.inherit(previous[name])
 
     def reset(self) -> None:
+        """Start with the next group of units."""
         for slot in self.values():
             slot.reset()
 
     def squares(self, units: int) -> Tensor:
-        """(units, parameters)"""
+        """Return |row|^2 of each unit and parameter: (units, parameters)."""
         return torch.stack([slot.squares(units) for slot in self.values()], dim=1)
 
     def absorb(self, others: Slots) -> None:

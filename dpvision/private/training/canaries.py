@@ -121,8 +121,8 @@ class SumWithCanaries:
         return self._inner.sensitivity
 
     @property
-    def part(self) -> int:
-        return self._inner.part
+    def units_at_a_time(self) -> int:
+        return self._inner.units_at_a_time
 
     def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor:
         total = self._inner.sum((batch for batch in batches if len(batch[2])), public)

@@ -41,7 +41,7 @@ class Sum(Protocol):
     def sensitivity(self) -> float: ...
 
     @property
-    def part(self) -> int: ...
+    def units_at_a_time(self) -> int: ...
 
     def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor: ...
 
@@ -59,7 +59,7 @@ class PrivateSum:
     def sum_with(self, clipped_sum: Sum) -> None:
         """From now on other weights' gradients: the same event, as each step's noise is scaled to what is summed."""
         self._clipped_sum = clipped_sum
-        self._units_at_a_time = max(1, clipped_sum.part // self._views)
+        self._units_at_a_time = max(1, clipped_sum.units_at_a_time // self._views)
 
     def step(self, number: int, units: int, fetch: Fetch, public: Public | None = None) -> Tensor:
         """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank.

@@ -58,7 +58,7 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
         began = time.perf_counter()
         clipped_sum.sum([fetch(np.arange(count), 0)], public)
         rate = count / (time.perf_counter() - began)
-        most = max(1, min(prepared.sampler.batch, clipped_sum.part // config.views))
+        most = max(1, min(prepared.sampler.batch, clipped_sum.units_at_a_time // config.views))
         wanted = max(1, min(most, int(rate * seconds / 2)))
         if wanted <= 2 * count:
             return rate

@@ -39,7 +39,7 @@ from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.models.inputs import Inputs, answers
 from dpvision.models.parts import CENTRE
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
-from dpvision.private.engine import STYLES, ClippedSum, Seen
+from dpvision.private.engine import STYLES, ClippedSum, Tally
 from dpvision.private.training import gradient_study, metrics, ranks
 from dpvision.private.training.canaries import Carried, inside, require_few, toss
 from dpvision.private.training.charging import await_charge, charge
@@ -316,7 +316,7 @@ def _proceed(
     granted = read_accounts(run.facts()).first.account().largest_budget
     event = event_charged(state, granted, before=len(prepared.before))
     epsilon = metrics.stated_epsilon(event, config.delta)
-    seen, stretches = Seen(), phases(prepared)
+    seen, stretches = Tally(), phases(prepared)
     phase = next((p for p in stretches if state.step < p.end), stretches[-1])
     clipped_sum = _clipped_sum(prepared, phase, seen)
     private_sum = PrivateSum(
@@ -396,7 +396,7 @@ def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
     }
 
 
-def _clipped_sum(prepared: Prepared, phase: Phase, watch: Seen) -> ClippedSum:
+def _clipped_sum(prepared: Prepared, phase: Phase, watch: Tally) -> ClippedSum:
     config = prepared.config
     return ClippedSum(
         phase.learner,

@@ -12,7 +12,7 @@ from dpvision.core import clipping
 from dpvision.errors import ConfigError
 from dpvision.models import build
 from dpvision.models.resnets import wide_resnet
-from dpvision.private.engine import Automatic, ClippedSum, Flat, PerLayer, Public, Seen, Style, cut
+from dpvision.private.engine import Automatic, ClippedSum, Flat, PerLayer, Public, Style, Tally, passes
 from tests.private.engine.oracle import clipped_sum, each_loss, unit_gradients
 
 SHAPE = (1, 8, 8)
@@ -219,7 +219,7 @@ def test_styles_by_their_formulas() -> None:
 def test_the_operators_tallies_change_nothing() -> None:
     model = build("linear", SHAPE, classes=10, seed=1)
     images, targets = _batch(8)
-    seen = Seen()
+    seen = Tally()
     watched = ClippedSum(model, each_loss, clip=0.1, watch=seen)(images, targets, [1] * 8)
     assert torch.equal(watched, ClippedSum(model, each_loss, clip=0.1)(images, targets, [1] * 8))
     tally = seen.flush()
@@ -257,4 +257,4 @@ def test_memory_does_not_grow_with_the_batch() -> None:
     images, targets = _batch(2, shape=(3, 32, 32))
     for engine in (small, large):
         engine(images, targets, [1, 1])
-    assert large._cut.images < small._cut.images <= cut.MOST_IMAGES
+    assert large.pass_images < small.pass_images <= passes.MOST_IMAGES

@@ -56,7 +56,7 @@ class _ForPlaces(nn.Module):
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_a_parameter_for_places_in_the_batch_is_refused(count: int) -> None:
     engine = ClippedSum(_ForPlaces(), each_loss, clip=1.0)
-    with pytest.raises(UnsafeLayer, match="places"):
+    with pytest.raises(UnsafeLayer, match="positions in the batch"):
         engine(torch.randn(count, 5), torch.zeros(count, dtype=torch.int64), [1] * count)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.private.engine import ClippedSum
-from dpvision.private.engine.rules import few_channels
+from dpvision.private.engine.rules.normalise import few_channels_gradients, has_few_channels, normalise_few_channels
 from tests.one_thread import one_thread
 from tests.private.engine.oracle import each_loss
 
@@ -34,9 +34,9 @@ def images(count: int, channels: int, *sides: int, dtype: torch.dtype = torch.fl
 def test_it_is_group_norm_and_its_gradients(channels: int, groups: int, height: int, width: int) -> None:
     x, dy = (images(5, channels, height, width, dtype=torch.float64) for _ in range(2))
     weight, bias = torch.randn(2, channels, dtype=torch.float64)
-    assert few_channels.suits(x, weight, bias, groups)
-    y, mean, inverse = few_channels.normalised(x, weight, bias, groups, 1e-5)
-    dx, dw, db = few_channels.gradients(dy, x, mean, inverse, weight)
+    assert has_few_channels(x, weight, bias, groups)
+    y, mean, inverse = normalise_few_channels(x, weight, bias, groups, 1e-5)
+    dx, dw, db = few_channels_gradients(dy, x, mean, inverse, weight)
     for e in range(5):
         leaves = [t.detach().clone().requires_grad_() for t in (x[e : e + 1], weight, bias)]
         expected = F.group_norm(leaves[0], groups, *leaves[1:], eps=1e-5)
@@ -54,8 +54,8 @@ def test_an_image_has_the_same_bits_in_any_batch_at_any_place(
     weight, bias = torch.randn(2, channels)
 
     def both(some: slice) -> list[Tensor]:
-        y, mean, inverse = few_channels.normalised(x[some], weight, bias, groups, 1e-5)
-        return [y, *few_channels.gradients(dy[some], x[some], mean, inverse, weight)]
+        y, mean, inverse = normalise_few_channels(x[some], weight, bias, groups, 1e-5)
+        return [y, *few_channels_gradients(dy[some], x[some], mean, inverse, weight)]
 
     whole = both(slice(0, 70))
     for start, stop in ((0, 1), (69, 70), (3, 5), (1, 34), (0, 69)):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from dpvision.private.engine import ClippedSum, Public
-from dpvision.private.engine.rules import anything
+from dpvision.private.engine.rules import fallback
 from tests.private.engine.oracle import clipped_sum, each_loss, unit_gradients
 
 CLASSES = 3
@@ -273,7 +273,7 @@ def test_without_a_rule_it_is_slow_and_said_once() -> None:
     images, targets = torch.randn(6, 3, 5), torch.randint(0, CLASSES, (6,))
     expected = unit_gradients(model, images, targets, [2, 2, 2])
     engine = ClippedSum(model, each_loss, clip=1.0)
-    anything._warned.clear()  # another test of the same process may have met it
+    fallback._warned.clear()  # another test of the same process may have met it
     with pytest.warns(UserWarning, match=r"einsum \(layer.a\) has no rule"):
         found = engine.gradients(images, targets, [2, 2, 2])
     assert torch.allclose(found.double(), expected, atol=1e-6)

@@ -75,5 +75,5 @@ def test_a_model_that_does_not_do_the_same_with_every_view_is_refused() -> None:
     model = _Moody()
     moves = [torch.zeros(sum(p.numel() for p in model.parameters())) for _ in range(2)]
     moves[1][0] = -1.0
-    with pytest.raises(UnsafeLayer, match="does not do the same with every view"):
+    with pytest.raises(UnsafeLayer, match="does not treat every view alike"):
         ClippedSum(model, each_loss, clip=1.0)(*_batch(3, 2), Public(perturbations=moves))

@@ -23,7 +23,7 @@ ROWS, MIXTURES, RELEASES = (
     "dpvision.core.sampling",
 )
 CERTIFY = "dpvision.core.certify"
-SAFETY, QUICK, CALIBRATE = "dpvision.private.engine.safety", "dpvision.settings.quick", "dpvision.settings.calibrate"
+QUICK, CALIBRATE = "dpvision.settings.quick", "dpvision.settings.calibrate"
 
 # Texts that several bugs exchange.
 SIGMA = "return noise.release(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)"
@@ -313,12 +313,12 @@ BUGS = (
     ),
     _bug(
         35, "images scaled by the largest of the batch", "opacus #308",
-        (PASSES, "inputs = aligned(self.laid_out(images)).as_subclass(Data)",
-         "inputs = self.laid_out(images / images.abs().amax().clamp(min=1.0)).as_subclass(Data)"), by="replay dp-sgd",
+        (PASSES, "inputs = align(self.set_layout(images)).as_subclass(Data)",
+         "inputs = self.set_layout(images / images.abs().amax().clamp(min=1.0)).as_subclass(Data)"), by="replay dp-sgd",
     ),
     _bug(
         35, "batch normalisation is let through", "opacus #308",
-        (SAFETY, "MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)", "MIXES_IMAGES = ()"), by="unsafe layers",
+        (SUM, "MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)", "MIXES_IMAGES = ()"), by="unsafe layers",
     ),
     _bug(
         35, "the trial of a model sees no difference", "opacus #308",

@@ -54,7 +54,7 @@ class FewUnits:
     def sum(self, batches, public=None) -> Tensor:
         total = torch.zeros(self.size, dtype=torch.float64)
         for drawn, _, views in batches:
-            assert 0 < len(drawn) == len(views) <= self.part
+            assert 0 < len(drawn) == len(views) <= self.units_at_a_time
             total += float(drawn.sum())
         return total
 

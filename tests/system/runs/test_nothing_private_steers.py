@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpvision.core.ledger import ledger_of
-from dpvision.private.engine.seen import Seen
+from dpvision.private.engine import Tally
 from dpvision.private.training import train
 from dpvision.released import report
 from dpvision.released.report import wording
@@ -37,8 +37,8 @@ def test_losses_steer_nothing(loss: float, tmp_path: Path, monkeypatch: pytest.M
     prepared = train.prepare(str(write_data(tmp_path / "data.npz")), SETTINGS)
     usual, odd = (train.begin(prepared, tmp_path / name, test_key="the same each time") for name in ("usual", "odd"))
     assert train.proceed(usual, prepared).complete
-    flush = Seen.flush
-    monkeypatch.setattr(Seen, "flush", lambda self: {**flush(self), "mean_loss": loss, "clipped_share": abs(loss)})
+    flush = Tally.flush
+    monkeypatch.setattr(Tally, "flush", lambda self: {**flush(self), "mean_loss": loss, "clipped_share": abs(loss)})
     assert train.proceed(odd, prepared).complete
     assert len(run_folder.read_lines(odd.operator / "log.jsonl")) == SETTINGS.steps
     assert load_file(odd.weights).keys() == load_file(usual.weights).keys()

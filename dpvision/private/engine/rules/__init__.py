@@ -1,5 +1,5 @@
-"""One file per operation: what it computes, and the gradient of each unit alone. Importing this registers all rules."""
+"""One file per kind of operation: its result, and the gradient of each unit. Importing this registers all rules."""
 
-from dpvision.private.engine.rules import anything, attention, broadcast, conv, embedding, linear, normalise, pointwise
+from dpvision.private.engine.rules import attention, conv, elementwise, embedding, fallback, linear, normalise
 
-__all__ = ["anything", "attention", "broadcast", "conv", "embedding", "linear", "normalise", "pointwise"]
+__all__ = ["attention", "conv", "elementwise", "embedding", "fallback", "linear", "normalise"]

@@ -1,7 +1,7 @@
-"""Attention: torch's own multi-head layer as what it is built of, and scaled dot products with the same bits anywhere.
+"""Attention: torch's multi-head layer from its parts, and scaled dot products with the same bits at any position.
 
-The kernel for scaled dot products rounds by where a head's vectors start in memory. With blank numbers up to a multiple
-of 16 in each vector, all of them start alike; blank numbers change neither products nor results.
+The kernel for scaled dot products rounds by where a head's vectors start in memory. Vectors are padded with zeros to a
+multiple of 16 numbers, so that all of them start alike; the zeros change neither products nor results.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
-from dpvision.private.engine.rules.linear import otherwise
-from dpvision.private.engine.rules.products import LANES
-from dpvision.private.engine.trace import ALWAYS, Data, Pass, plain, rule_for
+from dpvision.private.engine.rules.linear import LANES
+from dpvision.private.engine.trace import ALWAYS, Data, Pass, per_unit, plain, rule_for
 
 ALWAYS |= {F.scaled_dot_product_attention}
 
@@ -33,19 +32,19 @@ def dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Of queries, keys and values that all come from the images; others are done unit by unit."""
+    """Pad queries, keys and values that all come from the images; other combinations are computed per unit."""
     if dropout_p > 0:
         raise UnsafeLayer("scaled_dot_product_attention with dropout_p > 0 draws at random. Fix: dropout_p=0.")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if attn_mask is not None or not all(isinstance(t, Data) for t in (query, key, value)):
-        return otherwise(current, func, query, key, value, attn_mask, **options)
+        return per_unit(current, func, query, key, value, attn_mask, **options)
     width = value.shape[-1]
-    padded = (_filled(plain(t)) for t in (query, key, value))
+    padded = (_padded(plain(t)) for t in (query, key, value))
     return func(*padded, **options)[..., :width]
 
 
-def _filled(vectors: Tensor) -> Tensor:
+def _padded(vectors: Tensor) -> Tensor:
     missing = -vectors.shape[-1] % LANES
     return F.pad(vectors, (0, missing)) if missing else vectors
 
@@ -74,7 +73,7 @@ def attention(
     use_separate_proj_weight: bool = False,
     **others: Any,
 ) -> Any:
-    """Inputs are (tokens, images, width), as torch gives them; attention over the tokens of each image."""
+    """Attend over the tokens of each image; inputs are (tokens, images, width), as torch passes them."""
     unusual = [bias_k, bias_v, key_padding_mask, attn_mask, others.get("static_k"), others.get("static_v")]
     add_zero_attn = add_zero_attn or not others.get("average_attn_weights", True)
     if any(u is not None for u in unusual) or add_zero_attn or use_separate_proj_weight or (training and dropout_p):

@@ -14,18 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.private.engine.aligned import ALIGNMENT, aligned
-from dpvision.private.engine.rules.linear import otherwise, sums_by_unit
-from dpvision.private.engine.trace import ALWAYS, Data, Pass, Sink, plain, rule_for
+from dpvision.private.engine.rules.linear import sums_by_unit
+from dpvision.private.engine.sinks import Sink
+from dpvision.private.engine.trace import ALIGNMENT, ALWAYS, Data, Pass, align, per_unit, plain, rule_for
 
 # Patches unfolded at a time, in bytes: what fits a core's own cache.
 PATCH_BYTES = 2 << 20
 # From here on the library's kernel spends more time on rearranging its result than on computing it.
 LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
-# From so many output channels on, products are faster with them last in memory.
+# From this many output channels on, products are faster with them last in memory.
 MANY_CHANNELS = 256
-# The least number of images in a convolution: by filters of one position or a line of them, and by others.
+# The least number of images in a convolution: for filters of one position or one line, and for others.
 LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
 
 
@@ -35,10 +35,10 @@ class _Conv(torch.autograd.Function):
         ctx.options, ctx.current, ctx.sinks = options, current, sinks
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
-        one_row = len(x) == current.images  # of each image: then a unit's views can lie side by side
-        ctx.waits = bool(one_row and sinks[0] and sinks[0].waits and weight.dim() == 4 and groups == 1)
-        y = _with_blanks(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        kept = y.clone() if ctx.waits else None  # the model may change its own in place
+        one_row = len(x) == current.images  # per image: then a unit's views can lie next to each other
+        ctx.waits = bool(one_row and sinks[0] and sinks[0].waits_for_views and weight.dim() == 4 and groups == 1)
+        y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        kept = y.clone() if ctx.waits else None  # the model may change its output in place
         ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
         return y
 
@@ -55,7 +55,7 @@ class _Conv(torch.autograd.Function):
         if of_weight and ctx.waits:
             views = of_weight.all_views(x, dy, y, None if bias is None else bias * sums)
             if views is not None:
-                count = ctx.current.together.views
+                count = ctx.current.separate_views.count
                 of_all = [slice(s.start * count, s.stop * count) for s in spans]
                 _weight_gradients(of_weight, views[0], views[1], weight, of_all, ctx.options)
         elif of_weight:
@@ -64,15 +64,15 @@ class _Conv(torch.autograd.Function):
             of_bias.put(sums)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _with_blanks(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
+            dx = _pad_batch(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
         return dx, None, None, None, None, None
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any) -> None:
-    """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
+    """Compute each unit in the way that suits its own size, so that the rest of the batch does not matter."""
 
     def whole(e: int, row: Tensor, add: bool) -> None:
-        gradient = _backward(aligned(dy[spans[e]]), aligned(x[spans[e]]), weight, options, of_input=False)
+        gradient = _backward(align(dy[spans[e]]), align(x[spans[e]]), weight, options, of_input=False)
         row.add_(gradient) if add else row.copy_(gradient)
 
     if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
@@ -91,7 +91,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
 def _by_patches(
     current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any
 ) -> Callable[[int, Tensor, bool], None]:
-    """dW = D'U, with U the patches under each output position, unfolded for a few images at a time."""
+    """Return a function for dW = D'U, with U the patches under each output position of a few images at a time."""
     stride, padding, dilation, _ = options
     filters, channels, *kernel = weight.shape
     height, width = dy.shape[2:]
@@ -110,15 +110,15 @@ def _by_patches(
 
     def one(e: int, row: Tensor, add: bool) -> None:
         try:
-            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in either order that convolutions ask for
-        except RuntimeError:  # the weight is used in another way too, which decided the order
+            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in both orders that convolutions prefer
+        except RuntimeError:  # another use of the weight decided the order
             flat = row.permute(0, 2, 3, 1).reshape(filters, -1)
         for start in range(spans[e].start, spans[e].stop, most):
             stop = min(start + most, spans[e].stop)
             inside[: stop - start].copy_(inputs[start:stop])
             patches[: stop - start].copy_(windows[: stop - start])
             u = patches[: stop - start].reshape(-1, flat.shape[1])
-            d = aligned(outputs[start:stop].reshape(-1, filters))
+            d = align(outputs[start:stop].reshape(-1, filters))
             again = add or start > spans[e].start
             torch.addmm(flat, d.T, u, beta=1.0 if again else 0.0, out=flat)
         if flat.data_ptr() != row.data_ptr():
@@ -137,11 +137,12 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
     return out[0] if of_input else out[1]
 
 
-def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """The kernels give an image the same bits in any batch but small ones: those are filled up with blank images.
+def _pad_batch(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Call the function on a batch that is padded with blank images where it is small.
 
-    Small is one, and below 16 for filters with all axes but one, or all, of length 1. The layout stays, since it too
-    chooses the kernel. The result is never a view, so that the model may change it in place.
+    The kernels give an image the same bits in any batch but a small one: of one image, or of fewer than 16 for filters
+    with all axes, or all but one, of length 1. The layout stays the same, since kernels are chosen by it too. The
+    result is never a view, so that the model may change it in place.
     """
     if tensors[0].dtype == torch.float64:
         return _in_float64(function, *tensors)
@@ -150,26 +151,26 @@ def _with_blanks(weight: Tensor, function: Callable[..., Tensor], *tensors: Tens
     least = LEAST_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else LEAST_IMAGES
     if count >= least:
         return function(*tensors)
-    return function(*(_filled(t, least) for t in tensors))[:count].clone()
+    return function(*(_padded(t, least) for t in tensors))[:count].clone()
 
 
 def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """The kernel makes a product for each image, which rounds by where that starts in memory: if not alike, alone."""
+    """Call the function image by image unless all images start at aligned addresses, by which float64 rounds."""
     y = function(*tensors)
     if all(t[0].numel() * t.element_size() % ALIGNMENT == 0 for t in (*tensors, y)):
         return y
     return torch.cat([function(*(t[i : i + 1].clone() for t in tensors)) for i in range(len(y))])
 
 
-def _filled(images: Tensor, count: int) -> Tensor:
+def _padded(images: Tensor, count: int) -> Tensor:
     if images.stride(0) != images[0].numel():
         images = images.clone()  # dense, with its axes in the same order in memory
-    filled = images.new_empty_strided((count, *images.shape[1:]), images.stride()).zero_()
-    filled[: len(images)] = images
-    return filled
+    padded = images.new_empty_strided((count, *images.shape[1:]), images.stride()).zero_()
+    padded[: len(images)] = images
+    return padded
 
 
-def _numbers(value: Any, axes: int) -> list[int]:
+def _per_axis(value: Any, axes: int) -> list[int]:
     return [int(value)] * axes if isinstance(value, int) else [int(v) for v in value] * (axes // len(value))
 
 
@@ -188,15 +189,16 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
+    """Apply a convolution whose input is data and whose weight and bias are not."""
     axes = weight.dim() - 2
     if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data) or input.dim() != axes + 2:
-        return otherwise(current, func, input, weight, bias, stride, padding, dilation, groups)
+        return per_unit(current, func, input, weight, bias, stride, padding, dilation, groups)
     current.spans(input, f"convolution with {current.name_of(weight)}")
-    stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
+    stride, dilation = _per_axis(stride, axes), _per_axis(dilation, axes)
     if isinstance(padding, str):
         total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
         input = F.pad(input, [side for t in reversed(total) for side in (t // 2, t - t // 2)])
         padding = 0
-    options = (stride, _numbers(padding, axes), dilation, groups)
+    options = (stride, _per_axis(padding, axes), dilation, groups)
     sinks = (current.sink(weight), current.sink(bias))
     return _Conv.apply(plain(input), plain(weight), plain(bias), options, current, sinks)

@@ -1,4 +1,4 @@
-"""Embedding: a unit's gradient adds its output gradients to the rows that its own indices name."""
+"""Embedding: a unit's gradient adds its output gradients to the rows that its own indices select."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
-from dpvision.private.engine.rules.linear import otherwise
-from dpvision.private.engine.trace import ALWAYS, Data, Pass, plain, rule_for
+from dpvision.private.engine.trace import ALWAYS, Data, Pass, per_unit, plain, rule_for
 
 
 class _Embedding(torch.autograd.Function):
@@ -50,13 +49,14 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
+    """Look up rows by indices that come from the images."""
     if max_norm is not None or scale_grad_by_freq:
         raise UnsafeLayer(
             f"Embedding with {current.name_of(weight)}: max_norm and scale_grad_by_freq let the batch as a whole "
             "change the weights. Fix: leave them out."
         )
     if not isinstance(input, Data) or isinstance(weight, Data):
-        return otherwise(current, func, input, weight, padding_idx)
+        return per_unit(current, func, input, weight, padding_idx)
     current.spans(input, f"Embedding with {current.name_of(weight)}")
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return _Embedding.apply(plain(input), plain(weight), padding, current, current.sink(weight))

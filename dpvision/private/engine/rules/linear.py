@@ -1,4 +1,14 @@
-"""y = x W' + b for inputs with any number of axes: dW of a unit is D'X over all rows of its views."""
+"""Linear layers and matrix products: y = x W' + b, and dW of a unit is D'X over all rows of its views.
+
+A unit's rows have the same bits at any position and whatever the other rows are. The libraries choose kernels by shape
+and treat the remainder at an edge differently from the rest: a kernel for few columns rounds a row by its position in
+the matrix, or by where it starts in memory. So matrices are padded with zero columns (and rows) until no such kernel is
+chosen. How many that takes was found by trial over thousands of shapes on one processor with AVX-512, and
+tests/private/engine/test_place.py repeats it; `certify` tries the actual model before each charge.
+
+    float32    at least 16 columns; a multiple of 16 where a matrix of its own has few rows or columns
+    float64    a multiple of 16 rows and columns, the second factor never transposed
+"""
 
 from __future__ import annotations
 
@@ -8,12 +18,71 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.private.engine.aligned import aligned
-from dpvision.private.engine.rules.products import Product, matrix_product, product
-from dpvision.private.engine.trace import ALWAYS, RULES, Data, Pass, Sink, plain, rule_for
+from dpvision.private.engine.sinks import Sink
+from dpvision.private.engine.trace import ALWAYS, Data, Pass, align, per_unit, plain, rule_for
 
-# Products of fewer multiplications than this are made for many units at once.
+# Products of fewer multiplications than this are computed for many units at once.
 SMALL = 1 << 16
+# A product gives a row the same bits whatever the other rows are, if there are at least this many.
+LEAST_ROWS = 32
+# The number of values that a kernel takes at once.
+LANES = 16
+
+
+def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
+    """Return x @ matrix over the last axis, each row with the same bits in any batch; never a view."""
+    width, columns = matrix.shape
+    wide = x.dtype == torch.float64
+    flat = x.reshape(-1, width).contiguous()
+    count = len(flat)
+    more_rows = max(0, LEAST_ROWS - count)
+    more_rows += -(count + more_rows) % LANES if wide else 0
+    more_columns = -columns % LANES if wide else max(0, LANES - columns)
+    if more_rows:
+        flat = F.pad(flat, (0, 0, 0, more_rows))
+    if more_columns:
+        matrix = F.pad(matrix, (0, more_columns))
+    elif wide:
+        matrix = matrix.contiguous()
+    y = x.new_empty(*x.shape[:-1], columns)
+    if more_rows or more_columns:
+        y.view(-1, columns).copy_((flat @ matrix)[:count, :columns])
+    else:
+        torch.mm(flat, matrix, out=y.view(-1, columns))
+    return y
+
+
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return (..., m, k) @ (..., k, n), where each matrix belongs to one unit and has the same bits at any position."""
+    rows, columns = a.shape[-2], b.shape[-1]
+    if a.shape[-1] == 1:
+        return a * b  # one multiplication, one rounding
+    if a.dtype == torch.float64:
+        more_rows, more_columns, b = -rows % LANES, -columns % LANES, b.contiguous()
+    else:
+        more_rows, more_columns = 0, -columns % LANES if min(rows, columns) < LANES else 0
+    if more_rows:
+        a = F.pad(a, (0, 0, 0, more_rows))
+    if more_columns:
+        b = F.pad(b, (0, more_columns))
+    y = a @ b
+    return y[..., :rows, :columns].contiguous() if more_rows or more_columns else y
+
+
+class _BatchedProduct(torch.autograd.Function):
+    """`batched_product`, also for both gradients; the axes in front of the last two must be the same."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return batched_product(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        a, b = ctx.saved_tensors
+        of_a = batched_product(dy, b.mT) if ctx.needs_input_grad[0] else None
+        of_b = batched_product(a.mT, dy) if ctx.needs_input_grad[1] else None
+        return of_a, of_b
 
 
 class _Linear(torch.autograd.Function):
@@ -37,19 +106,19 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> None:
-    """Each unit in the way that suits its own size, so that what else is in the batch does not matter."""
+    """Compute each unit in the way that suits its own size, so that the rest of the batch does not matter."""
     inputs, outputs, places = x.shape[-1], dy.shape[-1], x.shape[1:-1].numel()
     if sink.may_keep_factors() and len(x) * places == len(spans):
         sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
         return
 
     def one(e: int, row: Tensor, add: bool) -> None:
-        d, a = (aligned(t[spans[e]].reshape(-1, t.shape[-1])) for t in (dy, x))
+        d, a = (align(t[spans[e]].reshape(-1, t.shape[-1])) for t in (dy, x))
         torch.addmm(row, d.T, a, beta=1.0 if add else 0.0, out=row)
 
     def together(units: list[int], size: int) -> Tensor:
         d, a = (_stacked(t, spans, units, size * places) for t in (dy, x))
-        return product(d.mT, a)
+        return batched_product(d.mT, a)
 
     groups = _by_size(spans)
     small = {size: units for size, units in groups.items() if size * places * inputs * outputs < SMALL}
@@ -64,28 +133,28 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
                 rows[units] = together(units, size)
             else:
                 for e in units:
-                    alone = torch.empty_like(rows[e])  # from the start of a block: a product rounds by where it goes
+                    alone = torch.empty_like(rows[e])  # aligned: a product rounds by where it is written
                     one(e, alone, add=False)
                     rows[e] = alone
         sink.put(rows)
 
 
 def _by_size(spans: list[slice]) -> dict[int, list[int]]:
-    """The units of each number of rows."""
-    found: dict[int, list[int]] = {}
+    """Group the units by their number of rows."""
+    units: dict[int, list[int]] = {}
     for e, span in enumerate(spans):
-        found.setdefault(span.stop - span.start, []).append(e)
-    return found
+        units.setdefault(span.stop - span.start, []).append(e)
+    return units
 
 
 def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
-    """(rows, ..., p) -> (units, size, p), always in the same order of memory: sums round by it."""
+    """Stack (rows, ..., p) as (units, size, p), always in the same order of memory: sums round by it."""
     values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
 
 
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
-    """(rows, T, p) -> (units, p): the sum over each unit's rows and over T."""
+    """Sum (rows, T, p) over each unit's rows and over T, to (units, p)."""
     groups = _by_size(spans)
     parts = {s: _stacked(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
     if len(parts) == 1:
@@ -101,24 +170,21 @@ ALWAYS |= {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, 
 
 @rule_for(F.linear)
 def linear(current: Pass, func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+    """Apply a linear layer whose input is data and whose weight and bias are not."""
     if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data) or weight.dim() != 2:
-        return otherwise(current, func, input, weight, bias)
+        return per_unit(current, func, input, weight, bias)
     current.spans(input, f"linear layer with {current.name_of(weight)}")
     sinks = (current.sink(weight), current.sink(bias))
     return _Linear.apply(plain(input), plain(weight), plain(bias), current, sinks)
 
 
-def otherwise(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Unusual roles: by autograd for each unit."""
-    return RULES["anything"](current, func, *args, **kwargs)
-
-
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
 def matmul(current: Pass, func: Any, input: Any, other: Any) -> Any:
+    """Multiply data by a matrix, as a linear layer, or data by data of the same leading axes."""
     if isinstance(input, Data) and not isinstance(other, Data) and other.dim() == 2 and input.dim() > 1:
         return linear(current, F.linear, input, other.T)
     if isinstance(input, Data) and isinstance(other, Data) and input.dim() == other.dim() > 2:
         front = input.shape[:-2]
         if front == other.shape[:-2] and input.shape[-1] == other.shape[-2]:
-            return Product.apply(plain(input), plain(other))
-    return otherwise(current, func, input, other)
+            return _BatchedProduct.apply(plain(input), plain(other))
+    return per_unit(current, func, input, other)

@@ -1,4 +1,18 @@
-"""GroupNorm, LayerNorm and InstanceNorm: the library's own backward kernels, one unit at a time; few_channels.py."""
+"""GroupNorm, LayerNorm and InstanceNorm: the library's own backward kernels, one unit at a time.
+
+GroupNorm with few channels in a group and the channels last in memory is computed here instead, by sums over positions,
+whole vectors at a time. torch's kernel takes the channels of one group at a time: where these do not fill a vector it
+is up to five times slower, and it must be called for each unit alone, as it returns the gradients of scale and shift
+summed over all images.
+
+    mean, 1/deviation      of each image and group, from the sums of x and x^2 over positions
+    y                      x a + c, with a = w / deviation and c = b - mean a for each image and channel
+    dw, db                 sum of dy (x - mean) / deviation, and sum of dy, for each image and channel
+    dx                     dy a + x q + p, for each image, with q and p for each group
+
+Every number is rounded on its own (no fused operations), and sums over positions have the same order in any batch: an
+image has the same bits whatever else is in it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
-from dpvision.private.engine.rules import few_channels
 from dpvision.private.engine.rules.linear import sums_by_unit
-from dpvision.private.engine.trace import RULES, Data, Pass, plain, rule_for
+from dpvision.private.engine.trace import Data, Pass, per_unit, plain, rule_for
+
+FEW_CHANNELS = 8  # in a group: from here on torch's kernel fills its vectors
+IN_CACHE = 1 << 18  # numbers that are worked on at a time
+# From this many positions on, torch's forward pass goes by channels as well, in one go.
+MANY_POSITIONS = 1024
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -23,9 +41,9 @@ class _GroupNorm(torch.autograd.Function):
         ctx.layout = _layout(x)
         x = x.contiguous(memory_format=ctx.layout)
         count, channels = x.shape[:2]
-        ctx.few = ctx.layout is torch.channels_last and few_channels.suits(x, weight, bias, groups)
+        ctx.few = ctx.layout is torch.channels_last and has_few_channels(x, weight, bias, groups)
         if ctx.few:
-            y, mean, rstd = few_channels.normalised(x, weight, bias, groups, eps)
+            y, mean, rstd = normalise_few_channels(x, weight, bias, groups, eps)
         else:
             y, mean, rstd = torch.native_group_norm(x, weight, bias, count, channels, x.shape[2:].numel(), groups, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
@@ -38,21 +56,21 @@ class _GroupNorm(torch.autograd.Function):
         dy = dy.contiguous(memory_format=ctx.layout)
         spans = ctx.current.spans(dy, "GroupNorm")
         if ctx.few:
-            dx, *both = few_channels.gradients(dy, x, mean, rstd, weight)
-            for sink, each in zip(ctx.sinks, both, strict=True):
+            dx, *both = few_channels_gradients(dy, x, mean, rstd, weight)
+            for sink, gradients in zip(ctx.sinks, both, strict=True):
                 if sink is not None:
-                    sink.put(sums_by_unit(each.unsqueeze(1), spans))
+                    sink.put(sums_by_unit(gradients.unsqueeze(1), spans))
             return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
         kernel = torch.ops.aten.native_group_norm_backward  # always with the data gradient: it crashes without
         sizes = (x.shape[1], x.shape[2:].numel(), ctx.groups)
         mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
-        parts = [kernel(*each, weight, len(each[0]), *sizes, mask) for each in _by_unit(spans, dy, x, mean, rstd)]
+        parts = [kernel(*unit, weight, len(unit[0]), *sizes, mask) for unit in _by_unit(spans, dy, x, mean, rstd)]
         dx = _gather(parts, ctx.sinks)
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
 
 
 def _layout(x: Tensor) -> torch.memory_format:
-    """By the strides inside an image: that between images is open where there is only one, and must decide nothing."""
+    """Return the layout by the strides inside an image: the one between images is arbitrary where there is only one."""
     last = x.dim() == 4 and x.stride()[1:] == (1, x.shape[3] * x.shape[1], x.shape[1])
     return torch.channels_last if last else torch.contiguous_format
 
@@ -80,13 +98,13 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _by_unit(spans: list[slice], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of each unit, of all of the tensors."""
+    """Yield the rows of each unit, of all of the tensors."""
     sizes = [s.stop - s.start for s in spans]
     return zip(*(t.split(sizes) for t in tensors), strict=True)
 
 
 def _gather(parts: list[Any], sinks: Any) -> Tensor:
-    """The units' scale and shift gradients to their sinks; the data gradient in one piece."""
+    """Put the units' scale and shift gradients into their sinks, and return the data gradient in one piece."""
     for which, sink in enumerate(sinks, start=1):
         if sink is not None:
             sink.put(torch.stack([p[which] for p in parts]))
@@ -97,8 +115,9 @@ def _gather(parts: list[Any], sinks: Any) -> Tensor:
 def group_norm(
     current: Pass, func: Any, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
+    """Normalise groups of channels of each image."""
     if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data):
-        return RULES["anything"](current, func, input, num_groups, weight, bias, eps)
+        return per_unit(current, func, input, num_groups, weight, bias, eps)
     current.spans(input, f"GroupNorm with {current.name_of(weight)}")
     sinks = (current.sink(weight), current.sink(bias))
     return _GroupNorm.apply(plain(input), plain(weight), plain(bias), num_groups, eps, current, sinks)
@@ -108,8 +127,9 @@ def group_norm(
 def layer_norm(
     current: Pass, func: Any, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
+    """Normalise the last axes of each image."""
     if not isinstance(input, Data) or isinstance(weight, Data) or isinstance(bias, Data):
-        return RULES["anything"](current, func, input, normalized_shape, weight, bias, eps)
+        return per_unit(current, func, input, normalized_shape, weight, bias, eps)
     if input.dim() <= len(normalized_shape):
         raise UnsafeLayer(
             f"LayerNorm with {current.name_of(weight)} normalises over the images of the batch. Fix: leave out axis 0."
@@ -133,7 +153,72 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Each channel is a group of its own."""
+    """Normalise each channel as a group of its own."""
     if running_mean is not None or running_var is not None or not use_input_stats:
         raise UnsafeLayer("InstanceNorm keeps statistics of the data. Fix: track_running_stats=False.")
     return group_norm(current, F.group_norm, input, input.shape[1], weight, bias, eps)
+
+
+def has_few_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int) -> bool:
+    """Whether images with the channels last are normalised here, by shapes alone."""
+    return weight is not None and bias is not None and x.shape[1] // groups < FEW_CHANNELS
+
+
+def normalise_few_channels(
+    x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, and the mean and the inverse deviation of each image and group."""
+    count, channels, positions = len(x), x.shape[1], x.shape[2:].numel()
+    if positions >= MANY_POSITIONS:
+        return torch.native_group_norm(x, weight, bias, count, channels, positions, groups, eps)
+    y, size = torch.empty_like(x), positions * channels // groups
+    mean, inverse = x.new_empty(count, groups, 1), x.new_empty(count, groups, 1)
+    for piece in _pieces(x):
+        v = x[piece]
+        m, square = (_by_group(_over_positions(t), groups).sum(2, keepdim=True) / size for t in (v, v * v))
+        r = ((square - m * m).clamp(min=0) + eps).rsqrt()
+        a = r * weight.view(groups, -1)
+        c = bias.view(groups, -1) - m * a
+        torch.mul(v, _by_channel(a), out=y[piece])
+        y[piece] += _by_channel(c)
+        mean[piece], inverse[piece] = m, r
+    return y, mean.squeeze(2), inverse.squeeze(2)
+
+
+def few_channels_gradients(
+    dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dx, and dw and db of each image: (images, channels)."""
+    groups, w = mean.shape[1], weight.view(mean.shape[1], -1)
+    dx, size = torch.empty_like(x), x.shape[2:].numel() * w.shape[1]
+    dw, db = x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2])
+    for piece in _pieces(x):
+        d, v, m, r = dy[piece], x[piece], mean[piece].unsqueeze(2), inverse[piece].unsqueeze(2)
+        total, product = (_by_group(_over_positions(t), groups) for t in (d, d * v))
+        along = (product - total * m) * r
+        dw[piece], db[piece] = along.flatten(1), total.flatten(1)
+        q = r * r * ((along * w).sum(2, keepdim=True) / size)
+        p = q * m - r * ((total * w).sum(2, keepdim=True) / size)
+        torch.mul(d, _by_channel(r * w), out=dx[piece])
+        dx[piece] -= v * _by_channel(q.expand_as(total))
+        dx[piece] += _by_channel(p.expand_as(total))
+    return dx, dw, db
+
+
+def _pieces(x: Tensor) -> Iterator[slice]:
+    size = max(1, IN_CACHE // max(1, x[0].numel()))
+    return (slice(start, start + size) for start in range(0, len(x), size))
+
+
+def _over_positions(t: Tensor) -> Tensor:
+    """Sum over positions, to (images, channels)."""
+    return t.sum((2, 3))
+
+
+def _by_group(t: Tensor, groups: int) -> Tensor:
+    return t.view(len(t), groups, -1)
+
+
+def _by_channel(t: Tensor) -> Tensor:
+    """Reshape (images, groups, channels of a group) to (images, channels, 1, 1)."""
+    return t.reshape(len(t), -1, 1, 1)

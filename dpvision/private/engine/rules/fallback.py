@@ -1,7 +1,7 @@
-"""What has no rule of its own: the operation is computed and differentiated once per unit. Right, but slow.
+"""Operations without a rule of their own: computed and differentiated once per unit. Correct, but slow.
 
-A unit's result is a function of that unit alone, by construction: it has the same bits in any place and in any batch.
-Operations whose kernels round by place go this way even where they meet no parameter (`BY_UNIT`).
+A unit's result is a function of that unit alone, by construction: it has the same bits at any position in any batch.
+Operations whose kernels round by position go this way even where they meet no parameter (`BY_UNIT`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpvision.errors import UnsafeLayer
-from dpvision.private.engine.growth import not_first
-from dpvision.private.engine.rules.broadcast import given
-from dpvision.private.engine.trace import ALWAYS, RULES, Data, Pass, Weight, plain
+from dpvision.private.engine.rules.elementwise import copies_of_expanded
+from dpvision.private.engine.trace import ALWAYS, FALLBACK, RULES, Data, Pass, Weight, images_not_first, plain
 
-# Products, and functions of two tensors, whose kernels round a number by where it lies.
+# Products, and functions of two tensors, whose kernels round a number by its position in memory.
 BY_UNIT: set[Any] = {torch.einsum, torch.tensordot, torch.cdist, F.bilinear}
 BY_UNIT |= {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 BY_UNIT |= {getattr(t, n) for n in ("addmm", "baddbmm", "mv", "addmv", "inner", "atan2") for t in (torch, Tensor)}
@@ -28,10 +27,10 @@ ALWAYS |= BY_UNIT
 _warned: set[str] = set()
 
 
-class _Anything(torch.autograd.Function):
+class _PerUnit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, sinks: Any, *tensors: Tensor) -> Any:
-        """`tensors` are the data and the weights, given once more so that autograd sees them."""
+        """Compute all units; `tensors` are the data and the weights, passed once more so that autograd sees them."""
         ctx.call, ctx.sinks = call, sinks
         return torch.cat([call.result(call.leaves_of(e)) for e in range(call.units)])
 
@@ -58,7 +57,7 @@ class _Anything(torch.autograd.Function):
 
 
 class _Call:
-    """One call of a function, to be done for each unit alone; `rows` are the places of arguments that images have."""
+    """One call of a function, done for each unit alone; `rows` numbers the arguments that have rows of the images."""
 
     def __init__(self, current: Pass, func: Any, leaves: list[Any], spec: Any, rows: list[int], name: str) -> None:
         self.current, self.name, self.units = current, name, len(current.views)
@@ -68,13 +67,14 @@ class _Call:
         self._spans = {i: current.spans(self._leaves[i], name) for i in rows}
 
     def leaves_of(self, unit: int) -> list[Any]:
-        """The arguments of one unit, in memory of their own: where they start there may choose the kernel."""
+        """Return the arguments of one unit, in memory of their own: kernels are chosen by where a tensor starts."""
         leaves = list(self._leaves)
         for i, spans in self._spans.items():
             leaves[i] = leaves[i][spans[unit]].clone()
         return leaves
 
     def result(self, leaves: list[Any]) -> Tensor:
+        """Call the function with the arguments of one unit."""
         args, kwargs = tree_unflatten(leaves, self._spec)
         try:
             out = self._func(*args, **kwargs)
@@ -87,7 +87,8 @@ class _Call:
         return out
 
 
-def anything(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
+def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function once per unit, and differentiate it by autograd in the same way."""
     leaves, spec = tree_flatten((args, kwargs))
     name = getattr(func, "__name__", str(func))
     in_place = name.endswith("_") and not name.endswith("__")
@@ -98,30 +99,32 @@ def anything(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
             raise UnsafeLayer(f"{names} changes a tensor in place. Fix: use the form without underscore.")
         if name not in _warned:
             _warned.add(name)
-            warnings.warn(f"{names} has no rule of its own: it is done once per unit, which is slow.", stacklevel=2)
+            warnings.warn(f"{names} has no rule of its own: it is computed once per unit, which is slow.", stacklevel=2)
         name = names
     elif in_place:
         return func(*plain(args), **plain(kwargs))
     if current.measures:
         return _measured(current, func, args, kwargs, leaves, name)
-    *grows, out_grows = current.of_call(name)
+    *grows, out_grows = current.image_axes_of_call(name)
     data = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Data)]
     if not out_grows or not all(grows[i] for i in data):
         if trained:
-            raise not_first(name)
+            raise images_not_first(name)
         return func(*plain(args), **plain(kwargs))
-    leaves = [given(current, w) if isinstance(w, Weight) and g else w for w, g in zip(leaves, grows, strict=True)]
+    leaves = [
+        copies_of_expanded(current, w) if isinstance(w, Weight) and g else w for w, g in zip(leaves, grows, strict=True)
+    ]
     rows = [i for i, g in enumerate(grows) if g]
     sinks = {i: current.sink(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Weight)}
     call = _Call(current, func, leaves, spec, rows, name)
-    return _Anything.apply(call, sinks, *(plain(leaves[i]) for i in (*call.data, *call.weights)))
+    return _PerUnit.apply(call, sinks, *(plain(leaves[i]) for i in (*call.data, *call.weights)))
 
 
 def _measured(current: Pass, func: Any, args: Any, kwargs: Any, leaves: list[Any], name: str) -> Any:
-    """In a pass over blank images: all of them at once, and note what grows with them."""
+    """Compute all blank images of a measuring pass at once, and note which axes grow with their number."""
     out = func(*plain(args), **plain(kwargs))
     if not isinstance(out, Tensor):
-        raise UnsafeLayer(f"{name} with a parameter gives several results, for which there is no rule.")
+        raise UnsafeLayer(f"{name} with a parameter returns several results, for which there is no rule.")
     if any(isinstance(leaf, Weight) for leaf in leaves):
         for leaf in leaves:
             if isinstance(leaf, Data):
@@ -130,4 +133,4 @@ def _measured(current: Pass, func: Any, args: Any, kwargs: Any, leaves: list[Any
     return out
 
 
-RULES["anything"] = anything
+RULES[FALLBACK] = compute_per_unit

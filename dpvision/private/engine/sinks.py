@@ -1,0 +1,167 @@
+"""Where rules put the gradients that they compute: the sink of one use of a weight, in front of its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dpvision.errors import UnsafeLayer
+from dpvision.private.engine.slots import Slot, Slots
+
+if TYPE_CHECKING:
+    from dpvision.private.engine.trace import Pass
+
+# Inputs and output gradients of all views of all units, a unit's views one after the other, and a note of each view.
+AllViews = tuple[Tensor, Tensor, list[Any]]
+
+
+class SeparateViews:
+    """Views of the same units that pass one after the other, each at weights of its own.
+
+    The factors that a rule contracts over a unit's views wait here until the last view has passed: then the contraction
+    is done once, over all of them, as if they had passed at the same weights.
+    """
+
+    def __init__(self, weights: Sequence[dict[str, Tensor]], slots: Slots) -> None:
+        self.count, self._weights, self._slots = len(weights), weights, slots
+        self._notes: dict[int, list[Any]] = {}
+        self._possible: dict[int, bool] = {}
+
+    def all_possible(self, number: int, possible: Callable[..., bool], names: Sequence[str]) -> bool:
+        """Whether something is possible at the weights of every view: decided once, so the same for all views."""
+        if number not in self._possible:
+            self._possible[number] = all(possible(*(weights[name] for name in names)) for weights in self._weights)
+        return self._possible[number]
+
+    def require_empty(self) -> None:
+        """Require, after the last view, that everything was contracted."""
+        if self._notes:
+            raise UnsafeLayer(
+                "the model does not treat every view alike, so a part of their gradients would be lost. Fix: use a "
+                "forward pass that does not depend on the values of weights, or train without weight multiplicity."
+            )
+
+    def keep(
+        self, number: int, x: Tensor, dy: Tensor, scale: Tensor | None = None, note: Any = None
+    ) -> AllViews | None:
+        """Keep a view's input, output gradient (times `scale`) and note; return those of all views after the last one.
+
+        A unit's views lie one after the other, in memory that is reused for the next units.
+        """
+        notes = self._notes.setdefault(number, [])
+        inputs, outputs = (self._buffer(number, which, t) for which, t in enumerate((x, dy)))
+        inputs[:, len(notes)] = x.movedim(1, -1)
+        if scale is None:
+            outputs[:, len(notes)] = dy.movedim(1, -1)
+        else:
+            torch.mul(dy.movedim(1, -1), scale, out=outputs[:, len(notes)])
+        notes.append(note)
+        if len(notes) < self.count:
+            return None
+        return inputs.flatten(0, 1).movedim(-1, 1), outputs.flatten(0, 1).movedim(-1, 1), self._notes.pop(number)
+
+    def _buffer(self, number: int, which: int, like: Tensor) -> Tensor:
+        """Return memory of shape (units, views, height, width, channels)."""
+        units, channels, *places = like.shape
+        size = (self._slots.capacity, self.count, *places, channels)
+        return self._slots.scratch(("views", number, which), size, like)[:units]
+
+
+class Sink:
+    """Takes the gradients of one use of a weight, of all units at once."""
+
+    def __init__(
+        self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None, *, number: int | None = None
+    ) -> None:
+        self.current, self.slot, self._finish = current, slot, finish
+        self._number = number  # of this use of a weight in the pass; None where views cannot be contracted
+
+    @property
+    def waits_for_views(self) -> bool:
+        """Whether the contraction waits for the unit's other views."""
+        return self.current.separate_views is not None and self._number is not None
+
+    def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Return the inputs and output gradients of all views, unit by unit; None until the last view has passed."""
+        views = self._keep(x, dy)
+        return views and views[:2]
+
+    def _keep(self, x: Tensor, dy: Tensor, scale: Tensor | None = None, note: Any = None) -> AllViews | None:
+        assert self.current.separate_views is not None and self._number is not None
+        return self.current.separate_views.keep(self._number, x, dy, scale, note)
+
+    def put(self, values: Tensor) -> None:
+        """Add gradients of shape (units, *shape)."""
+        self.slot.put(values)
+        self._finish()
+
+    def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
+        """Call `one(e, row, add)` to write, or add, the gradient of each unit e, preferably in memory order `order`."""
+        if order is not None:
+            self.slot.prefer_order(order)
+        self.slot.expand_factors()
+        self.slot.discard_norms()
+        for e, row in enumerate(self.slot.rows(len(self.current.views)).unbind(0)):
+            one(e, row, self.slot.used)
+            self.slot.record_norm(e)
+        self.slot.used = True
+        self._finish()
+
+    def may_keep_factors(self) -> bool:
+        """Whether the slot may keep factors of the gradients instead of rows."""
+        return self.current.factors and self.slot.factored and not self.slot.used
+
+
+class PulledBackSink(Sink):
+    """For a weight whose function has its own pullback: rows become the first argument's gradient in place."""
+
+    def __init__(
+        self, current: Pass, names: list[str], func: Any, options: dict[str, Any], args: Any, number: int
+    ) -> None:
+        slots, views = [current.slots[name] for name in names], current.separate_views
+        over_views = views and hasattr(func, "of_views") and views.all_possible(number, func.of_views.possible, names)
+        super().__init__(current, slots[0], self._pull_back, number=number if over_views else None)
+        self._slots, self._func, self._options, self._args = slots, func, options, args
+        self._over_views: list[Any] = []
+
+    def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Pull each view's gradient back at its own weights: the part that is linear in it comes before the sum."""
+        views = self._keep(x, dy, *self._func.of_views.before(dy, y, of_bias, *self._args, **self._options))
+        if views is None:
+            return None
+        self._over_views = views[2]
+        return views[:2]
+
+    def put(self, values: Tensor) -> None:
+        self._choose_slot()
+        super().put(values)
+
+    def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
+        """Write with output channels first: the pullback works on one filter at a time."""
+        self._choose_slot()
+        super().write(one, order and (0, *(a for a in order if a)))
+
+    def may_keep_factors(self) -> bool:
+        return False
+
+    def _choose_slot(self) -> None:
+        """Give a second use a slot of its own: rows that are gradients already must not be pulled back again."""
+        first = self._slots[0]
+        first.expand_factors()
+        self.slot = Slot("", self._args[0].detach(), len(self.current.views), 1.0) if first.used else first
+
+    def _pull_back(self) -> None:
+        rows = self.slot.rows(len(self.current.views))
+        self.slot.discard_norms()
+        with torch.no_grad():
+            if self._over_views:
+                others = self._func.of_views.after(rows, self._over_views)
+            else:
+                others = self._func.pullback(rows, *(a.detach() for a in self._args), **self._options)
+        if self.slot is not self._slots[0]:
+            self._slots[0].put(rows)
+        for slot, gradient in zip(self._slots[1:], others, strict=True):
+            slot.put(gradient)
