@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.engine_networks import load
 from benchmarks.engine_peers import Pass, ready
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.device import keep_freed_memory
 
 SHOWN = 2000  # entries of the clipped sum sent to the parent for comparison
 

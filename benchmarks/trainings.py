@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.results import Figure, machine
 from benchmarks.shared_data import at_hand, unpacked, unpacked_in_two
 from dpvision.core import accountant
-from dpvision.models import digest_of
+from dpvision.models import digest_file
 from dpvision.models.patches import CONSTANTS
 from dpvision.private.training import train
 from dpvision.public import dictionary
@@ -138,7 +138,7 @@ def named(config: Config) -> str:
     usual = to_dict(Config())
     chosen = {k: v for k, v in to_dict(config.without_folders()).items() if v != usual.get(k)}
     if config.pretrained:
-        chosen["pretrained"] = digest_of(Path(config.pretrained))
+        chosen["pretrained"] = digest_file(Path(config.pretrained))
     if config.prior:
         chosen["prior"] = f"{dictionary.FORMAT} {CONSTANTS}"
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from benchmarks.results import Figure, main
 from dpvision.models import build
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.device import keep_freed_memory
 from dpvision.public.batches import Source
 from dpvision.public.warmup import Settings, WarmUp
 

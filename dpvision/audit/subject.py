@@ -18,8 +18,8 @@ from dpvision import __version__
 from dpvision.audit.gradient_plane import Group
 from dpvision.data import Dataset, load
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import Featured, build, digest_of, head_alone, load_public, train_only
-from dpvision.models.featured import head_of
+from dpvision.models import Featured, build, digest_file, load_public, split_head, train_only
+from dpvision.models.featured import head_name
 from dpvision.models.inputs import to_tensor
 from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.released.model import load_model
@@ -68,7 +68,7 @@ def subject(
     rows = np.random.default_rng(seed).permutation(len(found))[:most]
     rows.sort()  # read in order, as a packed store likes it
     inputs, network = to_tensor(np.asarray(found.images[rows])), whole
-    parts = head_alone(whole) if part == "head" else whole if isinstance(whole, Featured) else None
+    parts = split_head(whole) if part == "head" else whole if isinstance(whole, Featured) else None
     if parts is not None:  # the frozen part is passed once
         inputs, network = parts.features(inputs), parts.rest
     file = weights / "weights.safetensors" if weights.is_dir() else weights
@@ -79,7 +79,7 @@ def subject(
         "split": split,
         "images": len(rows),
         "seed": seed,
-        "weights": digest_of(file),
+        "weights": digest_file(file),
         "part": part,
     }
     labels = torch.from_numpy(np.asarray(found.labels[rows], dtype=np.int64))
@@ -122,7 +122,7 @@ def _network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, 
 
 def _require_head(file: Path, network: nn.Module) -> None:
     """Public weights may lack the head; a loss through one that was drawn at random would tell nothing."""
-    head = head_of(network) + "."
+    head = head_name(network) + "."
     with safe_open(file, framework="numpy") as tensors:
         names = set(tensors.keys())
         found = {n: tuple(tensors.get_slice(n).get_shape()) for n in names if n.startswith(head)}

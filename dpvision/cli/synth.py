@@ -88,7 +88,7 @@ def fit(
     """
     from dpvision import data
     from dpvision.cli import screen
-    from dpvision.models.device import device_named
+    from dpvision.models.device import find_device
     from dpvision.private.accounts.taken_as_public import require_not_private
     from dpvision.public import provenance
     from dpvision.public.diffusion.fit import Settings
@@ -96,7 +96,7 @@ def fit(
     from dpvision.public.diffusion.model import Kind
     from dpvision.public.trainer import Progress
 
-    device_named(device)
+    find_device(device)
     found = data.load(public, size=resize)
     if not consented:
         require_not_private(public, [found.train], fix=PUBLISHED)
@@ -157,12 +157,12 @@ def guide(
     """
     from dpvision import data
     from dpvision.cli import screen
-    from dpvision.models.device import device_named
+    from dpvision.models.device import find_device
     from dpvision.private.accounts.taken_as_public import require_not_private
     from dpvision.public import provenance
     from dpvision.public.diffusion.guide import Settings, fit_guide
 
-    device_named(device)
+    find_device(device)
     found = data.load(public, size=resize)
     if not consented:
         require_not_private(public, [found.train], fix=PUBLISHED)
@@ -210,13 +210,13 @@ def sample(
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
     from dpvision.cli import screen
-    from dpvision.models.device import device_named
+    from dpvision.models.device import find_device
     from dpvision.public import provenance
     from dpvision.public.diffusion.guide import load_guide
     from dpvision.public.diffusion.sample import Draw
     from dpvision.public.diffusion.sample import sample as draw_all
 
-    device_named(device)
+    find_device(device)
     led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with screen.named_bars() as bar, screen.stoppable() as stop:

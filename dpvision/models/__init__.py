@@ -1,4 +1,4 @@
-"""Networks by name. Each is a function of the image's shape and the number of classes, with no batch statistics."""
+"""Networks by name. Each is built for a shape of images and a number of classes, and has no batch statistics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.models.efficientnet_lite import efficientnet_lite0
-from dpvision.models.featured import Featured, head_alone
+from dpvision.models.featured import Featured, split_head
 from dpvision.models.parts import PARTS, train_only
 from dpvision.models.patches import PATCHES
-from dpvision.models.pretrained import digest_of, load_public
+from dpvision.models.pretrained import digest_file, load_public
 from dpvision.models.resnets import resnet9, wide_resnet
 from dpvision.models.scattering import scatter_cnn, scatter_linear
 from dpvision.models.small import dpmix_cnn, linear, small_alexnet, small_cnn, tanh_cnn
 from dpvision.models.timm_models import PREFIX, timm_model
 from dpvision.models.vit import dinov2_vits14, vit_tiny
 
-__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_of", "head_alone", "load_public", "train_only"]
+__all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_file", "load_public", "split_head", "train_only"]
 
 Shape = tuple[int, int, int]
 
@@ -49,9 +49,9 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
-    """The model with weights drawn from `seed`, for images (channels, height, width) scaled to [-1, 1].
+    """The named model with random weights from `seed`, for images (channels, height, width) scaled to [-1, 1].
 
-    "timm:NAME" is NAME of the timm library.
+    "timm:NAME" is the model NAME of the timm library.
     """
     if name not in MODELS and not name.startswith(PREFIX):
         raise ConfigError(f"there is no model named {name!r}. {did_you_mean(name, sorted(MODELS))}")

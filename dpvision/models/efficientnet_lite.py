@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 in plain torch (Tan and Le 2019; Google 2020), for frozen features: 1,280 of each image.
 
-Its batch normalisations are those of a finished training, so each is a fixed scale and shift of every channel. They are
-folded into the convolution before them (docs/efficientnet-lite.md), and none is left: every image is treated alone.
+The batch normalisations of the trained network are fixed scales and shifts of channels, and are folded into the
+convolutions before them (docs/efficientnet-lite.md). None remains: every image is treated separately.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from math import ceil
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpvision.models.imagenet import ImagenetInput
+from dpvision.models.featured import ImagenetInput
 
 SIDE, STEM, WIDTH = 224, 32, 1280
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3  # (255 x - 127) / 128, for x in [0, 1]
-# How many blocks, and of them: kernel, stride of the first, expansion, channels.
+# For each stage: number of blocks, kernel, stride of the first block, expansion, channels.
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -28,25 +28,24 @@ STAGES = (
 
 
 def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, side: int = SIDE) -> EfficientNetLite:
-    """Images are resized so that their shorter side is `side`. 4.6 million weights, most of the head's with 1,000
-    classes."""
+    """The network, 3.4 million weights without the head, for images resized so that their shorter side is `side`."""
     shorter = min(shape[1:])
     size = round(shape[1] * side / shorter), round(shape[2] * side / shorter)
     return EfficientNetLite(classes, prepare=ImagenetInput(shape[0], size, mean=MEAN, std=STD))
 
 
 class EfficientNetLite(nn.Module):
-    """head(features(x)), the head from zero."""
+    """head(features(x)), with a head of zeros."""
 
     def __init__(self, classes: int, *, prepare: nn.Module) -> None:
         super().__init__()
         self.prepare = prepare
         self.stem = Convolution(3, STEM, 3, stride=2)
         channels, blocks = STEM, []
-        for count, kernel, stride, expansion, wanted in STAGES:
+        for count, kernel, stride, expansion, filters in STAGES:
             for number in range(count):
-                blocks.append(Block(channels, wanted, kernel, stride=1 if number else stride, expansion=expansion))
-                channels = wanted
+                blocks.append(Block(channels, filters, kernel, stride=1 if number else stride, expansion=expansion))
+                channels = filters
         self.blocks = nn.Sequential(*blocks)
         self.last = Convolution(channels, WIDTH, 1)
         self.head = nn.Linear(WIDTH, classes)
@@ -57,33 +56,33 @@ class EfficientNetLite(nn.Module):
         return self.head(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """(N, 1280): the mean over all places."""
+        """(N, 1280): the mean over all positions."""
         return self.last(self.blocks(self.stem(self.prepare(x)))).mean((2, 3))
 
 
 class Block(nn.Module):
-    """project(depthwise(expand(x))), and x itself on top where the shapes are the same."""
+    """project(depthwise(expand(x))), plus x where the shapes are the same."""
 
-    def __init__(self, channels: int, wanted: int, kernel: int, *, stride: int, expansion: int) -> None:
+    def __init__(self, channels: int, filters: int, kernel: int, *, stride: int, expansion: int) -> None:
         super().__init__()
         inner = channels * expansion
         self.expand = Convolution(channels, inner, 1) if expansion > 1 else nn.Identity()
         self.depthwise = Convolution(inner, inner, kernel, stride=stride, groups=inner)
-        self.project = nn.Conv2d(inner, wanted, 1)
-        self.stays = stride == 1 and channels == wanted
+        self.project = nn.Conv2d(inner, filters, 1)
+        self.residual = stride == 1 and channels == filters
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.project(self.depthwise(self.expand(x)))
-        return x + found if self.stays else found
+        inner = self.project(self.depthwise(self.expand(x)))
+        return x + inner if self.residual else inner
 
 
 class Convolution(nn.Module):
-    """min(max(convolution, 0), 6) at every `stride`-th place; where padding is odd, one more right and below."""
+    """relu6(convolution) with SAME padding; where the padding is odd, the extra pixel is on the right and below."""
 
-    def __init__(self, channels: int, wanted: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
+    def __init__(self, channels: int, filters: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.kernel, self.stride = kernel, stride
-        self.conv = nn.Conv2d(channels, wanted, kernel, stride=stride, groups=groups)
+        self.conv = nn.Conv2d(channels, filters, kernel, stride=stride, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         (top, bottom), (left, right) = (self._padding(length) for length in x.shape[2:])

@@ -1,6 +1,6 @@
-"""What a network gets of records: pixels scaled by fixed numbers, or features that a frozen part made of them once.
+"""The inputs of a network: pixels scaled by fixed numbers, or features that a frozen part computed once.
 
-Each row is a function of its own record; `answers` and the like run a network over all of them, a few at a time.
+Each row is a function of its own record. `predict_classes` and `accuracy` run a network over all records in batches.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.data import Split
-from dpvision.models.featured import in_pieces
+from dpvision.models.featured import apply_in_pieces
 from dpvision.views.eight_bit import to_floats
 
 AT_A_TIME, PIECE = 4096, 64
 
 
 def to_tensor(images: NDArray[Any]) -> Tensor:
-    """(N, H, W, C) in 0..255 or 0..1 -> (N, C, H, W) in [-1, 1], by fixed numbers: never by statistics of the data."""
+    """(N, H, W, C) uint8 or float in [0, 1] -> (N, C, H, W) in [-1, 1], by fixed numbers: never by data statistics."""
     return to_floats(torch.from_numpy(np.require(images, requirements=("C", "W"))).permute(0, 3, 1, 2))
 
 
 class Inputs:
-    """The records of a split as the network sees them, a few at a time."""
+    """The records of a split as inputs of a network, fetched by their indices."""
 
     def __init__(self, split: Split, features: NDArray[np.float32] | None = None) -> None:
         self.labels, self._split = split.labels, split
@@ -35,54 +35,48 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def digest_of_features(self) -> str | None:
-        """Names the features' very bytes; None where there are images."""
+    def digest_features(self) -> str | None:
+        """Digest of the features' bytes; None where the inputs are images."""
         if self._features is None:
             return None
-        found = blake2b(f"{self._features.dtype} {self._features.shape}".encode(), digest_size=16)
+        digest = blake2b(f"{self._features.dtype} {self._features.shape}".encode(), digest_size=16)
         for start in range(0, len(self._features), 1024):
-            found.update(np.ascontiguousarray(self._features[start : start + 1024]).tobytes())
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(self._features[start : start + 1024]).tobytes())
+        return digest.hexdigest()
 
     def through(self, module: nn.Module) -> Inputs:
-        """The same records after a map that works on each feature row alone: in memory, in pieces of one size."""
+        """The same records with `module` applied to each row of features, in pieces of one size and in memory."""
         assert self._features is not None
-        found = np.empty(self._features.shape, dtype=np.float32)
-        for start in range(0, len(found), AT_A_TIME):
+        outputs = np.empty(self._features.shape, dtype=np.float32)
+        for start in range(0, len(outputs), AT_A_TIME):
             part = slice(start, start + AT_A_TIME)
             with torch.no_grad():
-                found[part] = in_pieces(module, self(part), size=PIECE).numpy()
-        return Inputs(self._split, found)
+                outputs[part] = apply_in_pieces(module, self(part), size=PIECE).numpy()
+        return Inputs(self._split, outputs)
 
     def __call__(self, rows: NDArray[np.int64] | slice) -> Tensor:
         if self._features is not None:
-            if not isinstance(rows, slice) and len(rows) and (np.diff(rows) == 1).all():  # copied at once
+            if not isinstance(rows, slice) and len(rows) and (np.diff(rows) == 1).all():  # one copy of consecutive rows
                 rows = slice(int(rows[0]), int(rows[-1]) + 1)
             return torch.from_numpy(np.array(self._features[rows]))
         return to_tensor(np.asarray(self._images[rows]))
 
 
-def guesses(model: nn.Module, inputs: Inputs, *, most: int | None = None, physical: int = 1024) -> NDArray[np.int64]:
-    """The class that the model gives each record, or each of the first `most`."""
-    found, count = [], len(inputs) if most is None else min(most, len(inputs))
+def predict_classes(
+    model: nn.Module, inputs: Inputs, *, most: int | None = None, physical: int = 1024
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The predicted class of each record, or of each of the first `most`, and its predicted probability."""
+    classes, probabilities = [], []
+    count = len(inputs) if most is None else min(most, len(inputs))
     for start in range(0, count, physical):
         with torch.no_grad():
-            found.append(model(inputs(slice(start, min(start + physical, count)))).argmax(1).numpy())
-    return np.concatenate(found)
-
-
-def answers(model: nn.Module, inputs: Inputs, *, physical: int = 1024) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The class that the model gives each record, and the probability that it gives it."""
-    named, chances = [], []
-    for start in range(0, len(inputs), physical):
-        with torch.no_grad():
-            outputs = model(inputs(slice(start, min(start + physical, len(inputs))))).double()
-        named.append(outputs.argmax(1).numpy())
-        chances.append(outputs.softmax(1).amax(1).numpy())
-    return np.concatenate(named), np.concatenate(chances)
+            outputs = model(inputs(slice(start, min(start + physical, count)))).double()
+        classes.append(outputs.argmax(1).numpy())
+        probabilities.append(outputs.softmax(1).amax(1).numpy())
+    return np.concatenate(classes), np.concatenate(probabilities)
 
 
 def accuracy(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> float:
-    """Share of the records, or of the first `most`, that the model gets right."""
-    found = guesses(model, inputs, most=most)
-    return float((found == np.asarray(inputs.labels[: len(found)])).mean())
+    """Fraction of the records, or of the first `most`, whose class the model predicts correctly."""
+    classes, _ = predict_classes(model, inputs, most=most)
+    return float((classes == np.asarray(inputs.labels[: len(classes)])).mean())

@@ -1,6 +1,6 @@
-"""Which weights are trained: all, the head alone or with what is before it, or the biases and the head.
+"""Which weights are trained: all, the head, the head and the layer before it, or the biases and the head.
 
-What may be before a head is the mean of its features, which is learned as any other weight, by a gradient.
+The layer before a head may subtract the mean of the features, which is learned by a gradient like any other weight.
 """
 
 from __future__ import annotations
@@ -10,66 +10,66 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.featured import Featured, head_of
+from dpvision.models.featured import Featured, head_name
 
 PARTS = ("all", "head", "centred-head", "probe", "bias")
-CENTRE = "centre"  # part of part "centred-head", in its first step
+CENTRE = "centre"  # what part "centred-head" trains in its first step
 
 
 def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
-    """Set `requires_grad` of every parameter. A prefix of fixed features stays frozen whatever the part.
+    """Set `requires_grad` of every parameter. The prefix of frozen features stays frozen, whatever the part.
 
-    all            everything but the mean of features
+    all            everything except the mean of the features
     head           the classifier: the last linear layer
-    centred-head   the mean of the features in one step, then the head on features less their mean
-    probe          the head and the normalisation that its input went through last (Tang et al. 2023, Phase II)
-    bias           every parameter named bias, of normalisations too, and the head (BitFiT, Ben Zaken et al. 2022)
+    centred-head   the mean of the features in one step, then the head on features minus their mean
+    probe          the head and the normalisation right before it (Tang et al. 2023, Phase II)
+    bias           every parameter named bias, also of normalisations, and the head (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
     if part not in (*PARTS, CENTRE):
         raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
     centre = {f"{n}.centre" for n, m in model.named_modules() if isinstance(m, Centred)}
     if part in ("centred-head", CENTRE) and not centre:
-        raise ConfigError(f"{name}: it does not take the mean off its features. Fix: --part head.")
-    fixed = isinstance(model, Featured)
-    able = {n for n, _ in model.named_parameters() if n not in centre and not (fixed and n.startswith("prefix."))}
+        raise ConfigError(f"{name}: it does not subtract the mean of its features. Fix: --part head.")
+    frozen = isinstance(model, Featured)
+    trainable = {n for n, _ in model.named_parameters() if n not in centre and not (frozen and n.startswith("prefix."))}
     if part == CENTRE:
-        able = set()
-    chosen = able if part == "all" else {n for n in able if n.startswith(head_of(model, name=name) + ".")}
+        trainable = set()
+    chosen = trainable if part == "all" else {n for n in trainable if n.startswith(head_name(model, name=name) + ".")}
     if part in ("centred-head", CENTRE):
         chosen = chosen | centre
     if part == "probe":
-        chosen = chosen | {n for n in able if n.startswith(norm_before_head(model, name=name) + ".")}
+        chosen = chosen | {n for n in trainable if n.startswith(norm_before_head(model, name=name) + ".")}
     if part == "bias":
-        biases = {n for n in able if n.rpartition(".")[2] == "bias"}
+        biases = {n for n in trainable if n.rpartition(".")[2] == "bias"}
         if biases <= chosen:
-            raise ConfigError(f"{name}: it has no bias but its head's, so part 'bias' is part 'head'. Fix: use 'head'.")
+            raise ConfigError(f"{name}: only its head has a bias, so part 'bias' is part 'head'. Fix: --part head.")
         chosen = chosen | biases
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_name in chosen)
 
 
 def norm_before_head(model: nn.Module, *, name: str = "") -> str:
-    """The name of the last normalisation before the classifier, with no other layer that learns between them."""
+    """The name of the normalisation before the classifier, with no other trainable layer between them."""
     layers = [n for n, m in model.named_modules() if m._parameters]
-    before = layers[: layers.index(head_of(model, name=name))]
+    before = layers[: layers.index(head_name(model, name=name))]
     if not before or not isinstance(model.get_submodule(before[-1]), nn.GroupNorm | nn.LayerNorm):
         raise ConfigError(
             f"{name or type(model).__name__}: no normalisation comes right before its head, so part 'probe' is part "
-            "'head'. Fix: use 'head'."
+            "'head'. Fix: --part head."
         )
     return before[-1]
 
 
 def centred_linear(width: int, classes: int) -> nn.Sequential:
-    """A linear classifier on features less their mean, from zero weights; rows around zero need no bias."""
+    """A linear classifier on features minus their mean, from zero weights; centred rows need no bias."""
     head = nn.Linear(width, classes, bias=False)
     nn.init.zeros_(head.weight)
     return nn.Sequential(Centred(width), head)
 
 
-def start_at_zero(model: nn.Module) -> None:
-    """Weights to start from may bring a centre of their own."""
+def zero_centres(model: nn.Module) -> None:
+    """Set every `Centred.centre` to zero: the initial weights may contain others."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Centred):
@@ -77,7 +77,7 @@ def start_at_zero(model: nn.Module) -> None:
 
 
 class Centred(nn.Module):
-    """Rows to rows of length 1 without what all of them share. Until `centre` is learned it is zero."""
+    """Subtract `centre` from each row and scale it to length 1. The centre is zero until it is learned."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,8 +88,10 @@ class Centred(nn.Module):
 
 
 class Agreement(nn.Module):
-    """-<x, centre> for each row x. Its gradient is -x whatever the centre is: one step from zero, at the rate 1, over
-    all rows takes the centre to their mean."""
+    """-<x, centre> for each row x, whose gradient is -x whatever the centre is.
+
+    One step from zero over all rows, with learning rate 1, moves the centre to their mean.
+    """
 
     def __init__(self, centred: Centred) -> None:
         super().__init__()

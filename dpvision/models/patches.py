@@ -1,15 +1,15 @@
-"""Features from patches of images that no camera took: nothing is trained (Coates and Ng 2011; Thiry et al. 2021).
+"""Features from a dictionary of patches of synthetic images, without training (Coates and Ng 2011; Thiry et al. 2021).
 
-For a patch p of an image, less its mean, with a whitening W and a dictionary d_1 ... d_K, both of random images,
+For a patch p of an image, minus its mean, with a whitening W and a dictionary d_1 ... d_K, both from random images,
 
-    r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: what the patch looks like, whatever its contrast
+    r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: the appearance of the patch, whatever its contrast
     phi = means of relu(r_k - b) and relu(-r_k - b)   over 3 x 3 windows of half the height and width
     f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of this over random images
 
-and f is scaled to length 1. The root makes much of what is there at all, and less of how often it is there. There may
-be patches of several sizes, and a second layer: patches of the maps relu(r_k - b), relu(-r_k - b) of a few, made
-small. All of it is a public function of one image: what makes the dictionary cannot import what reads private data
-(public/dictionary.py).
+and f is scaled to length 1. The square root emphasises that a pattern is present over how often it is. There may be
+patches of several sizes, and a second layer: patches of the downsampled maps relu(r_k - b), relu(-r_k - b) of a small
+first dictionary. All of it is a public function of one image: the code that computes the dictionary
+(public/dictionary.py) cannot import the code that reads private data.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from dpvision.errors import ConfigError
 from dpvision.models.featured import Featured
 from dpvision.models.parts import centred_linear
 
-WINDOWS = 3  # a side: each is half as long, and shares half of itself with the next
+WINDOWS = 3  # per side: each is half as long as the side and overlaps the next by half
 THRESHOLD = 0.25
-LARGEST = 1024  # pixels a side, as random images are
-AT_A_TIME = 128  # of the dictionary: what is computed of them stays in the processor's caches
-# Of a second layer: patches of the first, how many and how large; and how large those of the maps are.
+LARGEST = 1024  # pixels per side, the largest of random images
+AT_A_TIME = 128  # entries of the dictionary, so that intermediate results stay in the processor's caches
+# With a second layer: number and size of the patches of the first, and size of the patches of its maps.
 FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
 CONSTANTS = (WINDOWS, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH)
 
 
 class Bank(nn.Module):
-    """The patches of one size: maps (N, C, H, W) to means (N, 2 K WINDOWS^2)."""
+    """A dictionary of patches of one size: maps (N, C, H, W) to means (N, 2 K WINDOWS^2)."""
 
     windows: Tensor
 
@@ -44,43 +44,43 @@ class Bank(nn.Module):
         channels, height, width = shape
         if min(height, width) < 2 * patch or max(height, width) > LARGEST:
             raise ConfigError(
-                f"patches need {2 * patch} to {LARGEST:,} pixels a side, not {height}x{width}. Fix: "
-                "--size, for image files."
+                f"patches need {2 * patch} to {LARGEST:,} pixels per side, not {height}x{width}. Fix: resize the "
+                "image files with --size."
             )
         self.patch, size = patch, channels * patch**2
-        self.offset = nn.Parameter(torch.zeros(size))  # taken off each patch, beside what the filters do not see
-        self.whitening = nn.Parameter(around_zero(torch.eye(size))[: rank or size])  # W
-        self.dictionary = nn.Parameter(around_zero(F.normalize(torch.randn(count, size), dim=1)))  # d^T W
-        self.places = height + 1 - patch, width + 1 - patch
-        windows = torch.einsum("ap,bq->abpq", *(_windows(length) for length in self.places))
+        self.offset = nn.Parameter(torch.zeros(size))  # subtracted from each patch, in addition to its mean
+        self.whitening = nn.Parameter(centre_rows(torch.eye(size))[: rank or size])  # W
+        self.dictionary = nn.Parameter(centre_rows(F.normalize(torch.randn(count, size), dim=1)))  # d^T W
+        self.positions = height + 1 - patch, width + 1 - patch
+        windows = torch.einsum("ap,bq->abpq", *(_window_weights(length) for length in self.positions))
         self.register_buffer("windows", windows.reshape(-1, WINDOWS**2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """With s = relu(r - b) - relu(-r - b), these are (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2."""
-        patches, found = self._patches(x), []
+        patches, means = self._patches(x), []
         for part in self.dictionary.split(AT_A_TIME):
             signed = F.softshrink(part @ patches, THRESHOLD)
             mean, mean_size = signed @ self.windows, signed.abs() @ self.windows
-            found += [mean_size + mean, mean_size - mean]
-        return torch.cat(found, 1).flatten(1) / 2
+            means += [mean_size + mean, mean_size - mean]
+        return torch.cat(means, 1).flatten(1) / 2
 
     def maps(self, x: Tensor) -> Tensor:
-        """(N, 2 K, ...): both rectified, of half the height and width."""
-        signed = F.softshrink(self.dictionary @ self._patches(x), THRESHOLD).unflatten(2, self.places)
+        """(N, 2 K, ...): relu(r - b) and relu(-r - b), at half the height and width."""
+        signed = F.softshrink(self.dictionary @ self._patches(x), THRESHOLD).unflatten(2, self.positions)
         return F.avg_pool2d(torch.cat([F.relu(signed), F.relu(-signed)], 1), 2)
 
     @property
     def shape_of_maps(self) -> tuple[int, int, int]:
-        return 2 * len(self.dictionary), self.places[0] // 2, self.places[1] // 2
+        return 2 * len(self.dictionary), self.positions[0] // 2, self.positions[1] // 2
 
     def _patches(self, x: Tensor) -> Tensor:
-        """(N, C patch^2, places), each over sqrt(1 + |W p|^2)."""
+        """(N, C patch^2, positions): every patch divided by sqrt(1 + |W p|^2)."""
         patches = F.unfold(x, self.patch) - self.offset.unsqueeze(1)
         return patches * (self.whitening @ patches).square().sum(1, keepdim=True).add(1).rsqrt()
 
 
 class Patches(nn.Module):
-    """Images (N, C, H, W) to rows of length 1. `sizes` says how many patches there are of which size."""
+    """Images (N, C, H, W) to rows of length 1. `sizes` maps each patch size to the number of its patches."""
 
     def __init__(self, shape: tuple[int, int, int], sizes: Mapping[int, int], *, second: int = 0) -> None:
         super().__init__()
@@ -91,23 +91,23 @@ class Patches(nn.Module):
             self.second = Bank(self.first.shape_of_maps, SECOND_PATCH, second, rank=256)
         self.width = 2 * WINDOWS**2 * (sum(sizes.values()) + second)
         self.mean = nn.Parameter(torch.zeros(self.width))
-        self.scale = nn.Parameter(torch.ones(self.width))  # one number for each bank: all count alike
+        self.scale = nn.Parameter(torch.ones(self.width))  # one value for each bank, so that all have the same weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.normalize((torch.cat(self.seen(x), 1) - self.mean) * self.scale, dim=1)
+        return F.normalize((torch.cat(self.bank_features(x), 1) - self.mean) * self.scale, dim=1)
 
-    def seen(self, x: Tensor) -> list[Tensor]:
-        """Of each bank; the same in a mirror."""
-        both = zip(self._seen(x), self._seen(x.flip(3)), strict=True)
-        return [(one + other).clamp(min=0).sqrt() for one, other in both]  # rounding may leave less than nothing
+    def bank_features(self, x: Tensor) -> list[Tensor]:
+        """sqrt(phi(x) + phi(mirror image of x)) for each bank."""
+        both = zip(self._bank_means(x), self._bank_means(x.flip(3)), strict=True)
+        return [(one + other).clamp(min=0).sqrt() for one, other in both]  # rounding may leave a negative number
 
-    def _seen(self, x: Tensor) -> list[Tensor]:
-        found = [bank(x) for bank in self.banks]
-        return found if self.first is None or self.second is None else [*found, self.second(self.first.maps(x))]
+    def _bank_means(self, x: Tensor) -> list[Tensor]:
+        means = [bank(x) for bank in self.banks]
+        return means if self.first is None or self.second is None else [*means, self.second(self.first.maps(x))]
 
 
 def patches_linear(shape: tuple[int, int, int], classes: int, *, sizes: Mapping[int, int], second: int = 0) -> Featured:
-    """A linear classifier on the features, less their mean where that is learned."""
+    """A linear classifier on the features, minus their mean where that is learned."""
     features = Patches(shape, sizes, second=second)
     return Featured(features, centred_linear(features.width, classes))
 
@@ -120,14 +120,14 @@ PATCHES = {
 }
 
 
-def around_zero(rows: Tensor) -> Tensor:
-    """Patches less their means; of filters, those that do not see the mean of a patch."""
+def centre_rows(rows: Tensor) -> Tensor:
+    """Subtract the mean of each row; a filter then ignores the mean of a patch."""
     return rows - rows.mean(1, keepdim=True)
 
 
-def _windows(length: int) -> Tensor:
-    """(length, WINDOWS): how much of each place lies in each window, by what a window holds."""
+def _window_weights(length: int) -> Tensor:
+    """(length, WINDOWS): the fraction of each position that is inside each window, divided by the window's length."""
     start = torch.arange(WINDOWS) * (length / 2) / (WINDOWS - 1)
-    place = torch.arange(length).unsqueeze(1)
-    shared = torch.minimum(place + 1, start + length / 2) - torch.maximum(place, start)
+    position = torch.arange(length).unsqueeze(1)
+    shared = torch.minimum(position + 1, start + length / 2) - torch.maximum(position, start)
     return shared.clamp(min=0) / (length / 2)

@@ -1,4 +1,4 @@
-"""Public weights from a local safetensors file: only numbers are read, and none before every shape fits."""
+"""Public weights from a local safetensors file: only numbers are read, and used only if every shape fits."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from torch import Tensor, nn
 
 from dpvision.core import files
 from dpvision.errors import DataError
-from dpvision.models.featured import head_of
+from dpvision.models.featured import head_name
 
-# Tensors of published files that are used in their training only.
+# Tensors of published files that only their training uses.
 UNUSED = {"mask_token"}
-KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Room for another head and the file's header.
-ROOM = 256 << 20
-# Where no model says how large a file may be: 2,000 million weights.
-MOST = 8 << 30
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Bytes for another head and the file's header.
+EXTRA_BYTES = 256 << 20
+# Limit where no model bounds the size of a file: 2,000 million float32 weights.
+MOST_BYTES = 8 << 30
 
 
 def load_public(model: nn.Module, path: str | Path) -> str:
-    """Fill the model from the file and return the blake2b digest of its bytes, which names the weights in a report.
+    """Load the weights in the file into the model and return the BLAKE2b digest of the file.
 
-    The head may be missing or have another number of classes; then the model keeps its own. Everything else must be
-    there with its shape, and nothing unknown may be. The model is changed only if all of it is right.
+    The head may be missing or have another number of classes; then the model keeps its own. Every other tensor must be
+    present with its shape, and no unknown tensor may be. The model is changed only if every check passes.
     """
     path = Path(path)
-    wanted, head = model.state_dict(), head_of(model) + "."
-    data = _bytes(path, most=8 * sum(t.numel() for t in wanted.values()) + ROOM)
-    found = _tensors(path, data)
-    for name in sorted(wanted.keys() | found.keys()):
-        _check(path, name, found.get(name), wanted.get(name), in_head=name.startswith(head))
-    fitting = {n: t for n, t in found.items() if n in wanted and t.shape == wanted[n].shape}
+    wanted, head = model.state_dict(), head_name(model) + "."
+    data = _read_bytes(path, most=8 * sum(t.numel() for t in wanted.values()) + EXTRA_BYTES)
+    tensors = _parse(path, data)
+    for name in sorted(wanted.keys() | tensors.keys()):
+        _require_fitting(path, name, tensors.get(name), wanted.get(name), in_head=name.startswith(head))
+    fitting = {n: t for n, t in tensors.items() if n in wanted and t.shape == wanted[n].shape}
     if not all(n in fitting for n in wanted if n.startswith(head)):
-        fitting = {n: t for n, t in fitting.items() if not n.startswith(head)}  # both of weight and bias, or neither
+        fitting = {n: t for n, t in fitting.items() if not n.startswith(head)}  # weight and bias together, or neither
     with torch.no_grad():
         for name, tensor in fitting.items():
-            wanted[name].copy_(tensor)  # these are the model's own; half precision is widened
+            wanted[name].copy_(tensor)  # the tensors of state_dict are the model's own; half precision is converted
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
-def digest_of(path: Path) -> str:
-    """The same digest, without a model."""
+def digest_file(path: Path) -> str:
+    """The BLAKE2b digest of a file of weights, as `load_public` returns it, without a model."""
     try:
         _require_file(path)
         with files.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > MOST:
-                raise DataError(f"{path}: it has {size:,} bytes, more than weights may have ({MOST:,}).")
+            if size > MOST_BYTES:
+                raise DataError(f"{path}: it has {size:,} bytes, more than the limit for weights ({MOST_BYTES:,}).")
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except (OSError, ValueError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}).") from exc
@@ -62,10 +62,10 @@ def _require_file(path: Path) -> None:
     if (path / "weights.safetensors").is_file():
         raise DataError(f"{path}: is a folder. Fix: {path / 'weights.safetensors'}.")
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file. Fix: download the weights first; nothing is fetched here.")
+        raise DataError(f"{path}: there is no such file. Fix: download the weights first; dpvision downloads nothing.")
 
 
-def _bytes(path: Path, *, most: int) -> bytes:
+def _read_bytes(path: Path, *, most: int) -> bytes:
     try:
         _require_file(path)
         return files.read(path, most=most)
@@ -73,31 +73,31 @@ def _bytes(path: Path, *, most: int) -> bytes:
         raise DataError(f"{path}: cannot be read as weights of this model ({exc}).") from exc
 
 
-def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
+def _parse(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
-        return read_safetensors(data)  # not torch.load: only numbers are read
+        return read_safetensors(data)  # never torch.load, which unpickles
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(
-            f"{path}: not a sound safetensors file ({exc}). Fix: download it again; a file of torch.save or pickle "
+            f"{path}: is not a valid safetensors file ({exc}). Fix: download it again; a file of torch.save or pickle "
             "must be converted to safetensors by its owner."
         ) from exc
 
 
-def _check(path: Path, name: str, found: Tensor | None, wanted: Tensor | None, *, in_head: bool) -> None:
-    fix = "Fix: weights of the same architecture."
-    if found is None:
+def _require_fitting(path: Path, name: str, tensor: Tensor | None, wanted: Tensor | None, *, in_head: bool) -> None:
+    fix = "Fix: use weights of the same architecture."
+    if tensor is None:
         if not in_head:
             raise DataError(f"{path}: tensor {name!r} of the model is missing. {fix}")
         return
     if wanted is None:
         if name not in UNUSED:
-            raise DataError(f"{path}: tensor {name!r} {tuple(found.shape)} is not in the model. {fix}")
+            raise DataError(f"{path}: tensor {name!r} {tuple(tensor.shape)} is not in the model. {fix}")
         return
-    if found.shape != wanted.shape and not (in_head and found.shape[1:] == wanted.shape[1:]):
+    if tensor.shape != wanted.shape and not (in_head and tensor.shape[1:] == wanted.shape[1:]):
         raise DataError(
-            f"{path}: tensor {name!r} is {tuple(found.shape)}; in the model it is {tuple(wanted.shape)}. {fix}"
+            f"{path}: tensor {name!r} is {tuple(tensor.shape)}; in the model it is {tuple(wanted.shape)}. {fix}"
         )
-    if found.dtype not in KINDS and found.dtype != wanted.dtype:
-        raise DataError(f"{path}: tensor {name!r} is {found.dtype}; in the model it is {wanted.dtype}. {fix}")
-    if not bool(torch.isfinite(found.to(wanted.dtype)).all()):
-        raise DataError(f"{path}: tensor {name!r} has values that are not numbers. Fix: download the file again.")
+    if tensor.dtype not in FLOATS and tensor.dtype != wanted.dtype:
+        raise DataError(f"{path}: tensor {name!r} is {tensor.dtype}; in the model it is {wanted.dtype}. {fix}")
+    if not bool(torch.isfinite(tensor.to(wanted.dtype)).all()):
+        raise DataError(f"{path}: tensor {name!r} has values that are not finite. Fix: download the file again.")

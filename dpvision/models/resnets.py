@@ -1,8 +1,8 @@
-"""Residual networks for private learning: wide ones, and ResNet-9.
+"""Residual networks for private learning: wide residual networks with standardised filters, and ResNet-9.
 
 The WRN-16-4 and WRN-40-4 of De et al. 2022 (arXiv 2204.13650) differ from the wide residual networks of 2016 in four
 ways: GroupNorm with 16 groups instead of batch statistics, the normalisation after the activation, standardised filters
-with gain and bias, and the skip of the first block of a stage having an activation and a normalisation of its own.
+with gain and bias, and an activation and a normalisation of its own on the skip of the first block of a stage.
 
 In the ResNet-9 of Klause et al. 2022 (arXiv 2203.00324), which others use on MedMNIST and CIFAR, each convolution is
 followed by GroupNorm with 32 groups and Mish; the sum that ends a residual block is normalised once more ("ScaleNorm"),
@@ -13,13 +13,125 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dpvision.errors import ConfigError
-from dpvision.models.standardise import StandardisedConv2d
 
 WIDE_GROUPS, RESNET9_GROUPS = 16, 32
+# Numbers of a gradient that are processed together: about what fits into a core's cache.
+IN_CACHE = 1 << 17
+# A filter's gain below this is too small to divide by.
+SMALLEST_GAIN = 1e-6
+
+
+def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
+    """gain * (w - mean) / sqrt(max(fan_in * var, eps)) for each output channel, with the biased variance.
+
+    It is one operation in torch's function protocol, so that a per-example engine can use a rule of its own for it.
+    """
+    if has_torch_function((weight, gain)):
+        return handle_torch_function(standardise, (weight, gain), weight, gain, eps=eps)
+    rest = tuple(range(1, weight.dim()))
+    centred = weight - weight.mean(dim=rest, keepdim=True)
+    return centred * (gain * torch.rsqrt(centred.square().sum(dim=rest, keepdim=True).clamp(min=eps)))
+
+
+def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> list[Tensor]:
+    """Turn gradients of `standardise`, one for each row, into those of the weight, in place; return those of the gain.
+
+    With c = w - mean, r = 1 / sqrt(max(n var, eps)) and u = r c, all per output channel:
+    dgain = <g, u>, and dw = gain r (g - mean(g) - <g, u> u), without the last term where n var < eps.
+    """
+    axes = sorted(range(1, weight.dim()), key=lambda a: -rows.stride(a + 1))  # in the order of memory
+    g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
+    w = weight.permute(0, *axes).flatten(1)
+    centred = w - w.mean(dim=1, keepdim=True)
+    total = centred.square().sum(dim=1, keepdim=True)  # n var
+    r = torch.rsqrt(total.clamp(min=eps))
+    u, scale, moving = centred * r, gain.view(-1, 1) * r, total > eps
+    axis, block = 1, max(1, IN_CACHE // w.shape[1])
+    if g.stride(1) == 1:  # channels last: all of them at a time, on the transpose
+        axis, block, g = 0, w.shape[1], g.mT
+        u, scale, moving = (t.T.contiguous() for t in (u, scale, moving))
+    parts = list(zip(*(t.split(block) for t in (u, scale, moving)), strict=True))
+    products = torch.empty_like(u[:block])
+    of_gain = []
+    for row in g:  # one at a time, so that a row's last bits do not depend on the number of rows
+        along = []
+        for part, (u_, scale_, moving_) in zip(row.split(block), parts, strict=True):
+            along.append(torch.mul(part, u_, out=products[: len(part)]).sum(dim=axis, keepdim=True))
+            mean = part.mean(dim=axis, keepdim=True)
+            part.addcmul_(u_, along[-1] * moving_, value=-1).sub_(mean).mul_(scale_)
+        of_gain.append(torch.cat(along))
+    return [torch.stack(of_gain).reshape(-1, *gain.shape)]
+
+
+class _OfViews:
+    """The pullback for a convolution whose views k each have weights of their own, in one contraction over all views.
+
+    With s = gain r, t = <g, gain u> and the rest as in `_pullback`: sum_k dw_k = G - mean(G) - sum_k r_k t_k u_k for
+    G = sum_k s_k g_k, and sum_k dgain_k = sum_k t_k / gain_k. G is linear in the output gradients dy, so s goes into
+    these; and t, the product of a filter's gradient with the filter, is the sum over all positions of dy times y.
+    """
+
+    @staticmethod
+    def possible(weight: Tensor, gain: Tensor) -> bool:
+        """Whether this rule applies, decided by the weights alone, which are public."""
+        return weight.dim() == 4 and bool((gain.abs() > SMALLEST_GAIN).all())
+
+    @staticmethod
+    def before(
+        dy: Tensor, y: Tensor, of_bias: Tensor | None, weight: Tensor, gain: Tensor, eps: float = 1e-4
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """For one view: s, and what `after` needs: t for each image, r where the variance is above eps, u, gain.
+
+        `of_bias` is the contribution of the bias to the sums of dy times y, for each image, if there is a bias.
+        """
+        with torch.no_grad():
+            centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
+            total = centred.square().sum(dim=(1, 2, 3))
+            r = torch.rsqrt(total.clamp(min=eps))
+            size = max(1, IN_CACHE // dy[0].numel())
+            along = torch.cat([(a * b).sum(dim=(2, 3)) for a, b in zip(dy.split(size), y.split(size), strict=True)])
+            if of_bias is not None:
+                along -= of_bias
+            return gain.flatten() * r, (along, r * (total > eps), centred * r.view(-1, 1, 1, 1), gain.flatten())
+
+    @staticmethod
+    def after(rows: Tensor, views: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        """Turn rows, which are G, into gradients of the weight, in place; return those of the gain."""
+        axes = sorted(range(1, rows.dim() - 1), key=lambda a: -rows.stride(a + 1))
+        g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)  # (units, filters, fan in)
+        u = torch.stack([v[2].permute(0, *axes).flatten(1) for v in views], dim=1)  # (filters, views, fan in)
+        along = torch.stack([v[0] * v[1] for v in views], dim=2)  # (units, filters, views)
+        block = max(1, IN_CACHE // (u.shape[1] * u.shape[2]))
+        for start in range(0, u.shape[0], block):
+            part = slice(start, start + block)
+            for row, products in zip(g[:, part], along[:, part], strict=True):  # one at a time, for the same bits
+                row.sub_(row.mean(dim=1, keepdim=True))
+                row.unsqueeze(1).baddbmm_(products.unsqueeze(1), u[part], alpha=-1)
+        of_gain = sum(v[0] / v[3] for v in views)
+        assert isinstance(of_gain, Tensor)
+        return [of_gain.view(len(rows), -1, 1, 1, 1)]
+
+
+# The engine uses these for many gradients at once, which is faster than autograd one by one.
+standardise.pullback = _pullback  # type: ignore[attr-defined]
+standardise.of_views = _OfViews  # type: ignore[attr-defined]
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """nn.Conv2d with standardised filters and a `gain` for each output channel, initially 1."""
+
+    def __init__(self, *args, **options) -> None:  # type: ignore[no-untyped-def]  # those of nn.Conv2d
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, standardise(self.weight, self.gain), self.bias)
 
 
 def wide_resnet(
@@ -47,11 +159,11 @@ def wide_resnet(
 
 
 def _initialise_wide(module: nn.Module) -> None:
-    """Variance 1 / fan_in, normal for the filters and cut at two deviations for the head; every bias zero."""
+    """Variance 1 / fan_in, normal for filters and truncated at two standard deviations for the head; biases zero."""
     if isinstance(module, nn.Conv2d):
         nn.init.normal_(module.weight, std=1 / math.sqrt(module.weight[0].numel()))
     elif isinstance(module, nn.Linear):
-        std = 1 / math.sqrt(module.in_features) / 0.87962566  # a normal cut at 2 has deviation 0.88
+        std = 1 / math.sqrt(module.in_features) / 0.87962566  # the standard deviation of a normal truncated at 2
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
     else:
         return
@@ -71,7 +183,7 @@ class ReluNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """x' = skip(x) + conv2(norm2(conv1(norm1(x)))); the skip is the identity or a 1x1 convolution of its own norm."""
+    """x' = skip(x) + conv2(norm2(conv1(norm1(x)))); the skip is the identity, or a norm and a 1x1 convolution."""
 
     def __init__(self, channels: int, filters: int, *, stride: int, skip: bool, conv: type[nn.Conv2d]) -> None:
         super().__init__()
@@ -86,12 +198,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm1(x)
         if self.conv1.stride[0] == 2:
-            inner = _same(inner)
+            inner = _pad_same(inner)
         return self.skip(x) + self.conv2(self.norm2(self.conv1(inner)))
 
 
-def _same(x: Tensor) -> Tensor:
-    """SAME padding of a 3x3 convolution with stride 2: one zero, after an even side; around an odd one, two."""
+def _pad_same(x: Tensor) -> Tensor:
+    """SAME padding of a 3x3 convolution with stride 2: one zero after an even side, one on each end of an odd side."""
     return F.pad(x, (x.shape[-1] % 2, 1, x.shape[-2] % 2, 1))
 
 
@@ -99,7 +211,7 @@ def resnet9(shape: tuple[int, int, int], classes: int, *, width: int = 64) -> nn
     """Channels w, 2w, block, 4w, 4w, block, halving the image before each doubling's end; maximum to 2x2; linear."""
     channels, height, columns = shape
     if min(height, columns) < 8:
-        raise ConfigError(f"resnet-9 needs 8x8 pixels at least, not {height}x{columns}. Fix: --model small-cnn.")
+        raise ConfigError(f"resnet-9 needs at least 8x8 pixels, not {height}x{columns}. Fix: --model small-cnn.")
     return nn.Sequential(
         Layer(channels, width),
         Layer(width, 2 * width, pool=True),
@@ -140,5 +252,5 @@ class Residual(nn.Module):
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    """Two channels in a group at least, as at the full width."""
+    """GroupNorm with at least two channels per group, as at the full width."""
     return nn.GroupNorm(min(RESNET9_GROUPS, channels // 2), channels)

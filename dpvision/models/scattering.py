@@ -1,4 +1,4 @@
-"""The wavelet scattering transform of an image, and classifiers on it, which have few weights and so little noise.
+"""The wavelet scattering transform of an image, and classifiers on it with few weights, hence little noise.
 
 The classifiers are those of Tramer and Boneh 2021 (arXiv 2011.11660). The transform is that of Bruna and Mallat 2013,
 with two scales, eight angles and two orders. With wavelets psi_{j,a} of scale j and angle a, and phi a Gaussian window
@@ -9,8 +9,17 @@ of width 4,
 taken at every fourth pixel: 1 + 16 + 64 = 81 channels for each colour. Nothing is learned and nothing is random. The
 result is that of kymatio's Scattering2D(J=2), with its order of channels and its padding.
 
-Images are small, so their Fourier transforms are products with matrices: ten times the arithmetic of the fast transform
-at more than ten times its rate. Pixels or frequencies come first, and last what is treated alike, such as the images.
+The parameters of the filters are those of Bruna and Mallat 2013, as in kymatio. In space, with r = (r1, r2) the
+position rotated by the angle theta and s the slant,
+
+    gabor(u) = exp(-(r1^2 + s^2 r2^2) / (2 sigma^2) + i xi r1) * s / (2 pi sigma^2),    made periodic,
+
+and a Morlet wavelet is a Gabor function minus the multiple of its envelope that makes its mean zero.
+
+Images are small, so their Fourier transforms are products with real matrices: ten times the arithmetic of the fast
+transform at more than ten times its rate. Pixels or frequencies are the first axes and batch-like axes, such as the
+images, the last. A complex number is a pair on an axis of its own, before or after the axis of positions, whichever
+makes the operand of each product contiguous, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -26,27 +35,33 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from dpvision.errors import ConfigError
-from dpvision.models.featured import Featured, in_pieces
+from dpvision.models.featured import Featured, apply_in_pieces
 from dpvision.models.small import linear
-from dpvision.models.wavelets import fourier_of_pairs, fourier_of_real, inverse_fourier, local_means, morlets
 
 ANGLES, SCALES = 8, 2
 STEP = 2**SCALES
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 SMALLEST, LARGEST = 8, 256
-# Numbers that are worked on together: about what fits the processor's own cache.
+# Numbers that are processed together: about what fits into a core's cache.
 TOGETHER = 3 << 18
-# Mean and deviation of each kind of channel over images of a random process, dead leaves (tests/models/dead_leaves.py).
+# Mean and standard deviation of each kind of channel over dead-leaves images (tests/models/dead_leaves.py).
 AVERAGE = (0.5, 0.16)
 FINE, COARSE = (0.0130, 0.0106), (0.0205, 0.0148)  # of the first order
 TURNED = ((0.0038, 0.0027), (0.0032, 0.0022), (0.0022, 0.0014), (0.0015, 0.00094), (0.0013, 0.00084))
 # of the second order, by the angle between the two wavelets: 0, 22.5, 45, 67.5 and 90 degrees
 
+Matrix = NDArray[np.float64]
+# kymatio's value of pi in this one place; its outputs are the reference, and a difference of 3e-5 would be visible.
+PI = 3.1415
+SIGMA, XI = 0.8, 3 * np.pi / 4
+# Copies on each side that make a filter periodic.
+COPIES = 2
+
 
 def scatter_linear(shape: tuple[int, int, int], classes: int, *, mirrored: bool = False) -> Featured:
     """Logistic regression on normalised features, from zero weights."""
-    prefix, found = _features(shape, mirrored)
-    return Featured(prefix, linear(found, classes), piece=None)
+    prefix, features = _prefix(shape, mirrored)
+    return Featured(prefix, linear(features, classes), piece=None)
 
 
 def scatter_cnn(shape: tuple[int, int, int], classes: int, *, mirrored: bool = False) -> Featured:
@@ -54,7 +69,7 @@ def scatter_cnn(shape: tuple[int, int, int], classes: int, *, mirrored: bool = F
 
     In grey the authors' smaller one: 3x3 to 16 with stride 2, 3x3 to 32, linear 32, linear, tanh between (33,066).
     """
-    prefix, (channels, height, width) = _features(shape, mirrored)
+    prefix, (channels, height, width) = _prefix(shape, mirrored)
     if shape[0] == 1:
         inner = 32 * ((height + 1) // 2) * ((width + 1) // 2)
         layers = [nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()]
@@ -67,18 +82,18 @@ def scatter_cnn(shape: tuple[int, int, int], classes: int, *, mirrored: bool = F
     return Featured(prefix, nn.Sequential(*layers, nn.Flatten(), *head), piece=None)
 
 
-def _features(shape: tuple[int, int, int], mirrored: bool) -> tuple[nn.Module, tuple[int, int, int]]:
-    """The fixed part and the shape of what it gives."""
+def _prefix(shape: tuple[int, int, int], mirrored: bool) -> tuple[nn.Module, tuple[int, int, int]]:
+    """The frozen part and the shape of its output."""
     scattering = Scattering(shape)
     channels, height, width = scattering.shape
-    normalised = nn.Sequential(scattering, Typical(shape[0]))
-    return (Mirrored(normalised), (channels, height, (width + 1) // 2)) if mirrored else (normalised, scattering.shape)
+    prefix = nn.Sequential(scattering, NormaliseChannels(shape[0]))
+    return (Mirrored(prefix), (channels, height, (width + 1) // 2)) if mirrored else (prefix, scattering.shape)
 
 
-class Typical(nn.Module):
-    """(S - mean) / deviation of each channel, as they are in images of a random process.
+class NormaliseChannels(nn.Module):
+    """(S - mean) / std of each channel, with constants from images of a random process.
 
-    The authors take both from the private images, which has its price; here they are constants.
+    The authors compute both from the private images, at a privacy cost.
     """
 
     mean: Tensor
@@ -97,9 +112,9 @@ class Typical(nn.Module):
 
 
 class Mirrored(nn.Module):
-    """(S(x) + S(x')) / 2, where x' is the mirror image; the left half of it, as the right half is nearly the same.
+    """(S(x) + S(x')) / 2, where x' is the mirror image; only its left half, because the right half is nearly the same.
 
-    For images that mean the same in a mirror, which digits do not: half the weights, and more accurate ones.
+    For images whose class does not change in a mirror (unlike digits): half of the weights, and higher accuracy.
     """
 
     def __init__(self, features: nn.Module) -> None:
@@ -119,7 +134,7 @@ class Scattering(nn.Module):
         channels, height, width = shape
         if min(height, width) < SMALLEST or max(height, width) > LARGEST:
             raise ConfigError(
-                f"scattering takes images of {SMALLEST} to {LARGEST} pixels a side, not {height}x{width}. "
+                f"scattering needs images of {SMALLEST} to {LARGEST} pixels per side, not {height}x{width}. "
                 "Fix: --size 32."
             )
         self.shape = (channels * CHANNELS, height // STEP, width // STEP)
@@ -127,7 +142,7 @@ class Scattering(nn.Module):
         top, left = (rows - height) // 2, (columns - width) // 2
         self.padding = (left, columns - width - left, top, rows - height - top)
         fitting = max(1, TOGETHER // (channels * (1 + ANGLES) * ANGLES * rows * columns // 2))
-        self.together = 1 << (fitting.bit_length() - 1)  # a power of two: no place in a product is rounded otherwise
+        self.together = 1 << (fitting.bit_length() - 1)  # a power of two, so that all images are rounded in one way
         self.fine, self.coarse = (Moduli(morlets(sides, scale=j, angles=ANGLES), step=2**j) for j in range(SCALES))
         self.smooth, self.smooth_half = (Smooth(sides, resolution=j) for j in range(SCALES))
 
@@ -138,15 +153,15 @@ class Scattering(nn.Module):
 def scatter(x: Tensor, by: Scattering) -> Tensor:
     """The transform, with the same bits for an image in any batch.
 
-    It answers to torch's function protocol: a per-example engine sees one operation on the images.
+    It is one operation in torch's function protocol, so that a per-example engine does not look inside.
     """
     if has_torch_function_unary(x):
         return handle_torch_function(scatter, (x,), x, by)
-    return in_pieces(partial(_some, by=by), x, size=by.together)
+    return apply_in_pieces(partial(_scatter_piece, by=by), x, size=by.together)
 
 
-def _some(x: Tensor, by: Scattering) -> Tensor:
-    """The wavelets of scale 0 give eight moduli of the image; those of scale 1 are applied to it and to them."""
+def _scatter_piece(x: Tensor, by: Scattering) -> Tensor:
+    """Wavelets of scale 0 give eight moduli of the image; those of scale 1 are applied to the image and to these."""
     padded = F.pad(x * 0.5 + 0.5, by.padding, mode="reflect").flatten(0, 1)
     pixels = padded.permute(1, 2, 0).unsqueeze(2).contiguous()  # (rows, columns, 1, colours of images)
     maps = torch.cat([pixels, by.fine(pixels).squeeze(3)], dim=2)
@@ -158,14 +173,14 @@ def _some(x: Tensor, by: Scattering) -> Tensor:
 class Moduli(nn.Module):
     """|x * psi_a| at every `step`-th pixel for the angles a: (rows, columns, k, n) to (.., .., angles, k, n).
 
-    Of the spectrum of a real image one half is computed; the other is its mirror image, with conjugate values. To take
-    every second pixel is to take the mean of the four frequencies that are then the same.
+    One half of the spectrum of a real image is computed; the other is its mirror image, with conjugate values. Taking
+    every second pixel is taking the mean of the four frequencies that alias to one.
     """
 
     to_rows: Tensor
     to_columns: Tensor
-    sources: Tensor  # where in the half spectrum the numbers stand that each wave is made of
-    wavelets: Tensor  # (frequencies and parts of the waves, angles, frequencies that fall together)
+    sources: Tensor  # indices into the half spectrum of the numbers that make each wave
+    wavelets: Tensor  # (frequencies and parts of the waves, angles, aliased frequencies)
     from_columns: Tensor
     from_rows: Tensor
 
@@ -173,27 +188,27 @@ class Moduli(nn.Module):
         super().__init__()
         self.angles, rows, columns = wavelets.shape
         self.left = rows // step, columns // step
-        _keep(self, "to_rows", fourier_of_real(rows)[: rows + 2])
-        _keep(self, "to_columns", fourier_of_pairs(columns))
-        _keep(self, "from_columns", inverse_fourier(self.left[1]))
-        _keep(self, "from_rows", inverse_fourier(self.left[0]))
+        _register(self, "to_rows", fourier_of_real(rows)[: rows + 2])
+        _register(self, "to_columns", fourier_of_pairs(columns))
+        _register(self, "from_columns", inverse_fourier(self.left[1]))
+        _register(self, "from_rows", inverse_fourier(self.left[0]))
         row, column = np.indices((rows, columns))
         mirrored = row > rows // 2
         place = np.where(mirrored, (rows - row) * columns + -column % columns, row * columns + column)
         pairs = np.stack([2 * place, 2 * place + 1])
         signs = np.stack([np.ones_like(row), np.where(mirrored, -1, 1)])
-        factors = _fold(wavelets[:, None] * signs / step**2, step)  # (r, c, together, angles, parts)
-        _keep(self, "wavelets", factors.transpose(0, 1, 4, 3, 2).reshape(-1, self.angles, step**2))
+        factors = _fold(wavelets[:, None] * signs / step**2, step)  # (r, c, aliased, angles, parts)
+        _register(self, "wavelets", factors.transpose(0, 1, 4, 3, 2).reshape(-1, self.angles, step**2))
         order = _fold(pairs, step).transpose(0, 1, 3, 2).reshape(-1)
         self.register_buffer("sources", torch.from_numpy(order), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         (rows, columns), (r, c) = x.shape[:2], self.left
         half = (self.to_rows @ x.view(rows, -1)).view(rows // 2 + 1, 2 * columns, -1)
-        spectrum = _each(self.to_columns, half).flatten(0, 1)
+        spectrum = _multiply(self.to_columns, half).flatten(0, 1)
         folded = spectrum.index_select(0, self.sources).view(*self.wavelets.shape[::2], -1)
         waves = torch.bmm(self.wavelets, folded) if folded.shape[1] > 1 else self.wavelets * folded
-        half = _each(self.from_columns, waves.view(r, 2 * c, -1))
+        half = _multiply(self.from_columns, waves.view(r, 2 * c, -1))
         real, imaginary = (self.from_rows @ half.view(2 * r, -1)).view(2, r, c, self.angles, *x.shape[2:])
         return (real * real).addcmul_(imaginary, imaginary).sqrt_()
 
@@ -207,25 +222,91 @@ class Smooth(nn.Module):
     def __init__(self, sides: tuple[int, int], *, resolution: int) -> None:
         super().__init__()
         for name, side in zip(("rows", "columns"), sides, strict=True):
-            _keep(self, name, local_means(side, scale=SCALES, resolution=resolution))
+            _register(self, name, local_means(side, scale=SCALES, resolution=resolution))
 
     def forward(self, x: Tensor) -> Tensor:
         half = (self.rows @ x.view(len(x), -1)).view(len(self.rows), x.shape[1], -1)
-        return _each(self.columns, half).view(len(self.rows), len(self.columns), *x.shape[2:])
+        return _multiply(self.columns, half).view(len(self.rows), len(self.columns), *x.shape[2:])
 
 
 def _fold(values: NDArray[Any], step: int) -> NDArray[Any]:
-    """(..., rows, columns) -> (rows / step, columns / step, step * step, ...): those that fall together in one axis."""
+    """(..., rows, columns) -> (rows / step, columns / step, step * step, ...): aliased frequencies in one axis."""
     *others, rows, columns = values.shape
     blocks = values.reshape(*others, step, rows // step, step, columns // step)
     return np.moveaxis(blocks, (-3, -1, -4, -2), (0, 1, 2, 3)).reshape(rows // step, columns // step, step**2, *others)
 
 
-def _each(matrix: Tensor, blocks: Tensor) -> Tensor:
-    """The product with every block."""
+def _multiply(matrix: Tensor, blocks: Tensor) -> Tensor:
+    """The product of the matrix with every block."""
     return torch.bmm(matrix.expand(len(blocks), -1, -1), blocks)
 
 
-def _keep(module: nn.Module, name: str, values: NDArray[np.float64]) -> None:
-    """As a buffer that is not part of the weights."""
+def _register(module: nn.Module, name: str, values: NDArray[np.float64]) -> None:
+    """Register float32 values as a buffer that is not part of the weights."""
     module.register_buffer(name, torch.from_numpy(values.astype(np.float32)), persistent=False)
+
+
+def morlets(sides: tuple[int, int], *, scale: int, angles: int) -> NDArray[np.float64]:
+    """(angles, *sides): the transforms of the wavelets of width 2^scale, which are real."""
+    slant = 4 / angles
+    transforms = []
+    for number in range(angles):
+        theta = (angles // 2 - 1 - number) * np.pi / angles
+        wave, envelope = (_gabor(sides, SIGMA * 2**scale, theta, xi, slant) for xi in (XI / 2**scale, 0.0))
+        transforms.append(np.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real)
+    return np.stack(transforms)
+
+
+def _gabor(sides: tuple[int, int], sigma: float, theta: float, xi: float, slant: float) -> NDArray[np.complex128]:
+    """The periodic Gabor function in space; with xi = 0, its envelope."""
+    rows, columns = (np.arange(-COPIES * n, (COPIES + 1) * n, dtype=np.float64) for n in sides)
+    along = np.cos(theta) * rows[:, None] + np.sin(theta) * columns
+    across = np.cos(theta) * columns - np.sin(theta) * rows[:, None]
+    values = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2) + 1j * xi * along)
+    copies = 2 * COPIES + 1
+    periodic = values.reshape(copies, sides[0], copies, sides[1]).sum((0, 2))
+    return periodic * slant / (2 * PI * sigma**2)
+
+
+def local_means(side: int, *, scale: int, resolution: int) -> NDArray[np.float64]:
+    """The Gaussian of width 2^scale along one axis, as a matrix from `side` / 2^resolution values to every 2^scale-th.
+
+    The window in two dimensions is a product, so two such matrices apply it. The first and last mean are left out: they
+    belong to the padding. At a lower resolution the Gaussian's spectrum is truncated to the remaining frequencies.
+    """
+    sigma = SIGMA * 2 ** (scale - 1)
+    positions = np.arange(-COPIES * side, (COPIES + 1) * side, dtype=np.float64)
+    periodic = np.exp(-(positions**2) / (2 * sigma**2)).reshape(-1, side).sum(0)
+    spectrum = np.fft.fft(periodic / np.sqrt(2 * PI * sigma**2)).real
+    length = side >> resolution
+    truncated = np.concatenate([spectrum[: length // 2], spectrum[side - (length - length // 2) :]])
+    window = np.fft.ifft(truncated).real
+    centres = np.arange(0, length, 2 ** (scale - resolution))[1:-1]
+    return window[(centres[:, None] - np.arange(length)) % length]
+
+
+def fourier_of_real(side: int) -> Matrix:
+    """(frequency pair, position): the transform of real numbers."""
+    return _real(_frequencies(side)).transpose(1, 0, 2, 3)[:, :, 0].reshape(2 * side, side)
+
+
+def fourier_of_pairs(side: int) -> Matrix:
+    """(frequency pair, pair position): the transform of complex numbers."""
+    return _real(_frequencies(side)).transpose(1, 0, 2, 3).reshape(2 * side, 2 * side)
+
+
+def inverse_fourier(side: int) -> Matrix:
+    """(pair position, frequency pair): the inverse transform to complex numbers."""
+    return _real(_frequencies(side).conj() / side).transpose(0, 1, 3, 2).reshape(2 * side, 2 * side)
+
+
+def _frequencies(side: int) -> NDArray[np.complex128]:
+    """exp(-2 pi i k p / n), with the product reduced modulo n first, because large angles lose precision."""
+    steps = np.arange(side)
+    return np.exp(-2j * np.pi * (np.outer(steps, steps) % side) / side)
+
+
+def _real(matrix: NDArray[np.complex128]) -> Matrix:
+    """(pair, rows, pair, columns): multiplication by a complex matrix, on pairs."""
+    blocks = [[matrix.real, -matrix.imag], [matrix.imag, matrix.real]]
+    return np.array(blocks).transpose(0, 2, 1, 3)

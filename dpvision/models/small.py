@@ -1,4 +1,4 @@
-"""Small networks: a linear classifier, and the convolutional networks of some papers on private learning."""
+"""Small networks: a linear classifier, and convolutional networks of papers on private learning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from torch import nn
 
 from dpvision.errors import ConfigError
 
-# The five convolutions of the small AlexNet: output channels in units of its width, and whether a maximum over 3x3 with
-# stride 2 follows.
+# The five convolutions of the small AlexNet: output channels in multiples of its width, and whether 3x3 max pooling
+# with stride 2 follows.
 ALEXNET = ((1, True), (2, True), (4, False), (4, False), (2, True))
 ALEXNET_GROUPS = 16
 
@@ -27,7 +27,7 @@ def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """
     channels, height, width = shape
     if min(height, width) < 4:
-        raise ConfigError(f"small-cnn needs 4x4 pixels at least, not {height}x{width}. Fix: --model linear.")
+        raise ConfigError(f"small-cnn needs at least 4x4 pixels, not {height}x{width}. Fix: --model linear.")
     layers: list[nn.Module] = []
     filters, kernel = 16, 5
     while len(layers) < 6 or max(height, width) > 8:
@@ -41,19 +41,19 @@ def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
 def tanh_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The two networks of Papernot et al. 2021 (arXiv 2007.14191), whose bounded activations keep gradients small.
 
-    The one of MNIST is for grey images, the one of CIFAR-10 for colour.
+    Their network for MNIST is used for grey images, the one for CIFAR-10 for colour images.
     """
     return (_tanh_for_grey if shape[0] == 1 else _tanh_for_colour)(shape, classes)
 
 
 def _tanh_for_grey(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """8x8 to 16 with stride 2, 4x4 to 32 with stride 2, a maximum over 2x2 after each, linear 32 (26,010 weights)."""
+    """8x8 to 16 with stride 2, 4x4 to 32 with stride 2, 2x2 max pooling after each, linear 32 (26,010 weights)."""
     _, height, width = shape
     if min(height, width) < 14:
         raise ConfigError(
-            f"tanh-cnn needs 14x14 pixels of grey at least, not {height}x{width}. Fix: --model small-cnn."
+            f"tanh-cnn needs at least 14x14 pixels for grey images, not {height}x{width}. Fix: --model small-cnn."
         )
-    left = [(n // 2 - 1 - 4) // 2 for n in (height, width)]
+    rows, columns = ((n // 2 - 1 - 4) // 2 for n in (height, width))
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3),
         nn.Tanh(),
@@ -62,17 +62,17 @@ def _tanh_for_grey(shape: tuple[int, int, int], classes: int) -> nn.Module:
         nn.Tanh(),
         nn.MaxPool2d(2, stride=1),
         nn.Flatten(),
-        nn.Linear(32 * left[0] * left[1], 32),
+        nn.Linear(32 * rows * columns, 32),
         nn.Tanh(),
         nn.Linear(32, classes),
     )
 
 
 def _tanh_for_colour(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Two 3x3 convolutions and a maximum over 2x2, for 32, 64 and 128 channels; linear 128 (550,570 weights)."""
+    """Two 3x3 convolutions and 2x2 max pooling, for 32, 64 and 128 channels; linear 128 (550,570 weights)."""
     channels, height, width = shape
     if min(height, width) < 8:
-        raise ConfigError(f"tanh-cnn needs 8x8 pixels at least, not {height}x{width}. Fix: --model small-cnn.")
+        raise ConfigError(f"tanh-cnn needs at least 8x8 pixels, not {height}x{width}. Fix: --model small-cnn.")
     layers: list[nn.Module] = []
     for filters in (32, 64, 128):
         layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.Tanh()]
@@ -83,15 +83,15 @@ def _tanh_for_colour(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def dpmix_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network that DPMix was measured with: Lee et al. 2019, listed in table 5 of the NeuroMixGDP paper.
+    """The network of DPMix's experiments (Lee et al. 2019), listed in table 5 of the NeuroMixGDP paper.
 
-    5x5 to 32, 5x5 to 48, a maximum over 2x2 after each, linear 100, 100 and the classes, all with ReLU.
-    The paper's 357,690 weights are those of one channel of 32x32 and ten classes (MNIST with a border); from that it is
-    inferred that biases are everywhere. The same layers have 359,290 in colour and 285,690 at 28x28.
+    5x5 to 32, 5x5 to 48, 2x2 max pooling after each, linear 100, 100 and the classes, all with ReLU. The paper's
+    357,690 weights are those for one channel of 32x32 and ten classes (MNIST with a border), which implies a bias in
+    every layer. The same layers have 359,290 weights in colour and 285,690 at 28x28.
     """
     channels, height, width = shape
     if min(height, width) < 4:
-        raise ConfigError(f"dpmix-cnn needs 4x4 pixels at least, not {height}x{width}. Fix: --model linear.")
+        raise ConfigError(f"dpmix-cnn needs at least 4x4 pixels, not {height}x{width}. Fix: --model linear.")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.ReLU(),
@@ -112,12 +112,12 @@ def small_alexnet(shape: tuple[int, int, int], classes: int, *, width: int = 96,
     """The small AlexNet of contrastive learning on random images (Wang and Isola 2020, Baradad et al. 2021).
 
     Five 3x3 convolutions, two linear layers of `hidden` and the head; weights from N(0, 0.02^2). GroupNorm with 16
-    groups stands where the encoder had batch statistics; the last layer is a classifier instead of a projection to the
-    unit sphere. It was made for 64x64 pixels; smaller images only make the first linear layer smaller.
+    groups replaces the encoder's batch statistics, and a classifier the projection to the unit sphere. The network was
+    designed for 64x64 pixels; smaller images only make the first linear layer smaller.
     """
     channels, height, columns = shape
     if min(height, columns) < 15:
-        raise ConfigError(f"small-alexnet needs 15x15 pixels at least, not {height}x{columns}. Fix: --model small-cnn.")
+        raise ConfigError(f"small-alexnet needs at least 15x15 pixels, not {height}x{columns}. Fix: --model small-cnn.")
     layers: list[nn.Module] = []
     for factor, pool in ALEXNET:
         filters = factor * width

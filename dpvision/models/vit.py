@@ -1,7 +1,7 @@
-"""Vision transformers in plain torch (Dosovitskiy et al. 2021), able to hold DINOv2's ViT-S/14 (Oquab et al. 2023).
+"""Vision transformers in plain torch (Dosovitskiy et al. 2021), among them DINOv2's ViT-S/14 (Oquab et al. 2023).
 
-Parameters have the names of DINOv2's published weights, so that `pretrained.load_public` finds them. Every image is
-treated alone; attention is over the tokens of one image.
+Parameters have the names of DINOv2's published weights, so that `pretrained.load_public` can load them. Every image is
+treated separately; attention is over the tokens of one image.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models.imagenet import ImagenetInput
+from dpvision.models.featured import ImagenetInput
 
 EPS = 1e-6
 DINOV2_PATCH, DINOV2_GRID = 14, (37, 37)
@@ -20,11 +20,11 @@ DINOV2_PATCH, DINOV2_GRID = 14, (37, 37)
 def dinov2_vits14(shape: tuple[int, int, int], classes: int, *, side: int = 154) -> Vit:
     """ViT-S/14: 384 wide, 12 blocks, 6 heads. Images are resized so that their shorter side is `side`.
 
-    A logistic regression on frozen features of 1,000 CIFAR-10 images is right for 83% of others at 112 pixels, 94%
-    at 154. The weights are public, but came from the web: they may have seen images of a benchmark.
+    Logistic regression on frozen features of 1,000 CIFAR-10 images has an accuracy of 83% at 112 pixels and 94% at 154.
+    The weights are public, but their training images came from the web and may include images of a benchmark.
     """
     if side % DINOV2_PATCH:
-        raise ConfigError(f"dinov2-vits14 takes sides that are multiples of {DINOV2_PATCH}, not {side}.")
+        raise ConfigError(f"dinov2-vits14 needs a side that is a multiple of {DINOV2_PATCH}, not {side}.")
     shorter = min(shape[1:])
     size = tuple(round(n * side / shorter / DINOV2_PATCH) * DINOV2_PATCH for n in shape[1:])
     prepare = ImagenetInput(shape[0], (size[0], size[1]))
@@ -32,15 +32,15 @@ def dinov2_vits14(shape: tuple[int, int, int], classes: int, *, side: int = 154)
 
 
 def vit_tiny(shape: tuple[int, int, int], classes: int) -> Vit:
-    """Two blocks of width 64 on patches of 4x4, for small images and from scratch."""
+    """Two blocks of width 64 on patches of 4x4, for small images and training from scratch."""
     channels, height, width = shape
     if height % 4 or width % 4:
-        raise ConfigError(f"vit-tiny takes sides that are multiples of 4, not {height}x{width}. Fix: --size 32.")
+        raise ConfigError(f"vit-tiny needs sides that are multiples of 4, not {height}x{width}. Fix: --size 32.")
     return Vit(channels, classes, patch=4, grid=(height // 4, width // 4), width=64, depth=2, heads=4)
 
 
 class Vit(nn.Module):
-    """head(features(x)), the head from zero. `grid` is how many patches the positions are stored for."""
+    """head(features(x)), with a head of zeros. `grid` is the number of patches that have stored positions."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Vit(nn.Module):
         """(N, width): the class token after the last norm."""
         patches = self.patch_embed(self.prepare(x))
         rows, columns = patches.shape[2:]
-        first = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would fix it in an exported graph
-        tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1) + self.positions(rows, columns)
+        class_token = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would be a constant in an exported graph
+        tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], dim=1) + self.positions(rows, columns)
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)[:, 0]
@@ -85,14 +85,14 @@ class Vit(nn.Module):
         """The stored positions, resized bicubically to another grid by (rows + 0.1) / stored rows, as DINOv2 does."""
         if (rows, columns) == self.grid:
             return self.pos_embed
-        picture = self.pos_embed[:, 1:].unflatten(1, self.grid).permute(0, 3, 1, 2)
+        image = self.pos_embed[:, 1:].unflatten(1, self.grid).permute(0, 3, 1, 2)
         scale = [(n + 0.1) / stored for n, stored in zip((rows, columns), self.grid, strict=True)]
-        resized = F.interpolate(picture, scale_factor=scale, mode="bicubic")
+        resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
         return torch.cat([self.pos_embed[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
 
 
 class PatchEmbed(nn.Module):
-    """Each patch of pixels to a token."""
+    """Map each patch of pixels to a token."""
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class PatchEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """x + gamma attention(norm(x)), then the same with a two-layer network."""
+    """x + gamma attention(norm(x)), then the same with a two-layer perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """softmax(q k' / sqrt(d)) v for each head, with one linear layer for the three."""
+    """softmax(q k' / sqrt(d)) v for each head, with one linear layer for q, k and v."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Four times the width, and the exact GELU."""
+    """Two linear layers with a hidden width of four times the width, and the exact GELU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dpvision.errors import ConfigError
 from dpvision.models import Shape, build
 from dpvision.models.inputs import to_tensor
-from dpvision.models.parts import head_of
+from dpvision.models.parts import head_name
 from dpvision.public import optimisers
 from dpvision.public.batches import chosen
 from dpvision.public.random import draw, stream
@@ -228,7 +228,7 @@ class Encoder(nn.Module):
         super().__init__()
         model = build(name, shape, classes=2, seed=seed)
         self.trunk = trunk_of(model, name)
-        head = head_of(model) + "."
+        head = head_name(model) + "."
         self._others = {n: t.clone() for n, t in model.state_dict().items() if not n.startswith(head)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -25,9 +25,9 @@ from torch import Tensor
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
-from dpvision.models.featured import in_pieces
+from dpvision.models.featured import apply_in_pieces
 from dpvision.models.inputs import to_tensor
-from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, around_zero
+from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, centre_rows
 from dpvision.public.random import draw
 from dpvision.public.trainer import write_weights
 from dpvision.storage import safetensors
@@ -77,7 +77,8 @@ def learn(settings: Settings, progress: Progress = lambda *_: None) -> Featured:
             _fill(patches, settings, lambda done: progress(done, total))
         seen = []
         for numbers, part in drawn(settings, range(images, images + images // 2)):
-            seen.append(in_pieces(lambda x: torch.cat(patches.seen(x), 1), part, size=model.piece or AT_A_TIME))
+            size = model.piece or AT_A_TIME
+            seen.append(apply_in_pieces(lambda x: torch.cat(patches.bank_features(x), 1), part, size=size))
             progress(filling + numbers.stop - images, total)
         with _one_thread():
             rows = torch.cat(seen)
@@ -104,11 +105,11 @@ def _fill(patches: Patches, settings: Settings, progress: Callable[[int], None])
     for bank in (*patches.banks, patches.first):
         if isinstance(bank, Bank):
             rng = torch.Generator().manual_seed(settings.seed)
-            found = around_zero(_some(bank, settings, rng, watch))
+            found = centre_rows(_some(bank, settings, rng, watch))
             done += settings.images
             whitening, dictionary = _white(found, bank, settings.floor, rng)
-            bank.whitening.copy_(around_zero(whitening))
-            bank.dictionary.copy_(around_zero(dictionary))
+            bank.whitening.copy_(centre_rows(whitening))
+            bank.dictionary.copy_(centre_rows(dictionary))
     if patches.first is not None and patches.second is not None:
         bank, rng = patches.second, torch.Generator().manual_seed(settings.seed)
         found = _some(bank, settings, rng, watch, patches.first.maps)
@@ -201,7 +202,7 @@ def _some(
     maps_of: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
     """(settings.patches, C patch^2) from places drawn at random."""
-    high = (settings.images, *bank.places)
+    high = (settings.images, *bank.positions)
     which, down, right = (torch.randint(h, (settings.patches,), generator=rng) for h in high)
     found = torch.empty(settings.patches, len(bank.offset))
     for part, images in drawn(settings, range(settings.images)):

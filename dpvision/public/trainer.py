@@ -23,7 +23,7 @@ from torch import Tensor
 from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.device import keep_freed_memory
 from dpvision.storage import safetensors
 
 STATE = "state.safetensors"

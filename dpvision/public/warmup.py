@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
-from dpvision.models.device import device_named
+from dpvision.models.device import find_device
 from dpvision.public import optimisers, provenance
 from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, require_augment, views
 from dpvision.public.split import aside
@@ -127,7 +127,7 @@ class WarmUp(Task):
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
         if settings.balance and len(sources) < 2:
             raise ConfigError("there is nothing to balance public images against. Fix: --also, or leave --balance out.")
-        self._device = device_named(device)
+        self._device = find_device(device)
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
         held = aside(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)

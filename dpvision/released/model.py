@@ -17,7 +17,7 @@ from torch import nn
 from dpvision.data import identify, image_batches, load
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
-from dpvision.models.inputs import Inputs, answers, to_tensor
+from dpvision.models.inputs import Inputs, predict_classes, to_tensor
 from dpvision.released import evaluation
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
@@ -73,7 +73,7 @@ def evaluate(
         raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
     _same_shape(source, part.images.shape, made)
     labels = np.asarray(part.labels)
-    named, chances = answers(made.model, Inputs(part))
+    named, chances = predict_classes(made.model, Inputs(part))
     right = named == labels
     if keep:
         if identify(data.train)[0] != Run(run).facts().get("fingerprint"):

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
+from dpvision.views.eight_bit import to_floats
 
 NEED = 'Fix: pip install -c constraints.txt -e ".[onnx]"; or --to safetensors, which needs nothing.'
 OTHERWISE = "Fix: --to safetensors."
@@ -44,8 +45,7 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        scores = self.model((pixels / 255 - 0.5) / 0.5)
+        scores = self.model(to_floats(images.permute(0, 3, 1, 2)))
         return scores, scores.softmax(1)
 
 

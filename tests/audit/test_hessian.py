@@ -17,7 +17,7 @@ from dpvision.audit.hessian import Curvature, Trace, curvature, trace
 from dpvision.audit.lanczos import Eigenvalues, Product, largest
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
-from dpvision.models.standardise import StandardisedConv2d
+from dpvision.models.resnets import StandardisedConv2d
 from dpvision.private.training.prepare import each_loss
 
 

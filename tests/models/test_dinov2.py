@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpvision.models import build, head_alone, load_public
+from dpvision.models import build, load_public, split_head
 from dpvision.models.vit import Vit
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -66,7 +66,7 @@ def test_features_tell_birds_from_trucks(weights: Path, birds_and_trucks: tuple[
 
 
 def _hits(model: Vit, images: Tensor, labels: Tensor) -> int:
-    features = torch.nn.functional.normalize(head_alone(model).features(images))
+    features = torch.nn.functional.normalize(split_head(model).features(images))
     likeness = features @ features.T - 2 * torch.eye(len(labels))
     same = labels[:, None] == labels
     near = torch.where(same, likeness, 0).sum(1) + 2

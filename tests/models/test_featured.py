@@ -1,4 +1,4 @@
-"""A model in two parts, the first fixed, the second trained; and a function of images in pieces."""
+"""A model in two parts, the first frozen, the second trained; a function applied in pieces; the input for ImageNet."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpvision.models import Featured, build, head_alone
-from dpvision.models.featured import in_pieces
+from dpvision.models import Featured, build, split_head
+from dpvision.models.featured import ImagenetInput, apply_in_pieces
 from dpvision.models.vit import Vit
 from tests.private.engine.oracle import each_loss, verify
 
@@ -41,7 +41,7 @@ def test_the_prefix_draws_nothing_even_in_training() -> None:
 
 
 class _Counts(nn.Module):
-    """How many images came at a time, as a feature beside their sum."""
+    """The number of images in a call, as a feature next to their sum."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([torch.full((len(x),), float(len(x))), x.flatten(1).sum(1)], dim=1)
@@ -63,7 +63,7 @@ def _vit() -> Vit:
 
 def test_an_image_has_the_same_features_in_any_batch() -> None:
     torch.set_num_threads(2)
-    parts = (head_alone(_vit()), build("scatter-cnn", (3, 16, 16), classes=5, seed=0))
+    parts = (split_head(_vit()), build("scatter-cnn", (3, 16, 16), classes=5, seed=0))
     x = torch.rand(19, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for model in parts:
         assert isinstance(model, Featured)
@@ -75,7 +75,7 @@ def test_an_image_has_the_same_features_in_any_batch() -> None:
 
 
 def test_a_frozen_transformer_passes_the_trial() -> None:
-    verify(head_alone(_vit()), each_loss, (3, 16, 16), 5)
+    verify(split_head(_vit()), each_loss, (3, 16, 16), 5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -90,7 +90,7 @@ def test_pieces_have_one_size_and_one_thread(threads: int, count: int) -> None:
 
     x = torch.rand(count, 3)
     with torch.no_grad():
-        assert torch.equal(in_pieces(squares, x, size=4), x * x)
+        assert torch.equal(apply_in_pieces(squares, x, size=4), x * x)
     assert seen == [(4, 1, False)] * max(1, -(-count // 4)) and torch.get_num_threads() == threads
 
 
@@ -103,17 +103,17 @@ def test_pieces_run_side_by_side_and_gradients_pass_through() -> None:
         return x * x
 
     x = torch.rand(8, 3, requires_grad=True)
-    in_pieces(squares, x, size=4).sum().backward()
+    apply_in_pieces(squares, x, size=4).sum().backward()
     assert x.grad is not None and torch.equal(x.grad, 2 * x.detach())
 
 
-def test_a_failure_is_told_and_leaves_the_threads_as_they_were() -> None:
+def test_a_failure_is_raised_and_leaves_the_threads_as_they_were() -> None:
     def fails(x: Tensor) -> Tensor:
         raise ValueError("no")
 
     torch.set_num_threads(2)
     with pytest.raises(ValueError, match="no"):
-        in_pieces(fails, torch.rand(9, 3), size=4)
+        apply_in_pieces(fails, torch.rand(9, 3), size=4)
     assert torch.get_num_threads() == 2
 
 
@@ -130,6 +130,30 @@ def test_pieces_lie_in_memory_in_one_way() -> None:
         strides = (channels * 25, 1, 5 * channels, channels)
         other = plain.contiguous(memory_format=torch.channels_last).as_strided(plain.shape, strides)
         for x in (plain, other, other[:3]):
-            assert torch.equal(in_pieces(note, x, size=4), x)
+            assert torch.equal(apply_in_pieces(note, x, size=4), x)
         assert set(seen) == {(channels * 25, 25, 5, 1)}
         seen.clear()
+
+
+def test_imagenet_levels_by_hand() -> None:
+    """White is (1 - mean) / std; black is -mean / std."""
+    levels = ImagenetInput(3, (6, 4))(torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1).expand(2, 3, 3, 2))
+    for channel, (mean, std) in enumerate([(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)]):
+        assert levels[0, channel].flatten().tolist() == pytest.approx([-mean / std] * 24, rel=1e-5)
+        assert levels[1, channel].flatten().tolist() == pytest.approx([(1 - mean) / std] * 24, rel=1e-5)
+
+
+def test_grey_becomes_three_channels() -> None:
+    grey = torch.rand(2, 1, 6, 6) * 2 - 1
+    assert torch.equal(ImagenetInput(1, (6, 6))(grey), ImagenetInput(3, (6, 6))(grey.expand(-1, 3, -1, -1)))
+
+
+def test_a_ramp_stays_a_ramp_and_noise_fades_when_it_shrinks() -> None:
+    """Of all values of a, only a = -0.5 keeps straight lines straight."""
+    ramp = torch.linspace(-1, 1, 16).expand(1, 3, 16, 16)
+    grown = ImagenetInput(3, (32, 48))(ramp)[0, 0]
+    steps = grown.diff(dim=1)[:, 6:-6]
+    assert torch.allclose(steps, torch.full_like(steps, 2 / 15 / 3 * 0.5 / 0.229), rtol=1e-3)
+    assert float(grown.diff(dim=0).abs().max()) < 1e-5
+    noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert float(ImagenetInput(3, (8, 8))(noise).std()) < 0.4 * float(ImagenetInput(3, (64, 64))(noise).std())

@@ -51,9 +51,9 @@ def test_biases_and_the_head() -> None:
 
 
 def test_a_frozen_prefix_stays_frozen() -> None:
-    from dpvision.models import head_alone
+    from dpvision.models import split_head
 
-    parts = head_alone(build("vit-tiny", SHAPE, classes=10, seed=0))
+    parts = split_head(build("vit-tiny", SHAPE, classes=10, seed=0))
     for part in ("all", "head"):
         train_only(parts, part)
         assert _trained(parts) == {"rest.weight", "rest.bias"}
@@ -62,7 +62,7 @@ def test_a_frozen_prefix_stays_frozen() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"vit-tiny: there is no part 'heads'.*all, head, centred-head, probe, bias"):
         train_only(_sketch("vit-tiny"), "heads", name="vit-tiny")
-    with pytest.raises(ConfigError, match=r"linear: it has no bias but its head's.*Fix: "):
+    with pytest.raises(ConfigError, match=r"linear: only its head has a bias.*Fix: "):
         train_only(_sketch("linear"), "bias", name="linear")
-    with pytest.raises(ConfigError, match=r"Conv2d: it has no linear layer.*'head'.*Fix: "):
+    with pytest.raises(ConfigError, match=r"Conv2d: it has no linear layer.*head.*Fix: "):
         train_only(nn.Conv2d(1, 10, 28), "head")

@@ -24,9 +24,9 @@ def _patches(shape: tuple[int, int, int] = (2, 13, 15), *, second: int = 0) -> P
 
 def _maps(bank: Bank, image: Tensor) -> Tensor:
     """Both rectified maps of one image (C, H, W), in float64, as the formula says it."""
-    found = torch.zeros(2 * len(bank.dictionary), *bank.places, dtype=torch.float64)
-    for a in range(bank.places[0]):
-        for b in range(bank.places[1]):
+    found = torch.zeros(2 * len(bank.dictionary), *bank.positions, dtype=torch.float64)
+    for a in range(bank.positions[0]):
+        for b in range(bank.positions[1]):
             p = (image[:, a : a + bank.patch, b : b + bank.patch].flatten() - bank.offset).double()
             r = bank.dictionary.double() @ p / (1 + (bank.whitening.double() @ p).square().sum()).sqrt()
             found[:, a, b] = torch.cat([F.relu(r - THRESHOLD), F.relu(-r - THRESHOLD)])
@@ -65,7 +65,7 @@ def test_a_mirror_changes_nothing() -> None:
 
 def test_small_and_huge_images_are_refused() -> None:
     for side in (8, 4096):
-        with pytest.raises(ConfigError, match=f"10 to 1,024 pixels a side, not {side}x{side}"):
+        with pytest.raises(ConfigError, match=f"10 to 1,024 pixels per side, not {side}x{side}"):
             build("patches-256", (3, side, side), classes=2, seed=0)
 
 

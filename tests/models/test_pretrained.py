@@ -76,7 +76,7 @@ def _with(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], dict[str, 
         (_with("norm.bias", torch.zeros(1, 64)), "'norm.bias' is"),  # would broadcast
         (_with("head.weight", torch.zeros(10, 32)), "'head.weight' is"),
         (_with("norm.bias", torch.zeros(64, dtype=torch.int64)), "int64; in the model it is torch.float32"),
-        (_with("norm.bias", torch.full((64,), float("nan"))), "not numbers"),
+        (_with("norm.bias", torch.full((64,), float("nan"))), "not finite"),
         (lambda state: {}, "is missing"),
     ],
 )
@@ -130,7 +130,7 @@ def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path, model = tmp_path / "w.safetensors", _model()
     save_file(_state(seed=1), path)
     path.write_bytes(_hostile(path.read_bytes())[case])
-    with pytest.raises(DataError, match=r"not a sound safetensors file.*Fix: ") as caught:
+    with pytest.raises(DataError, match=r"not a valid safetensors file.*Fix: ") as caught:
         load_public(model, path)
     assert str(caught.value).startswith(str(path))
     assert _same(model, _model().state_dict()) and not Path("pickle-was-run").exists()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import build
-from dpvision.models.resnets import Block, Layer, Residual, resnet9, wide_resnet
-from dpvision.models.standardise import StandardisedConv2d, standardise
+from dpvision.models.resnets import Block, Layer, Residual, StandardisedConv2d, resnet9, standardise, wide_resnet
 
 SHAPE = (3, 32, 32)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models import Featured, build, head_alone
+from dpvision.models import Featured, build, split_head
 from dpvision.models.vit import Vit, dinov2_vits14
 
 
@@ -89,7 +89,7 @@ def test_the_head_starts_at_zero_and_the_rest_does_not() -> None:
 def test_the_head_alone_is_the_models_own() -> None:
     model = _random()
     x = torch.rand(2, 3, 6, 8, dtype=torch.float64)
-    parts = head_alone(model)
+    parts = split_head(model)
     assert isinstance(parts, Featured) and parts.rest is model.head
     # Not the same bits: a batch of 2 and a piece of 8 may take other kernels.
     close = {"rtol": 1e-12, "atol": 1e-12}
@@ -109,7 +109,7 @@ def test_images_are_resized_to_whole_patches(shape: tuple[int, int, int], side: 
     with torch.device("meta"):  # shapes only
         model = dinov2_vits14(shape, 10, side=side)
     assert model.prepare(torch.zeros(1, *shape)).shape == (1, 3, *size)
-    with pytest.raises(ConfigError, match="multiples of 14"):
+    with pytest.raises(ConfigError, match="multiple of 14"):
         dinov2_vits14(shape, 10, side=side + 1)
 
 

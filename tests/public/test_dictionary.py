@@ -60,8 +60,8 @@ def test_filters_do_not_see_the_mean_of_a_patch(model: Featured) -> None:
 def test_the_mean_is_that_of_other_random_images(model: Featured) -> None:
     patches = _prefix(model)
     others = _images(SETTINGS, range(60, 90))
-    assert torch.allclose(patches.seen(others)[0].mean(0), patches.mean, atol=1e-5)
-    assert not torch.allclose(patches.seen(_images(SETTINGS, range(30)))[0].mean(0), patches.mean, atol=1e-5)
+    assert torch.allclose(patches.bank_features(others)[0].mean(0), patches.mean, atol=1e-5)
+    assert not torch.allclose(patches.bank_features(_images(SETTINGS, range(30)))[0].mean(0), patches.mean, atol=1e-5)
 
 
 def test_a_function_of_its_settings_alone(model: Featured) -> None:
@@ -78,7 +78,7 @@ def test_banks_count_alike(model: Featured) -> None:
     for made in (model, learn(replace(SETTINGS, model="patches-scales", patches=6000))):
         patches = _prefix(made)
         sizes = [18 * len(bank.dictionary) for bank in patches.banks if isinstance(bank, Bank)]
-        rows = ((torch.cat(patches.seen(others), 1) - patches.mean) * patches.scale).split(sizes, dim=1)
+        rows = ((torch.cat(patches.bank_features(others), 1) - patches.mean) * patches.scale).split(sizes, dim=1)
         assert all(part.norm(dim=1).mean().item() == pytest.approx(1, rel=1e-4) for part in rows)
 
 

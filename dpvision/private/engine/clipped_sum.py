@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from dpvision.core.clipping import Flat, Loss, Public, Style
 from dpvision.errors import ConfigError, UnsafeLayer
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.device import keep_freed_memory
 from dpvision.private.engine import rules
 from dpvision.private.engine.passes import Group, PassSize, Worker, divide, split
 from dpvision.private.engine.slots import MOST_ROUNDING

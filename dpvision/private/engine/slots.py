@@ -11,17 +11,19 @@ cancel, and the factors' rounding would not be small compared with their sum: su
 from __future__ import annotations
 
 import math
+import mmap
 
 import torch
 from torch import Tensor
 
-from dpvision.models.memory import zeros
 from dpvision.private.engine.exact import BLOCK, ExactSum, rounding_of_products, squares
 
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
 # The most that rounding factors may add to a contribution, relative to the bound: a part of noise.ARITHMETIC_SLACK.
 MOST_ROUNDING = 6.5e-5
+# Rows of at least this many bytes are allocated in large pages.
+LARGE = 4 << 20
 
 
 class Slot:
@@ -160,7 +162,7 @@ class Slot:
 
     def _flat(self, units: int) -> Tensor:
         if self._rows is None:
-            self._rows = zeros(self._capacity, self._padded, self._dtype, self._device)
+            self._rows = _allocate_zeros(self._capacity, self._padded, self._dtype, self._device)
         return self._rows[:units]
 
 
@@ -215,3 +217,14 @@ class Slots(dict[str, Slot]):
         """Add the totals to one flat vector, and start again at zero."""
         for slot, part in zip(self.values(), out.split([slot.numel for slot in self.values()]), strict=True):
             slot.add_to(part)
+
+
+def _allocate_zeros(units: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, in large pages where the system has them: rows are written and read from end to end."""
+    count = units * size
+    if device.type != "cpu" or count * dtype.itemsize < LARGE:
+        return torch.zeros(units, size, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, count * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(units, size)

@@ -83,7 +83,7 @@ def made_by() -> str:
     """The code that makes features, and what it computes with; the rest of the package may change.
 
     A name is narrow enough when other code cannot share it and have other bits, but nothing rests on that: a run is
-    bound to the very bytes of its features (`Inputs.digest_of_features`).
+    bound to the very bytes of its features (`Inputs.digest_features`).
     """
     return f"{software.source(*CODE)}, {software.machine()}"
 

@@ -27,8 +27,8 @@ from torch import nn
 from dpvision.core.ledger import home
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import Featured, Shape, build, head_alone, load_public
-from dpvision.models.featured import Pixels, require_last
+from dpvision.models import Featured, Shape, build, load_public, split_head
+from dpvision.models.featured import Pixels, require_head_last
 from dpvision.models.parts import Centred
 from dpvision.models.patches import PATCHES
 from dpvision.models.scattering import Scattering
@@ -91,7 +91,7 @@ def encoder(
         )
     path = Path(weights)
     origin, digest = _origin(name, path), load_public(model, path)
-    require_last(model, head_alone(model), shape)
+    require_head_last(model, split_head(model), shape)
     return Encoder(name, shape, parts.prefix, piece=parts.piece, origin=origin, weights=digest)
 
 
@@ -124,7 +124,7 @@ def _before_head(model: nn.Module) -> Featured:
         learned = [m for m in model.rest.modules() if m._parameters and not isinstance(m, Centred)]
         if len(learned) == 1:
             return model
-    return head_alone(model)
+    return split_head(model)
 
 
 def _origin(name: str, weights: Path | None) -> str:

@@ -32,7 +32,7 @@ from dpvision.core.rounding import upper
 from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, PrivacyError
-from dpvision.models import build, digest_of
+from dpvision.models import build, digest_file
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose
 from dpvision.private.accounts.taken_as_public import require_not_learned_from
@@ -73,7 +73,7 @@ class Prepared:
     def of_rows(self) -> tuple[Any, ...]:
         """All that private rows depend on."""
         config = self.config
-        weights = None if config.weights is None else digest_of(Path(config.weights))
+        weights = None if config.weights is None else digest_file(Path(config.weights))
         return self.in_order, config.encoder, weights, config.rank, config.bound, self.shape, tuple(self.data.classes)
 
     @property
@@ -301,7 +301,7 @@ def _facts(prepared: Prepared, encoded: Encoded, described: Described) -> dict[s
     config, found, width = prepared.config, encoded.encoder, encoded.rows.width
     public: dict[str, dict[str, Any]] = {}
     if config.weights:
-        public["encoder"] = {"file": Path(config.weights).name, "digest": digest_of(Path(config.weights))}
+        public["encoder"] = {"file": Path(config.weights).name, "digest": digest_file(Path(config.weights))}
     return {
         "class_names": list(prepared.data.classes),
         "image_shape": list(prepared.data.train.images.shape[1:]),

@@ -26,10 +26,10 @@ from dpvision.core.ledger import home
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.models import Featured, build, digest_of, load_public, train_only
-from dpvision.models.featured import head_alone, require_last
+from dpvision.models import Featured, build, digest_file, load_public, train_only
+from dpvision.models.featured import require_head_last, split_head
 from dpvision.models.inputs import Inputs, to_tensor
-from dpvision.models.parts import CENTRE, Agreement, Centred, start_at_zero
+from dpvision.models.parts import CENTRE, Agreement, Centred, zero_centres
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.taken_as_public import require_not_learned_from
 from dpvision.private.engine import STYLES, ClippedSum, Loss
@@ -123,14 +123,14 @@ class Prepared:
             raise LedgerMismatch(f"{self.start}: the weights changed meanwhile. Fix: restore the file.")
         train_only(model, part)
         if config.part == "centred-head":
-            start_at_zero(model)
+            zero_centres(model)
         return model
 
     def split(self, model: nn.Module) -> Featured | None:
         """The same network as a frozen part and the rest, where images come as they are: features are computed once."""
         if not self.config.as_it_is:
             return None
-        return head_alone(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
+        return split_head(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
 
     def learner(self, model: nn.Module, *, part: str | None = None) -> tuple[nn.Module, Loss]:
         """What the clipped sum differentiates, all of the model or what stands behind a frozen part, and the loss."""
@@ -218,7 +218,7 @@ class Prepared:
         model, classes = self.model(part=part), 1 if part == CENTRE else len(self.data.classes)
         parts, shape = self.split(model), tuple[int, ...](self.shape)
         if parts is not None:
-            require_last(model, parts, self.shape)
+            require_head_last(model, parts, self.shape)
             cache.require_separate(parts, self.shape)
             shape = cache.shape_of(parts, self.shape)
         config = self.config
@@ -300,7 +300,7 @@ def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict
     settings = dictionary.Settings(config.model, (channels, height, width))
     path = dictionary.kept(settings, home() / "priors", progress)
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
-    return str(path), {"file": name, "digest": digest_of(path)}
+    return str(path), {"file": name, "digest": digest_file(path)}
 
 
 def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     That must be about the same kind of unit: what is told of one image and of one person does not add up. Weights of a
     warm-up say which images taught them: none of these may be private.
     """
-    entry: dict[str, Any] = {"file": path.name, "digest": digest_of(path)}
+    entry: dict[str, Any] = {"file": path.name, "digest": digest_file(path)}
     said = safetensors.verified_header(path)
     if "learned_from" in said:
         entry["learned_from"] = "noted"

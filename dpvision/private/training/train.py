@@ -36,7 +36,7 @@ from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Charge
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
-from dpvision.models.inputs import Inputs, answers
+from dpvision.models.inputs import Inputs, predict_classes
 from dpvision.models.parts import CENTRE
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
 from dpvision.private.engine import STYLES, ClippedSum, Tally
@@ -302,7 +302,7 @@ def _proceed(
         return _outcome(run, state, prepared, from_json(run_folder.fact(facts, "event", dict)), 0.0)
     inputs = prepared.inputs(prepared.data.train, model)
     everyone = units(prepared.data.train, config.unit)
-    data = f"{prepared.everything} {inputs.digest_of_features()}"
+    data = f"{prepared.everything} {inputs.digest_features()}"
     carried = None
     if config.canaries:
         there = inside(facts, config.canaries)
@@ -453,7 +453,7 @@ def _release(
         evaluation.write(
             run.folder,
             prepared.data.test,
-            *answers(prepared.learner(model)[0], test),
+            *predict_classes(prepared.learner(model)[0], test),
             classes=len(prepared.data.classes),
             weights=safetensors.read(run.weights).header["digest"],
             examples=prepared.config.examples,

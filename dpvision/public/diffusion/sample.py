@@ -20,7 +20,7 @@ import torch
 from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.memory import keep_freed_memory
+from dpvision.models.device import keep_freed_memory
 from dpvision.public import provenance
 from dpvision.public.diffusion.model import METHODS, Kind, load, sheet, to_bytes
 from dpvision.public.diffusion.sampler import SAMPLERS, Guide

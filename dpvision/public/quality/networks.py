@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models import Featured, build, head_alone, load_public
-from dpvision.models.scattering import Scattering, Typical
+from dpvision.models import Featured, build, load_public, split_head
+from dpvision.models.scattering import NormaliseChannels, Scattering
 from dpvision.public.quality.classifier import Training, train
 from dpvision.public.quality.inception import Inception
 from dpvision.public.quality.pictures import Pictures
@@ -103,7 +103,7 @@ def _inception(real: Pictures, weights: Path) -> Network:
     standard = digest_of_trunk(model) == STANDARD_INCEPTION
     return Network(
         "inception" if standard else "inception, other weights",
-        head_alone(model),
+        split_head(model),
         f"Inception-v3 (Google, 2015) trained on ImageNet, {WEB}; as the file {weights.name} has it",
         standard=standard,
         weights=digest,
@@ -115,12 +115,14 @@ def _dinov2(real: Pictures, weights: Path) -> Network:
     model = build("dinov2-vits14", real.shape, classes=2, seed=0).eval()
     digest = load_public(model, weights)
     origin = f"DINOv2 ViT-S/14 (Meta) trained on web images, {WEB}; as the file {weights.name} has it"
-    return Network("dinov2", head_alone(model), origin, weights=digest)
+    return Network("dinov2", split_head(model), origin, weights=digest)
 
 
 def _scattering(real: Pictures) -> Network:
     """Means over the four quarters of the image: where things are matters, but not to the pixel."""
-    layers = nn.Sequential(Scattering(real.shape), Typical(real.shape[0]), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    layers = nn.Sequential(
+        Scattering(real.shape), NormaliseChannels(real.shape[0]), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
     origin = "wavelet scattering transform (Bruna and Mallat 2013), means of four quarters; nothing in it is learned"
     return Network("scattering", Featured(layers, nn.Identity(), piece=None), origin)
 
@@ -132,7 +134,7 @@ def _classifier(
         raise ConfigError("the network 'classifier' needs to know how many classes there are.")
     model = train(real, training, classes=classes, device=device, progress=progress)
     origin = f"{training.model}, trained for {training.steps:,} steps on the very real images that it then looks at"
-    return Network("classifier", head_alone(model), origin, has_classes=True)
+    return Network("classifier", split_head(model), origin, has_classes=True)
 
 
 def digest_of_trunk(model: Inception) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpvision.errors import UnsafeLayer
-from dpvision.models.standardise import StandardisedConv2d
+from dpvision.models.resnets import StandardisedConv2d
 from dpvision.private.engine import ClippedSum, Public
 from tests.private.engine.oracle import each_loss, unit_gradients, verify
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dpvision.data import Split
-from dpvision.models import Featured, build, head_alone
+from dpvision.models import Featured, build, split_head
 from dpvision.private.features import cache
 from dpvision.private.training import ranks
 
@@ -27,7 +27,7 @@ def records(count: int = COUNT, seed: int = 0) -> Split:
 
 
 def network(seed: int = 0) -> Featured:
-    return head_alone(build("small-cnn", (1, 8, 8), classes=4, seed=seed))
+    return split_head(build("small-cnn", (1, 8, 8), classes=4, seed=seed))
 
 
 class Counting(Featured):

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, DataError, UnsafeLayer
-from dpvision.models import build, digest_of, head_alone
+from dpvision.models import build, digest_file, split_head
 from dpvision.models.efficientnet_lite import Convolution, efficientnet_lite0
-from dpvision.models.featured import require_last
+from dpvision.models.featured import require_head_last
 from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache, encoders
@@ -66,7 +66,7 @@ def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pyt
     rows = made.features(images)
     assert torch.equal(rows, given.features(images)) and rows.shape == (3, 2 * 9 * 256)
     assert torch.allclose(rows.norm(dim=1), torch.ones(3))
-    assert made.weights == digest_of(tmp_path / "prior" / "weights.safetensors")
+    assert made.weights == digest_file(tmp_path / "prior" / "weights.safetensors")
     assert "dead-leaves" in made.origin and "no photograph" in made.origin
 
 
@@ -75,8 +75,8 @@ def test_a_model_gives_what_its_head_gets(name: str, tmp_path: Path) -> None:
     file = _weights(tmp_path / "public.safetensors", name)
     found, model = encoder(name, GREY, file), build(name, GREY, classes=10, seed=5)
     images = torch.rand(5, *GREY) * 2 - 1
-    assert torch.equal(found.features(images), head_alone(model).features(images).flatten(1))
-    assert found.name == name and found.weights == digest_of(file) and "public.safetensors" in found.origin
+    assert torch.equal(found.features(images), split_head(model).features(images).flatten(1))
+    assert found.name == name and found.weights == digest_file(file) and "public.safetensors" in found.origin
     cache.require_separate(found, GREY)
 
 
@@ -177,13 +177,13 @@ class _BendsWhatItsHeadSays(nn.Module):
 def test_a_head_of_zeros_does_not_hide_what_comes_after_it() -> None:
     model = _BendsWhatItsHeadSays()
     with pytest.raises(ConfigError, match="not its last layer"):
-        require_last(model, head_alone(model), (4,))
+        require_head_last(model, split_head(model), (4,))
     assert not model.head.weight.any(), "the trial leaves the weights as they were"
 
 
 def test_efficientnet_treats_images_alone_and_pads_as_its_authors_do() -> None:
     model = efficientnet_lite0((3, 32, 32), 5, side=32)
-    parts, images = head_alone(model), torch.rand(9, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    parts, images = split_head(model), torch.rand(9, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
     rows = parts.features(images)
     assert rows.shape == (9, 1280) and torch.equal(parts.features(images[4:5])[0], rows[4])
     found = model.prepare(torch.tensor([-1.0, 1.0]).view(1, 1, 1, 2).expand(1, 3, 32, 2).repeat(1, 1, 1, 16))

@@ -19,8 +19,8 @@ from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger, _hash
 from dpvision.data import Split
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError
-from dpvision.models import digest_of
-from dpvision.models.device import device_named
+from dpvision.models import digest_file
+from dpvision.models.device import find_device
 from dpvision.private.training import gradient_study
 from dpvision.private.training.train import _drop_after
 from dpvision.private.training.units import units
@@ -138,8 +138,8 @@ def test_weights_without_end_are_not_hashed(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(DataError, match="more than weights may have"):
-        digest_of(path)
+    with pytest.raises(DataError, match="more than the limit for weights"):
+        digest_file(path)
 
 
 def test_digits_that_are_no_numbers_are_names() -> None:
@@ -147,10 +147,10 @@ def test_digits_that_are_no_numbers_are_names() -> None:
 
 
 def test_devices_that_are_not_there() -> None:
-    assert device_named("cpu") == torch.device("cpu")
+    assert find_device("cpu") == torch.device("cpu")
     for name in ("", "x", "cpu:x", "meta", "/dev/zero", "cuda:99"):
         with pytest.raises(ConfigError, match="cannot be used here"):
-            device_named(name)
+            find_device(name)
 
 
 @pytest.mark.parametrize("values", [{"hidden": 8}, {"lr": float("-inf")}, {"lr": float("nan")}, {"lr": 0.0}])

@@ -216,7 +216,7 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
 
 
 def test_what_has_no_mean_is_refused(data: str) -> None:
-    with pytest.raises(ConfigError, match="does not take the mean off"):
+    with pytest.raises(ConfigError, match="does not subtract the mean"):
         train.prepare(data, replace(SETTINGS, model="small-cnn"))
     with pytest.raises(ConfigError, match="one step for the mean"):
         replace(SETTINGS, steps=1)

@@ -139,7 +139,7 @@ def test_the_mixing_that_was_asked_for_is_trained_on(sources: tuple[str, str]) -
 def test_features_are_computed_once_and_give_the_same_classifier(
     sources: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Inputs, "digest_of_features", lambda self: "any")  # or the noise would be another
+    monkeypatch.setattr(Inputs, "digest_features", lambda self: "any")  # or the noise would be another
     prepared = train.prepare(sources[0], replace(SETTINGS, model="small-cnn", part="head"))
     _weights(prepared, tmp_path / "first")
     kept = list((tmp_path / "home" / "features").glob("*.npy"))

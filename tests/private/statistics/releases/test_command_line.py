@@ -160,7 +160,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
         (("--encoder", "patches-3"), 2, "no model named 'patches-3'"),
         (("--encoder", "small-cnn"), 2, "something public must have taught"),
         (("--encoder", "small-cnn", "--weights", "no.safetensors"), 3, "no.safetensors: there is no such file"),
-        (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: not a sound safetensors file"),
+        (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: is not a valid safetensors file"),
         (("--weights", "full/x"), 2, "has no weights"),
         ((*map(str, SMALL), "--out", "full"), 2, "full: exists already"),
         ((*map(str, SMALL), "--out", "full/x/y"), 2, "full/x is no folder"),
