@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.audited_mechanisms import mechanisms
 from benchmarks.results import Figure, main
-from dpvision.audit.bound import lower_bound
+from dpvision.audit.bounds import judge, lower_bound
 from dpvision.audit.canaries import CanaryRandom
-from dpvision.audit.mechanisms import mechanisms
-from dpvision.audit.profile import verdict
 from dpvision.core.events import Budget
 from dpvision.storage import run_folder
 
@@ -41,8 +40,7 @@ def _mechanisms(epsilon: float, canaries: int) -> list[Figure]:
     confidence = 1 - 0.05 / len(cases)
     for name, case in cases.items():
         clean, cut = (
-            verdict(case(canaries, CanaryRandom(noise=noise)), delta=DELTA, confidence=confidence)
-            for noise in (1.0, CUT)
+            judge(case(canaries, CanaryRandom(noise=noise)), delta=DELTA, confidence=confidence) for noise in (1.0, CUT)
         )
         kept, found_out = kept + (not clean.refuted), found_out + cut.refuted
         figures += [

@@ -19,8 +19,8 @@ from benchmarks.public_parts import NETWORK, PUBLIC, SAMPLES, Parts, scratch
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand
 from benchmarks.trainings import Case, Done, difference, figures, table, trained
+from dpvision.audit.geometry import load_subject
 from dpvision.audit.hessian import curvature
-from dpvision.audit.subject import subject
 from dpvision.models import build
 from dpvision.private.engine import ClippedSum, Public
 from dpvision.private.training import train
@@ -133,8 +133,8 @@ def sharpness(parts: Parts, quick: bool) -> list[Figure]:
     every, largest = [], []
     for kind in kinds:
         weights = parts.warmed(kind, seed=0)
-        looked = subject(weights, parts.public, private=False, model=NETWORK, most=256 if quick else 1000)
-        bent = curvature(looked.network, each_loss, looked.inputs, looked.targets, top=5, probes=4 if quick else 16)
+        subject = load_subject(weights, parts.public, private=False, model=NETWORK, most=256 if quick else 1000)
+        bent = curvature(subject.network, each_loss, subject.inputs, subject.targets, top=5, probes=4 if quick else 16)
         largest.append(bent.eigenvalues.values[0])
         every.append(Figure(f"{parts.name}: lambda_max after {kind}", largest[-1]))
         if not quick:

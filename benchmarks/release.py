@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
-from dpvision.audit.papers_account import papers_sigma
+from dpvision.audit.hierarchical import published_sigma
 from dpvision.core import accountant
 from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger, home
@@ -135,7 +135,7 @@ class Benchmark:
             found.append(self._figures("mnist, dpmix, epsilon 1", pixels))
         hs = data.prepared("neuromix-hs", 1.0)
         hs = replace(hs, config=replace(hs.config, degree=64.0))
-        truly = accountant.epsilon(hs.config.event(papers_sigma(hs.config), 10), 1e-5)
+        truly = accountant.epsilon(hs.config.event(published_sigma(hs.config), 10), 1e-5)
         found.append(Figure("mnist, neuromix-hs: epsilon of the paper's noise for 1, degree 64", truly))
         found.append(Figure("mnist: minutes", (time.monotonic() - began) / 60, unit="min"))
         return found

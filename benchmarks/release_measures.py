@@ -27,7 +27,7 @@ from benchmarks.measures.simulation import simulate
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
 from dpvision.audit.inversion import correlations, invert
-from dpvision.audit.losses import cross_entropies, membership_auc
+from dpvision.audit.membership import cross_entropies, membership_auc
 from dpvision.core.events import Budget
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger

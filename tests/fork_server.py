@@ -41,7 +41,7 @@ MODULES = (
     "dpvision.public.warmup",
     "dpvision.public.random.gallery",
     "dpvision.private.statistics.release",
-    "dpvision.audit.papers_account",
+    "dpvision.audit.hierarchical",
     "dpvision.private.features.as_released",
     "dpvision.released.report",
     "dpvision.private.training.gradient_study",

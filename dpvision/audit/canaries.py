@@ -1,18 +1,17 @@
 """White-box canaries: records whose contribution is a fixed vector of norm C in a direction that no other record uses.
 
-The adversary sees every noisy release and knows everything but whether the canary is in the data. Of release t it
-looks at z_t = <release, e> B / C, which the claimed mechanism makes N(B_t, sigma^2) with B_t = 1 where the canary was
-drawn: never in the world without it, by a coin of probability q in the world with it. The best test is the sum of
+The adversary sees every noisy sum and knows everything except whether the canary is in the data. From noisy sum t it
+computes z_t = <noisy sum, e> B / C, which under the claimed mechanism is N(B_t, sigma^2), with B_t = 1 where the canary
+was sampled: never in the world without it, with probability q in the world with it. The best test is the sum of
 
     log( 1 - q + q exp((2 z_t - 1) / (2 sigma^2)) )            the claimed mechanism's log-likelihood ratio
 
-over releases (Nasr et al. 2023, arXiv 2302.07956). The mechanisms are run, not simulated: real samplers, clipping and
-noise, and a real charge on a ledger that is thrown away (training_canaries.py, release_canaries.py). One is not, since
-its runs are too long for that: hierarchical sampling, whose scores are drawn from their law (mechanisms.py).
+over all noisy sums (Nasr et al. 2023, arXiv 2302.07956). The mechanisms are run, not simulated: real samplers, clipping
+and noise, and a real charge on a temporary ledger (training_canaries.py, release_canaries.py).
 
-Many canaries share a run (Andrew et al. 2023, arXiv 2302.03098). Their directions are orthogonal and each has coins of
-its own, so where the mechanism is what it claims to be, their scores are independent: which is all that a test of the
-claim asks for. A mechanism that couples records is not, and breaks the claim by that.
+Many canaries share a run (Andrew et al. 2023, arXiv 2302.03098). Their directions are orthogonal and each is sampled
+independently, so their scores are independent if the mechanism is what it claims to be, which is all that a test of the
+claim requires. A mechanism that couples records makes them dependent, and violates the claim by doing so.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,116 +34,137 @@ from dpvision.core.ledger import Charge, Ledger
 from dpvision.errors import ConfigError
 
 Floats = NDArray[np.float64]
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]  # runs done, and runs in all
 
-# Of the thrown-away ledgers: nothing is refused there.
+# The budget of temporary ledgers, on which no charge is refused.
 ANY_BUDGET = Budget(1e6, 1e-5)
-# Points of the integrals over z, within as many standard deviations.
+# Grid points of the integrals over z, and how many standard deviations they reach beyond the two means.
 POINTS, REACH = 4001, 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of canaries that were not in the data and of those that were, and what was claimed."""
+    """Scores of canaries that were not in the data and of canaries that were, and the claim they test."""
 
     without: Floats
     with_record: Floats
     claimed: Event
-    mu: float  # (mean with - mean without) / spread that these scores have where the claim is true
-    drawn: float  # how many times canaries that were in were drawn, on the average, all runs together
+    mu: float  # (mean with - mean without) / standard deviation of the scores if the claim is true
+    draws: float  # expected number of times that inserted canaries were sampled, over all runs
 
 
 @dataclass(frozen=True)
 class CanaryRandom:
-    """How a run is drawn: fresh entropy, or from a word, which gives the same scores each time."""
+    """Where the randomness of canary runs comes from: fresh entropy, or a word that makes the scores reproducible."""
 
     word: str | None = None
-    noise: float = 1.0  # the true noise as a share of the claimed: below 1, an audit must find it out
+    noise: float = 1.0  # true noise as a share of the claimed noise: an audit must detect a share below 1
 
     def key(self, run: int) -> Key:
+        """The secret key of a run."""
         return Key.fresh() if self.word is None else Key.for_tests(f"{self.word} {run}")
 
     def public(self, run: int) -> np.random.Generator:
-        """For what is no secret of the mechanism: who is in."""
+        """A generator for what is not secret in the mechanism, such as which canaries are inserted."""
         return np.random.default_rng(None if self.word is None else [run, *self.word.encode()])
 
     def split(self, run: int, canaries: int) -> NDArray[np.bool_]:
-        """Which canaries are in: half of them, so that both worlds have as many scores."""
+        """Which canaries are inserted: a random half of them, so that both worlds have the same number of scores."""
         return self.public(run).permutation(canaries) < canaries // 2
 
 
 FRESH = CanaryRandom()
 
 
-@dataclass
-class Gathering:
-    """Scores as runs bring them."""
+@dataclass(frozen=True, eq=False)
+class CanaryRun:
+    """One run of a mechanism: which canaries are inserted, its secret key, and how it is charged."""
 
-    claimed: Event
-    met: Kind  # what a canary met by the claim
-    _without: list[Floats] = field(default_factory=list)
-    _with: list[Floats] = field(default_factory=list)
+    number: int
+    inside: NDArray[np.bool_]
+    key: Key
+    charge: Callable[[Event, str], Charge]
 
-    def add(self, scores: Floats, inside: NDArray[np.bool_]) -> None:
-        self._without.append(scores[~inside])
-        self._with.append(scores[inside])
-
-    def scores(self) -> Scores:
-        without, with_record = np.concatenate(self._without), np.concatenate(self._with)
-        drawn = len(with_record) * sum(x.rate * x.steps for x in apart(self.met)[0])
-        return Scores(without, with_record, self.claimed, claimed_mu(self.met), drawn)
+    @property
+    def name(self) -> str:
+        """The name of the run's noise and of its charge."""
+        return f"run {self.number}"
 
 
-def score(z: Floats, met: Exposure) -> Floats:
-    """(steps, canaries) of z -> their scores by the claimed mechanism."""
-    return log_ratio(z, rate=met.rate, sigma=met.sigma).sum(axis=0)
+def score_runs(
+    score_run: Callable[[CanaryRun], Floats],
+    claimed: Event,
+    exposure: Exposure,
+    *,
+    canaries: int,
+    runs: int,
+    rng: CanaryRandom,
+    progress: OnProgress,
+) -> Scores:
+    """Run a mechanism `runs` times and collect the scores of its canaries, half of which are inserted in each run.
+
+    `score_run` returns one score for each canary. `exposure` is what a canary meets according to the claim.
+    """
+    if canaries < 2 or runs < 1:
+        raise ConfigError(f"{runs} runs of {canaries} canaries: an audit needs at least 1 run and 2 canaries.")
+    without, with_record = [], []
+    for number in range(runs):
+        with temporary_ledger() as ledger:
+            key = rng.key(number)
+
+            def charge(event: Event, id: str, ledger: Ledger = ledger, key: Key = key) -> Charge:
+                return ledger.spend(event, id=id, run="audit", private=key.private).charges[-1]
+
+            run = CanaryRun(number, rng.split(number, canaries), key, charge)
+            scores = score_run(run)
+        without.append(scores[~run.inside])
+        with_record.append(scores[run.inside])
+        progress(number + 1, runs)
+    draws = sum(map(len, with_record)) * exposure.rate * exposure.steps
+    return Scores(np.concatenate(without), np.concatenate(with_record), claimed, claimed_mu((exposure,)), draws)
+
+
+def score_releases(z: Floats, exposure: Exposure) -> Floats:
+    """The score of each canary, from a (steps, canaries) array of z."""
+    return log_ratio(z, rate=exposure.rate, sigma=exposure.sigma).sum(axis=0)
 
 
 def log_ratio(z: Floats, *, rate: float, sigma: float) -> Floats:
-    """log(1 - q + q exp((2 z - 1) / (2 sigma^2))), for any z."""
+    """log(1 - q + q exp((2 z - 1) / (2 sigma^2))), without overflow for any z."""
     exponent = (2 * z - 1) / (2 * sigma**2)
     if rate == 1:
         return exponent
     return np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
 
 
-def claimed_mu(met: Kind) -> float:
-    """(mean with - mean without) / spread of the score where the claim is true: what `bound.estimate` estimates.
+def claimed_mu(kind: Kind) -> float:
+    """(mean with - mean without) / standard deviation of the score if the claim is true; see `bounds.estimate`.
 
-    By quadrature over one step; steps are independent, so means and variances add up.
+    Computed by quadrature over one step. Steps are independent, so means and variances add up.
     """
     gap = variance = 0.0
-    for rate, sigma, steps in apart(met)[0]:
+    for rate, sigma, steps in apart(kind)[0]:
         z = np.linspace(-REACH * sigma, 1 + REACH * sigma, POINTS)
-        away, there = (_normalised(np.exp(-0.5 * ((z - b) / sigma) ** 2)) for b in (0.0, 1.0))
+        absent, present = (_normalise(np.exp(-0.5 * ((z - mean) / sigma) ** 2)) for mean in (0.0, 1.0))
         ratio = log_ratio(z, rate=rate, sigma=sigma)
         means = []
-        for law in (away, (1 - rate) * away + rate * there):
-            means.append(float(law @ ratio))
-            variance += steps * float(law @ (ratio - means[-1]) ** 2) / 2
+        for density in (absent, (1 - rate) * absent + rate * present):
+            means.append(float(density @ ratio))
+            variance += steps * float(density @ (ratio - means[-1]) ** 2) / 2
         gap += steps * (means[1] - means[0])
     return gap / math.sqrt(variance)
 
 
-def _normalised(mass: Floats) -> Floats:
+def _normalise(mass: Floats) -> Floats:
     return np.asarray(mass / mass.sum())
 
 
 @contextmanager
-def throw_away_ledgers() -> Iterator[Callable[[Event, Key, str], Charge]]:
-    """Charges on real ledgers, one new ledger for each, in a folder that is removed at the end."""
-    memory = Path("/dev/shm")  # where there is one: what is thrown away need not reach a disk
-    place = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="dpvision-audit-", dir=place) as folder:
-
-        def charge(event: Event, key: Key, id: str) -> Charge:
-            ledger = Ledger(Path(folder), secrets.token_hex(32))
-            ledger.open(ANY_BUDGET)
-            return ledger.spend(event, id=id, run="audit", private=key.private).charges[-1]
-
-        yield charge
-
-
-def require_canaries(canaries: int, runs: int) -> None:
-    if canaries < 2 or runs < 1:
-        raise ConfigError(f"{runs} runs of {canaries} canaries: an audit needs one run and 2 canaries at least.")
+def temporary_ledger() -> Iterator[Ledger]:
+    """A new ledger with a budget for any charge, in a folder that is removed at the end."""
+    memory = Path("/dev/shm")  # if there is one: a temporary ledger need not reach a disk
+    parent = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="dpvision-audit-", dir=parent) as folder:
+        ledger = Ledger(Path(folder), secrets.token_hex(32))
+        ledger.open(ANY_BUDGET)
+        yield ledger

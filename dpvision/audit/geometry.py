@@ -1,7 +1,8 @@
-"""The geometry of the loss around a model's weights, measured on a data set and written where it may be.
+"""The geometry of the loss at a model's weights, measured on images of a data set and written where it is allowed.
 
-What is measured on public images may be released wherever the weights may. What is measured on private ones is neither
-clipped nor noised: it goes to the run's operator folder and nowhere else.
+Results from public images may be released wherever the weights may. Results from private images are neither clipped nor
+noisy: they are written to the run's operator folder and nowhere else. Images that are on an account of the ledger are
+private, whatever the caller states: they are refused as public images.
 """
 
 from __future__ import annotations
@@ -14,149 +15,297 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 
-from dpvision.audit import dynamics, geometry_pictures
-from dpvision.audit.gradient_plane import Cloud, Concentration, Group, concentration
-from dpvision.audit.hessian import Curvature, curvature
-from dpvision.audit.subject import Subject, of_class
+from dpvision import __version__
+from dpvision.audit.geometry_pictures import WARNING, plot_plane, plot_spectrum
+from dpvision.audit.gradient_plane import Cloud, Concentration, Group, measure_concentration
+from dpvision.audit.hessian import PHYSICAL, Curvature, curvature, trainable
 from dpvision.core import files
-from dpvision.errors import ConfigError, PrivacyError
+from dpvision.data import Dataset, load
+from dpvision.errors import ConfigError, DataError, PrivacyError
+from dpvision.models import Featured, build, digest_file, load_public, split_head, train_only
+from dpvision.models.featured import head_name
+from dpvision.models.inputs import to_tensor
+from dpvision.private.accounts.taken_as_public import require_not_private
+from dpvision.private.engine import ClippedSum, Loss
 from dpvision.private.training.prepare import each_loss
-from dpvision.storage import run_folder
+from dpvision.released.model import load_model
+from dpvision.storage import run_folder, safetensors
 
-Progress = Callable[[str, int, int], None]
+FORMAT = "dpvision-geometry-1"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder for what is measured; of private data only the owner can read it."""
+class Subject:
+    """A network at its weights, the images and targets of its loss, and facts about both."""
+
+    network: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    classes: tuple[str, ...]
+    private: bool
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The data set and its split."""
+        return f"{self.facts['data']} ({self.facts['split']})"
+
+    def images_of(self, class_name: str) -> Group:
+        """The images of one class."""
+        if class_name not in self.classes:
+            known = ", ".join(self.classes[:20])
+            raise ConfigError(f"--pair: there is no class {class_name!r}. Known classes: {known}.")
+        chosen = self.targets == self.classes.index(class_name)
+        if int(chosen.sum()) < 2:
+            raise DataError(
+                f"{self.facts['data']}: fewer than 2 of the chosen images are of class {class_name!r}, too few for a "
+                "plane. Fix: a larger --most, or --pair with other classes."
+            )
+        return self.inputs[chosen], self.targets[chosen]
+
+
+def load_subject(
+    weights: Path,
+    source: str,
+    *,
+    private: bool,
+    model: str | None = None,
+    split: str = "train",
+    most: int = 512,
+    seed: int = 0,
+) -> Subject:
+    """Load the network with its weights, and at most `most` images of a split, chosen by `seed`."""
+    if most < 1:
+        raise ConfigError(f"--most {most}: at least one image is needed.")
+    whole, data, part = _load_network(weights, source, model)
+    records = {"train": data.train, "val": data.val, "test": data.test}[split]
+    if records is None:
+        raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
+    if not private:
+        splits = [data.train] if records is data.train else [data.train, records]
+        require_not_private(source, splits, fix="--private with the folder of a run, or public images")
+    train_only(whole, part)
+    rows = np.random.default_rng(seed).permutation(len(records))[:most]
+    rows.sort()  # packed data are read in order
+    inputs, network = to_tensor(np.asarray(records.images[rows])), whole
+    parts = split_head(whole) if part == "head" else whole if isinstance(whole, Featured) else None
+    if parts is not None:  # images pass the frozen part only once
+        inputs, network = parts.features(inputs), parts.rest
+    facts = {
+        "format": FORMAT,
+        "dpvision": __version__,
+        "data": data.name,
+        "split": split,
+        "images": len(rows),
+        "seed": seed,
+        "weights": digest_file(_weights_file(weights)),
+        "part": part,
+    }
+    labels = torch.from_numpy(np.asarray(records.labels[rows], dtype=np.int64))
+    return Subject(network.eval(), inputs, labels, data.classes, private, facts)
+
+
+def _weights_file(weights: Path) -> Path:
+    return weights / "weights.safetensors" if weights.is_dir() else weights
+
+
+def _load_network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, Dataset, str]:
+    """The network of a run, of a file whose header names it, or of a file and `model`; its data; its trained part."""
+    file = _weights_file(weights)
+    header = safetensors.read_header(file) if file.is_file() else {}
+    if weights.is_dir() or not file.is_file() or header.get("format") == "dpvision-weights-1":
+        if model is not None and model != header.get("model", model):
+            raise ConfigError(f"{weights}: its model is {header['model']}, not {model}. Fix: leave out --model.")
+        loaded = load_model(weights)
+        data = load(source, classes=list(loaded.classes), size=loaded.shape[1:], channels=loaded.shape[0])
+        part = run_folder.Run(weights).config().part if weights.is_dir() else "all"
+        return loaded.model, data, "head" if part == "centred-head" else part
+    if model is None:
+        raise ConfigError(f"{weights}: its header names no network. Fix: --model NAME, or the folder of a run.")
+    data = load(source)
+    height, width, channels = data.train.images.shape[1:]
+    network = build(model, (channels, height, width), classes=len(data.classes), seed=0)
+    load_public(network, file)
+    _require_head(file, network)
+    return network, data, "all"
+
+
+def _require_head(file: Path, network: nn.Module) -> None:
+    """Public weights may lack the head; a loss through a random head would be meaningless."""
+    head = head_name(network) + "."
+    with safe_open(file, framework="numpy") as tensors:
+        names = set(tensors.keys())
+        shapes = {n: tuple(tensors.get_slice(n).get_shape()) for n in names if n.startswith(head)}
+    expected = {n: tuple(t.shape) for n, t in network.state_dict().items() if n.startswith(head)}
+    if shapes != expected:
+        raise DataError(
+            f"{file}: it has no head for the classes of this data, so there is no loss to measure. Fix: weights that "
+            "were trained for them."
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """A folder for results; private results are readable by the owner only."""
 
     folder: Path
     private: bool
 
     def write(self, name: str, data: bytes | str) -> Path:
+        """Write one file, and create the folder if necessary."""
         self.folder.mkdir(parents=not self.private, exist_ok=True, mode=0o700 if self.private else 0o755)
         files.write(self.folder / name, data, mode=0o600 if self.private else 0o644)
         return self.folder / name
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """All that was measured; `groups` are the two whose mean gradients span the plane."""
-
-    curvature: Curvature
-    point: dynamics.Point
-    groups: tuple[str, str]
-    plane: Concentration
-    private: bool
-
-
-def place(weights: Path, out: Path, *, private: bool) -> Place:
-    """Where results go: `out`, or a folder of that name in the operator folder of the run."""
+def choose_output(weights: Path, out: Path, *, private: bool) -> Output:
+    """Where results are written: `out`, or for private images a folder of that name in the run's operator folder."""
     folder = out
     if private:
         run = run_folder.Run(Path(os.path.abspath(weights)))
         if not run.operator.is_dir() or not (run.folder / "config.toml").exists():
             raise ConfigError(
-                f"{weights}: not the folder of a run, and what is measured on private data is written into a run's "
-                "operator folder only. Fix: give the run folder instead of its weights."
+                f"{weights}: not the folder of a run, and results from private data are written only to a run's "
+                "operator folder. Fix: give the run folder instead of its weights."
             )
         if len(out.parts) != 1 or out.name in ("", ".."):
             raise ConfigError(
-                f"--out {out}: what is measured on private data stays in {run.operator}. Fix: --out with a name alone."
+                f"--out {out}: results from private data stay in {run.operator}. Fix: --out with a name alone."
             )
         folder = run.operator / out
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise ConfigError(f"{folder}: exists already. Fix: another --out.")
-    return Place(folder, private)
+    return Output(folder, private)
+
+
+@dataclass(frozen=True)
+class LossSummary:
+    """The loss on one data set at one set of weights."""
+
+    loss: float
+    accuracy: float
+    gradient: float  # norm of the mean gradient
+    clipped: float  # norm of the mean of gradients that were clipped one by one, without noise
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All measurements; `groups` names the two groups of images whose mean gradients span the plane."""
+
+    curvature: Curvature
+    summary: LossSummary
+    groups: tuple[str, str]
+    plane: Concentration
+    private: bool
 
 
 def measure(
-    looked: Subject,
+    subject: Subject,
     *,
     top: int = 5,
     probes: int = 32,
     pair: Sequence[str] = (),
-    beside: Subject | None = None,
-    progress: Progress = lambda *_: None,
+    other: Subject | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Geometry:
-    """Spectrum and trace on all the images, and a plane.
+    """Measure spectrum and trace on all images, and gradients in a plane.
 
-    The plane is that of a pair of classes, by default the two with most images; or that of the data set and another
-    one beside it, of all their images or of those of one class.
+    The plane is that of a pair of classes, by default the two with most images; or that of two data sets, `subject` and
+    `other`, of all their images or of those of one class.
     """
     if top < 1 or probes < 2:
         raise ConfigError(f"--top {top} --probes {probes}: at least 1 eigenvalue and 2 probes are needed.")
-    names, groups = _two_groups(looked, pair, beside)
-    network, inputs, targets = looked.network, looked.inputs, looked.targets
-    flat = concentration(network, each_loss, groups, progress=lambda *at: progress("gradients", *at))
-    point = dynamics.at(network, each_loss, inputs, targets)
-    bent = curvature(network, each_loss, inputs, targets, top=top, probes=probes, progress=progress)
-    return Geometry(bent, point, names, flat, looked.private or (beside is not None and beside.private))
+    names, groups = _two_groups(subject, pair, other)
+    network, inputs, targets = subject.network, subject.inputs, subject.targets
+    plane = measure_concentration(network, each_loss, groups, progress=lambda *count: progress("gradients", *count))
+    summary = summarise_loss(network, each_loss, inputs, targets)
+    bend = curvature(network, each_loss, inputs, targets, top=top, probes=probes, progress=progress)
+    return Geometry(bend, summary, names, plane, subject.private or (other is not None and other.private))
 
 
-def save(where: Place, looked: Subject, found: Geometry) -> list[Path]:
-    """geometry.json last: where it is, all is."""
-    if found.private and not where.private:
-        raise PrivacyError(f"{where.folder}: is for what may be released, and this was measured on private images.")
-    private = where.private
+def summarise_loss(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, *, clip: float = 1.0) -> LossSummary:
+    """Loss, accuracy and gradient norms at the model's weights; targets are classes."""
+    parameters, n = trainable(model), len(images)
+    total, right = 0.0, 0
+    mean = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=images.device)
+    for start in range(0, n, PHYSICAL):
+        chunk = slice(start, start + PHYSICAL)
+        with torch.enable_grad():
+            outputs = model(images[chunk])
+            summed = loss(outputs, targets[chunk]).sum()
+            gradients = torch.autograd.grad(summed, parameters, materialize_grads=True)
+        mean += torch.cat([g.flatten() for g in gradients]).double() / n
+        total += float(summed.detach())
+        right += int((outputs.argmax(1) == targets[chunk]).sum())
+    clipped = ClippedSum(model, loss, clip=clip)(images, targets, [1] * n) / n
+    return LossSummary(total / n, right / n, float(mean.norm()), float(clipped.norm()))
+
+
+def _two_groups(subject: Subject, pair: Sequence[str], other: Subject | None) -> tuple[tuple[str, str], list[Group]]:
+    """Names and images of the two groups that span the plane."""
+    if other is not None:
+        if len(pair) > 1:
+            raise ConfigError(f"--pair {','.join(pair)}: with two data sets, give one class or none.")
+        both = (subject, other)
+        return (subject.name, other.name), [s.images_of(pair[0]) if pair else (s.inputs, s.targets) for s in both]
+    if not pair:
+        counts = np.bincount(subject.targets.numpy(), minlength=len(subject.classes))
+        pair = [subject.classes[i] for i in np.argsort(-counts, kind="stable")[:2]]
+    if len(pair) != 2 or pair[0] == pair[1]:
+        raise ConfigError(f"--pair {','.join(pair)}: two classes are needed, such as --pair dog,bird.")
+    return (pair[0], pair[1]), [subject.images_of(name) for name in pair]
+
+
+def save(output: Output, subject: Subject, geometry: Geometry) -> list[Path]:
+    """Write plots and geometry.json; the latter is written last, so that it exists only if all files do."""
+    private = output.private
+    if geometry.private and not private:
+        raise PrivacyError(f"{output.folder}: is for results that may be released, and these are from private images.")
     return [
-        where.write("spectrum.svg", geometry_pictures.spectrum(found.curvature, private=private)),
-        where.write("gradients.svg", geometry_pictures.plane(found.plane, found.groups, private=private)),
-        where.write("geometry.json", json.dumps(as_json(looked, found), indent=1) + "\n"),
+        output.write("spectrum.svg", plot_spectrum(geometry.curvature, private=private)),
+        output.write("gradients.svg", plot_plane(geometry.plane, geometry.groups, private=private)),
+        output.write("geometry.json", json.dumps(_as_json(subject, geometry), indent=1) + "\n"),
     ]
 
 
-def as_json(looked: Subject, found: Geometry) -> dict[str, Any]:
-    """Everything that was measured, by name."""
-    values, trace, flat = found.curvature.eigenvalues, found.curvature.trace, found.plane
-    warning = {"warning": geometry_pictures.WARNING} if found.private else {}
+def _as_json(subject: Subject, geometry: Geometry) -> dict[str, Any]:
+    eigenvalues, trace, plane = geometry.curvature.eigenvalues, geometry.curvature.trace, geometry.plane
+    warning = {"warning": WARNING} if geometry.private else {}
     return {
         **warning,
-        **looked.facts,
-        "private": found.private,
-        **asdict(found.point),
-        "parameters": found.curvature.weights,
-        "eigenvalues": list(values.values),
-        "eigenvalue_errors": list(values.errors),
-        "converged": values.converged,
-        "products": values.products,
-        "lowest": values.lowest,
-        "lowest_error": values.lowest_error,
-        "ratio": found.curvature.ratio,
+        **subject.facts,
+        "private": geometry.private,
+        **asdict(geometry.summary),
+        "parameters": geometry.curvature.weights,
+        "eigenvalues": list(eigenvalues.values),
+        "eigenvalue_errors": list(eigenvalues.errors),
+        "converged": eigenvalues.converged,
+        "products": eigenvalues.products,
+        "lowest": eigenvalues.lowest,
+        "lowest_error": eigenvalues.lowest_error,
+        "ratio": geometry.curvature.ratio,
         "trace": trace.value,
         "trace_error": trace.error,
         "probes": trace.probes,
         "plane": {
-            "between": flat.between,
-            "means": flat.means,
+            "between": plane.between,
+            "means": plane.means,
             "groups": [
-                {"of": name, **_cloud(cloud)}
-                for name, cloud in zip(found.groups, (flat.first, flat.second), strict=True)
+                {"of": name, **_cloud_as_json(cloud)}
+                for name, cloud in zip(geometry.groups, (plane.first, plane.second), strict=True)
             ],
         },
     }
 
 
-def _cloud(cloud: Cloud) -> dict[str, Any]:
+def _cloud_as_json(cloud: Cloud) -> dict[str, Any]:
     return {
         "within": cloud.within,
         "mean": list(cloud.mean),
         "points": cloud.points.tolist(),
         "norms": cloud.norms.tolist(),
     }
-
-
-def _two_groups(looked: Subject, pair: Sequence[str], beside: Subject | None) -> tuple[tuple[str, str], list[Group]]:
-    """Names and images of what spans the plane."""
-    if beside is not None:
-        if len(pair) > 1:
-            raise ConfigError(f"--pair {','.join(pair)}: beside another data set, one class or none.")
-        both = (looked, beside)
-        return (looked.name, beside.name), [of_class(s, pair[0]) if pair else (s.inputs, s.targets) for s in both]
-    if not pair:
-        counts = np.bincount(looked.targets.numpy(), minlength=len(looked.classes))
-        pair = [looked.classes[i] for i in np.argsort(-counts, kind="stable")[:2]]
-    if len(pair) != 2 or pair[0] == pair[1]:
-        raise ConfigError(f"--pair {','.join(pair)}: two classes are needed, such as --pair dog,bird.")
-    return (pair[0], pair[1]), [of_class(looked, name) for name in pair]

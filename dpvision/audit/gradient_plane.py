@@ -1,10 +1,10 @@
-"""Gradients of single images in the plane of two mean gradients: do those of a class point one way?
+"""Gradients of single images in the plane of two mean gradients: do the gradients of a class have one direction?
 
 Figures 4 and 7 of Park et al. The two groups are two classes, or two data sets. Their mean gradients span the plane;
-each image is a point in it, as long as its gradient is or, normalised, by its direction alone: then it lies in the unit
-disc, and the nearer to the edge, the better the plane tells where it points. An image takes part in its own mean, so
-that even gradients at right angles to each other would lie 1 / sqrt(n) from the centre. `within` and `between` are free
-of that: they are mean cosines over pairs of different images.
+each image is a point in it, at the length of its gradient or, normalised, by its direction alone: then it lies in the
+unit disc, and the nearer to the edge, the better the plane represents its gradient. An image contributes to its own
+mean, so even orthogonal gradients would lie 1 / sqrt(n) from the centre. `within` and `between` have no such bias: they
+are mean cosines over pairs of different images.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.private.engine import ClippedSum, Loss
 
 Group = tuple[Tensor, Tensor]  # images and their targets
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 AT_A_TIME = 8  # images whose gradients are in memory together
-PARALLEL = 1e-6  # sine of the angle below which two means span no plane
+PARALLEL = 1e-6  # sine of the smallest angle between two means that span a plane
 
 
 @dataclass(frozen=True)
 class Cloud:
     """One group in the plane."""
 
-    points: Tensor  # (n, 2), of the gradients as they are
-    norms: Tensor  # (n,), of the whole gradients
-    mean: tuple[float, float]  # where the mean gradient is
+    points: Tensor  # (n, 2), of the gradients at their own length
+    norms: Tensor  # (n,), of the full gradients
+    mean: tuple[float, float]  # the mean gradient
     within: float  # mean cosine of two different images' gradients
 
     @property
     def directions(self) -> Tensor:
-        """(n, 2) in the unit disc: the points of gradients of length 1. A zero gradient stays at the centre."""
+        """(n, 2) points of the normalised gradients, in the unit disc. A zero gradient is at the centre."""
         return self.points / self.norms.clamp(min=torch.finfo(self.norms.dtype).tiny).unsqueeze(1)
 
 
@@ -47,40 +47,40 @@ class Concentration:
 
     first: Cloud
     second: Cloud
-    between: float  # mean cosine of an image of one and an image of the other
+    between: float  # mean cosine of an image of one group and an image of the other
     means: float  # cosine of the two mean gradients
 
 
 def axes(first: Tensor, second: Tensor) -> Tensor:
-    """(2, size), orthonormal: the first mean, then what the second one adds to it."""
+    """(2, size) orthonormal axes: the first mean, then the part of the second one that is orthogonal to it."""
     one = first / first.norm()
     rest = second - (second @ one) * one
     if not bool(first.norm() > 0) or not bool(rest.norm() > PARALLEL * second.norm()):
-        raise DataError("the two mean gradients are parallel or zero, so they span no plane. Fix: other classes.")
+        raise DataError("the two mean gradients are parallel or zero, so they do not span a plane. Fix: other classes.")
     two = rest - (rest @ one) * one
     return torch.stack([one, two / two.norm()])
 
 
 def mean_cosine(directions: Tensor, count: int) -> float:
-    """Over pairs of different ones among `count` unit vectors with this sum: (|sum|^2 - n) / (n (n - 1))."""
+    """The mean over pairs among `count` unit vectors with this sum: (|sum|^2 - n) / (n (n - 1))."""
     return float(directions @ directions - count) / (count * (count - 1))
 
 
-def concentration(
-    model: nn.Module, loss: Loss, groups: Sequence[Group], *, progress: Progress = lambda *_: None
+def measure_concentration(
+    model: nn.Module, loss: Loss, groups: Sequence[Group], *, progress: OnProgress = lambda *_: None
 ) -> Concentration:
-    """Both groups' gradients, computed twice, for the means and for the points: they need not fit into memory."""
+    """Both groups in their plane. Gradients are computed twice, for means and points, since they may exceed memory."""
     if len(groups) != 2 or any(len(images) < 2 for images, _ in groups):
         raise ConfigError("a plane needs two groups of at least 2 images each. Fix: more images, or other classes.")
     clipped = ClippedSum(model, loss, clip=1.0)
     total, done = 2 * sum(len(images) for images, _ in groups), 0
     means: list[Tensor] = []
     sums_of_directions: list[Tensor] = []
-    counts: list[int] = []  # of gradients that have a direction
+    counts: list[int] = []  # of nonzero gradients
     for group in groups:
         mean = torch.zeros(clipped.size, dtype=torch.float64, device=group[0].device)
         directions, count = torch.zeros_like(mean), 0
-        for rows in _rows(clipped, group):
+        for rows in _gradients(clipped, group):
             norms = rows.norm(dim=1, keepdim=True)
             mean += rows.sum(0) / len(group[0])
             directions += (rows / norms).nan_to_num(0.0).sum(0)
@@ -90,18 +90,16 @@ def concentration(
         sums_of_directions.append(directions)
         counts.append(count)
     if min(counts) < 2:
-        raise DataError(
-            "fewer than 2 images of a group have a gradient: the network is sure of all. Fix: other images."
-        )
+        raise DataError("fewer than 2 images of a group have a nonzero gradient: the loss is zero. Fix: other images.")
     plane = axes(*means)
     clouds = []
     for group, mean, directions, count in zip(groups, means, sums_of_directions, counts, strict=True):
-        seen = []
-        for rows in _rows(clipped, group):
-            seen.append(torch.cat([rows @ plane.T, rows.norm(dim=1, keepdim=True)], dim=1).cpu())
+        parts = []
+        for rows in _gradients(clipped, group):
+            parts.append(torch.cat([rows @ plane.T, rows.norm(dim=1, keepdim=True)], dim=1).cpu())
             done += len(rows)
             progress(done, total)
-        points, norms = torch.cat(seen).split([2, 1], dim=1)
+        points, norms = torch.cat(parts).split([2, 1], dim=1)
         x, y = (plane @ mean).tolist()
         clouds.append(Cloud(points, norms.squeeze(1), (x, y), mean_cosine(directions, count)))
     return Concentration(
@@ -112,12 +110,12 @@ def concentration(
     )
 
 
-def _rows(clipped: ClippedSum, group: Group) -> Iterator[Tensor]:
-    """Gradients of the images, neither clipped nor noised, a few at a time, in float64."""
+def _gradients(clipped: ClippedSum, group: Group) -> Iterator[Tensor]:
+    """Gradients of the images in float64, a few at a time, neither clipped nor noisy."""
     images, targets = group
     for start in range(0, len(images), AT_A_TIME):
-        part = slice(start, start + AT_A_TIME)
-        rows = clipped.gradients(images[part], targets[part], [1] * len(images[part])).double()
+        chunk = slice(start, start + AT_A_TIME)
+        rows = clipped.gradients(images[chunk], targets[chunk], [1] * len(images[chunk])).double()
         if not bool(torch.isfinite(rows).all()):
-            raise DataError("some image has a gradient that is not finite at these weights. Fix: other weights.")
+            raise DataError("the gradient of an image is not finite at these weights. Fix: other weights.")
         yield rows

@@ -1,7 +1,11 @@
-"""How curved the mean loss is around some weights: the Hessian's largest eigenvalues and its trace.
+"""How curved the mean loss is at given weights: the largest eigenvalues of the Hessian, and its trace.
 
-The Hessian is never formed: H v is the gradient of <gradient, v>, by a second backward pass. The network computes in
+The Hessian H is never formed: H v is the gradient of <gradient, v>, by a second backward pass. The network computes in
 its own float32; vectors and sums are float64.
+
+Eigenvalues are computed by block Lanczos with full reorthogonalisation (Golub and Underwood 1977) and thick restarts
+(Wu and Simon 2000). Vectors are rows. A block with one row for each requested eigenvalue finds repeated ones too, which
+a single row cannot: the loss of a linear classifier with zero weights has each eigenvalue (classes - 1) times.
 """
 
 from __future__ import annotations
@@ -14,18 +18,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpvision.audit.lanczos import Eigenvalues, Product, Progress, largest
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets -> one number per image
+Product = Callable[[Tensor], Tensor]  # (rows, size) -> (rows, size), each row v becomes H v; float64
+OnProgress = Callable[[int, int], None]
 
 PHYSICAL = 64  # images in one pass
-AT_A_TIME = 8  # probes that share a forward pass
+PROBES_AT_A_TIME = 8  # probes that share a forward pass
+BLOCKS = 10  # size of the basis between restarts, in blocks
+DEPENDENT = 1e-10  # a row that keeps no more than this share of its length was in the span of the others
+NOISE = 1e-6  # relative to the largest eigenvalue: products in float32 are not more accurate
+
+
+@dataclass(frozen=True)
+class Eigenvalues:
+    """The largest eigenvalues, descending; a true eigenvalue is within `errors[i]` of `values[i]`."""
+
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+    lowest: float  # the smallest value of the last basis: the most negative curvature
+    lowest_error: float
+    vectors: Tensor  # (top, size), orthonormal
+    products: int
+    converged: bool
 
 
 @dataclass(frozen=True)
 class Trace:
-    """An unbiased estimate with its standard error."""
+    """An unbiased estimate of the trace with its standard error."""
 
     value: float
     error: float
@@ -34,7 +55,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Curvature:
-    """What Table 4 of Park et al. shows of one network on one data set."""
+    """Eigenvalues and trace of one network on one data set, as in Table 4 of Park et al."""
 
     eigenvalues: Eigenvalues
     trace: Trace
@@ -42,20 +63,21 @@ class Curvature:
 
     @property
     def ratio(self) -> float | None:
-        """lambda_1 / lambda_top, large where a few directions are far steeper than the rest; of positive ones only."""
+        """lambda_1 / lambda_top, large if a few directions are far steeper than the rest; None unless positive."""
         values = self.eigenvalues.values
         return values[0] / values[-1] if values[-1] > 0 else None
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    found = [p for p in model.parameters() if p.requires_grad]
-    if not found:
-        raise ConfigError("the model has no trainable parameter. Fix: requires_grad_() on what is to be looked at.")
-    return found
+    """The trainable parameters of a model; refused if there are none."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError("the model has no trainable parameter. Fix: requires_grad_() on the parameters of interest.")
+    return parameters
 
 
 def hessian(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, *, physical: int = PHYSICAL) -> Product:
-    """Rows v -> rows H v, for H of the mean loss over all the images with respect to the trainable parameters."""
+    """A function from rows v to rows H v, for H of the mean loss over all images in the trainable parameters."""
     parameters = trainable(model)
     sizes = [p.numel() for p in parameters]
 
@@ -69,11 +91,11 @@ def hessian(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, *, ph
                 firsts = torch.autograd.grad(mean, parameters, create_graph=True, materialize_grads=True)
                 curved = [i for i, first in enumerate(firsts) if first.requires_grad]
                 for row, out in zip(rows, total, strict=True):
-                    along = [v.view_as(p).to(p) for v, p in zip(row.split(sizes), parameters, strict=True)]
+                    direction = [v.view_as(p).to(p) for v, p in zip(row.split(sizes), parameters, strict=True)]
                     seconds = torch.autograd.grad(
                         [firsts[i] for i in curved],
                         parameters,
-                        [along[i] for i in curved],
+                        [direction[i] for i in curved],
                         retain_graph=True,
                         materialize_grads=True,
                     )
@@ -83,7 +105,89 @@ def hessian(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, *, ph
     return product
 
 
-def trace(
+def largest_eigenvalues(
+    product: Product,
+    size: int,
+    *,
+    top: int = 5,
+    tolerance: float = 1e-3,
+    most: int = 500,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: OnProgress = lambda *_: None,
+) -> Eigenvalues:
+    """The `top` algebraically largest eigenvalues, to a relative `tolerance` or as far as `most` products allow."""
+    if not 1 <= top <= size:
+        raise ConfigError(f"--top {top}: the model has {size:,} weights, so it must be from 1 to {size:,}.")
+    rng = torch.Generator().manual_seed(seed)
+    room = min(size, BLOCKS * top)
+    basis = torch.zeros(room, size, dtype=torch.float64, device=device)
+    small = torch.zeros(room, room, dtype=torch.float64, device=device)  # basis H basis'
+    block = _orthonormal(_normal_rows(top, size, rng, basis), basis[:0], rng)
+    products = count = 0
+    while True:
+        before, count, products = count, count + len(block), products + len(block)
+        basis[before:count] = block
+        known = basis[:count]
+        images = product(block)
+        if not bool(torch.isfinite(images).all()):
+            raise DataError("the second derivatives of the loss are not finite at these weights. Fix: other weights.")
+        across = images @ known.T
+        across[:, before:] = (across[:, before:] + across[:, before:].T) / 2
+        small[before:count, :count], small[:count, before:count] = across, across.T
+        rest = images - across @ known
+        values, inner = torch.linalg.eigh(small[:count, :count])
+        # H y = theta y + (the part of y in the last block) rest, for each Ritz vector y.
+        errors = (inner[before:].T @ rest).norm(dim=1)
+        near = torch.maximum(tolerance * values.abs(), NOISE * values.abs().max())
+        converged = bool((errors <= near)[-top:].all())
+        progress(min(products, most), most)
+        if converged or products >= most or count == size:
+            break
+        block = _orthonormal(rest[: size - count], known, rng)
+        if count + len(block) > room:
+            restart = [*range(2), *range(count - 2 * top, count)]
+            basis[: len(restart)] = inner[:, restart].T @ known
+            small.zero_()
+            count = len(restart)
+            small[:count, :count] = torch.diag(values[restart])
+    progress(most, most)
+    best = list(range(count - 1, count - top - 1, -1))
+    return Eigenvalues(
+        values=tuple(values[best].tolist()),
+        errors=tuple(errors[best].tolist()),
+        lowest=float(values[0]),
+        lowest_error=float(errors[0]),
+        vectors=inner[:, best].T @ known,
+        products=products,
+        converged=converged or count == size,
+    )
+
+
+def _orthonormal(rows: Tensor, basis: Tensor, rng: torch.Generator) -> Tensor:
+    """The rows made orthonormal, and orthogonal to the basis; a dependent row is replaced by a random one."""
+    result = basis.new_zeros(len(rows), basis.shape[1])
+    longest = float(rows.norm(dim=1).max())
+    for place, row in enumerate(rows):
+        against, limit = result[:place], DEPENDENT * longest
+        while True:
+            for _ in range(2):  # once is not enough: the remainder may be small, and its errors are not
+                row = row - (row @ basis.T) @ basis
+                row = row - (row @ against.T) @ against
+            if float(row.norm()) > limit:
+                break
+            row, limit = _normal_rows(1, basis.shape[1], rng, basis)[0], 0.0
+        row = row / row.norm()
+        row = row - (row @ basis.T) @ basis - (row @ against.T) @ against
+        result[place] = row / row.norm()
+    return result
+
+
+def _normal_rows(rows: int, size: int, rng: torch.Generator, like: Tensor) -> Tensor:
+    return torch.randn(rows, size, generator=rng, dtype=torch.float64).to(like.device)
+
+
+def estimate_trace(
     product: Product,
     size: int,
     *,
@@ -91,29 +195,29 @@ def trace(
     seed: int = 0,
     known: Eigenvalues | None = None,
     device: torch.device | str = "cpu",
-    progress: Progress = lambda *_: None,
+    progress: OnProgress = lambda *_: None,
 ) -> Trace:
-    """Hutchinson: E[z' H z] = Tr(H) for z of fair signs.
+    """Hutchinson's estimator: E[z' H z] = Tr(H) for z of random signs.
 
-    With known eigenvectors V the part of the trace in their span is taken as it is, and only the rest is estimated:
-    Tr(H) = Tr(V H V') + E[z' P H P z] with P = 1 - V' V. That holds for every V that was fixed before z was drawn; with
-    the largest eigenvalues in V, most of the variance is gone.
+    With known eigenvectors V the trace in their span is exact, and only the rest is estimated: Tr(H) = Tr(V H V') +
+    E[z' P H P z] with P = 1 - V' V. That holds for every V that was fixed before z was drawn; if V has the largest
+    eigenvalues, most of the variance is removed.
     """
     if probes < 2:
-        raise ConfigError(f"an error bar needs 2 probes at least, not {probes}.")
+        raise ConfigError(f"--probes {probes}: a standard error needs at least 2 probes.")
     rng = torch.Generator().manual_seed(seed)
-    found = []
-    for start in range(0, probes, AT_A_TIME):
-        count = min(AT_A_TIME, probes - start)
+    samples = []
+    for start in range(0, probes, PROBES_AT_A_TIME):
+        count = min(PROBES_AT_A_TIME, probes - start)
         signs = torch.randint(0, 2, (count, size), generator=rng).mul_(2).sub_(1)
         z = signs.to(device, torch.float64)
         if known is not None:
             z -= (z @ known.vectors.T) @ known.vectors
-        found.append((z * product(z)).sum(1).cpu())
+        samples.append((z * product(z)).sum(1).cpu())
         progress(start + count, probes)
-    each = torch.cat(found)
+    values = torch.cat(samples)
     exact = math.fsum(known.values) if known is not None else 0.0
-    return Trace(exact + float(each.mean()), float(each.std()) / math.sqrt(probes), probes)
+    return Trace(exact + float(values.mean()), float(values.std()) / math.sqrt(probes), probes)
 
 
 def curvature(
@@ -128,13 +232,17 @@ def curvature(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Curvature:
-    """Eigenvalues and trace of the mean loss over these images."""
+    """Eigenvalues and trace of the Hessian of the mean loss over these images."""
     product = hessian(model, loss, images, targets)
     size, device = sum(p.numel() for p in trainable(model)), images.device
 
-    def told(what: str) -> Progress:
-        return lambda done, of: progress(what, done, of)
+    def report(what: str) -> OnProgress:
+        return lambda done, total: progress(what, done, total)
 
-    values = largest(product, size, top=top, most=most, seed=seed, device=device, progress=told("eigenvalues"))
-    of_all = trace(product, size, probes=probes, seed=seed + 1, known=values, device=device, progress=told("trace"))
-    return Curvature(values, of_all, size)
+    eigenvalues = largest_eigenvalues(
+        product, size, top=top, most=most, seed=seed, device=device, progress=report("eigenvalues")
+    )
+    trace = estimate_trace(
+        product, size, probes=probes, seed=seed + 1, known=eigenvalues, device=device, progress=report("trace")
+    )
+    return Curvature(eigenvalues, trace, size)

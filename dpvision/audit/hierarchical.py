@@ -1,19 +1,19 @@
-"""An attack on hierarchical sampling that sees nothing but the released rows: is one record of one class in the data?
+"""Hierarchical sampling of NeuroMixGDP: an attack that refutes its published account, and the noise that it needs.
 
-The mechanism (NeuroMixGDP, Procedure 2). For each of `rows` rows: class k is drawn by a coin of probability `chance`;
-each record of a drawn class by its own coin of probability `rate`; released are the sum of features and the sum of
-one-hot labels over those drawn, each with Gaussian noise, divided by a public number. In units of one record, the
-noise is sigma_x = sigma sqrt(balance^2 + 1) / balance on features and sigma_y = sigma sqrt(balance^2 + 1) on labels,
-so that one record is seen through noise of `sigma` in all.
+The mechanism (Procedure 2). In each of `rows` rows, class k is drawn with probability `chance`, and each record of a
+drawn class with probability `rate`. Released are the sum of features and the sum of one-hot labels over the drawn
+records, each with Gaussian noise, divided by a public number. In units of one record, the noise is
+sigma_x = sigma sqrt(balance^2 + 1) / balance on features and sigma_y = sigma sqrt(balance^2 + 1) on labels, so that one
+record is hidden by noise of `sigma` in all.
 
-The target has class k and features of length 1 in a direction that no other record uses, which is allowed to a worst
-case. The attacker looks at two numbers of each row,
+The attack asks whether one record of class k is in the data, and sees only the released rows. Its features have length
+1 in a direction that no other record uses, as a worst case may. The attacker uses two numbers of each row,
 
-    u = B + sigma_x xi       features along the target's direction; B = 1 where the target was drawn
-    v = N + B + sigma_y zeta labels of class k; N, the other records of the class, is Binomial(others, rate) where the
-                             class was drawn and 0 elsewhere
+    u = B + sigma_x xi       features in the target's direction; B = 1 if the target was drawn
+    v = N + B + sigma_y zeta labels of class k; N, the other records of the class, is Binomial(others, rate) if the
+                             class was drawn and 0 otherwise
 
-and at the row's likelihood ratio of (u, v) with the target to without it, the class coin and N integrated out:
+and the row's likelihood ratio of (u, v) with the target to without it, integrated over the class draw and N:
 
     with:     (1 - chance) g(v) g(u)  +  chance (1 - rate) h(v) g(u)  +  chance rate h(v - 1) g(u - 1)
     without:  (1 - chance) g(v) g(u)  +  chance h(v) g(u)
@@ -21,16 +21,27 @@ and at the row's likelihood ratio of (u, v) with the target to without it, the c
 where g are the densities of the noise and h that of N plus noise. The score of a release is the sum of logarithms.
 
 Why the simulation is exact. The attack is a function of the release, so it may round: u and v fall into cells of a
-grid, and the logarithm of a cell is a whole multiple of `step`. All coins and all noise are drawn anew in each row, so
-rows are independent and alike, and the numbers of rows with each score are multinomial, with the cells' probabilities
-from the formulas above. One draw of that multinomial is one run of the whole mechanism as this attacker sees it: no
-row is left out and no limit is taken. Other coordinates of a row are not looked at, which can only weaken the attack;
-where the other records have no features it loses nothing, for those coordinates are then independent of u and v.
+grid, and the logarithm of a cell is a whole multiple of `step`. Rows are independent and identically distributed, so
+the numbers of rows with each score are multinomial, with the cells' probabilities from the formulas above. One draw
+from that multinomial is one run of the whole mechanism as this attacker sees it: no row is left out and no limit is
+taken. Other coordinates of a row are not used, which can only weaken the attack; if the other records have no features
+it loses nothing, because those coordinates are then independent of u and v.
+
+The sound account. With a public schedule, a record meets the rows of its class at the rate inside the class. With
+secret class draws it meets R ~ Binomial(rows, chance) rows. The draws are the same in both worlds, so if they were
+released
+
+    delta(epsilon) = sum over r of P[R = r] delta_r(epsilon),    delta_r that of PoissonGaussian(rate, sigma, r)
+
+and no more if they are not (docs/hierarchical-sampling.md). delta_r grows with r, so R is rounded up to one of a few
+numbers, and everything beyond the last of them counts as lost: never too little. Only delta may be averaged, at one
+epsilon; an average of epsilons would be meaningless.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,33 +49,41 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from dpvision.audit import random_rows
-from dpvision.core.events import Budget
+from dpvision.core import accountant
+from dpvision.core.events import Budget, Event, PoissonGaussian
+from dpvision.core.rounding import upper
 from dpvision.errors import ConfigError
-from dpvision.settings import calibrate, gdp
+from dpvision.settings import calibrate, gdp, quick
+from dpvision.settings.release import Release
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-# Inner cells of the grid for u and for v, over as many standard deviations of the noise on each side of its means.
+# Inner cells of the grid for u and for v, and how many standard deviations of the noise they reach beyond its means.
 CELLS_U, CELLS_V, REACH = 192, 128, 7.0
-# Steps of the score in one standard deviation of a row's; rounding adds 1/(12 * 4^2), or 0.5%, to the variance.
+# Steps of the score in one standard deviation of a row's score; rounding adds 1/(12 * 4^2), or 0.5%, to the variance.
 FINENESS = 4
-# A row's score is cut at this many steps on both sides; few rows in a run get there.
+# A row's score is limited to this number of steps on both sides, which few rows of a run reach.
 MOST_STEPS = 200
-# Runs that are drawn at a time, to bound memory.
+# Runs that are simulated at a time, to bound memory.
 BLOCK = 4096
+# Numbers that R is rounded up to: with 8, sigma is less than 1% above the least sufficient one.
+POINTS = 8
+# The share of a budget's delta for an R beyond the last of them.
+BEYOND = 1e-3
+# Relative precision of sigma.
+PRECISION = 1e-3
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Hierarchical sampling as a record of one class meets it."""
+    """Hierarchical sampling from the perspective of a record of one class."""
 
     rows: int
     chance: float  # that a row draws the class
     rate: float  # of each record of the class where it is drawn
-    others: int  # records of the class beside the target
-    balance: float = 1.0  # lambda: how much less noise is on features than on labels
+    others: int  # records of the class other than the target
+    balance: float = 1.0  # lambda: noise on labels / noise on features
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.others < 0 or not (0 < self.chance <= 1 and 0 < self.rate <= 1 and self.balance > 0):
@@ -72,7 +91,7 @@ class Setting:
 
 
 def setting(*, records: int, classes: int, mixed: float, drawn: float, rows: int) -> Setting:
-    """The paper's letters in words: n records, K classes of one size, m = `mixed` and `drawn` classes in a row.
+    """A setting from the paper's numbers: n records, K equal classes, m = `mixed`, and `drawn` classes in a row.
 
     p = drawn / K, q = m / (n p). The world with the target is the one with n records.
     """
@@ -80,31 +99,96 @@ def setting(*, records: int, classes: int, mixed: float, drawn: float, rows: int
     return Setting(rows=rows, chance=chance, rate=mixed / (records * chance), others=records // classes - 1)
 
 
-# CIFAR-100 as in the paper: 64 records mixed, of 3 classes, and as many rows as records.
+# CIFAR-100 as in the paper: 64 records of 3 classes in a row, and one row for each record.
 PAPER = setting(records=50_000, classes=100, mixed=64, drawn=3, rows=50_000)
 
 
 def scheduled(setting: Setting) -> Setting:
-    """With a fixed public schedule instead of class coins: the rows of the class are known, and only they matter."""
+    """The setting with a public schedule instead of class draws: only the known rows of the class count."""
     return replace(setting, rows=math.ceil(setting.rows * setting.chance), chance=1.0)
 
 
 def paper_sigma(setting: Setting, budget: Budget) -> float:
-    """What the paper calibrates: the central limit at rate m/n = chance * rate on all rows. Unsound."""
+    """The noise multiplier of the paper: a central limit at the rate m/n = chance * rate on all rows. Unsound."""
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     return gdp.central_limit_sigma(mu, rate=setting.chance * setting.rate, steps=setting.rows)
 
 
 def sound_sigma(setting: Setting, budget: Budget) -> float:
-    """The rate inside the class on the rows of the class: of a public schedule, or averaged over the class coins."""
+    """The least sound noise multiplier, for a public schedule (chance 1) or for secret class draws.
+
+    For secret draws it is computed to a relative PRECISION and rounded up; it keeps `sound_delta` within the budget if
+    `beyond` is BEYOND times the budget's delta.
+    """
     if setting.chance == 1.0:
         return calibrate.sigma(budget, rate=setting.rate, steps=setting.rows)
-    return random_rows.sigma(budget, rate=setting.rate, rows=setting.rows, chance=setting.chance)
+
+    def is_enough(accountant_delta: Callable[[Event, float], float], sigma: float) -> bool:
+        return _average_delta(accountant_delta, setting, sigma, budget.epsilon, BEYOND * budget.delta) <= budget.delta
+
+    # The expected number of rows needs nearly as much noise; search upward from there, and then by bisection.
+    low = calibrate.sigma(
+        budget, rate=setting.rate, steps=max(1, math.floor(setting.rows * setting.chance)), confirm=False
+    )
+    high = low * 1.02
+    while not is_enough(quick.delta, high):
+        low, high = high, high * 1.02
+    while high / low > 1 + PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(quick.delta, middle) else (middle, high)
+    while not is_enough(accountant.delta, high):  # dp-accounting has the last word
+        high *= 1 + PRECISION
+    return high
+
+
+def sound_delta(setting: Setting, sigma: float, *, epsilon: float, beyond: float = 1e-9) -> float:
+    """The delta at `epsilon` that is proved for secret class draws; `beyond` of it is for the largest R."""
+    return _average_delta(accountant.delta, setting, sigma, epsilon, beyond)
+
+
+def _average_delta(
+    accountant_delta: Callable[[Event, float], float], setting: Setting, sigma: float, epsilon: float, beyond: float
+) -> float:
+    rows, chance = setting.rows, setting.chance
+    # Values of R, ascending; R is above the last of them with probability at most `beyond`.
+    low, high = float(binom.ppf(0.05, rows, chance)), float(binom.isf(beyond, rows, chance))
+    counts = np.unique(np.ceil(np.linspace(low, high, POINTS)))
+    weights = np.diff(binom.cdf(counts, rows, chance), prepend=0.0)  # probabilities that R is rounded up to each
+    deltas = [accountant_delta(PoissonGaussian(setting.rate, sigma, int(r)), epsilon) for r in counts]
+    return min(1.0, float(weights @ deltas) + beyond)
+
+
+def published_sigma(config: Release) -> float:
+    """The noise multiplier that the paper uses for a release: a central limit at the rate m/n for every sampling.
+
+    mu = (m/n) sqrt(T) sqrt(e^(1/sigma^2) - 1). Unsound; for comparison only.
+    """
+    assert config.degree and config.n and config.rows  # complete
+    mu = gdp.mu_of_point(config.epsilon, config.delta)
+    return gdp.central_limit_sigma(mu, rate=config.degree / config.n, steps=config.rows)
+
+
+def compare_accounts(config: Release, classes: int) -> dict[str, str]:
+    """A table of the published account of a NeuroMixGDP release and of the sound one; it cannot be released by."""
+    if not config.is_sampled or config.sampling == "class-schedule":
+        raise ConfigError(
+            f"recipe {config.recipe} is not one of NeuroMixGDP, whose account this compares. Fix: --recipe neuromix, "
+            "neuromix-hs or dpmix."
+        )
+    sigma = published_sigma(config)
+    epsilon = accountant.epsilon(config.event(sigma, classes), config.delta)
+    return {
+        "requested": f"epsilon {config.epsilon:g} at delta {config.delta:g}, {config.sampling} sampling",
+        "rows": f"{config.rows:,} of expected degree {config.degree:.4g} over n = {config.n:,}",
+        "the paper's noise": f"sigma {sigma:.5g}",
+        "its true privacy": f"epsilon {upper(epsilon, 4)}",
+        "the sound noise": f"sigma {config.sigma:.5g}",
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class Attack:
-    """The score of each cell of a row, in steps, and the law of a row's score in both worlds."""
+    """The score of each cell of a row, in steps, and the distribution of a row's score in both worlds."""
 
     setting: Setting
     sigma: float
@@ -112,46 +196,46 @@ class Attack:
     edges_u: Floats
     edges_v: Floats
     cells: Integers  # (cells of u, cells of v): the score of a row, in steps
-    values: Integers  # the scores that there are, ascending
+    values: Integers  # the distinct scores, ascending
     without: Floats  # their probabilities
     with_record: Floats
 
     def score(self, u: Floats, v: Floats) -> float:
-        """The score of one release, given u and v of each of its rows."""
-        at = np.searchsorted(self.edges_u, u), np.searchsorted(self.edges_v, v)
-        return float(self.cells[at].sum() * self.step)
+        """The score of one release, from u and v of each of its rows."""
+        cells = np.searchsorted(self.edges_u, u), np.searchsorted(self.edges_v, v)
+        return float(self.cells[cells].sum() * self.step)
 
     def scores(self, runs: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Scores of `runs` releases of each world: without the target, and with it."""
+        """Simulate the scores of `runs` releases of each world: without the target, and with it."""
         without, with_record = (self._draw(law, runs, rng) for law in (self.without, self.with_record))
         return without, with_record
 
     def mu(self) -> float:
-        """(mean with - mean without) / spread of the scores: what `bound.estimate` estimates."""
+        """(mean with - mean without) / standard deviation of the scores, which `bounds.estimate` estimates."""
         means = [float(self.values @ law) for law in (self.without, self.with_record)]
         variances = [float(self.values.astype(np.float64) ** 2 @ law) for law in (self.without, self.with_record)]
         spread = math.sqrt((variances[0] - means[0] ** 2 + variances[1] - means[1] ** 2) / 2)
         return math.sqrt(self.setting.rows) * (means[1] - means[0]) / spread
 
     def epsilon(self, delta: float) -> float:
-        """What this attack shows with any number of runs: the bound on epsilon, computed and not sampled.
+        """The lower bound on epsilon that this attack reaches with unlimited runs, computed and not sampled.
 
-        The law of the total score is that of a row composed with itself, by the Fourier transform; the bound is the
-        largest log((P[score >= t] - delta) / P'[score >= t]) over all t.
+        The distribution of the total score is that of a row convolved with itself, by the Fourier transform; the bound
+        is the largest log((P[score >= t] - delta) / P'[score >= t]) over all t.
         """
         total_with, total_without = self._total(self.with_record), self._total(self.without)
         with_tail, without_tail = (np.cumsum(x[::-1])[::-1] for x in (total_with, total_without))
-        sure = without_tail > 1e-9  # below, rounding of the transform would show
+        sure = without_tail > 1e-9  # below, the transform's rounding errors matter
         return float(np.log(np.maximum((with_tail[sure] - delta) / without_tail[sure], 1.0)).max())
 
     def _draw(self, law: Floats, runs: int, rng: np.random.Generator) -> Floats:
-        order = np.argsort(-law)  # the most likely first: what is left for the others is soon little
+        order = np.argsort(-law)  # the most likely first, which makes multinomial draws fast
         values = self.values[order] * self.step
         blocks = [min(BLOCK, runs - start) for start in range(0, runs, BLOCK)]
         return np.concatenate([rng.multinomial(self.setting.rows, law[order], size=size) @ values for size in blocks])
 
     def _total(self, law: Floats) -> Floats:
-        """The law of the total on a window of 12 standard deviations, from its lower end up."""
+        """The distribution of the total score on a window of 12 standard deviations, from its lower end up."""
         rows, values = self.setting.rows, self.values.astype(np.float64)
         means = [rows * float(values @ x) for x in (self.without, self.with_record)]
         spread = math.sqrt(rows * max(float(values**2 @ x) for x in (self.without, self.with_record)))
@@ -174,13 +258,13 @@ def attack(setting: Setting, sigma: float) -> Attack:
     edges_v = np.linspace(-REACH * sigma_y, most + REACH * sigma_y, CELLS_V + 1)
     absent, present = _cells(edges_u / sigma_x), _cells((edges_u - 1) / sigma_x)
     none = _cells(edges_v / sigma_y)
-    some = weights @ _cells((edges_v[None, :] - counts[:, None]) / sigma_y)
+    drawn = weights @ _cells((edges_v[None, :] - counts[:, None]) / sigma_y)
     one_more = weights @ _cells((edges_v[None, :] - 1 - counts[:, None]) / sigma_y)
-    without = np.outer(absent, (1 - p) * none + p * some)
-    with_record = np.outer(absent, (1 - p) * none + p * (1 - q) * some) + p * q * np.outer(present, one_more)
-    seen = without > 1e-15  # what is rarer has digits of rounding only, and any score will do
+    without = np.outer(absent, (1 - p) * none + p * drawn)
+    with_record = np.outer(absent, (1 - p) * none + p * (1 - q) * drawn) + p * q * np.outer(present, one_more)
+    likely = without > 1e-15  # the probability of rarer cells is only rounding error, and any score will do
     ratio = np.zeros_like(without)
-    ratio[seen] = np.log(np.maximum(with_record[seen], 1e-300) / without[seen])
+    ratio[likely] = np.log(np.maximum(with_record[likely], 1e-300) / without[likely])
     step = math.sqrt(float((without * ratio**2).sum())) / FINENESS
     cells = np.clip(np.rint(ratio / step), -MOST_STEPS, MOST_STEPS).astype(np.int64)
     values, which = np.unique(cells, return_inverse=True)
@@ -189,15 +273,15 @@ def attack(setting: Setting, sigma: float) -> Attack:
 
 
 def _gather(which: NDArray[np.intp], mass: Floats) -> Floats:
-    """The mass of each value; cells sum to 1 but for rounding, which is taken out."""
+    """The probability of each value, normalised to remove rounding errors."""
     law = np.zeros(int(which.max()) + 1)
     np.add.at(law, which.ravel(), mass.ravel())
     return law / law.sum()
 
 
 def _cells(z: Floats) -> Floats:
-    """Mass of N(0, 1) below the first edge, between neighbours and above the last; along the last axis."""
-    upper = z > 0  # each difference from the tail that loses no digits
+    """Probabilities of N(0, 1) below the first edge, between neighbours and above the last; along the last axis."""
+    positive = z > 0  # subtract in the tail that loses no digits
     below, above = ndtr(z), ndtr(-z)
-    inner = np.where(upper[..., :-1], above[..., :-1] - above[..., 1:], below[..., 1:] - below[..., :-1])
+    inner = np.where(positive[..., :-1], above[..., :-1] - above[..., 1:], below[..., 1:] - below[..., :-1])
     return np.concatenate([below[..., :1], inner, above[..., -1:]], axis=-1)

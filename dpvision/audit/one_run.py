@@ -1,9 +1,9 @@
-"""A lower bound on epsilon from one run that carries many canaries (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846).
+"""A lower bound on epsilon from one run with many canaries (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846).
 
-Each of m canaries was put in by a fair secret coin. From what was released, the auditor guesses "in" for those with the
-highest scores and "out" for those with the lowest, r guesses in all, and abstains from the others. If the mechanism is
-(epsilon, delta)-differentially private, the number of right guesses W is hardly larger than a binomial one (their
-Theorem 5.2): with V ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
+Each of m canaries was inserted by a fair, secret Bernoulli draw. From what was released, the auditor guesses "in" for
+those with the highest scores and "out" for those with the lowest, r guesses in all, and abstains from the others. If
+the mechanism is (epsilon, delta)-differentially private, the number of correct guesses W is hardly larger than a
+binomial one (their Theorem 5.2): with V ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
 
     P[W >= v] <= P[V >= v] + 2 m delta max_i P[v > V >= v - i] / i
 
@@ -12,6 +12,7 @@ Every epsilon for which the right-hand side is at most 1 - confidence is refuted
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -19,17 +20,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 
-from dpvision.audit.bound import checked_scores
+from dpvision.audit import audit_file
+from dpvision.audit.bounds import checked_scores
+from dpvision.audit.canaries import claimed_mu
+from dpvision.core import accountant, files
+from dpvision.core.events import Capped, Composed, Event, exposures, parts
 from dpvision.errors import ConfigError
+from dpvision.storage import run_folder
 
-# Shares of the canaries that may be guessed, of which `guesses_for` takes the best for the claim.
+# Shares of the canaries that may be guessed; `choose_guesses` takes the best one for the claim.
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-MOST_EPSILON = 50.0
+LARGEST_EPSILON = 50.0
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """Epsilon at `delta` is at least `epsilon`, with the stated confidence; 0 is no evidence."""
+    """Epsilon at `delta` is at least `epsilon`, with the stated confidence; 0 means no evidence."""
 
     epsilon: float
     delta: float
@@ -40,29 +46,54 @@ class OneRun:
     right: int
 
     def refutes(self, claimed: float) -> bool:
+        """Whether a claimed epsilon at the same delta is shown to be false."""
         return self.epsilon > claimed
 
 
+def audit_one_run(
+    run: run_folder.Run, scores: NDArray[np.float64], inside: NDArray[np.bool_], *, event: Event, delta: float
+) -> OneRun:
+    """Compute the bound from a run's own canaries; write it to audit.json, and scores and insertions to operator/."""
+    steps = exposures(Composed(parts(event)))  # the steps themselves, not the cap that bounds them
+    guesses = choose_guesses(len(scores), max(map(claimed_mu, steps)), delta=delta)
+    bound = one_run(scores, inside, guesses=guesses, delta=delta)
+    proved = accountant.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
+    private = {"inside": [int(x) for x in inside], "scores": scores.tolist()}
+    files.write(run.operator / "canaries.json", json.dumps(private) + "\n")
+    section = {
+        "epsilon_proved": audit_file.finite_or_none(proved),
+        "epsilon_at_least": bound.epsilon,
+        "delta": delta,
+        "confidence": bound.confidence,
+        "canaries": bound.canaries,
+        "guesses": bound.guesses,
+        "right": bound.right,
+        "refuted": bound.refutes(proved),
+    }
+    audit_file.write_section(run.folder, "one_run", section)
+    return bound
+
+
 def one_run(scores: ArrayLike, inside: ArrayLike, *, guesses: int, delta: float, confidence: float = 0.95) -> OneRun:
-    """The bound from one score of each canary and whether it was in. `guesses` is chosen before coins are looked at."""
-    found, there = checked_scores("scores", scores), np.asarray(inside, dtype=np.bool_)
-    if found.shape != there.shape:
-        raise ConfigError(f"there are {found.size} scores and {there.size} coins: each canary needs one of both.")
-    if not 0 < guesses <= found.size:
-        raise ConfigError(f"guesses is {guesses}: it must be from 1 to the number of canaries, {found.size}.")
-    right = right_guesses(found, there, guesses=guesses)
-    epsilon = least_epsilon(canaries=found.size, guesses=guesses, right=right, delta=delta, miss=1 - confidence)
-    return OneRun(epsilon, delta, confidence, found.size, int(there.sum()), guesses, right)
+    """The bound from each canary's score and whether it was inserted; choose `guesses` before looking at `inside`."""
+    checked, inserted = checked_scores("scores", scores), np.asarray(inside, dtype=np.bool_)
+    if checked.shape != inserted.shape:
+        raise ConfigError(f"{checked.size} scores and {inserted.size} insertions: each canary needs one of both.")
+    if not 0 < guesses <= checked.size:
+        raise ConfigError(f"guesses is {guesses}: it must be from 1 to the number of canaries, {checked.size}.")
+    right = count_right_guesses(checked, inserted, guesses=guesses)
+    epsilon = largest_refuted(canaries=checked.size, guesses=guesses, right=right, delta=delta, miss=1 - confidence)
+    return OneRun(epsilon, delta, confidence, checked.size, int(inserted.sum()), guesses, right)
 
 
-def right_guesses(scores: NDArray[np.float64], inside: NDArray[np.bool_], *, guesses: int) -> int:
-    """The highest half of the guesses say "in", the lowest "out"; equal scores in the order of their canaries."""
+def count_right_guesses(scores: NDArray[np.float64], inside: NDArray[np.bool_], *, guesses: int) -> int:
+    """Guess "in" for the highest scores and "out" for the lowest, half each; ties in the order of the canaries."""
     order, low = np.argsort(scores, kind="stable"), guesses // 2
     return int((~inside[order[:low]]).sum() + inside[order[len(order) - (guesses - low) :]].sum())
 
 
 def p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """The most probability of so many right guesses, or more, under (epsilon, delta)-differential privacy."""
+    """The largest probability of at least `right` right guesses under (epsilon, delta)-differential privacy."""
     chance = 1 / (1 + math.exp(-epsilon))
     more = float(binom.sf(right - 1, guesses, chance))
     below = binom.cdf(np.arange(-1, right), guesses, chance)  # P[V < 0], ..., P[V < right]
@@ -71,31 +102,31 @@ def p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: f
     return min(1.0, more + 2 * canaries * delta * worst)
 
 
-def least_epsilon(*, canaries: int, guesses: int, right: int, delta: float, miss: float) -> float:
-    """The largest epsilon that is refuted, from below; 0 where none is."""
+def largest_refuted(*, canaries: int, guesses: int, right: int, delta: float, miss: float) -> float:
+    """The largest epsilon with a p-value of at most `miss`, rounded down; 0 if there is none."""
 
-    def refuted(epsilon: float) -> bool:
+    def is_refuted(epsilon: float) -> bool:
         return p_value(canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta) <= miss
 
-    if not refuted(0.0):
+    if not is_refuted(0.0):
         return 0.0
-    low, high = 0.0, MOST_EPSILON
+    low, high = 0.0, LARGEST_EPSILON
     for _ in range(24):
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
 
 
-def guesses_for(canaries: int, mu: float, *, delta: float, confidence: float = 0.95) -> int:
-    """How many guesses give the largest bound on average, if scores are normal and `mu` apart; by public numbers."""
+def choose_guesses(canaries: int, mu: float, *, delta: float, confidence: float = 0.95) -> int:
+    """The number of guesses with the largest expected bound if scores are normal and `mu` apart; not data-dependent."""
     rng, bounds = np.random.default_rng(0), np.zeros(len(SHARES))
     options = [max(1, round(share * canaries)) for share in SHARES]
     for _ in range(8):
         inside = rng.random(canaries) < 0.5
         scores = rng.normal(size=canaries) + mu * inside
-        for at, guesses in enumerate(options):
-            right = right_guesses(scores, inside, guesses=guesses)
-            bounds[at] += least_epsilon(
+        for place, guesses in enumerate(options):
+            right = count_right_guesses(scores, inside, guesses=guesses)
+            bounds[place] += largest_refuted(
                 canaries=canaries, guesses=guesses, right=right, delta=delta, miss=1 - confidence
             )
     return options[int(bounds.argmax())]

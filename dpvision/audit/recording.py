@@ -1,19 +1,20 @@
-"""A mechanism on record: all of its data that reaches the noise, and all that is public about its run.
+"""Record a mechanism: all of its data that reaches the noise, and everything about its run that is public.
 
-While a mechanism is on record
+While a mechanism is recorded
 
-    noise.release      notes the sum, its sensitivity, its sigma and whose random stream it draws from
-    Ledger.spend       notes the event that is charged
-    PrivateSum.step    notes the public vectors that shape contributions before they are clipped
-    Key.fresh          gives a fixed key, the same one in every recording
-    Key.stream         names streams by their use and by when their branch was first seen, not by the branch itself,
-                       which is a digest of the data: two recordings toss the same coins
+    noise.release      records the sum, its sensitivity, its sigma and the random stream that it draws from
+    Ledger.spend       records the event that is charged
+    PrivateSum.step    records the public vectors that shape contributions before they are clipped
+    Key.fresh          returns a fixed key, the same one in every recording
+    Key.stream         names streams by their use and by the order in which their branches appear, not by the branch
+                       itself, which is a digest of the data: two recordings draw the same random numbers
+    samplers           of mixtures draw the same records and weights for those that both recordings have
 
-and everything else is the real code. A recording that is made like another one gets back, from each noise call, what
-the other one got: the mechanism then walks the same path whatever its data are, and what differs is due to the data.
+and everything else is the real code. A recording that is made like another one gets, from each noise call, what the
+other one got: the mechanism then takes the same path whatever its data are, and every difference is due to the data.
 
-A mechanism of one's own is recorded if it calls `noise.release(...)` by that name, and is handed its key or makes one
-by `Key.fresh()`. What must be equal for neighbours is what it returns.
+A mechanism of your own is recorded if it calls `noise.release(...)` by that name, and is given its key or makes one by
+`Key.fresh()`. Its return value is what must be equal for neighbours.
 """
 
 from __future__ import annotations
@@ -30,23 +31,97 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpvision.audit.mixture_coins import MixtureCoins
-from dpvision.audit.replaced import replaced
 from dpvision.core import noise
 from dpvision.core.events import Event
 from dpvision.core.keys import KEY_BYTES, Key, Stream
 from dpvision.core.ledger import Account, Ledger
+from dpvision.core.sampling import Chosen, Poisson, Scheduled
 from dpvision.private.engine import Public
+from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.training.private_sum import Fetch, PrivateSum
 
 Data = TypeVar("Data")
-# Purpose, step, rank and branch of the stream that the noise comes from; the call's number, if nobody knows.
+# Purpose, step, rank and branch of the stream that the noise comes from; the number of the call if it is unknown.
 Use = tuple[str, int, int, int] | int
 
 
+@contextmanager
+def patched(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute of a module or class for the duration of a block."""
+    before = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class MixtureDraws:
+    """Which records each block of rows of a released mixture drew, and with which weights; as in `like`, if given.
+
+    A mixture draws all records and rows from one stream at once. One more record would shift the stream for everyone
+    else: as random as before, but different. So the draws of one recording are kept by row and record, and given to the
+    same records in the next; a new record keeps its own. Common records must be at the same places, so the additional
+    record must be the last.
+    """
+
+    def __init__(self, like: MixtureDraws | None = None) -> None:
+        self._like = like
+        # By block, which is the step of its stream: (row of the block, record), the number of records, weights.
+        self._drawn: dict[Any, list[tuple[int, int]]] = {}
+        self._records: dict[Any, int] = {}
+        self._weights: dict[Any, dict[tuple[int, int], float]] = {}
+
+    @contextmanager
+    def patch_samplers(self) -> Iterator[None]:
+        """Within the block, samplers and weights of mixtures use these draws."""
+        shares_of = RandomWeights.shares
+
+        def patched_choose(choose: Any) -> Any:
+            def choosing(sampler: Any, labels: NDArray[np.int64], rows: range, stream: Stream) -> Chosen:
+                return self._choose(choose(sampler, labels, rows, stream), len(labels), _block(stream))
+
+            return choosing
+
+        def weighing(weights: RandomWeights, stream: Stream, count: int, *, degree: float) -> NDArray[np.float64]:
+            return self._weigh(shares_of(weights, stream, count, degree=degree), _block(stream))
+
+        with (
+            patched(Poisson, "choose", patched_choose(Poisson.choose)),
+            patched(Scheduled, "choose", patched_choose(Scheduled.choose)),
+            patched(RandomWeights, "shares", weighing),
+        ):
+            yield
+
+    def _choose(self, fresh: Chosen, records: int, block: Any) -> Chosen:
+        rows = len(fresh.starts) - 1
+        row = np.repeat(np.arange(rows), np.diff(fresh.starts)).tolist()
+        drawn = list(zip(row, fresh.members.tolist(), strict=True))
+        if self._like is not None and block in self._like._drawn:
+            known = self._like._records[block]
+            drawn = [d for d in self._like._drawn[block] if d[1] < records] + [d for d in drawn if d[1] >= known]
+            drawn.sort()
+        self._drawn[block], self._records[block] = drawn, records
+        members = np.array([member for _, member in drawn], dtype=np.int64)
+        return Chosen(members, np.searchsorted([row for row, _ in drawn], np.arange(rows + 1)))
+
+    def _weigh(self, fresh: NDArray[np.float64], block: Any) -> NDArray[np.float64]:
+        known = {} if self._like is None else self._like._weights.get(block, {})
+        drawn = self._drawn.get(block, [])
+        if len(drawn) != len(fresh):
+            return fresh  # not one weight for each drawn record
+        self._weights[block] = {d: known.get(d, float(w)) for d, w in zip(drawn, fresh, strict=True)}
+        return np.array([self._weights[block][d] for d in drawn])
+
+
+def _block(stream: Stream) -> Any:
+    use = getattr(stream, "use", None)
+    return None if use is None else use[1:]
+
+
 @dataclass(frozen=True)
-class Asked:
-    """One call of noise.release: what went in, what came out, and how many events were charged by then."""
+class NoiseCall:
+    """One call of noise.release: its arguments, its result, and the number of events charged before it."""
 
     use: Use
     total: NDArray[np.float64]
@@ -58,35 +133,37 @@ class Asked:
 
 @dataclass
 class Recording:
-    """What one run of a mechanism did. The error that it ended with, or what it returned."""
+    """One run of a mechanism: its noise calls and everything public, and its return value or its error."""
 
-    asked: list[Asked] = field(default_factory=list)
+    calls: list[NoiseCall] = field(default_factory=list)
     charges: list[Event] = field(default_factory=list)
     public: list[Public | None] = field(default_factory=list)
-    streams: Counter[Use] = field(default_factory=Counter)  # how often each was made
+    streams: Counter[Use] = field(default_factory=Counter)  # how often each stream was opened
     outcome: object = None
     error: Exception | SystemExit | None = None
-    rng: MixtureCoins = field(default_factory=MixtureCoins)
+    draws: MixtureDraws = field(default_factory=MixtureDraws)
 
-    def given(self) -> dict[Use, NDArray[np.float64]]:
-        """What each noise call got back; of a stream that was used twice, the first."""
-        return {asked.use: asked.result for asked in reversed(self.asked)}
+    def results(self) -> dict[Use, NDArray[np.float64]]:
+        """The result of each noise call by its stream; of a stream that was used twice, the first."""
+        return {call.use: call.result for call in reversed(self.calls)}
 
 
 def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording | None = None) -> Recording:
-    """Run the mechanism on the data; `like` freezes what its noise calls return, and the coins that others tossed."""
-    made = Recording(rng=MixtureCoins(None if like is None else like.rng))
-    with _on_record(made, {} if like is None else like.given()), torch.random.fork_rng(devices=[]):
+    """Run the mechanism on the data; noise calls return what they returned in `like`, and common records are drawn
+    in the same rows."""
+    recording = Recording(draws=MixtureDraws(None if like is None else like.draws))
+    with _recorded(recording, {} if like is None else like.results()), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            made.outcome = mechanism(data)
+            recording.outcome = mechanism(data)
         except (Exception, SystemExit) as error:
-            made.error = error
-    return made
+            recording.error = error
+    return recording
 
 
 @contextmanager
-def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterator[None]:
+def _recorded(recording: Recording, results: dict[Use, NDArray[np.float64]]) -> Iterator[None]:
+    """Patch the functions that are recorded."""
     release, spend, stream_of, step_of = noise.release, Ledger.spend, Key.stream, PrivateSum.step
     branches: dict[str, int] = {}
     keys: list[Key] = []
@@ -94,27 +171,27 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
     def releasing(
         total: NDArray[np.float64], stream: Stream, *, sensitivity: float, sigma: float
     ) -> NDArray[np.float64]:
-        use = getattr(stream, "use", len(made.asked))
+        use = getattr(stream, "use", len(recording.calls))
         before = np.array(total, dtype=np.float64)
         result = release(total, stream, sensitivity=sensitivity, sigma=sigma)  # it may refuse
-        result = given.get(use, result)
-        made.asked.append(Asked(use, before, sensitivity, sigma, result.copy(), len(made.charges)))
+        result = results.get(use, result)
+        recording.calls.append(NoiseCall(use, before, sensitivity, sigma, result.copy(), len(recording.charges)))
         return result
 
     def spending(self: Ledger, event: Event, **rest: Any) -> Account:
         account = spend(self, event, **rest)
-        made.charges.append(event)
+        recording.charges.append(event)
         return account
 
     def stepping(self: PrivateSum, number: int, units: int, fetch: Fetch, public: Public | None = None) -> torch.Tensor:
-        made.public.append(deepcopy(public))
+        recording.public.append(deepcopy(public))
         return step_of(self, number, units, fetch, public)
 
     def streaming(self: Key, purpose: str, *, step: int, rank: int = 0, branch: str = "") -> Stream:
         number = branches.setdefault(branch, len(branches))
         stream = stream_of(self, purpose, step=step, rank=rank, branch=str(number))
         stream.use = (purpose, step, rank, number)  # type: ignore[attr-defined]
-        made.streams[purpose, step, rank, number] += 1
+        recording.streams[purpose, step, rank, number] += 1
         return stream
 
     def fresh() -> Key:
@@ -129,6 +206,6 @@ def _on_record(made: Recording, given: dict[Use, NDArray[np.float64]]) -> Iterat
             (Key, "stream", streaming),
             (Key, "fresh", staticmethod(fresh)),
         ):
-            stack.enter_context(replaced(owner, name, value))
-        stack.enter_context(made.rng.tossed())
+            stack.enter_context(patched(owner, name, value))
+        stack.enter_context(recording.draws.patch_samplers())
         yield

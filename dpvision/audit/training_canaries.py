@@ -1,10 +1,11 @@
-"""Canaries in private training: PrivateSum itself, its sampler, clipping, noise and charge; a model of few weights.
+"""Canaries in private training: the real PrivateSum with its sampler, clipping, noise and charge, on a small model.
 
-The model is linear and its loss is its output, so a record's gradient is the record: canary j is a multiple of the j-th
-unit vector, far longer than C, and clipping makes it C e_j. (As an image, it has one bright channel: whatever is
-cropped, flipped, cut out or mixed of its views, their mean gradient points the same way.) The gradient depends on no
-weight, so no training need take place; views, public vectors and the hand-over from one phase to the next are those of
-train.py. Beside the canaries there are ordinary records, with gradients in coordinates of their own.
+The model is linear and its loss is its output, so the gradient of a record is the record itself: canary j is a multiple
+of the j-th unit vector, far longer than C, and clipping makes it C e_j. (As an image, it has one bright channel:
+however its views are cropped, flipped, cut out or mixed, their mean gradient keeps its direction.) Gradients do not
+depend on the weights, so no weights are updated; views, public vectors and the transition from one phase to the next
+are the same as in real training. In addition to the canaries there are ordinary records, with gradients in coordinates
+of their own.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from torch import Tensor, nn
 from dpvision.audit.canaries import (
     FRESH,
     CanaryRandom,
+    CanaryRun,
     Floats,
-    Gathering,
-    Progress,
+    OnProgress,
     Scores,
-    require_canaries,
-    score,
-    throw_away_ledgers,
+    score_releases,
+    score_runs,
 )
 from dpvision.core.events import Exposure
 from dpvision.core.gate import Gate
@@ -39,14 +39,15 @@ from dpvision.private.training.units import fetcher
 from dpvision.public import assist
 from dpvision.views import Views
 
+# Ordinary records, and the side of an image.
 OTHERS, SIDE = 16, 4
-# How many times longer than C a canary's gradient is before it is clipped.
+# Norm of a canary's gradient before clipping, in units of C.
 LENGTH = 1e4
 
 
 @dataclass(frozen=True)
 class Training:
-    """A private training as far as its mechanism goes."""
+    """The mechanism of a private training, without its data."""
 
     sampler: PoissonSampler
     sigma: float
@@ -54,22 +55,23 @@ class Training:
     style: str = "flat"
     views: Views | None = None
     assist: str = "none"
-    hand_over: int | None = None  # from this step on, twice as many weights are learned
+    hand_over: int | None = None  # the step from which twice the number of weights is trained, as in a second phase
 
 
-class Layers(nn.Module):
-    """A sum of linear maps of the same row: the gradient of each is the row, of an image its mean over pixels."""
+class LinearSum(nn.Module):
+    """A sum of linear maps of one row, so that each map's gradient is the row; an image is averaged over pixels."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
-        self.each = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(count))
+        self.maps = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
         row = x.mean((2, 3)) if x.ndim == 4 else x
-        return torch.stack([layer(row) for layer in self.each]).sum(0)
+        return torch.stack([linear(row) for linear in self.maps]).sum(0)
 
 
-def the_output(outputs: Tensor, _targets: Tensor) -> Tensor:
+def output_as_loss(outputs: Tensor, _targets: Tensor) -> Tensor:
+    """The model's output, taken as its loss."""
     return outputs[:, 0]
 
 
@@ -79,32 +81,28 @@ def training_scores(
     canaries: int = 500,
     runs: int = 20,
     rng: CanaryRandom = FRESH,
-    progress: Progress = lambda *_: None,
+    progress: OnProgress = lambda *_: None,
 ) -> Scores:
-    """Scores of `canaries` canaries in each of `runs` runs, half of them in and half of them out."""
-    require_canaries(canaries, runs)
-    claimed, true_sigma = training.sampler.event(training.sigma), training.sigma * rng.noise
-    met = Exposure(claimed.rate, claimed.sigma, claimed.steps)
-    found = Gathering(claimed, (met,))
-    with throw_away_ledgers() as charge:
-        for run in range(runs):
-            inside, key = rng.split(run, canaries), rng.key(run)
-            charged = charge(training.sampler.event(true_sigma), key, f"run {run}")
-            private_sum = PrivateSum(
-                Gate(charged, key, training.sampler, name=f"run {run}"),
-                _clipped_sum(training, canaries, layers=1),
-                views=1 if training.views is None else training.views.count,
-            )
-            z = _seen(private_sum, training, inside, rng.public(run))
-            found.add(score(z, met), inside)
-            progress(run + 1, runs)
-    return found.scores()
+    """Run the training `runs` times with `canaries` canaries each, half of them inserted, and score them."""
+    claimed = training.sampler.event(training.sigma)
+    exposure = Exposure(claimed.rate, claimed.sigma, claimed.steps)
+
+    def score_run(run: CanaryRun) -> Floats:
+        charge = run.charge(training.sampler.event(training.sigma * rng.noise), run.name)
+        private_sum = PrivateSum(
+            Gate(charge, run.key, training.sampler, name=run.name),
+            _clipped_sum(training, canaries, layers=1),
+            views=1 if training.views is None else training.views.count,
+        )
+        return score_releases(_project_steps(private_sum, training, run.inside, rng.public(run.number)), exposure)
+
+    return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=progress)
 
 
-def _seen(
+def _project_steps(
     private_sum: PrivateSum, training: Training, inside: NDArray[np.bool_], public: np.random.Generator
 ) -> Floats:
-    """(steps, canaries): what the adversary looks at of each release."""
+    """(steps, canaries): every step's noisy sum, projected on the direction of each canary."""
     canaries, layers = len(inside), 1
     units, fetch = int(inside.sum()) + OTHERS, _fetch(training, inside)
     z = np.empty((training.sampler.steps, canaries))
@@ -112,33 +110,32 @@ def _seen(
         if step == training.hand_over:
             layers = 2
             private_sum.sum_with(_clipped_sum(training, canaries, layers=layers))
-        vectors = _public(training, layers * (canaries + OTHERS), public)
+        vectors = _public_vectors(training, layers * (canaries + OTHERS), public)
         noisy = private_sum.step(step, units, fetch, vectors).numpy().reshape(layers, -1)
-        along = noisy.sum(0)[:canaries] / np.sqrt(layers)  # canary j is (e_j, ..., e_j) / sqrt(layers)
-        z[step] = along * training.sampler.batch / training.clip
+        projection = noisy.sum(0)[:canaries] / np.sqrt(layers)  # canary j is (e_j, ..., e_j) / sqrt(layers)
+        z[step] = projection * training.sampler.batch / training.clip
     return z
 
 
 def _clipped_sum(training: Training, canaries: int, *, layers: int) -> ClippedSum:
     style = STYLES[training.style](training.clip)
-    return ClippedSum(
-        Layers(canaries + OTHERS, layers), the_output, clip=style, one_view=training.views is None, physical=None
-    )
+    model = LinearSum(canaries + OTHERS, layers)
+    return ClippedSum(model, output_as_loss, clip=style, one_view=training.views is None, physical=None)
 
 
 def _fetch(training: Training, inside: NDArray[np.bool_]) -> Fetch:
-    """The real fetcher, over canaries that are in and others, as rows or as images of one bright channel."""
+    """The real fetcher over the inserted canaries and the other records, as rows or as images of one bright channel."""
     width = len(inside) + OTHERS
-    there = np.concatenate([np.flatnonzero(inside), np.arange(len(inside), width)])
-    rows = (LENGTH * training.clip * np.eye(width, dtype=np.float32))[there]
+    present = np.concatenate([np.flatnonzero(inside), np.arange(len(inside), width)])
+    rows = (LENGTH * training.clip * np.eye(width, dtype=np.float32))[present]
     if training.views is not None:
         rows = np.broadcast_to(rows[:, :, None, None], (*rows.shape, SIDE, SIDE))
     split = Split(np.empty((len(rows), 1, 1, 1)), np.zeros(len(rows), np.int64), None)
     return fetcher(split, "image", Inputs(split, rows), training.views)
 
 
-def _public(training: Training, size: int, rng: np.random.Generator) -> Public | None:
-    """What a method takes from public images: here from gradients that were drawn at random."""
+def _public_vectors(training: Training, size: int, rng: np.random.Generator) -> Public | None:
+    """The public vectors of an assisting method, computed here from random gradients instead of public images."""
     sampler, views = training.sampler, 1 if training.views is None else training.views.count
     settings = SimpleNamespace(
         views=views, radius=0.1, adaptive=False, horizon=1.0, floor=0.1,

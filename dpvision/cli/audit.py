@@ -83,7 +83,7 @@ def _require_what_fits(
 
 
 def _run(place: Path, source: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
-    from dpvision.audit import auditing
+    from dpvision.audit import run_audit
     from dpvision.cli import screen
     from dpvision.cli.reporting import write_report
     from dpvision.core.events import from_json
@@ -100,11 +100,11 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
     carried = audits.of_run(place, event, config).get("one_run")  # a file that is not ours is refused first
     planned = None
     if source is not None and shadows is not None:
-        from dpvision.audit.shadow_models import plan
+        from dpvision.audit.shadow_models import plan_shadows
 
-        planned = plan(folder, source, count=shadows)
+        planned = plan_shadows(folder, source, count=shadows)
     with screen.counting_bar("canaries") as progress:
-        scores = auditing.canary_scores(config, canaries=canaries, progress=progress)
+        scores = run_audit.score_canaries(config, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
         screen.say(
@@ -114,7 +114,7 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
     if source is not None:
         from dpvision.released.model import load_model
 
-        _losses(folder.operator, auditing.losses_of(place, source), load_model(place).classes, allowed)
+        _losses(folder.operator, run_audit.attack_losses(place, source), load_model(place).classes, allowed)
     if planned is not None:
         _shadows(folder, planned, allowed)
     for path in write_report(folder):
@@ -125,7 +125,7 @@ def _run(place: Path, source: str | None, canaries: int, confidence: float, shad
 def _release(
     place: Path, source: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
 ) -> bool:
-    from dpvision.audit import auditing_release
+    from dpvision.audit import release_audit
     from dpvision.cli import screen
     from dpvision.released.finished import finished
     from dpvision.released.report import audits, release_card
@@ -137,7 +137,7 @@ def _release(
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
         raise ConfigError(f"--operator {operator}: is a release or a run, which leaves. Fix: a folder of its own.")
     with screen.counting_bar("canaries") as progress:
-        scores = auditing_release.canary_scores(release, canaries=canaries, progress=progress)
+        scores = release_audit.score_canaries(release, canaries=canaries, progress=progress)
     found, allowed = _told(place, scores, release.event, delta=release.settings.delta, confidence=confidence)
     for path in release_card.write_audited(release):
         screen.say(f"wrote {path}")
@@ -146,26 +146,26 @@ def _release(
 
         files.make_folder(Path(os.path.abspath(operator)))
         with screen.named_bars() as bars:
-            losses = auditing_release.losses_of(release, source, weights=weights, progress=bars)
+            losses = release_audit.attack_losses(release, source, weights=weights, progress=bars)
         _losses(operator, losses, release.classes, allowed)
-        _inversion(operator, auditing_release.inversion_of(release, source, weights=weights))
+        _inversion(operator, release_audit.attack_rows(release, source, weights=weights))
     return found.refuted
 
 
 def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
     """What canaries say, on the screen and in audit.json and audit.svg; and what the claim allows."""
-    from dpvision.audit import findings, membership, record
-    from dpvision.audit.profile import ENOUGH_DRAWN, verdict
+    from dpvision.audit import audit_file, membership
+    from dpvision.audit.bounds import ENOUGH_DRAWS, judge
     from dpvision.cli import screen
     from dpvision.core import accountant, files
     from dpvision.released.report.guarantee import most_true_positives
 
-    found, proved = verdict(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
-    record.record(place, "mechanism", findings.of_mechanism(found, proved=proved))
+    found, proved = judge(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
+    audit_file.write_section(place, "mechanism", found.as_section(proved=proved))
     rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
     allowed = (rates, most_true_positives(scores.claimed, rates))
-    curve = membership.roc(scores.with_record, scores.without)
-    picture = membership.draw({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
+    curve = membership.roc_curve(scores.with_record, scores.without)
+    picture = membership.plot_roc({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
     files.write(place / "audit.svg", picture, mode=0o644)
     mu, profile = found.estimate, found.profile
     shown = {
@@ -176,7 +176,7 @@ def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: flo
     }
     if f"{found.epsilon:.4f}" != f"{proved:.4f}":
         shown["tested"] = f"the last settings alone, which claim epsilon {found.epsilon:.4f}; others came before them"
-    if found.drawn < ENOUGH_DRAWN:
+    if found.draws < ENOUGH_DRAWS:
         shown["estimate"] += "; too few canaries were drawn for an alarm by it"
     screen.table(shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in its mechanism")
     return found, allowed
@@ -184,33 +184,33 @@ def _told(place: Path, scores: Any, event: Any, *, delta: float, confidence: flo
 
 def _losses(operator: Path, attacked: Any, classes: tuple[str, ...], allowed: Any) -> None:
     """Who was in, by losses: into the operator's folder."""
-    from dpvision.audit import auditing, membership
+    from dpvision.audit import membership
     from dpvision.cli import screen
 
     found, scores = attacked
-    told = auditing.of_membership(found, classes)
-    curves = {"losses": membership.roc(scores["members"], scores["others"])}
+    told = found.as_json(classes)
+    curves = {"losses": membership.roc_curve(scores["members"], scores["others"])}
     _for_the_operator(operator, "membership", told, curves, allowed)
     worst = max(told["by_class"].items(), key=lambda x: x[1], default=("none", 0.5))
     screen.say(
         f"losses of {found.members:,} members and {found.others:,} others (for your eyes only): AUC {found.auc:.4f}, "
-        f"worst class {worst[0]!r} {worst[1]:.4f}; at 1% wrongly reported, {found.found[0.01]:.2%} are found. In "
-        f"{operator}: membership.json, membership.svg"
+        f"worst class {worst[0]!r} {worst[1]:.4f}; at 1% wrongly reported, {found.true_positive_rates[0.01]:.2%} are "
+        f"found. In {operator}: membership.json, membership.svg"
     )
 
 
 def _shadows(folder: Any, planned: Any, allowed: Any) -> None:
     """LiRA: into operator/."""
-    from dpvision.audit.shadow_models import WARNING, attack_by_shadows
+    from dpvision.audit.shadow_models import WARNING, train_shadows_and_attack
     from dpvision.cli import screen
 
     with screen.counting_bar("shadow models") as progress:
-        found = attack_by_shadows(planned, progress=progress)
-    _for_the_operator(folder.operator, "lira", found.told(), found.curves, allowed)
+        found = train_shadows_and_attack(planned, progress=progress)
+    _for_the_operator(folder.operator, "lira", found.as_json(), found.curves, allowed)
     for name, one in (("this model", found.this_model), ("shadow models in turn", found.shadows_in_turn)):
         screen.say(
             f"LiRA, {name}: {one.members:,} members and {one.others:,} others, AUC {one.auc:.4f}; at 0.1% and 1% "
-            f"wrongly reported, {one.found[0.001]:.2%} and {one.found[0.01]:.2%} are found"
+            f"wrongly reported, {one.true_positive_rates[0.001]:.2%} and {one.true_positive_rates[0.01]:.2%} are found"
         )
     screen.say(f"{WARNING} In {folder.operator}: lira.json, lira.svg")
 
@@ -222,7 +222,7 @@ def _for_the_operator(operator: Path, name: str, told: Any, curves: Any, allowed
     from dpvision.core import files
 
     files.write(operator / f"{name}.json", json.dumps(told, indent=1) + "\n")
-    picture = membership.draw(curves, allowed=allowed, title="FOR THE OPERATOR'S EYES ONLY")
+    picture = membership.plot_roc(curves, allowed=allowed, title="NOT FOR RELEASE")
     files.write(operator / f"{name}.svg", picture)
 
 

@@ -45,12 +45,11 @@ def geometry(
     `dpvision geometry warmed/weights.safetensors parts/public.npz --model wrn-10-1`
     """
     from dpvision.audit import geometry as audit
-    from dpvision.audit.subject import subject
     from dpvision.cli import screen
 
-    where = audit.place(weights, out, private=private)
+    where = audit.choose_output(weights, out, private=private)
     looked, *others = (
-        subject(weights, data, private=private, model=model, split=split, most=most, seed=seed)
+        audit.load_subject(weights, data, private=private, model=model, split=split, most=most, seed=seed)
         for data in (source, beside)
         if data is not None
     )
@@ -65,7 +64,7 @@ def geometry(
             top=top,
             probes=probes,
             pair=word_list(pair or ""),
-            beside=others[0] if others else None,
+            other=others[0] if others else None,
             progress=bars,
         )
     values, trace, plane = found.curvature.eigenvalues, found.curvature.trace, found.plane
@@ -74,7 +73,7 @@ def geometry(
     named = {1: "lambda_1", top: f"lambda_{top}"}
     screen.table(
         {
-            "loss, accuracy": f"{found.point.loss:.4g}, {found.point.accuracy:.2%}",
+            "loss, accuracy": f"{found.summary.loss:.4g}, {found.summary.accuracy:.2%}",
             **{name: f"{values.values[i - 1]:.5g} +- {values.errors[i - 1]:.1g}" for i, name in named.items()},
             f"lambda_1/lambda_{top}": ratio,
             "trace": f"{trace.value:.5g} +- {trace.error:.2g} (standard error, {trace.probes} probes)",

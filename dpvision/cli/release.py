@@ -80,9 +80,9 @@ def release(
     prepared = prepare(source, settings)
     first = ranks.rank() == 0
     if accounting == "paper":
-        from dpvision.audit.papers_account import compare
+        from dpvision.audit.hierarchical import compare_accounts
 
-        table = compare(prepared.config, len(prepared.data.classes))
+        table = compare_accounts(prepared.config, len(prepared.data.classes))
         screen.table(table, title="the published account, for comparison")
         screen.say("comparison only: nothing was written, nothing was charged.")
         return

@@ -7,15 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from dpvision.audit.canaries import CanaryRandom, claimed_mu, log_ratio, throw_away_ledgers
-from dpvision.audit.mechanisms import mechanisms
-from dpvision.audit.profile import verdict
+from benchmarks.audited_mechanisms import mechanisms
+from dpvision.audit.bounds import judge
+from dpvision.audit.canaries import CanaryRandom, claimed_mu, log_ratio, temporary_ledger
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core import noise
 from dpvision.core.clipping import Flat
 from dpvision.core.events import Budget, Exposure, Gaussian
 from dpvision.core.gate import Gate
-from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
 
@@ -33,14 +32,14 @@ def _canaries(name: str) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_claim_is_refuted(name: str) -> None:
-    found = verdict(CASES[name](_canaries(name), CanaryRandom(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
+    found = judge(CASES[name](_canaries(name), CanaryRandom(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
     assert not found.refuted, found
     assert found.bound.epsilon <= found.epsilon
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_noise_of_0_83_is_found_out(name: str) -> None:
-    found = verdict(CASES[name](_canaries(name), CanaryRandom(f"cut {name}", 0.83)), delta=DELTA)
+    found = judge(CASES[name](_canaries(name), CanaryRandom(f"cut {name}", 0.83)), delta=DELTA)
     assert found.refuted, found
 
 
@@ -49,8 +48,8 @@ def test_noise_of_0_83_is_found_out(name: str) -> None:
 def test_both_at_epsilon_1_with_fresh_coins(name: str) -> None:
     case = mechanisms(Budget(1.0, DELTA))[name]
     # Fresh coins each time: a chance of 1 in 1,000 for all clean ones together, and less for the cut ones.
-    assert not verdict(case(40_000, CanaryRandom()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
-    assert verdict(case(100_000, CanaryRandom(noise=0.83)), delta=DELTA).refuted
+    assert not judge(case(40_000, CanaryRandom()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
+    assert judge(case(100_000, CanaryRandom(noise=0.83)), delta=DELTA).refuted
 
 
 def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,21 +60,21 @@ def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.Mo
         return original(total, stream, sensitivity=sensitivity, sigma=0.7 * sigma)
 
     monkeypatch.setattr(noise, "release", too_quiet)
-    found = verdict(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
+    found = judge(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
     assert found.alarm and found.profile.refuted
 
 
 def test_raw_gradients_instead_of_clipped_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flat, "factors", lambda self, squares, names: 3e-4 * squares.new_ones(squares.shape).double())
     scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("raw"))  # of norm 3 C
-    assert verdict(scores, delta=DELTA).profile.refuted
+    assert judge(scores, delta=DELTA).profile.refuted
 
 
 def test_a_rate_that_is_not_the_claimed_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 / len(loader) where the claim is batch / n: here, everyone is drawn."""
     monkeypatch.setattr(Gate, "draw", lambda self, step, units, **ranks: np.arange(units))
     scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("everyone"))
-    assert verdict(scores, delta=DELTA).profile.refuted
+    assert judge(scores, delta=DELTA).profile.refuted
 
 
 def test_canaries_that_share_a_run_are_independent() -> None:
@@ -111,14 +110,16 @@ def test_the_claimed_mu_is_that_of_the_claimed_scores() -> None:
     assert claimed_mu((met,)) == pytest.approx(simulated, rel=0.02)
 
 
-def test_charges_are_real_and_the_ledgers_go() -> None:
-    with throw_away_ledgers() as charge:
-        first = charge(Gaussian(5.0), Key.for_tests("x"), "a")
-    assert first.event == Gaussian(5.0) and not first.private
-    with pytest.raises(OSError), throw_away_ledgers() as charge:
+def test_charges_are_real_and_the_ledger_is_removed() -> None:
+    with temporary_ledger() as ledger:
+        charge = ledger.spend(Gaussian(5.0), id="a", run="audit", private=False).charges[-1]
+        assert ledger.path.exists()
+    assert charge.event == Gaussian(5.0) and not charge.private and not ledger.path.exists()
+    with pytest.raises(OSError), temporary_ledger() as ledger:
         raise OSError
+    assert not ledger.path.exists()
 
 
 def test_an_audit_needs_canaries() -> None:
-    with pytest.raises(ConfigError, match="2 canaries at least"):
+    with pytest.raises(ConfigError, match="at least 1 run and 2 canaries"):
         training_scores(Training(SAMPLER, SIGMA), canaries=1)

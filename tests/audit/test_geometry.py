@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dpvision.audit import geometry
-from dpvision.audit.hessian import curvature
-from dpvision.audit.subject import subject
+from dpvision.audit.geometry import load_subject
+from dpvision.audit.hessian import PHYSICAL, curvature
 from dpvision.cli import main
 from dpvision.core import files
 from dpvision.data import load
@@ -24,6 +25,7 @@ from dpvision.private.training import train
 from dpvision.private.training.prepare import each_loss
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
+from tests.private.engine.oracle import unit_gradients
 
 Run = Callable[..., tuple[int, str, str]]
 FEW = ("--most", 60, "--probes", 4)
@@ -88,9 +90,9 @@ def test_private_figures_go_to_the_operator_folder_and_nowhere_else(run: Run, tr
     assert all(_files(tmp_path)[p] == digest for p, digest in before.items()), "and nothing else is changed"
     assert folder.stat().st_mode & 0o777 == 0o700 and all(p.stat().st_mode & 0o777 == 0o600 for p in new)
     found = json.loads((folder / "geometry.json").read_text())
-    assert found["private"] is True and "EYES ONLY" in found["warning"]
-    assert b"EYES ONLY" in (folder / "spectrum.svg").read_bytes()
-    assert b"EYES ONLY" in (folder / "gradients.svg").read_bytes()
+    assert found["private"] is True and "NOT FOR RELEASE" in found["warning"]
+    assert b"NOT FOR RELEASE" in (folder / "spectrum.svg").read_bytes()
+    assert b"NOT FOR RELEASE" in (folder / "gradients.svg").read_bytes()
     assert f"lambda_1           {found['eigenvalues'][0]:.5g}" in out
 
 
@@ -113,9 +115,9 @@ def test_private_images_are_refused_as_public_ones(run: Run, trained: Path, tmp_
 def test_private_figures_can_not_be_sent_elsewhere(run: Run, trained: Path, tmp_path: Path, out: str) -> None:
     before = _files(tmp_path)
     code, _, err = run("geometry", trained, "digits", "--private", "--out", out, *FEW)
-    assert code == 2 and "stays in" in err
+    assert code == 2 and "stay in" in err
     code, _, err = run("geometry", trained, "digits", "--private", "--out", tmp_path / "x", *FEW)
-    assert code == 2 and "stays in" in err
+    assert code == 2 and "stay in" in err
     code, _, err = run("geometry", trained / "weights.safetensors", "digits", "--private", *FEW)
     assert code == 2 and "run folder" in err
     (tmp_path / "aside").mkdir()
@@ -126,14 +128,14 @@ def test_private_figures_can_not_be_sent_elsewhere(run: Run, trained: Path, tmp_
 
 
 def test_the_library_refuses_it_too(trained: Path, tmp_path: Path) -> None:
-    looked = subject(trained, "digits", private=True, most=40)
+    looked = load_subject(trained, "digits", private=True, most=40)
     found = geometry.measure(looked, probes=2)
-    place = geometry.place(trained, tmp_path / "shown", private=False)
+    place = geometry.choose_output(trained, tmp_path / "shown", private=False)
     with pytest.raises(PrivacyError, match="private images"):
         geometry.save(place, looked, found)
-    public = subject(trained, str(_public(tmp_path / "p.npz")), private=False, most=40)
+    public = load_subject(trained, str(_public(tmp_path / "p.npz")), private=False, most=40)
     with pytest.raises(PrivacyError, match="private images"):
-        geometry.save(place, public, geometry.measure(public, probes=2, beside=looked))
+        geometry.save(place, public, geometry.measure(public, probes=2, other=looked))
     assert not (tmp_path / "shown").exists()
 
 
@@ -160,7 +162,7 @@ def test_figures_of_a_weights_file_are_those_of_the_function(run: Run, tmp_path:
     found = json.loads(Path("geometry/geometry.json").read_text())
     network = build("small-cnn", (1, 8, 8), classes=10, seed=0)
     network.load_state_dict(safetensors.load(weights, network.state_dict())[0])
-    looked = subject(weights, str(source), private=False, model="small-cnn", most=60)
+    looked = load_subject(weights, str(source), private=False, model="small-cnn", most=60)
     again = curvature(network, each_loss, looked.inputs, looked.targets, top=3, probes=4)
     assert found["eigenvalues"] == pytest.approx(list(again.eigenvalues.values), rel=1e-6)
     assert found["trace"] == pytest.approx(again.trace.value, rel=1e-6) and found["parameters"] == again.weights
@@ -218,3 +220,23 @@ def test_every_mistake_is_told_with_its_fix(run: Run, tmp_path: Path) -> None:
         code, _, err = run("geometry", *words)
         assert code == expected and said in err, (words, code, err)
     assert not Path("geometry").exists()
+
+
+def _class_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    targets = torch.arange(count) % 4
+    return torch.randn(count, 1, 4, 4, generator=rng) + targets.view(-1, 1, 1, 1) / 2, targets
+
+
+def test_the_summary_of_a_loss_equals_a_naive_loop() -> None:
+    model = build("small-cnn", (1, 4, 4), classes=4, seed=0)
+    images, targets = _class_images(PHYSICAL + 5, 0)
+    summary = geometry.summarise_loss(model, each_loss, images, targets, clip=0.3)
+    rows = unit_gradients(model, images, targets, [1] * len(images))
+    clipped = rows * (0.3 / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+    outputs = model(images)
+    assert summary.loss == pytest.approx(float(F.cross_entropy(outputs, targets).detach()), rel=1e-5)
+    assert summary.accuracy == pytest.approx(float((outputs.argmax(1) == targets).float().mean()))
+    assert summary.gradient == pytest.approx(float(rows.mean(0).norm()), rel=1e-4)
+    assert summary.clipped == pytest.approx(float(clipped.mean(0).norm()), rel=1e-4)
+    assert summary.clipped < summary.gradient

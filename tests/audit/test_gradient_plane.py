@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpvision.audit.gradient_plane import AT_A_TIME, Concentration, Group, concentration
+from dpvision.audit.gradient_plane import AT_A_TIME, Concentration, Group, measure_concentration
 from dpvision.errors import ConfigError, DataError
 
 SIZE = 30
@@ -20,7 +20,7 @@ def _itself(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _look(first: Tensor, second: Tensor) -> Concentration:
     groups: list[Group] = [(g.float(), torch.zeros(len(g), dtype=torch.int64)) for g in (first, second)]
-    return concentration(nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 1, bias=False)), _itself, groups)
+    return measure_concentration(nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 1, bias=False)), _itself, groups)
 
 
 def _vectors(*entries: dict[int, float]) -> Tensor:

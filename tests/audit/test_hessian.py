@@ -12,9 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpvision.audit import hessian, lanczos
-from dpvision.audit.hessian import Curvature, Trace, curvature, trace
-from dpvision.audit.lanczos import Eigenvalues, Product, largest
+from dpvision.audit import hessian
+from dpvision.audit.hessian import (
+    Curvature,
+    Eigenvalues,
+    Product,
+    Trace,
+    curvature,
+    estimate_trace,
+    largest_eigenvalues,
+)
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
 from dpvision.models.resnets import StandardisedConv2d
@@ -46,7 +53,7 @@ SPECTRA = {
 def test_known_spectra(name: str) -> None:
     spectrum = SPECTRA[name]
     matrix = _matrix(spectrum)
-    found = largest(_of(matrix), len(spectrum))
+    found = largest_eigenvalues(_of(matrix), len(spectrum))
     assert found.converged
     assert found.values == pytest.approx(
         sorted(spectrum, reverse=True)[:5], rel=1e-4, abs=1e-4 * max(map(abs, spectrum))
@@ -58,31 +65,31 @@ def test_known_spectra(name: str) -> None:
 
 def test_restarts_lose_nothing() -> None:
     spectrum = list(np.linspace(0, 1, 600))
-    found = largest(_of(_matrix(spectrum)), 600, top=2, tolerance=1e-5)
-    assert found.converged and found.products > 3 * lanczos.BLOCKS * 2, "several restarts"
+    found = largest_eigenvalues(_of(_matrix(spectrum)), 600, top=2, tolerance=1e-5)
+    assert found.converged and found.products > 3 * hessian.BLOCKS * 2, "several restarts"
     assert found.values == pytest.approx(spectrum[-1:-3:-1], abs=1e-6)
 
 
 def test_what_is_not_known_yet_is_said_and_bounded() -> None:
     spectrum = np.linspace(-1, 1, 400)
     matrix = _matrix(list(spectrum))
-    found = largest(_of(matrix), 400, most=15)
+    found = largest_eigenvalues(_of(matrix), 400, most=15)
     assert not found.converged and found.products == 15
     pairs = [*zip(found.values, found.errors, strict=True), (found.lowest, found.lowest_error)]
     for value, error in pairs:
         assert error > 1e-3 and np.abs(spectrum - value).min() <= error + 1e-12
-    again = largest(_of(matrix), 400, most=15)
+    again = largest_eigenvalues(_of(matrix), 400, most=15)
     assert again.values == found.values and torch.equal(again.vectors, found.vectors)
-    assert largest(_of(matrix), 400, most=15, seed=1).values != found.values
+    assert largest_eigenvalues(_of(matrix), 400, most=15, seed=1).values != found.values
 
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="--top"):
-        largest(_of(torch.eye(3, dtype=torch.float64)), 3, top=4)
+        largest_eigenvalues(_of(torch.eye(3, dtype=torch.float64)), 3, top=4)
     with pytest.raises(DataError, match="not finite"):
-        largest(lambda rows: rows * math.nan, 10)
+        largest_eigenvalues(lambda rows: rows * math.nan, 10)
     with pytest.raises(ConfigError, match="2 probes"):
-        trace(_of(torch.eye(3, dtype=torch.float64)), 3, probes=1)
+        estimate_trace(_of(torch.eye(3, dtype=torch.float64)), 3, probes=1)
     with pytest.raises(ConfigError, match="no trainable"):
         hessian.hessian(nn.Linear(2, 2).requires_grad_(False), each_loss, torch.zeros(1, 2), torch.zeros(1))
 
@@ -162,7 +169,7 @@ def test_no_ratio_of_a_curvature_that_is_not_positive() -> None:
 
 
 def _estimates(matrix: Tensor, known: Eigenvalues | None, runs: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    found = [trace(_of(matrix), len(matrix), probes=16, seed=seed, known=known) for seed in range(runs)]
+    found = [estimate_trace(_of(matrix), len(matrix), probes=16, seed=seed, known=known) for seed in range(runs)]
     return np.array([t.value for t in found]), np.array([t.error for t in found])
 
 
@@ -170,7 +177,7 @@ def test_the_traces_error_bar_covers_as_often_as_it_should() -> None:
     """Within two standard errors of 16 probes: 93.6% by Student's distribution."""
     spectrum = [40.0, 20.0, 10.0, *np.linspace(-1, 1, 57)]
     matrix = _matrix(spectrum)
-    rough = largest(_of(matrix), 60, top=3, most=6)
+    rough = largest_eigenvalues(_of(matrix), 60, top=3, most=6)
     assert not rough.converged, "any orthonormal vectors will do"
     exact, plain = float(matrix.trace()), _estimates(matrix, None)
     deflated = _estimates(matrix, rough)

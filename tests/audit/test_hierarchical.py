@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.stats import binom
 
 from dpvision.audit import PAPER, Attack, Setting, attack, lower_bound, paper_sigma, scheduled, setting, sound_sigma
+from dpvision.audit.hierarchical import sound_delta
 from dpvision.core import accountant
-from dpvision.core.events import Budget, ClassScheduled
+from dpvision.core.events import Budget, ClassScheduled, PoissonGaussian
 from dpvision.errors import ConfigError
+from dpvision.settings import calibrate
 
 BUDGET = Budget(1.0, 1e-5)
 SMALL = Setting(rows=30, chance=0.3, rate=0.25, others=12, balance=1.5)
@@ -129,3 +132,36 @@ def test_the_papers_setting() -> None:
     assert PAPER.others == 499 and PAPER.rows == 50_000
     with pytest.raises(ConfigError, match="rate"):
         setting(records=50_000, classes=100, mixed=64, drawn=0.1, rows=50_000)
+
+
+SECRET = Setting(rows=12, chance=0.5, rate=0.2, others=0)  # secret class draws
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_the_sound_delta_is_above_the_exact_average_and_near_it(epsilon: float) -> None:
+    exact = sum(
+        binom.pmf(r, SECRET.rows, SECRET.chance) * accountant.delta(PoissonGaussian(SECRET.rate, 1.5, r), epsilon)
+        for r in range(1, SECRET.rows + 1)
+    )
+    delta = sound_delta(SECRET, 1.5, epsilon=epsilon)
+    assert exact <= delta <= 2 * exact
+    assert delta < accountant.delta(PoissonGaussian(SECRET.rate, 1.5, SECRET.rows), epsilon)
+
+
+def test_a_class_that_is_always_drawn_has_a_fixed_number_of_rows() -> None:
+    fixed = accountant.delta(PoissonGaussian(SECRET.rate, 1.5, SECRET.rows), 1.0)
+    delta = sound_delta(replace(SECRET, chance=1.0), 1.5, epsilon=1.0)
+    assert delta == pytest.approx(fixed, abs=2e-9)
+
+
+def test_the_sound_sigma_keeps_the_budget_and_wastes_little() -> None:
+    budget = Budget(2.0, 1e-5)
+    sigma = sound_sigma(SECRET, budget)
+    assert sound_delta(SECRET, sigma, epsilon=2.0, beyond=1e-8) <= budget.delta
+    assert sound_delta(SECRET, sigma * 0.97, epsilon=2.0, beyond=1e-8) > budget.delta
+    # Between the noise for the expected number and for the largest.
+    assert (
+        calibrate.sigma(budget, rate=SECRET.rate, steps=6)
+        < sigma
+        < calibrate.sigma(budget, rate=SECRET.rate, steps=SECRET.rows)
+    )

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from dpvision.audit.inversion import clipped, correlations, invert, total_variation
+from dpvision.audit.inversion import correlations, invert, shorten, total_variation
 from dpvision.errors import ConfigError
 from dpvision.models.scattering import Scattering
 from dpvision.public.sheets import named_lines
@@ -44,7 +44,7 @@ def _images(count: int) -> torch.Tensor:
 
 @torch.no_grad()
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    return clipped(FEATURES(x))
+    return shorten(FEATURES(x))
 
 
 def test_scattering_has_the_slope_that_autograd_says() -> None:
@@ -86,7 +86,7 @@ def test_several_members_at_once() -> None:
     """Of a linear module the sum of the images is all that can be found; it is found."""
     pixels = nn.Sequential(
         nn.AvgPool2d(1, divisor_override=20), nn.Flatten()
-    )  # over 20: shorter than 1, so not clipped
+    )  # over 20: shorter than 1, so not shorten
     x = _images(2)
     row = pixels(x).mean(0, keepdim=True)
     found = invert(pixels, row, shape=SHAPE, degree=2, members=2, tv=0.0, steps=200)
@@ -119,7 +119,7 @@ def test_variation_correlation_and_clipping() -> None:
     table = correlations(y, torch.stack([3 * y[0] + 1, -y[1], torch.zeros(9)]))
     assert table[0, 0].item() == pytest.approx(1, abs=1e-6) and table[1, 1].item() == pytest.approx(-1, abs=1e-6)
     assert (table[:, 2] == 0).all()
-    assert clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]])).tolist() == [
+    assert shorten(torch.tensor([[3.0, 4.0], [0.3, 0.4]])).tolist() == [
         pytest.approx([0.6, 0.8]),
         pytest.approx([0.3, 0.4]),
     ]

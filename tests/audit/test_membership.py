@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dpvision.audit.losses import cross_entropies, membership_auc
-from dpvision.audit.membership import attack_success, confidences, draw, lira, roc, shadows
+from dpvision.audit.membership import (
+    cross_entropies,
+    evaluate_attack,
+    lira_scores,
+    logit_confidences,
+    membership_auc,
+    plot_roc,
+    roc_curve,
+    train_shadows,
+)
 from dpvision.errors import ConfigError
 
 RECORDS, WIDTH, CLASSES = 400, 60, 3
@@ -30,11 +41,11 @@ def _attacks(seed: int, *, trained_on_them: bool = True) -> dict[str, tuple[np.n
     there[np.random.default_rng(100 + seed).permutation(RECORDS)[: RECORDS // 2]] = True
     weights = _weights(x[there], labels[there]) if trained_on_them else _weights(*_data(1000 + seed))
     target = 3 * x @ weights
-    phi, inside = shadows(lambda rows: 3 * x @ _weights(x[rows], labels[rows]), labels, count=16, seed=seed)
+    phi, inside = train_shadows(lambda rows: 3 * x @ _weights(x[rows], labels[rows]), labels, count=16, seed=seed)
     scores = {
         "loss": -cross_entropies(target, labels),
-        "offline": lira(confidences(target, labels), phi, inside, online=False),
-        "online": lira(confidences(target, labels), phi, inside, online=True),
+        "offline": lira_scores(logit_confidences(target, labels), phi, inside, online=False),
+        "online": lira_scores(logit_confidences(target, labels), phi, inside, online=True),
     }
     return {name: (found[there], found[~there]) for name, found in scores.items()}
 
@@ -43,38 +54,41 @@ def test_lira_finds_more_than_the_loss_where_a_model_remembers() -> None:
     found = {name: [] for name in ("loss", "offline", "online")}
     for seed in range(5):
         for name, scores in _attacks(seed).items():
-            found[name].append(attack_success(*scores))
+            found[name].append(evaluate_attack(*scores))
     auc = {name: np.mean([f.auc for f in each]) for name, each in found.items()}
-    rare = {name: np.mean([f.found[0.01] for f in each]) for name, each in found.items()}
+    rare = {name: np.mean([f.true_positive_rates[0.01] for f in each]) for name, each in found.items()}
     assert auc["loss"] > 0.7 and auc["offline"] > auc["loss"] + 0.03 and auc["online"] > auc["loss"] + 0.03
     assert rare["online"] > 2 * rare["loss"]
 
 
 @pytest.mark.parametrize("name", ["loss", "offline", "online"])
 def test_nothing_is_found_about_a_model_of_other_records(name: str) -> None:
-    aucs = [attack_success(*_attacks(seed, trained_on_them=False)[name]).auc for seed in range(8)]
+    aucs = [evaluate_attack(*_attacks(seed, trained_on_them=False)[name]).auc for seed in range(8)]
     assert abs(np.mean(aucs) - 0.5) < 0.04
 
 
 def test_the_curve_is_that_of_the_auc() -> None:
     rng = np.random.default_rng(0)
     inside, outside = np.round(rng.normal(0.5, 1, 300), 1), np.round(rng.normal(0, 1, 200), 1)  # with ties
-    false, true = roc(inside, outside)
+    false, true = roc_curve(inside, outside)
     assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
     assert (np.diff(false) >= 0).all() and (np.diff(true) >= 0).all()
     assert np.trapezoid(true, false) == pytest.approx(membership_auc(-inside, -outside))
 
 
 def test_found_at_a_rate_is_never_beyond_that_rate() -> None:
-    found = attack_success(np.arange(1000) + 500.0, np.arange(1000.0))
-    assert found.found == {0.001: 0.501, 0.01: 0.51, 0.1: 0.6} and (found.members, found.others) == (1000, 1000)
+    found = evaluate_attack(np.arange(1000) + 500.0, np.arange(1000.0))
+    assert found.true_positive_rates == {0.001: 0.501, 0.01: 0.51, 0.1: 0.6} and (found.members, found.others) == (
+        1000,
+        1000,
+    )
 
 
 def test_by_class_names_the_class_that_is_remembered() -> None:
     rng = np.random.default_rng(0)
     classes = np.repeat([0, 1, 2], [500, 500, 5])
     members = rng.normal(size=1005) + 2.0 * (classes == 1)
-    found = attack_success(members, rng.normal(size=1005), classes=(classes, classes))
+    found = evaluate_attack(members, rng.normal(size=1005), classes=(classes, classes))
     assert found.by_class.keys() == {0, 1}, "5 records are too few"
     assert found.by_class[1] > 0.9 and abs(found.by_class[0] - 0.5) < 0.05
 
@@ -82,26 +96,60 @@ def test_by_class_names_the_class_that_is_remembered() -> None:
 def test_confidences_are_logits_of_the_right_class() -> None:
     scores = np.array([[2.0, 0.0, -1.0], [800.0, -800.0, 0.0]])
     p = np.exp(2) / (np.exp(2) + 1 + np.exp(-1))
-    assert confidences(scores, [0, 1]) == pytest.approx([np.log(p / (1 - p)), -1600])
+    assert logit_confidences(scores, [0, 1]) == pytest.approx([np.log(p / (1 - p)), -1600])
 
 
 def test_each_record_is_in_half_of_the_shadow_models() -> None:
-    phi, inside = shadows(lambda rows: np.zeros((50, 2)), np.zeros(50, int), count=6)
+    phi, inside = train_shadows(lambda rows: np.zeros((50, 2)), np.zeros(50, int), count=6)
     assert phi.shape == (6, 50) and (inside.sum(0) == 3).all() and (inside.sum(1) == 25).all()
 
 
 def test_wrong_shadow_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="even number"):
-        shadows(lambda rows: np.zeros((4, 2)), [0, 0, 1, 1], count=3)
+        train_shadows(lambda rows: np.zeros((4, 2)), [0, 0, 1, 1], count=3)
     with pytest.raises(ConfigError, match="do not fit"):
-        lira(np.zeros(3), np.zeros((2, 4)), np.zeros((2, 4), bool), online=False)
+        lira_scores(np.zeros(3), np.zeros((2, 4)), np.zeros((2, 4), bool), online=False)
     with pytest.raises(ConfigError, match="out of one"):
-        lira(np.zeros(3), np.zeros((2, 3)), np.ones((2, 3), bool), online=False)
+        lira_scores(np.zeros(3), np.zeros((2, 3)), np.ones((2, 3), bool), online=False)
     with pytest.raises(ConfigError, match="also in one"):
-        lira(np.zeros(3), np.zeros((2, 3)), np.zeros((2, 3), bool), online=True)
+        lira_scores(np.zeros(3), np.zeros((2, 3)), np.zeros((2, 3), bool), online=True)
 
 
 def test_the_picture_is_the_same_each_time() -> None:
-    curve = roc([1.0, 2.0], [0.0, 1.0])
-    made = [draw({"losses": curve}, allowed=([0.01, 1.0], [0.05, 1.0]), title="a & b") for _ in range(2)]
-    assert made[0] == made[1] and b"what the claim allows" in made[0] and b"a &amp; b" in made[0]
+    curve = roc_curve([1.0, 2.0], [0.0, 1.0])
+    made = [plot_roc({"losses": curve}, allowed=([0.01, 1.0], [0.05, 1.0]), title="a & b") for _ in range(2)]
+    assert made[0] == made[1] and b"allowed by the claim" in made[0] and b"a &amp; b" in made[0]
+
+
+LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf")]), min_size=1, max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LOSSES, LOSSES)
+def test_pair_by_pair(members: list[float], others: list[float]) -> None:
+    pairs = [1.0 if a < b else 0.5 if a == b else 0.0 for a in members for b in others]
+    assert membership_auc(members, others) == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_ends_and_middle() -> None:
+    assert membership_auc([0, 1], [2, 3]) == 1 and membership_auc([2, 3], [0, 1]) == 0
+    assert membership_auc([1, 1, 1], [1]) == 0.5
+    for bad in ([], [float("nan")], [[1.0]]):
+        with pytest.raises(ConfigError, match="others"):
+            membership_auc([1.0], bad)
+
+
+def test_cross_entropies_are_torchs() -> None:
+    scores, labels = torch.randn(20, 5, dtype=torch.double) * 300, torch.arange(20) % 5
+    wanted = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+    assert np.allclose(cross_entropies(scores.numpy(), labels.numpy()), wanted.numpy())
+
+
+def test_it_finds_who_was_learned_by_heart() -> None:
+    """Random labels: only memory can make a loss small."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(120, 80)), rng.integers(0, 2, 120)
+    w = np.linalg.lstsq(x[:60], 2.0 * labels[:60] - 1, rcond=None)[0]
+    losses = cross_entropies(np.stack([-x @ w, x @ w], axis=1), labels)
+    assert membership_auc(losses[:60], losses[60:]) > 0.7
+    assert abs(membership_auc(losses[60:90], losses[90:]) - 0.5) < 0.2

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from dpvision.audit.one_run import guesses_for, least_epsilon, one_run, p_value, right_guesses
+from dpvision.audit.one_run import choose_guesses, count_right_guesses, largest_refuted, one_run, p_value
 from dpvision.core import noise
 from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
@@ -44,22 +44,22 @@ def test_the_p_value_is_the_theorems(right: int, delta: float) -> None:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
 def test_randomised_response_at_its_epsilon_is_rarely_refuted(epsilon: float) -> None:
-    """The mechanism for which the theorem is tight: each coin is told truly with probability e^eps / (1 + e^eps)."""
+    """The mechanism for which the theorem is tight: each answer is true with probability e^eps / (1 + e^eps)."""
     trials, wrong = 400, 0
     for seed in range(trials):
         rng = np.random.default_rng(seed)
-        rng = rng.random(300) < 0.5
-        told = np.where(rng.random(300) < 1 / (1 + math.exp(-epsilon)), rng, ~rng)
-        right = right_guesses(told + 1e-3 * rng.random(300), rng, guesses=200)
+        inside = rng.random(300) < 0.5
+        response = np.where(rng.random(300) < 1 / (1 + math.exp(-epsilon)), inside, ~inside)
+        right = count_right_guesses(response + 1e-3 * rng.random(300), inside, guesses=200)
         wrong += p_value(canaries=300, guesses=200, right=right, epsilon=epsilon, delta=0.0) <= 0.05
     assert wrong <= stats.binom.isf(1e-4, trials, 0.05)
     assert epsilon == 0 or wrong >= 2  # and no more cautious than it needs to be
 
 
 def test_without_noise_the_bound_is_large_and_without_evidence_it_is_0() -> None:
-    rng = np.random.default_rng(0).random(1000) < 0.5
-    assert one_run(rng.astype(float), rng, guesses=800, delta=DELTA).epsilon > 4
-    assert one_run(-rng.astype(float), rng, guesses=800, delta=DELTA).epsilon == 0
+    inside = np.random.default_rng(0).random(1000) < 0.5
+    assert one_run(inside.astype(float), inside, guesses=800, delta=DELTA).epsilon > 4
+    assert one_run(-inside.astype(float), inside, guesses=800, delta=DELTA).epsilon == 0
     above = sum(
         one_run(np.zeros(200), np.random.default_rng(s).random(200) < 0.5, guesses=100, delta=DELTA).epsilon > 0
         for s in range(200)
@@ -69,18 +69,18 @@ def test_without_noise_the_bound_is_large_and_without_evidence_it_is_0() -> None
 
 def test_more_right_guesses_more_epsilon_and_delta_takes_some() -> None:
     def bound(right: int, delta: float = DELTA) -> float:
-        return least_epsilon(canaries=1000, guesses=100, right=right, delta=delta, miss=0.05)
+        return largest_refuted(canaries=1000, guesses=100, right=right, delta=delta, miss=0.05)
 
     assert bound(50) == 0 < bound(70) < bound(90) < bound(100)
     assert bound(90, 1e-3) < bound(90, 0.0)
 
 
 def test_few_guesses_for_small_claims_and_all_for_large_ones() -> None:
-    assert guesses_for(1000, 0.3, delta=DELTA) < guesses_for(1000, 4.0, delta=DELTA)
+    assert choose_guesses(1000, 0.3, delta=DELTA) < choose_guesses(1000, 4.0, delta=DELTA)
 
 
 def test_it_asks_for_what_it_needs() -> None:
-    with pytest.raises(ConfigError, match="2 scores and 3 coins"):
+    with pytest.raises(ConfigError, match="2 scores and 3 insertions"):
         one_run([0, 1], [True, False, True], guesses=1, delta=DELTA)
     with pytest.raises(ConfigError, match="guesses is 3"):
         one_run([0, 1], [True, False], guesses=3, delta=DELTA)
@@ -117,8 +117,8 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
 
 def test_coins_are_fair_secret_and_checked() -> None:
     key = Key.for_tests("a")
-    rng = toss(key, 2000)
-    assert rng == toss(key, 2000) != toss(Key.for_tests("b"), 2000) and 880 < rng.count("1") < 1120
+    draws = toss(key, 2000)
+    assert draws == toss(key, 2000) != toss(Key.for_tests("b"), 2000) and 880 < draws.count("1") < 1120
     assert inside({"canaries": "0110"}, 4).tolist() == [False, True, True, False]
     for wrong in (None, "011", "01x0"):
         with pytest.raises(DataError, match="canaries"):

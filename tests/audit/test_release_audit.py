@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpvision.audit import auditing_release
+from dpvision.audit import release_audit
+from dpvision.audit.bounds import judge
 from dpvision.audit.canaries import CanaryRandom
-from dpvision.audit.profile import verdict
 from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
 from dpvision.core.events import from_json
@@ -56,17 +56,17 @@ def copied(released: Path, tmp_path: Path) -> Path:
 def test_canaries_show_all_that_the_releases_own_claim_allows(recipe: str, released: Path) -> None:
     """No more, and no less: mu is what the claimed mechanism would give to a record that fares worst."""
     release = finished(released / recipe)
-    scores = auditing_release.canary_scores(release, canaries=2000, rng=CanaryRandom("release"))
+    scores = release_audit.score_canaries(release, canaries=2000, rng=CanaryRandom("release"))
     assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
-    found = verdict(scores, delta=release.settings.delta, confidence=0.999)
+    found = judge(scores, delta=release.settings.delta, confidence=0.999)
     assert not found.refuted and found.bound.epsilon <= found.epsilon <= 8
     assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
 
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix-hs", *PUBLISHED])
 def test_less_noise_than_the_card_says_is_refuted(recipe: str, released: Path) -> None:
-    scores = auditing_release.canary_scores(finished(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
-    assert verdict(scores, delta=1e-5).refuted
+    scores = release_audit.score_canaries(finished(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
+    assert judge(scores, delta=1e-5).refuted
 
 
 def test_canaries_are_of_the_class_that_fares_worst() -> None:
@@ -74,7 +74,7 @@ def test_canaries_are_of_the_class_that_fares_worst() -> None:
     scores = mixture_scores(
         round_robin(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
     )
-    found = verdict(scores, delta=1e-5, confidence=0.999)
+    found = judge(scores, delta=1e-5, confidence=0.999)
     assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
 
 
@@ -88,8 +88,8 @@ def test_declared_counts_and_random_weights_are_audited_too(
     """Random weights are mostly below what they are accounted at, so canaries show less."""
     release = finished(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
-    scores = auditing_release.canary_scores(release, canaries=1000, rng=CanaryRandom("others"))
-    found = verdict(scores, delta=1e-5, confidence=0.999)
+    scores = release_audit.score_canaries(release, canaries=1000, rng=CanaryRandom("others"))
+    found = judge(scores, delta=1e-5, confidence=0.999)
     assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
 
 
@@ -107,7 +107,7 @@ def test_an_audit_is_on_the_card_and_what_images_tell_is_not(
     old, new = json.loads(before["card.json"]), json.loads(after["card.json"])
     assert {k: v for k, v in new.items() if k != "audit"} == {k: v for k, v in old.items() if k != "audit"}
     assert old["audit"] is None and new["audit"]["mechanism"]["canaries"] == 2000
-    assert b"2,000 canaries; not refuted" in after["card.md"] and b"what the claim allows" in after["audit.svg"]
+    assert b"2,000 canaries; not refuted" in after["card.md"] and b"allowed by the claim" in after["audit.svg"]
     assert finished(folder).private, "and can be audited again"
     told = {p.name: p for p in operator.iterdir()}
     assert told.keys() == {"membership.json", "membership.svg", "inversion.json", "inversion.png"}
@@ -121,8 +121,8 @@ def test_an_audit_is_on_the_card_and_what_images_tell_is_not(
 
 @pytest.mark.parametrize(("recipe", "how"), [("moments", "drawn by public coins"), ("dp-hp", "made by a network")])
 def test_rows_of_noisy_sums_are_nobodys(recipe: str, how: str, released: Path) -> None:
-    found = str(auditing_release.inversion_of(finished(released / recipe), "digits"))
-    assert found.startswith(f"the rows were {how}") and "no row is of anybody" in found
+    found = str(release_audit.attack_rows(finished(released / recipe), "digits"))
+    assert found.startswith(f"the rows were {how}") and "no row belongs to a record" in found
 
 
 def test_a_fixed_key_can_not_be_edited_away(released: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_coins_of_canaries_that_share_rows_are_their_own(released: Path) -> None
     """With noisy labels each has a class of its own: scores of one release are not correlated."""
     release = finished(released / "neuromix-hs")
     runs = [
-        auditing_release.canary_scores(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
+        release_audit.score_canaries(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
     ]
     together = np.corrcoef(np.stack(runs).T)
     assert abs(together[np.triu_indices(10, 1)].mean()) < 0.06

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpvision.audit import shadow_models
-from dpvision.audit.membership import shadows
+from dpvision.audit.membership import train_shadows
 from dpvision.cli.app import app
 from dpvision.core import ledger as ledgers
 from dpvision.data import Dataset, Split
@@ -62,7 +62,7 @@ def test_lira_finds_who_was_in_and_leaves_nothing_behind(
     assert this["auc"] > 0.7 and turns["auc"] > 0.7 and turns["members"] == turns["others"] == 4 * RECORDS
     assert turns["found"].keys() == {"0.001", "0.01", "0.1"} and turns["by_class"].keys() == {"0", "1"}
     svg = (run.operator / "lira.svg").read_bytes()
-    assert b"what the claim allows" in svg and b"EYES ONLY" in svg
+    assert b"allowed by the claim" in svg and b"NOT FOR RELEASE" in svg
     assert _everything(home) == ledgers and os.environ["DPVISION_HOME"] == str(home)
     new = {"lira.json", "lira.svg", "membership.json", "membership.svg"}
     assert _everything(run.operator).keys() - operator.keys() == new and not (run.operator / "shadows").exists()
@@ -85,7 +85,7 @@ def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeyp
 
     monkeypatch.setattr("dpvision.private.training.train.proceed", broken)
     with pytest.raises(OSError, match="full"):
-        shadow_models.attack_by_shadows(shadow_models.plan(run, str(finished / "data.npz"), count=4))
+        shadow_models.train_shadows_and_attack(shadow_models.plan_shadows(run, str(finished / "data.npz"), count=4))
     assert not (run.operator / "shadows").exists() and _everything(home) == before
     assert os.environ["DPVISION_HOME"] == str(home)
 
@@ -93,7 +93,7 @@ def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeyp
 def test_a_home_of_its_own_shares_what_is_public(tmp_path: Path, own_home: Path) -> None:
     (own_home / "priors").mkdir(parents=True)
     (own_home / "priors" / "map").write_text("public")
-    with shadow_models.throw_away_home(tmp_path / "place") as place:
+    with shadow_models.temporary_home(tmp_path / "place") as place:
         assert (place / "priors" / "map").read_text() == "public" and os.stat(place).st_mode & 0o077 == 0
     assert not place.exists() and (own_home / "priors" / "map").exists()
 
@@ -101,14 +101,14 @@ def test_a_home_of_its_own_shares_what_is_public(tmp_path: Path, own_home: Path)
 def test_a_link_in_the_place_of_a_home_is_refused(tmp_path: Path, own_home: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "place").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="is a link"), shadow_models.throw_away_home(tmp_path / "place"):
+    with pytest.raises(DataError, match="is a link"), shadow_models.temporary_home(tmp_path / "place"):
         pass
     assert list((tmp_path / "elsewhere").iterdir()) == [] and (tmp_path / "place").is_symlink()
 
 
 def test_another_thread_keeps_the_true_home(tmp_path: Path, own_home: Path) -> None:
     """Or what it trained meanwhile would be charged to a ledger that is thrown away."""
-    with shadow_models.throw_away_home(tmp_path / "place") as place, ThreadPoolExecutor(1) as other:
+    with shadow_models.temporary_home(tmp_path / "place") as place, ThreadPoolExecutor(1) as other:
         assert ledgers.home() == place and other.submit(ledgers.home).result() == own_home
     assert ledgers.home() == own_home
 
@@ -117,10 +117,10 @@ def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkey
     monkeypatch.setenv("DPVISION_HOME", str(finished / "home"))
     run, source = run_folder.Run(finished / "run"), str(finished / "data.npz")
     for count in (2, 5):
-        with pytest.raises(ConfigError, match="even number, 4 at least"):
-            shadow_models.plan(run, source, count=count)
+        with pytest.raises(ConfigError, match="even number of at least 4"):
+            shadow_models.plan_shadows(run, source, count=count)
     with pytest.raises(DataError, match="not the images that the run was trained on"):
-        shadow_models.plan(run, str(write_data(tmp_path / "other.npz")), count=4)
+        shadow_models.plan_shadows(run, str(write_data(tmp_path / "other.npz")), count=4)
     before = _everything(run.folder)
     with pytest.raises(ConfigError, match="even number"):
         _say("audit", run.folder, source, "--shadows", "5")
@@ -132,13 +132,13 @@ def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkey
     arrays = {k: v for k, v in np.load(source).items() if k.startswith("train")}
     np.savez(tmp_path / "alone.npz", **arrays)
     with pytest.raises(DataError, match="no test split"):
-        shadow_models.plan(run, str(tmp_path / "alone.npz"), count=4)
+        shadow_models.plan_shadows(run, str(tmp_path / "alone.npz"), count=4)
     shutil.rmtree(tmp_path)
 
 
 def test_a_persons_images_are_in_or_out_together() -> None:
     persons = np.array([7, 3, 7, 3, 9, 9, 5, 5])
-    _, inside = shadows(lambda rows: np.zeros((8, 2)), np.array([0, 0, 0, 0, 1, 1, 1, 1]), count=6, units=persons)
+    _, inside = train_shadows(lambda rows: np.zeros((8, 2)), np.array([0, 0, 0, 0, 1, 1, 1, 1]), count=6, units=persons)
     assert (inside[:, 0] == inside[:, 2]).all() and (inside[:, 4] == inside[:, 5]).all()
     assert (inside[:, 0] != inside[:, 1]).all() and (inside[:, 4] != inside[:, 6]).all(), "one half of each class"
 
@@ -149,11 +149,11 @@ def test_somebody_of_both_splits_was_seen() -> None:
     test = Split(image, np.array([1, 0, 0]), np.array([2, 8, 8]))
     data = Dataset("x", ("a", "b"), train, None, test, ())
     pool = shadow_models._pool(data, "person", "x")
-    assert pool.seen.tolist() == [True, True, False] and pool.classes.tolist() == [1, 0, 0]
-    assert pool.by_unit(np.arange(6.0)).tolist() == [2.0, 1.0, 4.5]
+    assert pool.seen.tolist() == [True, True, False] and pool.divide(np.arange(3.0), pool.seen)[2].tolist() == [1, 0]
+    assert pool.mean_by_unit(np.arange(6.0)).tolist() == [2.0, 1.0, 4.5]
     assert shadow_models._pool(data, "image", "x").seen.tolist() == [True] * 3 + [False] * 3
-    with pytest.raises(DataError, match="nobody is left"):
+    with pytest.raises(DataError, match="no non-members"):
         shadow_models._pool(Dataset("x", ("a", "b"), train, None, train, ()), "person", "x")
     nobodys = Dataset("x", ("a", "b"), train, None, Split(image, test.labels, None), ())
-    with pytest.raises(DataError, match="whose the test images are"):
+    with pytest.raises(DataError, match="test images have no persons"):
         shadow_models._pool(nobodys, "person", "x")

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision.audit.findings import audit_carried
+from dpvision.audit.one_run import audit_one_run
 from dpvision.core import files
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.core.gate import Gate
@@ -461,7 +461,7 @@ def _release(
     run.write_config(prepared.config)
     if state.canaries is not None:
         there = inside(run.facts(), prepared.config.canaries)
-        audit_carried(run, state.canaries.numpy(), there, event=event, delta=prepared.config.delta)
+        audit_one_run(run, state.canaries.numpy(), there, event=event, delta=prepared.config.delta)
     run.write_facts({**run.facts(), **done})
     Key.destroy(run_folder.key_path(state.key))
 

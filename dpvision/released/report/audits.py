@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpvision.audit import record
+from dpvision.audit import audit_file
 from dpvision.core import accountant
 from dpvision.core.events import Event
 from dpvision.core.sampling import PoissonSampler
@@ -27,7 +27,7 @@ SHORT = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this
 
 def of_run(folder: Path, event: Event, config: Config) -> dict[str, dict[str, Any]]:
     """All of a run's audit.json, held against its own event and settings; nothing where no audit was made."""
-    if not (folder / record.FILE).exists():
+    if not (folder / audit_file.FILE).exists():
         return {}
     if not (config.batch and config.n and config.steps and config.sigma):
         raise ConfigError("config.toml: batch, n, steps and sigma must be there; those of a finished run are.")
@@ -35,15 +35,15 @@ def of_run(folder: Path, event: Event, config: Config) -> dict[str, dict[str, An
     last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
     proved = accountant.epsilon(event, delta_of(event, config.delta))
     tested = accountant.epsilon(last, config.delta)
-    return record.judged(folder, proved=proved, tested=tested, delta=config.delta)
+    return audit_file.read_and_judge(folder, proved=proved, tested=tested, delta=config.delta)
 
 
 def of_release(folder: Path, event: Event, delta: float) -> dict[str, dict[str, Any]]:
     """The same of a release, which has one mechanism; no canaries are carried in it."""
-    if not (folder / record.FILE).exists():
+    if not (folder / audit_file.FILE).exists():
         return {}
     proved = accountant.epsilon(event, delta)
-    found = record.judged(folder, proved=proved, tested=proved, delta=delta)
+    found = audit_file.read_and_judge(folder, proved=proved, tested=proved, delta=delta)
     return {name: told for name, told in found.items() if name == "mechanism"}
 
 

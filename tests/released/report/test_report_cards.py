@@ -12,15 +12,15 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 from run_folder import DATA, EVENT, NAME, account, card_of, make, released, weigh
+from tests.audit.test_record import ONE_RUN
 
-from dpvision.audit import record
+from dpvision.audit import audit_file
 from dpvision.core import accountant, adaptive
 from dpvision.core.events import Composed, Gaussian, PoissonGaussian, to_json
 from dpvision.errors import DataError
 from dpvision.released.report import card, guarantee, markdown, on_weights, reference, wording
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import Run
-from tests.audit.test_record import ONE_RUN
 
 SCHEMA = json.loads((files("dpvision.released.report") / "card.schema.json").read_text("utf-8"))
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ def test_every_card_fits_the_schema(tmp_path: Path, private_run: Run, fixed_key_
     run.write_facts(run.facts() | {"event": both})
     weigh(run)
     proved = accountant.epsilon(Composed((before, EVENT)), 1e-5)
-    record.record(run.folder, "one_run", ONE_RUN | {"epsilon_proved": proved})
+    audit_file.write_section(run.folder, "one_run", ONE_RUN | {"epsilon_proved": proved})
     cards.append(card(run, account()))
     assert cards[-1]["phases"] and cards[-1]["probe"] and cards[-1]["audit"]
     assert any("licence: CC0" in line for line in cards[-1]["not_covered"])
@@ -62,9 +62,12 @@ def test_every_card_fits_the_schema(tmp_path: Path, private_run: Run, fixed_key_
 def test_an_audit_is_held_against_the_run_and_not_against_itself(tmp_path: Path) -> None:
     run, proved = make(tmp_path / "run"), accountant.epsilon(EVENT, 1e-5)
     both = ONE_RUN | {"epsilon_proved": proved * 1.005, "epsilon_at_least": proved * 1.002}
-    record.record(run.folder, "one_run", both)
-    assert not record.read(run.folder)["one_run"]["refuted"] and card(run, None)["audit"]["one_run"]["refuted"]
-    record.record(run.folder, "one_run", both | {"epsilon_proved": None})
+    audit_file.write_section(run.folder, "one_run", both)
+    assert (
+        not audit_file.read_sections(run.folder)["one_run"]["refuted"]
+        and card(run, None)["audit"]["one_run"]["refuted"]
+    )
+    audit_file.write_section(run.folder, "one_run", both | {"epsilon_proved": None})
     with pytest.raises(DataError, match="is of another run"):
         card(run, None)
 

@@ -158,17 +158,17 @@ def _study(place: Path, corpus: Path) -> None:
 
 def _audit(place: Path, corpus: Path) -> None:
     """What the verb reads; attacking takes long."""
-    from dpvision.audit import auditing, record
+    from dpvision.audit import audit_file, run_audit
     from dpvision.storage.run_folder import Run
 
-    auditing.mechanism_of(Run(place).config())
-    record.read(place)
+    run_audit.training_of(Run(place).config())
+    audit_file.read_sections(place)
 
 
 def _losses(place: Path, corpus: Path) -> None:
-    from dpvision.audit import auditing
+    from dpvision.audit import run_audit
 
-    auditing.losses_of(place, str(corpus / "data.npz"))
+    run_audit.attack_losses(place, str(corpus / "data.npz"))
 
 
 def _report(place: Path, corpus: Path) -> None:
@@ -215,10 +215,10 @@ def _pretrained(place: Path, corpus: Path) -> None:
 
 
 def _looked_at(place: Path, corpus: Path) -> None:
-    from dpvision.audit.subject import subject
+    from dpvision.audit.geometry import load_subject
 
     weights, model = (place, None) if place.name == "run" else (place / "weights.safetensors", "linear")
-    subject(weights, str(corpus / "data.npz"), private=True, model=model, most=4)
+    load_subject(weights, str(corpus / "data.npz"), private=True, model=model, most=4)
 
 
 def _encoder(place: Path, corpus: Path) -> None:

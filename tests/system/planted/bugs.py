@@ -336,7 +336,7 @@ BUGS = (
     ),
     _bug(
         38, "the auditor takes no evidence for evidence", "jax_privacy aab3e1c",
-        ("dpvision.audit.bound", "low, mu, high = (max(0.0, x) for x in (mu - reach, mu, mu + reach))",
+        ("dpvision.audit.bounds", "low, mu, high = (max(0.0, x) for x in (mu - reach, mu, mu + reach))",
          "low, mu, high = (abs(x) for x in (mu - reach, mu, mu + reach))"), by="auditor",
     ),
     _bug(

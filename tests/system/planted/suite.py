@@ -28,8 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpvision.audit import bound
-from dpvision.audit.neighbours import Records
+from dpvision.audit import bounds
 from dpvision.core import accountant, adaptive, noise
 from dpvision.core.events import Adaptive, Budget, Composed, Gaussian, PoissonGaussian, parts
 from dpvision.core.gate import Gate
@@ -51,6 +50,7 @@ from tests.private.engine.oracle import verify
 from tests.system.planted import whole
 from tests.system.replay import mechanisms
 from tests.system.replay.mechanisms import MECHANISMS, Mechanism, charged, folder
+from tests.system.replay.neighbours import Records
 from tests.system.replay.pairs import Pair, pairs, replayed
 
 Check = Callable[[int], list[str]]  # of a seed
@@ -366,9 +366,9 @@ def _auditor(seed: int) -> list[str]:
     rng, found = np.random.default_rng(seed), []
     for shift in (0.0, -0.3):  # no evidence, and scores that point the wrong way
         out, into = rng.normal(size=2000), rng.normal(size=2000) + shift
-        if bound.estimate(out, into, delta=1e-5, confidence=1 - 1e-6).low > 0:
+        if bounds.estimate(out, into, delta=1e-5, confidence=1 - 1e-6).low > 0:
             found.append(f"an estimate of mu above 0 from a shift of {shift}")
-        if shift == 0 and bound.lower_bound(out, into, delta=1e-5, confidence=1 - 1e-6).epsilon > 0:
+        if shift == 0 and bounds.lower_bound(out, into, delta=1e-5, confidence=1 - 1e-6).epsilon > 0:
             found.append("a lower bound above 0 from nothing")
     return found
 

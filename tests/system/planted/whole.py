@@ -30,10 +30,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from dpvision.audit.neighbours import Records, one_more
-from dpvision.audit.recording import Recording, record
-from dpvision.audit.replaced import replaced
-from dpvision.audit.replay import difference, differences
+from dpvision.audit.recording import Recording, patched, record
+from dpvision.audit.replay import compare_recordings, first_difference
 from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger
 from dpvision.data import Split
@@ -50,6 +48,7 @@ from dpvision.private.training.stopping import Stopping
 from dpvision.settings.recipes import RECIPES, release_recipe
 from dpvision.settings.training import Config
 from tests.system.replay.mechanisms import MECHANISMS, RUNS
+from tests.system.replay.neighbours import Records, one_more
 from tests.system.replay.quartets import LEAST, interactions
 from tests.system.replay.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, home, write
 
@@ -75,7 +74,7 @@ def any_data(names: tuple[str, ...], seed: int) -> list[str]:
         dark = other.x // 3 if mechanism.dtype == np.uint8 else other.x / 3
         before = record(mechanism.run, one)
         after = record(mechanism.run, replace(other, x=dark.astype(other.x.dtype), labels=labels), like=before)
-        found = [violation for violation in differences(before, after) if violation.what != "the sum"]
+        found = [violation for violation in compare_recordings(before, after) if violation.what != "sum"]
         if found:
             return [f"{name}: {found[0]}"]
     return []
@@ -106,13 +105,13 @@ def _told_apart(one: Recording, other: Recording) -> str | None:
     for each in (one, other):
         if each.error is not None:
             raise each.error
-    sums = [[asked.total for asked in each.asked] for each in (one, other)]
+    sums = [[asked.total for asked in each.calls] for each in (one, other)]
     results = [_without(each.outcome, ABOUT_TEST) for each in (one, other)]
     return (
-        difference(*sums, where="sums")
-        or difference(one.charges, other.charges, where="charges")
-        or difference(one.public, other.public, where="public")
-        or difference(*results, where="released")
+        first_difference(*sums, where="sums")
+        or first_difference(one.charges, other.charges, where="charges")
+        or first_difference(one.public, other.public, where="public")
+        or first_difference(*results, where="released")
     )
 
 
@@ -171,7 +170,7 @@ def _steps_of(prepared: train.Prepared, folder: Path) -> Iterator[Counter[tuple[
 
         return step_of(self, number, units, noting, public)
 
-    with replaced(PrivateSum, "step", stepping):
+    with patched(PrivateSum, "step", stepping):
         train.proceed(train.begin(prepared, folder), prepared)
     yield from seen
 
@@ -207,7 +206,7 @@ def declared(seed: int) -> list[str]:
         f"{name}: the plan depends on the data: {where}"
         for name in plans[0]
         for other in plans[1:]
-        if (where := difference(plans[0][name], other[name], where="plan"))
+        if (where := first_difference(plans[0][name], other[name], where="plan"))
     ][:1]
 
 
@@ -340,7 +339,7 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
             (tune, "accuracy", score),
             (tune.run_folder, "append_json", lambda *_: None),
         ):
-            stack.enter_context(replaced(owner, name, value))
+            stack.enter_context(patched(owner, name, value))
         for _ in range(TUNINGS):
             tried.clear()
             trial, which, reached = tune._best(run, prepared, None, None, lambda _: None)  # type: ignore[arg-type]
@@ -449,7 +448,7 @@ def branches(_seed: int) -> list[str]:
     }
     found_names = [branch_name(state, config, **more) for state, config, more in changed.values()]
     found_names.append(branch_name(first, base, **asked))
-    with replaced(states, "software", lambda: "another version"):
+    with patched(states, "software", lambda: "another version"):
         found_names.append(branch_name(first, base, **asked))
     return [] if len(set(found_names)) == len(found_names) else ["two stretches of training have one name"]
 
@@ -474,7 +473,7 @@ def accounts(seed: int) -> list[str]:
             return spent(self, event, **rest)
 
         unit = "person" if "persons" in name else "image"
-        with replaced(Ledger, "open", opening), replaced(Ledger, "spend", spending):
+        with patched(Ledger, "open", opening), patched(Ledger, "spend", spending):
             RUNS[name].run(RUNS[name].records(8, seed))
         if set(seen) != {(Budget(1e4, 1e-5), unit), (unit, True)}:
             return [f"{name}: asked for a budget of {(1e4, 1e-5)} for each {unit}, and there was {seen}"]
@@ -500,7 +499,7 @@ def said(seed: int) -> list[str]:
         for each in (before, after):
             if each.error is not None:
                 raise each.error
-        if where := difference(before.outcome, after.outcome):
+        if where := first_difference(before.outcome, after.outcome):
             return [f"{words[0]}: neighbours are told apart by what is said: {where}"]
     return []
 
@@ -515,7 +514,7 @@ def _said(words: tuple[str, ...], data: Records) -> dict[str, object]:
         command = [verb, write(path, data), *facts, *more, "--out", str(path / "run")]
         tokens = iter(range(10**6))
         with ExitStack() as stack:
-            stack.enter_context(replaced(secrets, "token_hex", lambda n=8: f"{next(tokens):0{2 * n}x}"))
+            stack.enter_context(patched(secrets, "token_hex", lambda n=8: f"{next(tokens):0{2 * n}x}"))
             app(command, exit_on_error=False, print_error=False, result_action="return_value")
         found: dict[str, object] = {
             p.name: _plain(p.read_text("utf-8"), path) for p in sorted((path / "run").iterdir()) if p.suffix in TEXTS

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision.audit.neighbours import KINDS, OF_BYTES, Records, some_records
 from dpvision.core.events import Budget
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
@@ -42,6 +41,7 @@ from dpvision.views import Views
 from tests.charges import charged
 from tests.private.statistics.baselines.cases import SETTINGS as BASELINES
 from tests.private.statistics.cases import SETTINGS as HEADS
+from tests.system.replay.neighbours import KINDS, OF_BYTES, Records, some_records
 from tests.system.replay.whole_runs import CLASSES, OF_PERSONS, RELEASED, SIDE, TRAINED, folder
 
 SMALL, WIDTH, N = 6, 6, 8  # side of an image, columns of a row, declared number of units

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dpvision.audit.neighbours import Records, one_more
 from dpvision.audit.recording import record
-from dpvision.audit.replay import Violation, differences, largest_move
+from dpvision.audit.replay import Violation, compare_recordings, largest_distance
 from tests.system.replay.mechanisms import CLASSES, Mechanism
+from tests.system.replay.neighbours import Records, one_more
 
 Pair = tuple[str, Records, Records]
 
@@ -33,11 +33,11 @@ def replayed(mechanism: Mechanism, some: Iterable[Pair]) -> tuple[int, float, li
     for what, data, neighbour in some:
         before = record(mechanism.run, data)
         after = record(mechanism.run, neighbour, like=before)
-        violations: list[Violation | str] = [*differences(before, after)]
-        if before.error is None and not before.asked:
+        violations: list[Violation | str] = [*compare_recordings(before, after)]
+        if before.error is None and not before.calls:
             violations.append("no noise was drawn")
         if before.error is None and not before.charges:
             violations.append("nothing was charged")
         found += [f"{what}: {violation}" for violation in violations]
-        count, largest = count + 1, max(largest, largest_move(before, after))
+        count, largest = count + 1, max(largest, largest_distance(before, after))
     return count, largest, found

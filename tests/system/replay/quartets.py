@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dpvision.audit.neighbours import Records
 from dpvision.audit.recording import record
 from dpvision.audit.replay import interaction
 from tests.system.replay.mechanisms import CLASSES, Mechanism
+from tests.system.replay.neighbours import Records
 
 Unit = tuple[np.ndarray, np.ndarray]  # images or rows, and their labels
 SIZE = 10

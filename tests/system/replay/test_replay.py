@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpvision.audit.neighbours import KINDS, one_more, some_records
 from dpvision.audit.recording import record
-from dpvision.audit.replay import compare, difference, interaction
+from dpvision.audit.replay import compare, first_difference, interaction
 from dpvision.core import noise
 from dpvision.core.events import Gaussian
 from dpvision.core.keys import Key
 from dpvision.errors import ConfigError
 from tests.one_thread import one_thread
 from tests.system.replay.mechanisms import CLASSES, MECHANISMS, RUNS, WIDTH, charged
+from tests.system.replay.neighbours import KINDS, one_more, some_records
 from tests.system.replay.pairs import pairs, replayed
 from tests.system.replay.quartets import LEAST, interactions
 
@@ -111,25 +111,25 @@ def _always_an_error(rows: np.ndarray) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[np.ndarray], object], str]] = {
-    "not clipped": (lambda rows: _noisy(np.nan_to_num(rows).sum(axis=0)), "the sum"),
-    "no guard for what is no number": (lambda rows: _noisy(rows.sum(axis=0)), "the error"),
-    "divided by how many there are": (lambda rows: _noisy(_clipped(rows)) / len(rows), "what comes out"),
-    "told how many there are": (lambda rows: (_sound(rows), len(rows)), "what comes out"),
+    "not clipped": (lambda rows: _noisy(np.nan_to_num(rows).sum(axis=0)), "sum"),
+    "no guard for what is no number": (lambda rows: _noisy(rows.sum(axis=0)), "error"),
+    "divided by how many there are": (lambda rows: _noisy(_clipped(rows)) / len(rows), "output"),
+    "told how many there are": (lambda rows: (_sound(rows), len(rows)), "output"),
     "no step where nobody is": (lambda rows: _sound(rows) if len(rows) > 3 else np.zeros(WIDTH), "noise draws"),
     "one step for each": (lambda rows: [_noisy(_clipped(rows), i) for i in range(len(rows))], "noise draws"),
-    "the same noise twice": (lambda rows: (_noisy(_clipped(rows)), _noisy(_clipped(rows[:2]))), "the noise"),
+    "the same noise twice": (lambda rows: (_noisy(_clipped(rows)), _noisy(_clipped(rows[:2]))), "noise"),
     "sensitivity from the data": (
         lambda rows: _noisy(_clipped(rows), sensitivity=1 + len(rows)),
         "sensitivity",
     ),
     "sigma from the data": (lambda rows: _noisy(_clipped(rows), sigma=1 + len(rows)), "sigma"),
-    "shape from the data": (lambda rows: _noisy(np.full(len(rows), 0.1)), "shapes"),
-    "charged afterwards": (_uncharged, "the account"),
-    "two releases, one charged": (_overspent, "the account"),
-    "another sigma than most were charged for": (_charged_otherwise, "the account"),
-    "only another one is charged before": (_charged_by_another, "the account"),
-    "an error that tells": (_error_that_tells, "the error"),
-    "an error on any data": (_always_an_error, "the error"),
+    "shape from the data": (lambda rows: _noisy(np.full(len(rows), 0.1)), "shape"),
+    "charged afterwards": (_uncharged, "account"),
+    "two releases, one charged": (_overspent, "account"),
+    "another sigma than most were charged for": (_charged_otherwise, "account"),
+    "only another one is charged before": (_charged_by_another, "account"),
+    "an error that tells": (_error_that_tells, "error"),
+    "an error on any data": (_always_an_error, "error"),
 }
 
 
@@ -184,7 +184,7 @@ def test_noise_from_a_stream_that_something_else_is_drawn_from() -> None:
         return noise.release(_clipped(rows), stream, sensitivity=1.0, sigma=2.0)
 
     rows = some_records(3, (WIDTH,), classes=CLASSES).x
-    assert {v.what for v in compare(coins_and_noise, rows, rows[:2])} == {"the noise"}
+    assert {v.what for v in compare(coins_and_noise, rows, rows[:2])} == {"noise"}
 
 
 def test_noise_that_is_too_small_for_what_was_charged() -> None:
@@ -193,24 +193,24 @@ def test_noise_that_is_too_small_for_what_was_charged() -> None:
         return _noisy(_clipped(rows), sigma=1.0)
 
     rows = some_records(3, (WIDTH,), classes=CLASSES).x
-    assert {v.what for v in compare(fewer, rows, rows[:2])} == {"the account"}
+    assert {v.what for v in compare(fewer, rows, rows[:2])} == {"account"}
 
 
 def test_the_path_is_the_same_one_and_the_noise_is_real() -> None:
     rows = some_records(4, (WIDTH,), classes=CLASSES).x
     before = record(_sound, rows)
     after = record(_sound, rows[:3], like=before)
-    assert difference(before.outcome, after.outcome) is None
-    assert not np.array_equal(before.asked[0].total, after.asked[0].total)
-    assert 0.1 < np.abs(before.asked[0].result - before.asked[0].total).max() < 20
+    assert first_difference(before.outcome, after.outcome) is None
+    assert not np.array_equal(before.calls[0].total, after.calls[0].total)
+    assert 0.1 < np.abs(before.calls[0].result - before.calls[0].total).max() < 20
     assert noise.release.__module__ == "dpvision.core.noise" and Key.fresh().private, "all is as before"
 
 
 def test_differences_are_found_wherever_they_are() -> None:
-    assert difference({"a": [1.0, float("nan")]}, {"a": [1.0, float("nan")]}) is None
+    assert first_difference({"a": [1.0, float("nan")]}, {"a": [1.0, float("nan")]}) is None
     for other in ({"a": [1.0, 2.0]}, {"b": [1.0]}, {"a": [1.0]}, {"a": (1.0, 3.0)}, {"a": [np.zeros(1), 3.0]}):
-        assert difference({"a": [1.0, 3.0]}, other)
-    assert difference(np.zeros(3), np.zeros(3, np.float32)) and difference(np.zeros(1), -np.zeros(1))
+        assert first_difference({"a": [1.0, 3.0]}, other)
+    assert first_difference(np.zeros(3), np.zeros(3, np.float32)) and first_difference(np.zeros(1), -np.zeros(1))
 
 
 def test_what_is_no_record_is_refused() -> None:

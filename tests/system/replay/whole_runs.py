@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from dpvision.audit.neighbours import Records
-from dpvision.audit.replaced import replaced
+from dpvision.audit.recording import patched
 from dpvision.estimators import PrivateImageClassifier, PrivateRelease
 from dpvision.private.features import public_map
 from dpvision.private.statistics import release
@@ -38,6 +37,7 @@ from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
+from tests.system.replay.neighbours import Records
 
 CLASSES, SIDE, N = 4, 12, 12
 SETTINGS = Config(epsilon=3.0, n=N, batch=6, steps=4, budget=1e4, classes=CLASSES, lr=0.1)
@@ -70,8 +70,8 @@ def fewer_random_images() -> Iterator[None]:
     few = {"images": 40, "patches": 2000}
     with ExitStack() as stack:
         short = lambda self, *shape, **more: init(self, *shape, **{**few, **more})  # noqa: E731
-        stack.enter_context(replaced(dictionary.Settings, "__init__", short))
-        stack.enter_context(replaced(public_map, "IMAGES", 100))
+        stack.enter_context(patched(dictionary.Settings, "__init__", short))
+        stack.enter_context(patched(public_map, "IMAGES", 100))
         yield
 
 
@@ -168,7 +168,7 @@ class ReleaseRun:
     def __call__(self, records: Records) -> dict[str, object]:
         asked = {"n": N, "classes": CLASSES, "epsilon": 3.0, "budget": 1e4, "rows": 16, "encoder": "pixels", "rank": 0}
         settings = changed(release_recipe(self.recipe), {**asked, **self.changes})
-        with home() as path, replaced(release_card, "write", _card):
+        with home() as path, patched(release_card, "write", _card):
             prepared = release.prepare(write(path, records, held_out=self.held_out), settings)
             card = release.make(prepared, path / "out")
             return {**files(path / "out"), "card.json": card}
@@ -189,9 +189,9 @@ class TuningRun:
     def __call__(self, records: Records) -> dict[str, object]:
         turns = itertools.count()
         with home() as path, ExitStack() as stack:
-            stack.enter_context(replaced(Stopping, "draw", lambda _: TRIALS))
-            stack.enter_context(replaced(tune.secrets, "randbelow", lambda most: next(turns) % most))
-            stack.enter_context(replaced(tune.secrets, "randbits", lambda _: 0))
+            stack.enter_context(patched(Stopping, "draw", lambda _: TRIALS))
+            stack.enter_context(patched(tune.secrets, "randbelow", lambda most: next(turns) % most))
+            stack.enter_context(patched(tune.secrets, "randbits", lambda _: 0))
             source = write(path, records, held_out=self.held_out)
             settings, grid = replace(SETTINGS, **self.changes), {"lr": [0.05, 0.2]}
             prepared = tune.prepare(source, settings, grid, score=str(path / "public.npz"), trials=2.0)

@@ -145,7 +145,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
         "release", "digits", "--epsilon", 1, "--recipe", "neuromix-hs", "--accounting", "paper", "--out", "a"
     )
     assert code == 0 and "nothing was written, nothing was charged" in out, err
-    truly = next(line for line in out.splitlines() if "truly tells" in line)
+    truly = next(line for line in out.splitlines() if "true privacy" in line)
     assert float(truly.split()[-1]) > 2, "where 1 was asked for"
     code, _, err = run("release", "digits", "--epsilon", 1, "--accounting", "paper")
     assert code == 2 and "not one of NeuroMixGDP" in err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpvision.audit.papers_account import compare, papers_sigma
+from dpvision.audit.hierarchical import compare_accounts, published_sigma
 from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
 from dpvision.settings.plan import plan_release
@@ -45,14 +45,14 @@ def test_rows_and_degree_can_be_asked_for() -> None:
 @pytest.mark.parametrize("recipe", ["neuromix", "neuromix-hs", "dpmix"])
 def test_the_papers_noise_tells_more_than_it_says(recipe: str) -> None:
     whole = changed(release_recipe(recipe), {"epsilon": 1.0}).complete(N, 10, channels=1)
-    assert whole.sigma and papers_sigma(whole) < whole.sigma
-    found = compare(whole, 10)
-    truly = float(found["which truly tells"].removeprefix("epsilon "))
+    assert whole.sigma and published_sigma(whole) < whole.sigma
+    found = compare_accounts(whole, 10)
+    truly = float(found["its true privacy"].removeprefix("epsilon "))
     assert truly > (2.0 if recipe == "neuromix-hs" else 1.0), "hierarchical sampling most of all"
-    assert "epsilon 1 at delta 1e-05" in found["asked for"]
+    assert "epsilon 1 at delta 1e-05" in found["requested"]
 
 
 @pytest.mark.parametrize("recipe", ["moments", "class-schedule", "dp-merf", "dp-hp", "p3gm"])
 def test_what_is_not_of_that_paper_has_no_papers_account(recipe: str) -> None:
     with pytest.raises(ConfigError, match="not one of NeuroMixGDP"):
-        compare(release_recipe(recipe).complete(N, 10, channels=1), 10)
+        compare_accounts(release_recipe(recipe).complete(N, 10, channels=1), 10)

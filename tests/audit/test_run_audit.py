@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpvision.audit import auditing, findings, record
+from dpvision.audit import audit_file, one_run, run_audit
+from dpvision.audit.bounds import judge
 from dpvision.audit.canaries import CanaryRandom
-from dpvision.audit.profile import verdict
 from dpvision.cli.app import app
 from dpvision.core import accountant
 from dpvision.core.events import Gaussian, from_json
@@ -52,7 +52,7 @@ def test_an_audit_writes_its_figures_into_the_run_and_its_card(
     mechanism, carried = found["mechanism"], found["one_run"]
     assert mechanism["epsilon_at_least"] <= mechanism["epsilon_proved"] < 3 and mechanism["canaries"] == 3000
     assert mechanism["mu"]["low"] < mechanism["mu"]["claimed"] and carried["canaries"] == 200
-    assert b"what the claim allows" in (run.folder / "audit.svg").read_bytes()
+    assert b"allowed by the claim" in (run.folder / "audit.svg").read_bytes()
     card = json.loads((run.folder / "card.json").read_text())
     assert card["audit"].keys() == {"mechanism", "one_run"} and card["config"]["canaries"] == 200
     text = (run.folder / "card.md").read_text()
@@ -75,8 +75,8 @@ def test_what_private_images_tell_is_for_the_operator(finished: tuple[Path, Path
 
 def test_an_audit_of_less_noise_than_the_settings_say_is_refuted() -> None:
     config = Config(batch=100, n=200, steps=20, sigma=3.0)
-    assert not verdict(auditing.canary_scores(config, canaries=4000, rng=CanaryRandom("clean")), delta=1e-5).refuted
-    assert verdict(auditing.canary_scores(config, canaries=4000, rng=CanaryRandom("cut", 0.8)), delta=1e-5).refuted
+    assert not judge(run_audit.score_canaries(config, canaries=4000, rng=CanaryRandom("clean")), delta=1e-5).refuted
+    assert judge(run_audit.score_canaries(config, canaries=4000, rng=CanaryRandom("cut", 0.8)), delta=1e-5).refuted
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_audit_of_less_noise_than_the_settings_say_is_refuted() -> None:
 )
 def test_every_kind_of_training_can_be_audited(changes: dict) -> None:
     config = Config(batch=20, n=80, steps=4, sigma=2.0, **changes)
-    scores = auditing.canary_scores(config, canaries=100, rng=CanaryRandom("kinds"))
+    scores = run_audit.score_canaries(config, canaries=100, rng=CanaryRandom("kinds"))
     assert len(scores.without) == len(scores.with_record) == 50
     assert scores.with_record.mean() > scores.without.mean()
 
@@ -109,8 +109,8 @@ def test_what_can_not_be_audited_is_told(
         _say("audit", finished[1] / "run", "--runs", "10")
     with pytest.raises(ConfigError, match="confidence"):
         _say("audit", finished[1] / "run", "--confidence", "1.5")
-    with pytest.raises(ConfigError, match="sigma must be there"):
-        auditing.mechanism_of(Config(batch=1, n=2, steps=1))
+    with pytest.raises(ConfigError, match="sigma are required"):
+        run_audit.training_of(Config(batch=1, n=2, steps=1))
 
 
 def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
@@ -138,8 +138,8 @@ def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Pa
     config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
     assert audits.on_card(audits.of_run(tmp_path, event, config)) is None
     rng = np.random.default_rng(0)
-    rng = rng.random(100) < 0.5
-    findings.audit_carried(run, rng.normal(size=100), rng, event=event, delta=1e-5)
+    inside = rng.random(100) < 0.5
+    one_run.audit_one_run(run, rng.normal(size=100), inside, event=event, delta=1e-5)
     found = audits.on_card(audits.of_run(tmp_path, event, config))
     assert found is not None and found["one_run"]["canaries"] == 100 and list(found) == ["one_run"]
 
@@ -155,6 +155,6 @@ def test_what_is_proved_is_of_all_steps_also_where_settings_changed_on_the_way(
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     assert proceed(run, reopen(run, {"sigma": 20.0})).complete
     _say("audit", run.folder, "--runs", "200")
-    told, event = record.read(run.folder)["mechanism"], from_json(run.facts()["event"])
+    told, event = audit_file.read_sections(run.folder)["mechanism"], from_json(run.facts()["event"])
     assert told["epsilon_proved"] == accountant.epsilon(event, 1e-5) > 4 * told["epsilon_tested"]
     assert "the last settings alone" in " ".join(capsys.readouterr().out.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gan_ring.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "gan_ring.py"
 
 
 def test_modes_are_counted_where_the_points_are() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpvision.audit import record
+from dpvision.audit import audit_file
 from dpvision.errors import DataError
 
 BOTH = {"epsilon_proved": 3.0, "epsilon_at_least": 0.5, "delta": 1e-5, "confidence": 0.95, "canaries": 100, "refuted": False}  # fmt: skip
@@ -26,20 +26,20 @@ def _write(folder: Path, whole: Any) -> None:
 
 
 def test_what_is_written_is_read_and_one_section_leaves_the_other(tmp_path: Path) -> None:
-    assert record.read(tmp_path) == {}
-    record.record(tmp_path, "mechanism", MECHANISM)
-    record.record(tmp_path, "one_run", ONE_RUN)
-    assert record.read(tmp_path) == {"mechanism": MECHANISM, "one_run": ONE_RUN}
-    record.record(tmp_path, "one_run", ONE_RUN | {"epsilon_proved": None})
-    assert record.read(tmp_path)["mechanism"] == MECHANISM
+    assert audit_file.read_sections(tmp_path) == {}
+    audit_file.write_section(tmp_path, "mechanism", MECHANISM)
+    audit_file.write_section(tmp_path, "one_run", ONE_RUN)
+    assert audit_file.read_sections(tmp_path) == {"mechanism": MECHANISM, "one_run": ONE_RUN}
+    audit_file.write_section(tmp_path, "one_run", ONE_RUN | {"epsilon_proved": None})
+    assert audit_file.read_sections(tmp_path)["mechanism"] == MECHANISM
 
 
 @pytest.mark.parametrize("bound, refuted", [(2.4, False), (2.6, True), (3.5, True)])
 def test_a_bound_above_what_is_proved_or_tested_is_refuted_whatever_the_file_says(
     bound: float, refuted: bool, tmp_path: Path
 ) -> None:
-    _write(tmp_path, {"format": record.FORMAT, "mechanism": MECHANISM | {"epsilon_at_least": bound}})
-    assert record.read(tmp_path)["mechanism"]["refuted"] is refuted
+    _write(tmp_path, {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"epsilon_at_least": bound}})
+    assert audit_file.read_sections(tmp_path)["mechanism"]["refuted"] is refuted
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_bound_above_what_is_proved_or_tested_is_refuted_whatever_the_file_say
 def test_a_bound_is_judged_by_what_the_run_claims(
     bound: tuple[float, float], proved: float, tested: float, refuted: tuple[bool, bool], tmp_path: Path
 ) -> None:
-    told = {"epsilon_proved": record.provable(proved)}
+    told = {"epsilon_proved": audit_file.finite_or_none(proved)}
     lenient = MECHANISM | told | {"epsilon_at_least": bound[0], "epsilon_tested": 1e5}
     _write(
         tmp_path,
-        {"format": record.FORMAT, "mechanism": lenient, "one_run": ONE_RUN | told | {"epsilon_at_least": bound[1]}},
+        {"format": audit_file.FORMAT, "mechanism": lenient, "one_run": ONE_RUN | told | {"epsilon_at_least": bound[1]}},
     )
-    found = record.judged(tmp_path, proved=proved, tested=tested, delta=1e-5)
+    found = audit_file.read_and_judge(tmp_path, proved=proved, tested=tested, delta=1e-5)
     assert (found["mechanism"]["refuted"], found["one_run"]["refuted"]) == refuted
 
 
@@ -73,14 +73,14 @@ def test_a_bound_is_judged_by_what_the_run_claims(
 def test_a_file_that_claims_something_else_is_of_another_run(name: str, change: dict[str, Any], tmp_path: Path) -> None:
     both: dict[str, Any] = {"mechanism": MECHANISM, "one_run": ONE_RUN}
     of = {"proved": 3.0, "tested": 2.5, "delta": 1e-5}
-    _write(tmp_path, {"format": record.FORMAT, **both})
-    assert record.judged(tmp_path, **of) == both
-    assert record.judged(tmp_path, **of | {"proved": 3.002}) == both, "another version of the accountant"
-    _write(tmp_path, {"format": record.FORMAT, **both, name: both[name] | change})
-    with pytest.raises(DataError, match=r"audit\.json: is of another run"):
-        record.judged(tmp_path, **of)
-    with pytest.raises(DataError, match="is of another run"):
-        record.judged(tmp_path, **of | {"proved": math.inf})
+    _write(tmp_path, {"format": audit_file.FORMAT, **both})
+    assert audit_file.read_and_judge(tmp_path, **of) == both
+    assert audit_file.read_and_judge(tmp_path, **of | {"proved": 3.002}) == both, "another version of the accountant"
+    _write(tmp_path, {"format": audit_file.FORMAT, **both, name: both[name] | change})
+    with pytest.raises(DataError, match=r"audit\.json: belongs to another run"):
+        audit_file.read_and_judge(tmp_path, **of)
+    with pytest.raises(DataError, match="belongs to another run"):
+        audit_file.read_and_judge(tmp_path, **of | {"proved": math.inf})
 
 
 HOSTILE: list[Any] = [
@@ -89,10 +89,10 @@ HOSTILE: list[Any] = [
     "{}",
     {"format": "other", "one_run": ONE_RUN},
     {"one_run": ONE_RUN},
-    *({"format": record.FORMAT, "one_run": one} for one in ([], "x", 3, {}, None)),
-    {"format": record.FORMAT, "one_run": ONE_RUN, "extra": "a name"},
+    *({"format": audit_file.FORMAT, "one_run": one} for one in ([], "x", 3, {}, None)),
+    {"format": audit_file.FORMAT, "one_run": ONE_RUN, "extra": "a name"},
     *(
-        {"format": record.FORMAT, "one_run": ONE_RUN | change}
+        {"format": audit_file.FORMAT, "one_run": ONE_RUN | change}
         for change in (
             {"extra": "a name"},
             {"epsilon_at_least": True},
@@ -113,8 +113,8 @@ HOSTILE: list[Any] = [
             {"delta": 0.0},
         )
     ),
-    {"format": record.FORMAT, "mechanism": MECHANISM | {"mu": []}},
-    {"format": record.FORMAT, "mechanism": MECHANISM | {"profile": {**MECHANISM["profile"], "guess": "a name"}}},  # type: ignore[dict-item]
+    {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"mu": []}},
+    {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"profile": {**MECHANISM["profile"], "guess": "a name"}}},  # type: ignore[dict-item]
 ]
 
 
@@ -123,7 +123,7 @@ def test_anything_else_is_refused_and_left_as_it_is(whole: Any, tmp_path: Path) 
     _write(tmp_path, whole)
     before = (tmp_path / "audit.json").read_bytes()
     with pytest.raises(DataError, match=r"audit\.json"):
-        record.read(tmp_path)
+        audit_file.read_sections(tmp_path)
     with pytest.raises(DataError, match=r"audit\.json"):
-        record.record(tmp_path, "mechanism", MECHANISM)
+        audit_file.write_section(tmp_path, "mechanism", MECHANISM)
     assert (tmp_path / "audit.json").read_bytes() == before

@@ -1,14 +1,14 @@
-"""What can be tested of a released folder: its mechanism by canaries; with the data, its rows by attacks.
+"""Audits of a release: its mechanism by canaries; with the data, its rows by attacks.
 
-The first takes the settings on the folder's own card and no data: sampler, degree, weights, shares and noise of the
-release, around records of few features (release_canaries.py). The second reads private images, so what it finds is for
-the operator, and never goes into the folder:
+The first takes the settings on the release's own card and no data: sampler, degree, weights, shares and noise of the
+release, around records of few features (release_canaries.py). The second reads private images, so its results are not
+for release and are never written to the release folder:
 
-    membership    a classifier of the released rows, and its losses on training and on test images
-    inversion     of mixtures: images that explain released rows (audit/inversion.py), each beside the image that it
-                  is most like among the training and among as many test images; and of single records without noise,
-                  which shows what the attack sees where nothing hides them. Rows that were drawn from noisy sums
-                  are nobody's, so there is nothing to invert.
+    membership    a classifier trained on the released rows, and its losses on training and test images
+    inversion     of mixtures: images that explain released rows (inversion.py), each compared with the most similar of
+                  the training images and of the same number of test images; and of single records without noise, which
+                  shows how strong the attack is when nothing hides them. Rows that were drawn from noisy sums do not
+                  belong to any record, so they cannot be inverted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision.audit.canaries import FRESH, CanaryRandom, Scores
-from dpvision.audit.canaries import Progress as Counted
+from dpvision.audit.canaries import FRESH, CanaryRandom, OnProgress, Scores
 from dpvision.audit.inversion import correlations, invert
-from dpvision.audit.losses import cross_entropies
-from dpvision.audit.membership import Membership, attack_success
+from dpvision.audit.membership import Membership, cross_entropies, evaluate_attack
 from dpvision.audit.release_canaries import mixture_scores, moments_scores, synthesis_scores
 from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Split
@@ -42,17 +40,16 @@ from dpvision.released.finished import Finished
 from dpvision.released.folder import read_rows
 from dpvision.released.learners import DiscriminantLearner
 
-# Canaries that share a release: the numbers of moments grow with the square, and P3GM keeps no more than 20 directions.
+# Canaries that share a release: the size of moments grows with the square, and P3GM keeps at most 20 directions.
 TOGETHER, FEW = {"mixtures": 200, "moments": 40}, 20
 # Rows that are inverted, steps of each inversion, and images of a split that the results are compared with.
-SHOWN, STEPS, MOST = 8, 1000, 2000
-Progress = Callable[[str, int, int], None]
+SHOWN, STEPS, COMPARED = 8, 1000, 2000
 
 
-def canary_scores(
-    release: Finished, *, canaries: int, rng: CanaryRandom = FRESH, progress: Counted = lambda *_: None
+def score_canaries(
+    release: Finished, *, canaries: int, rng: CanaryRandom = FRESH, progress: OnProgress = lambda *_: None
 ) -> Scores:
-    """Scores of at least as many canaries, half of them in, of the release's mechanism."""
+    """Run the release's mechanism with at least `canaries` canaries in all, half of them inserted, and score them."""
     settings, sigma = release.settings, release.sigma
     together = min(canaries, TOGETHER.get(settings.kind, FEW))
     runs = math.ceil(canaries / together)
@@ -85,73 +82,79 @@ def canary_scores(
     )
 
 
-def losses_of(
-    release: Finished, source: str, *, weights: Path | None = None, progress: Progress = lambda *_: None
+def attack_losses(
+    release: Finished,
+    source: str,
+    *,
+    weights: Path | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> tuple[Membership, dict[str, NDArray[np.float64]]]:
-    """The loss-threshold attack on a classifier of the released rows: training images against test images."""
+    """The loss-threshold attack on a classifier of the released rows, training against test images; and the scores."""
     classes = len(release.classes)
-    learner = DiscriminantLearner(classes=classes, **_described(release).noise).fit(*read_rows(release.folder))
-    found = {}
+    learner = DiscriminantLearner(classes=classes, **_describe(release).noise).fit(*read_rows(release.folder))
+    scores, labels = {}, {}
     for split in ("train", "test"):
         rows = features_of(release.folder, source, split=split, weights=weights, progress=progress)
-        found[split] = -cross_entropies(learner.scores(rows["features"]), rows["labels"]), rows["labels"]
-    members, others = found["train"], found["test"]
-    success = attack_success(members[0], others[0], classes=(members[1], others[1]))
-    return success, {"members": members[0], "others": others[0]}
+        scores[split], labels[split] = (
+            -cross_entropies(learner.scores(rows["features"]), rows["labels"]),
+            rows["labels"],
+        )
+    success = evaluate_attack(scores["train"], scores["test"], classes=(labels["train"], labels["test"]))
+    return success, {"members": scores["train"], "others": scores["test"]}
 
 
-def _described(release: Finished) -> Described:
+def _describe(release: Finished) -> Described:
     return mechanism_of(Rows.none(len(release.classes)), release.settings).describe(release.settings)
 
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """Correlations of what was found with true images, means over those shown, and pictures in [0, 1]."""
+    """Mean correlations of reconstructed images with true ones, and the images in [0, 1], in named lines."""
 
-    alone: float  # of single records without noise, with themselves
-    members: float  # of released rows, with the nearest training image
-    others: float  # and with the nearest of as many test images
+    alone: float  # reconstructions from single records without noise, with those records
+    members: float  # reconstructions from released rows, with the most similar training image
+    others: float  # and with the most similar of the same number of test images
     compared: int
     lines: dict[str, NDArray[np.float32]]
 
 
-def inversion_of(release: Finished, source: str, *, weights: Path | None = None, steps: int = STEPS) -> Inversion | str:
-    """The attack on the first released rows; or why there is none."""
+def attack_rows(release: Finished, source: str, *, weights: Path | None = None, steps: int = STEPS) -> Inversion | str:
+    """Invert the first released rows; or the reason why they cannot be inverted."""
     if not release.settings.is_sampled:
-        return f"the rows were {_described(release).rows_are}, so no row is of anybody"
+        return f"the rows were {_describe(release).rows_are}, so no row belongs to a record"
     assert release.settings.degree  # complete
     encoder, rule = made_by(release.folder, weights=weights)
-    module = Differentiable(encoder, rule)
+    module = DifferentiableRows(encoder, rule)
     train, test = (split_of(release.folder, source, split=name) for name in ("train", "test"))
-    compared = min(len(train), len(test), MOST)
-    members, others = _images(train, compared), _images(test, compared)
+    compared = min(len(train), len(test), COMPARED)
+    members, others = _first_images(train, compared), _first_images(test, compared)
     if not module(members[:1].clone().requires_grad_()).requires_grad:
         return f"the encoder {encoder.name!r} has no gradient with respect to an image"
     with torch.no_grad():
         alone = module(members[:SHOWN])
     rows = torch.from_numpy(read_rows(release.folder)[0][:SHOWN].copy())
-    own = invert(module, alone, shape=encoder.shape, steps=steps)[:, 0]
-    mixed = invert(module, rows, shape=encoder.shape, degree=release.settings.degree, steps=steps)[:, 0]
-    like_members, like_others = (correlations(mixed, images).max(1) for images in (members, others))
+    from_alone = invert(module, alone, shape=encoder.shape, steps=steps)[:, 0]
+    from_rows = invert(module, rows, shape=encoder.shape, degree=release.settings.degree, steps=steps)[:, 0]
+    like_members, like_others = (correlations(from_rows, images).max(1) for images in (members, others))
     lines = {
-        "training image": members[: len(own)],
-        "found, alone, no noise": own,
-        "found of a released row": mixed,
-        "nearest training image": members[like_members.indices],
-        "nearest test image": others[like_others.indices],
+        "training image": members[: len(from_alone)],
+        "reconstructed, alone, no noise": from_alone,
+        "reconstructed from a released row": from_rows,
+        "most similar training image": members[like_members.indices],
+        "most similar test image": others[like_others.indices],
     }
     count = min(map(len, lines.values()))
     return Inversion(
-        alone=float(correlations(own, members[: len(own)]).diag().mean()),
+        alone=float(correlations(from_alone, members[: len(from_alone)]).diag().mean()),
         members=float(like_members.values.mean()),
         others=float(like_others.values.mean()),
         compared=compared,
-        lines={name: _picture(each[:count]) for name, each in lines.items()},
+        lines={name: _to_picture(images[:count]) for name, images in lines.items()},
     )
 
 
-class Differentiable(nn.Module):
-    """Images to rows as the release had them, with gradients: the encoder, the public map, a length of 1 at most."""
+class DifferentiableRows(nn.Module):
+    """Images to rows as in the release, with gradients: the encoder, the public map, and a length of at most 1."""
 
     def __init__(self, encoder: Encoder, rule: Preparation) -> None:
         super().__init__()
@@ -171,11 +174,11 @@ class Differentiable(nn.Module):
         return z / self.bound
 
 
-def _images(split: Split, count: int) -> Tensor:
+def _first_images(split: Split, count: int) -> Tensor:
     return to_tensor(np.asarray(split.images[:count]))
 
 
-def _picture(images: Tensor) -> NDArray[np.float32]:
+def _to_picture(images: Tensor) -> NDArray[np.float32]:
     """(N, C, H, W) in [-1, 1] -> (N, H, W) or (N, H, W, 3) in [0, 1]."""
-    shown = (images / 2 + 0.5).permute(0, 2, 3, 1).numpy()
-    return np.asarray(shown[..., 0] if shown.shape[-1] == 1 else shown)
+    pixels = (images / 2 + 0.5).permute(0, 2, 3, 1).numpy()
+    return np.asarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)

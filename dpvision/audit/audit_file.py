@@ -1,0 +1,135 @@
+"""audit.json of a run or a release: lower bounds from audits, next to the epsilon that is proved. It may be released.
+
+    mechanism    canaries in other runs of the same mechanism: a function of the settings alone
+    one_run      canaries in this run: their scores are computed from noisy sums, and the canaries are synthetic
+
+It is read as strictly as it is written, since anyone may have edited it: these sections, these fields, of these types
+and within their ranges, or a DataError. A bound above the claim is refuted, whatever the file states about it; and
+`read_and_judge` takes the claim from the run or release itself, not from the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from dpvision.core import files
+from dpvision.core.rounding import upper
+from dpvision.errors import DataError
+from dpvision.storage.run_folder import read_json
+
+FILE, FORMAT = "audit.json", "dpvision-audit-2"
+LARGEST_EPSILON, MOST_CANARIES = 1e6, 10**9
+# Relative difference of epsilon that is tolerated between two versions of the accountant.
+VERSIONS = 0.01
+_BOTH: dict[str, Any] = {
+    "epsilon_proved": (float, type(None)),  # of everything that the model reveals; None: there is no bound
+    "epsilon_at_least": float,
+    "delta": float,
+    "confidence": float,
+    "canaries": int,
+    "refuted": bool,
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "mechanism": _BOTH
+    | {
+        "epsilon_tested": float,  # the claim of the mechanism that was run; settings may have changed during training
+        "mu": {"estimate": float, "low": float, "high": float, "claimed": float},
+        "profile": {
+            "refuted": bool,
+            "epsilon": float,
+            "claimed": float,
+            "shown": float,
+            "threshold": float,
+            "guess": str,
+            "confidence": float,
+        },
+    },
+    "one_run": _BOTH | {"guesses": int, "right": int},
+}
+
+
+def read_sections(folder: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a folder's audit.json; an empty dictionary if there was no audit."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    try:
+        if content.pop("format", None) != FORMAT or set(content) - set(SECTIONS):
+            raise ValueError("unknown format or section")
+        return {name: _section(SECTIONS[name], section) for name, section in content.items()}
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{path}: not a file that an audit wrote ({exc}). Fix: remove it and audit again.") from exc
+
+
+def read_and_judge(folder: Path, *, proved: float, tested: float, delta: float) -> dict[str, dict[str, Any]]:
+    """The sections, compared with what the run or release claims at its delta; infinity if nothing is proved.
+
+    Canaries in this run are compared with everything that is `proved` about it, canaries in other runs of the mechanism
+    with the claim that was `tested`. A file that states another proved epsilon or delta belongs to another run.
+    """
+    sections, limits = read_sections(folder), {"mechanism": tested, "one_run": proved}
+    for section in sections.values():
+        if not math.isclose(section["delta"], delta) or not _is_same(section["epsilon_proved"], proved):
+            raise DataError(
+                f"{folder / FILE}: belongs to another run or release: it states a proved epsilon of "
+                f"{upper(section['epsilon_proved'])} at delta {section['delta']:g}, and here it is {upper(proved)} at "
+                f"delta {delta:g}. Fix: remove it and audit again."
+            )
+    return {
+        name: {**section, "refuted": section["refuted"] or section["epsilon_at_least"] > limits[name]}
+        for name, section in sections.items()
+    }
+
+
+def write_section(folder: Path, name: str, section: dict[str, Any]) -> None:
+    """Write one section to audit.json and keep the other."""
+    whole = {"format": FORMAT, **read_sections(folder), name: _section(SECTIONS[name], section)}
+    files.write(folder / FILE, json.dumps(whole, indent=1, allow_nan=False) + "\n", mode=0o644)
+
+
+def finite_or_none(epsilon: float) -> float | None:
+    """Epsilon as the file states it: None if there is no bound."""
+    return epsilon if epsilon <= LARGEST_EPSILON else None
+
+
+def _is_same(stated: float | None, proved: float) -> bool:
+    if stated is None or finite_or_none(proved) is None:
+        return stated is finite_or_none(proved)
+    return math.isclose(stated, proved, rel_tol=VERSIONS)
+
+
+def _section(schema: dict[str, Any], content: Any) -> dict[str, Any]:
+    section = _typed(schema, content, "a section")
+    epsilons = (section["epsilon_at_least"], section["epsilon_proved"] or 0.0, section.get("epsilon_tested", 0.0))
+    if not all(0 <= x <= LARGEST_EPSILON for x in epsilons) or not all(
+        0 < section[x] < 1 for x in ("delta", "confidence")
+    ):
+        raise ValueError("epsilon, delta or confidence is out of range")
+    guesses = section.get("guesses", 0)
+    if not 2 <= section["canaries"] <= MOST_CANARIES or not 0 <= section.get("right", 0) <= guesses <= MOST_CANARIES:
+        raise ValueError("a count is out of range")
+    limit = section.get("epsilon_tested", section["epsilon_proved"])
+    return {**section, "refuted": section["refuted"] or (limit is not None and section["epsilon_at_least"] > limit)}
+
+
+def _typed(schema: dict[str, Any], content: Any, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict) or set(content) != set(schema):
+        raise ValueError(f"{where} has missing or unknown fields")
+    checked: dict[str, Any] = {}
+    for name, kind in schema.items():
+        value = content[name]
+        if isinstance(kind, dict):
+            checked[name] = _typed(kind, value, name)
+        elif type(value) not in (kind if isinstance(kind, tuple) else (kind,)):
+            raise ValueError(f"{name} has the wrong type")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is not finite")
+        elif isinstance(value, str) and value not in ("with", "without"):
+            raise ValueError(f"{name} is neither 'with' nor 'without'")
+        else:
+            checked[name] = value
+    return checked
