@@ -12,7 +12,6 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 from run_folder import DATA, EVENT, NAME, account, card_of, make, released, weigh
-from tests.audit.test_record import ONE_RUN
 
 from dpvision.audit import audit_file
 from dpvision.core import accountant, adaptive
@@ -21,6 +20,7 @@ from dpvision.errors import DataError
 from dpvision.released.report import card, guarantee, markdown, on_weights, reference, wording
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import Run
+from tests.audit.test_audit_file import ONE_RUN
 
 SCHEMA = json.loads((files("dpvision.released.report") / "card.schema.json").read_text("utf-8"))
 ROOT = Path(__file__).parents[3]
