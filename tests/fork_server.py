@@ -31,7 +31,7 @@ from typing import Any
 MODULES = (
     "dpvision.audit.geometry",
     "dpvision.cli",
-    "dpvision.cli.plans",
+    "dpvision.cli.plan",
     "dpvision.cli.screen",
     "dpvision.public.diffusion.guide",
     "dpvision.public.quality.measuring",

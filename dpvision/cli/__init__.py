@@ -1,41 +1,20 @@
-"""The command line, verbs to functions. Imports are inside the verbs, so that help and plan load no torch."""
+"""The command line. Verbs import what they need when they run, so that help and plans load no torch."""
 
-from dpvision.cli import (
-    audit,
-    datasets,
-    export,
-    geometry,
-    images,
-    models,
-    plan,
-    pretrain,
-    quality,
-    recipes,
-    release,
-    reporting,
-    synth,
-    train,
-    tune,
-    warm,
-)
-from dpvision.cli.main import main
+from dpvision.cli import audit, data, geometry, model, plan, public, recipes, release, report, synth, train, tune
+from dpvision.cli.app import main
 
 __all__ = [
     "audit",
-    "datasets",
-    "export",
+    "data",
     "geometry",
-    "images",
     "main",
-    "models",
+    "model",
     "plan",
-    "pretrain",
-    "quality",
+    "public",
     "recipes",
     "release",
-    "reporting",
+    "report",
     "synth",
     "train",
     "tune",
-    "warm",
 ]

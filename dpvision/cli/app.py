@@ -1,81 +1,133 @@
-"""The application, and what several verbs ask for in one way."""
+"""The application: its verbs in groups, how it starts, and how errors become one message and an exit code."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from dpvision import __version__
-from dpvision.cli.options import PANELS
-from dpvision.settings.setting import declared
-from dpvision.settings.training import Config as Settings
+from dpvision.errors import DPVisionError
+
+# The verbs as `dpvision --help` shows them.
+VERBS = {
+    "Use": ("train", "resume", "predict", "eval", "export", "release", "features"),
+    "Data": ("check", "data", "ledger", "plan"),
+    "Public data": ("images", "pretrain", "synth", "warm"),
+    "Evidence": ("audit", "report", "board", "tune", "geometry", "study", "recipes"),
+    "Help": ("completion",),
+}
+_GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate(VERBS)}
+WELCOME = """\
+dpvision trains image classifiers with differential privacy: you get a model and
+a proof of how little it reveals about any one image. Three commands to start:
+
+  dpvision check digits                                what is in a data set
+  dpvision train digits --epsilon 3 --out runs/first   train a private classifier
+  dpvision report runs/first                           write its report and card
+
+`digits` is built in. In its place: a folder of images (train/CLASS/x.png), an
+.npz or a .csv. `dpvision --help` lists all commands, and `dpvision train --help`
+the options of one.
+"""
 
 app = App(
     name="dpvision",
     version=__version__,
-    help="Differentially private image learning: private images in, a classifier and its proof out.",
-    help_epilogue="Example: `dpvision train digits --epsilon 3 --out runs/first`, then open runs/first/report.html.\n\n"
-    "Exit codes: 0 done, 2 usage, 3 data, 4 refused for privacy, 5 a worker process failed, 130 interrupted. "
-    "Tracebacks: `--debug`.",
+    help="Train on private images: a model, and a proof of how little it reveals about any one of them.",
+    help_epilogue="Start with `dpvision train digits --epsilon 3 --out runs/first`, then open runs/first/report.html. "
+    "The options of a command: `dpvision train --help`.\n\n"
+    "Exit codes: 0 done, 2 wrong usage, 3 unusable data, 4 refused for privacy, 5 a worker process failed, "
+    "130 interrupted. `--debug` shows tracebacks.",
     help_format="markdown",
-    suppress_keyboard_interrupt=False,  # main says that it was interrupted
+    group_commands=_GROUPS["Help"],
+    suppress_keyboard_interrupt=False,  # `main` reports it
 )
-data_app = App(name="data", help="Prepare data sets.")
-app.command(data_app)
 
-_HELP = {name: of.help for name, of in declared(Settings).items()}
+Function = TypeVar("Function", bound=Callable[..., None])
 
-Data = Annotated[str, Parameter(help="digits, an .npz, an image folder, a .csv or a packed store")]
-Out = Annotated[Path, Parameter(name=["--out", "-o"], help="Folder to write, new or empty.")]
-Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.", show_default=False)]
-Classes = Annotated[str | None, Parameter(help=_HELP["classes"])]
-Size = Annotated[int | None, Parameter(help=_HELP["size"])]
-Channels = Annotated[int | None, Parameter(help=_HELP["channels"])]
-SkipBroken = Annotated[bool | None, Parameter(negative="", help=_HELP["skip_broken"])]
 
-RunFolder = Annotated[
-    Path | None,
-    Parameter(
-        name=["--out", "-o"],
-        group=PANELS["Output"],
-        help="Folder to write, which must be new.",
-        show_default="the next number in runs/",
-    ),
-]
-Recipe = Annotated[str, Parameter(group=PANELS["Model"], help=_HELP["recipe"])]
-SettingsFile = Annotated[
-    Path | None, Parameter(group=PANELS["Model"], help="TOML file of settings; options win over it.")
-]
-NewAccount = Annotated[
-    str | None,
-    Parameter(
-        group=PANELS["Privacy"],
-        help="If some of these images were used before, the budget of that earlier data set is charged too. Give a "
-        "reason, such as 'another hospital, nobody is in both', to count them separately; it is printed on the card.",
-    ),
-]
-DryRun = Annotated[
-    bool,
-    Parameter(
-        negative="",
-        group=PANELS["Output"],
-        show_default=False,
-        help="Print the plan and stop: nothing is written, nothing is charged.",
-    ),
-]
-Plan = Annotated[
-    bool,
-    Parameter(
-        negative="",
-        group=PANELS["Privacy"],
-        show_default=False,
-        help="Enter this run in the account's plan and stop: runs that are all planned before the first of them "
-        "starts are composed more tightly than runs chosen one after the other.",
-    ),
-]
-Consented = Annotated[
-    bool, Parameter(negative="", help="images on an account of the ledger are public too: their owners consented since")
-]
-PUBLISHED = "the public part alone, or --consented if the owners of these images consented to publish them"
+def verb(function: Function) -> Function:
+    """Register a function as a verb, in its group of the help page."""
+    app.command(function, **_place(function.__name__))
+    return function
+
+
+def verb_with_parts(name: str, text: str | None = None) -> App:
+    """Register a verb that has verbs of its own, such as `data pack`."""
+    place = _place(name)
+    parts = App(help=text, group_commands="Commands", **place)
+    app.command(parts)
+    return parts
+
+
+def _place(name: str) -> dict[str, Any]:
+    """Name, group and place in the group of a verb; the epilogue of the whole application is not repeated."""
+    name = {"evaluate": "eval"}.get(name, name)
+    group = next(group for group, names in VERBS.items() if name in names)
+    return {"name": name, "group": _GROUPS[group], "sort_key": VERBS[group].index(name), "help_epilogue": ""}
+
+
+@verb
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell to complete in.")],
+    /,
+) -> None:
+    """Print a script that completes verbs and options in your shell.
+
+    To install it, write the output where the shell looks for it: for bash
+    `~/.local/share/bash-completion/completions/dpvision`, for fish `~/.config/fish/completions/dpvision.fish`, for zsh
+    a file `_dpvision` in a folder of `$fpath`.
+
+    Example: `dpvision completion bash`
+    """
+    print(app.generate_completion(shell=shell))
+
+
+def main() -> None:
+    """Run one verb; errors become one message and an exit code."""
+    debug = "--debug" in sys.argv[1:]
+    words = [w for w in sys.argv[1:] if w != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
+    try:
+        if words:
+            app(words, exit_on_error=False, print_error=False)
+        else:
+            print(WELCOME, end="", flush=True)
+    except CycloptsError as exc:
+        _fail(str(exc), 2, debug=debug)
+    except DPVisionError as exc:
+        _fail(str(exc), exc.exit_code, debug=debug)
+    except KeyboardInterrupt:
+        _fail("interrupted.", 130, debug=False)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as exc:
+        _fail(f"{exc.filename or 'the file system'}: {exc.strerror or exc}.", 3, debug=debug)
+    except (MemoryError, RuntimeError) as exc:
+        if isinstance(exc, RuntimeError) and "DefaultCPUAllocator" not in str(exc):
+            raise
+        _fail("this takes more memory than there is. Fix: smaller numbers, or a machine with more.", 3, debug=debug)
+
+
+def _fail(message: str, code: int, *, debug: bool) -> None:
+    if debug:
+        raise
+    if "WORLD_SIZE" not in os.environ:
+        print(f"dpvision: {message}", file=sys.stderr)
+    elif _is_first_to_stop():
+        print(f"dpvision (rank {os.environ.get('RANK', '0')}): {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _is_first_to_stop() -> bool:
+    """Whether this is the first of several worker processes that stop: one of them reports why."""
+    from dpvision.private.training import ranks
+
+    return ranks.first_to_tell()

@@ -1,4 +1,4 @@
-"""The options of a verb, made from declared settings, and read back as values of them."""
+"""The options of verbs: those that several verbs share, and those that are made from declared settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -14,36 +14,125 @@ from dpvision.errors import ConfigError
 from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml
 from dpvision.settings.training import Config, merged
 
-PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(GROUPS)}
+PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Common", *GROUPS))}
+# Options that most people need, in this order: verbs with many options show them in a panel of their own.
+COMMON = (
+    *("epsilon", "delta", "unit", "out", "recipe", "model", "encoder", "pretrained", "weights", "rows"),
+    *("grid", "score", "trials", "batch", "steps", "lr", "config", "dry_run"),
+)
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
+def option(panel: str, text: str, *, default: str | None = None, **more: Any) -> Parameter:
+    """Describe an option: its panel on the help page, its help and, where Python's default is None, its default."""
+    usual: dict[str, Any] = {"group": PANELS[panel], "help": text, "negative": ""}
+    return Parameter(**{**usual, **({} if default is None else {"show_default": default}), **more})
+
+
+def flag(panel: str, text: str, **more: Any) -> Parameter:
+    """Describe an option that takes no value and is off by default."""
+    return option(panel, text, show_default=False, **more)
+
+
+def like(of: Setting, **changes: Any) -> Parameter:
+    """Describe an option that means what a setting means."""
+    names = [f"--{of.name.replace('_', '-')}", *of.aliases]
+    usual: dict[str, Any] = {"name": names, "negative": "", "group": PANELS[of.group], "help": of.help}
+    return Parameter(**{**usual, **changes})
+
+
+def _data_setting(name: str, **changes: Any) -> Parameter:
+    of = declared(Config)[name]
+    return like(of, show_default=False if of.default is False else of.default_text, **changes)
+
+
+DataSet = Annotated[
+    str,
+    Parameter(help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz, a .csv or a packed store."),
+]
+PublicImages = Annotated[
+    str, Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz, a .csv or a packed store.")
+]
+Classes = Annotated[str | None, _data_setting("classes")]
+Size = Annotated[int | None, _data_setting("size")]
+Channels = Annotated[int | None, _data_setting("channels")]
+SkipBroken = Annotated[bool | None, _data_setting("skip_broken")]
+Json = Annotated[bool, flag("Output", "Print the result as one JSON object.", name="--json")]
+RunFolder = Annotated[
+    Path | None,
+    option("Output", "Folder to write; it must be new.", name=["--out", "-o"], default="the next number in runs/"),
+]
+Recipe = Annotated[str, option("Model", declared(Config)["recipe"].help)]
+SettingsFile = Annotated[
+    Path | None, option("Model", "TOML file of settings; options on the command line win over it.", default="none")
+]
+NewAccount = Annotated[
+    str | None,
+    option(
+        "Privacy",
+        "If some of these images were used before, the budget of that earlier data set is charged too. Give a reason, "
+        "such as 'another hospital, nobody is in both', to count them separately; it is printed on the card.",
+        default="none",
+    ),
+]
+DryRun = Annotated[bool, flag("Output", "Print the plan and stop: nothing is written, nothing is charged.")]
+Plan = Annotated[
+    bool,
+    flag(
+        "Privacy",
+        "Enter this run in the account's plan and stop: runs that are all planned before the first of them starts are "
+        "composed more tightly than runs chosen one after the other.",
+    ),
+]
+Consented = Annotated[
+    bool,
+    flag(
+        "Data", "These images were once private (they are in the ledger), and their owners have since published them."
+    ),
+]
+CONSENT_FIX = "give the public part alone, or --consented if the owners of these images consented to publish them"
+Device = Annotated[str, option("Optimisation", "Where to compute: cpu, or an accelerator such as cuda.")]
+Resize = Annotated[
+    int | None, option("Data", "Resize images to this number of pixels per side.", default="as the images are")
+]
+
+
+def out_option(text: str, *, default: str | None = None) -> Parameter:
+    """Describe --out."""
+    return option("Output", text, name=["--out", "-o"], default=default)
+
+
 def takes(
-    kind: type, which: Callable[[Setting], bool] = lambda _: True, *, default: str | None = None
+    kind: type, which: Callable[[Setting], bool] = lambda _: True, *, default: str | None = None, common: bool = True
 ) -> Callable[[Verb], Verb]:
     """Give a verb an option for each setting of `kind` that is `which`, in place of its `**flags`.
 
-    Help shows `default` for all of them, or of each the effective default that is declared.
+    Help shows `default` for all of them, or the effective default that each setting declares. With `common`, the
+    options in COMMON come first.
     """
     settings = [of for of in declared(kind).values() if of.option and which(of)]
 
     def with_options(verb: Verb) -> Verb:
+        hints = get_type_hints(verb, include_extras=True)
         own = [p for p in inspect.signature(verb).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        hints = {of.name: _option(of, default or of.default_text) for of in settings}
-        made = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in hints]
-        named = [p for p in own if p.kind is p.KEYWORD_ONLY]
-        rest = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-        verb.__signature__ = inspect.Signature([*rest, *made, *named])  # type: ignore[attr-defined]
-        verb.__annotations__ = {p.name: p.annotation for p in own} | hints
+        hints |= {of.name: _typed_option(of, default or of.default_text) for of in settings}
+        made = [inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=None) for of in settings]
+        named = [*made, *(p for p in own if p.kind is p.KEYWORD_ONLY)]
+        if common:
+            first = sorted((p for p in named if p.name in COMMON), key=lambda p: COMMON.index(p.name))
+            named = [*first, *(p for p in named if p.name not in COMMON)]
+            hints |= {p.name: Annotated[hints[p.name], Parameter(group=PANELS["Common"])] for p in first}
+        parameters = [*(p for p in own if p.kind is not p.KEYWORD_ONLY), *named]
+        verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        verb.__annotations__ = {p.name: hints[p.name] for p in parameters}
         return verb
 
     return with_options
 
 
-def _option(of: Setting, default: str) -> Any:
-    """The type of an option with its help, default and panel."""
-    plain = [kind for kind in of.kinds if kind in (int, float, bool, str)]
+def _typed_option(of: Setting, default: str) -> Any:
+    """The type of a setting's option, with its description."""
     if of.choices:
         hint: Any = Literal.__getitem__(tuple(of.choices))
     elif of.path:
@@ -51,21 +140,14 @@ def _option(of: Setting, default: str) -> Any:
     elif of.from_text is not None:
         hint = str
     else:
-        hint = int if of.pair else plain[0]
+        hint = int if of.pair else next(kind for kind in of.kinds if kind in (int, float, bool, str))
     if default == REQUIRED:
         return Annotated[hint | None, like(of, help=f"{of.help} Required, here or in --config.", show_default=False)]
-    return Annotated[hint | None, like(of, show_default=default)]
-
-
-def like(of: Setting, **changes: Any) -> Parameter:
-    """The parameter of an option that means what a setting means."""
-    names = [f"--{of.name.replace('_', '-')}", *of.aliases]
-    usual: dict[str, Any] = {"name": names, "negative": "", "group": PANELS[of.group], "help": of.help}
-    return Parameter(**{**usual, **changes})
+    return Annotated[hint | None, like(of, show_default=False if hint is bool else default)]
 
 
 def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, as values of settings; paths are absolute, so that they are found from anywhere."""
+    """The options that were given, as values of settings. Paths become absolute, so that a resumed run finds them."""
     values: dict[str, Any] = {}
     for name, value in flags.items():
         of = declared(kind)[name]
@@ -82,8 +164,8 @@ def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def from_file(kind: type, path: Path | None) -> dict[str, Any]:
-    """The settings of a TOML file; its paths are meant relative to its folder."""
+def read_settings_file(kind: type, path: Path | None) -> dict[str, Any]:
+    """The settings of a TOML file; its paths are relative to its folder."""
     if path is None:
         return {}
     values = read_toml(path)
@@ -96,16 +178,16 @@ def training_settings(recipe: str, file: Path | None, flags: Mapping[str, Any]) 
     """The settings of a training: those of the recipe, then those of the file, then the options that were given."""
     from dpvision.settings.recipes import recipe as named
 
-    given, stated = read(Config, flags), from_file(Config, file)
-    asked = {k: v for k, v in {**stated, **given}.items() if k == "epsilon"}  # recipes of some papers depend on it
+    given, from_file = read(Config, flags), read_settings_file(Config, file)
+    asked = {k: v for k, v in {**from_file, **given}.items() if k == "epsilon"}  # recipes of some papers depend on it
     epsilon = merged(Config(), asked, source="epsilon").epsilon if asked else None
-    settings = merged(named(recipe, epsilon=epsilon), stated, source=str(file))
+    settings = merged(named(recipe, epsilon=epsilon), from_file, source=str(file))
     require_epsilon(asked, whom="any one image or person")
     return merged(settings, given, source="command line")
 
 
 def require_epsilon(*places: Iterable[str], whom: str) -> None:
-    """Epsilon has no default."""
+    """Refuse a command without epsilon, which has no default."""
     if not any("epsilon" in place for place in places):
         raise ConfigError(
             f"--epsilon is missing: how much may be revealed about {whom} is a decision, so it has no default. "

@@ -1,54 +1,58 @@
-"""plan: noise from epsilon, or epsilon from noise."""
+"""plan: noise from epsilon or epsilon from noise; and the plans that are printed before a run is charged."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
-
-from dpvision.cli.app import Json, app
-from dpvision.cli.options import PANELS, like
+from dpvision.cli.app import verb_with_parts
+from dpvision.cli.options import Json, flag, like, option
+from dpvision.cli.screen import as_json, duration, say, table
 from dpvision.settings.release import Release
 from dpvision.settings.setting import declared
-from dpvision.settings.training import Config
+from dpvision.settings.training import WAYS, Config
 
+if TYPE_CHECKING:
+    from dpvision.core.events import Event
+    from dpvision.core.ledger import Account
+    from dpvision.private.accounts.accounts import Accounts
+    from dpvision.private.statistics.release import Prepared as PreparedRelease
+    from dpvision.private.training.train import Prepared
+    from dpvision.private.training.tune import Prepared as PreparedTuning
+
+TRAINED = {
+    "head": "the head alone",
+    "centred-head": "the mean of the features in the first step, then the head",
+    "probe": "the head and the normalisation before it",
+    "bias": "the biases and the head",
+}
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
-plan_app = App(name="plan")
-app.command(plan_app)
+plan_verb = verb_with_parts("plan")
 
 
-@plan_app.default
+@plan_verb.default
 def plan(
     *,
     n: Annotated[int, like(_TRAINING["n"])],
     batch: Annotated[int | None, like(_TRAINING["batch"], show_default=_TRAINING["batch"].default_text)] = None,
     steps: Annotated[int | None, like(_TRAINING["steps"], show_default=_TRAINING["steps"].default_text)] = None,
-    epsilon: Annotated[float | None, like(_TRAINING["epsilon"])] = None,
-    sigma: Annotated[float | None, like(_TRAINING["sigma"])] = None,
+    epsilon: Annotated[float | None, like(_TRAINING["epsilon"], show_default="solved for, if --sigma is given")] = None,
+    sigma: Annotated[float | None, like(_TRAINING["sigma"], show_default="solved for, if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
-    confirm: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            group=PANELS["Output"],
-            show_default=False,
-            help="Confirm the answer with dp-accounting (one second more).",
-        ),
-    ] = False,
+    confirm: Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes a second.")] = False,
     scale_down: Annotated[
         float | None,
-        Parameter(group=PANELS["Output"], help="Also plan a rehearsal on public data, smaller by this factor."),
+        option("Output", "Also plan a cheap rehearsal on public data, smaller by this factor.", default="none"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Noise from epsilon, or epsilon from noise; touches no data.
+    """Compute noise from epsilon, or epsilon from noise, without data.
 
-    Give all but one of batch, steps, epsilon and sigma and the missing one is solved for. Never over the target.
+    Give all but one of batch, steps, epsilon and sigma, and that one is solved for. The answer never exceeds epsilon.
 
     Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`
     """
-    from dpvision.cli import screen
     from dpvision.settings.plan import plan as solve
     from dpvision.settings.plan import scaled_down
 
@@ -56,26 +60,21 @@ def plan(
     if scale_down is not None:
         answer["rehearsal"] = scaled_down(answer, scale_down)
     if json:
-        screen.as_json(answer)
+        as_json(answer)
         return
     rough, rehearsal = answer.pop("approximate"), answer.pop("rehearsal", None)
-    rows = {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()}
-    screen.table(
-        {**rows, "approximate": f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (no bound)"}
-    )
+    limit = f"central limit: epsilon {rough['epsilon']:.4g}, mu {rough['mu']:.4g} (not a bound)"
+    table({**_as_text(answer), "approximate": limit})
     if rehearsal is not None:
-        screen.table(
-            {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in rehearsal.items()},
-            title="rehearsal",
-        )
+        table(_as_text(rehearsal), title="rehearsal")
 
 
-@plan_app.command
+@plan_verb.command(help_epilogue="")
 def release(
     *,
     n: Annotated[int, like(_RELEASE["n"])],
     epsilon: Annotated[float, like(_RELEASE["epsilon"])],
-    classes: Annotated[int, Parameter(group=PANELS["Data"], help="Number of classes.")] = 10,
+    classes: Annotated[int, option("Data", "Number of classes.")] = 10,
     recipe: Annotated[
         str, like(_RELEASE["recipe"], help=f"{_RELEASE['recipe'].help} The default of `dpvision release` is moments.")
     ] = "neuromix",
@@ -84,15 +83,252 @@ def release(
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
     json: Json = False,
 ) -> None:
-    """The best degree of a mixture and the noise of a release; touches no data.
+    """Compute the noise of a release, and the best degree of its mixtures, without any data.
 
     Example: `dpvision plan release --n 60000 --epsilon 1 --classes 10`
     """
-    from dpvision.cli import screen
     from dpvision.settings.plan import plan_release
 
     answer = plan_release(recipe, n=n, epsilon=epsilon, classes=classes, rows=rows, degree=degree, delta=delta)
     if json:
-        screen.as_json(answer)
+        as_json(answer)
     else:
-        screen.table({k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()})
+        table(_as_text(answer))
+
+
+def _as_text(answer: Mapping[str, Any]) -> dict[str, str]:
+    return {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()}
+
+
+def show_training(prepared: Prepared, accounts: Accounts) -> None:
+    """Print the plan of a training, with what is public and how it is known."""
+    from dpvision.core.rounding import upper
+    from dpvision.private.training import ranks as distributed
+    from dpvision.private.training.timing import seconds
+    from dpvision.private.training.units import units
+    from dpvision.settings import cross_checks
+
+    config, event, sampler = prepared.config, prepared.event(), prepared.sampler
+    ranks = distributed.ranks()
+    where = "this machine" if ranks == 1 else f"{ranks} worker processes like this one"
+    weights = sum(p.numel() for p in prepared.model().parameters() if p.requires_grad)
+    table(
+        {
+            **_data(prepared, config.unit),
+            "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
+            **_what_goes_in(config),
+            "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
+            if sampler.rate < 1
+            else f"every {config.unit} in every step",
+            "time": f"about {duration(seconds(prepared, ranks=ranks))} on {where} as it is now",
+            "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
+            "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
+            "guarantee": _guarantee(event, config.delta),
+            **_with_first_weights(prepared),
+            "cross-check": f"Rényi {upper(cross_checks.rdp_epsilon(event, config.delta), 4)}; "
+            + _central_limit(event, config.delta),
+        },
+        title="plan",
+    )
+    here = units(prepared.data.train, config.unit)
+    assert config.n
+    if not 0.67 < here / config.n < 1.5:
+        say(f"  note, not for release: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
+    twice = prepared.persons_in_both()
+    if twice:
+        say(
+            f"  note: {twice:,} persons of the test split are in the training data too; no noise protects the accuracy."
+        )
+    if config.assist in ("dope", "mirror") and config.lr > 1:
+        say(
+            f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
+            "large. Fix: --lr 0.5."
+        )
+    if prepared.synthetic is not None and prepared.synthetic.originals is not None:
+        channels, height, width = prepared.shape
+        say(f"  note: the public images were converted to {height}x{width} pixels of {channels} channels.")
+    _notes(prepared, accounts)
+
+
+def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
+    """Print the plan of a tuning."""
+    from dpvision.core import accountant
+    from dpvision.core.events import describe
+    from dpvision.core.rounding import upper
+
+    first, event, stop = prepared.first, prepared.event, prepared.stopping
+    alone = max(accountant.epsilon(trial, first.config.delta) for trial in set(event.trials))
+    table(
+        {
+            **_data(first, first.config.unit),
+            "candidates": f"{len(prepared.candidates):,}, each trial one of them, all equally likely",
+            "trials": f"{stop.mean:.4g} expected, drawn in secret (negative binomial, eta {stop.eta:g}, gamma "
+            f"{stop.gamma:.4g}); with probability {stop.chances(1)[0]:.0%} there is only one",
+            "trained by": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
+            "one trial": f"epsilon {upper(alone, 4)}, which leaves room for the choice",
+            "score": f"accuracy on {len(prepared.score):,} public images ({prepared.score_on['file']})",
+            "guarantee": f"epsilon {upper(prepared.epsilon, 4)} at delta {first.config.delta:g}, of the whole tuning",
+        },
+        title="plan",
+    )
+    _notes(first, accounts)
+
+
+def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
+    """Print the plan of a release."""
+    from dpvision.core.events import describe
+
+    config, event = prepared.config, prepared.event()
+    table(
+        {
+            **_data(prepared, "image"),
+            "recipe": f"{config.recipe}: {config.rows:,} rows"
+            + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
+            "features": f"{config.encoder}, "
+            + (f"whitened by random images, {config.rank} directions at most" if config.rank else "as they are"),
+            "charged": describe(event),
+            "guarantee": _guarantee(event, config.delta),
+            "cross-check": _central_limit(event, config.delta),
+        },
+        title="plan",
+    )
+    if prepared.data.train.persons is not None:
+        say("  note: the guarantee is for one image. Persons are known in this data; each is protected less.")
+    _notes(prepared, accounts)
+
+
+def show_planned_runs(account: Account) -> None:
+    """Print what is planned on an account, and how much of the budget all of it would use."""
+    from dpvision.core import accountant
+    from dpvision.core.events import describe
+    from dpvision.core.rounding import upper
+
+    after = accountant.epsilon(account.total_planned, account.budget.delta)
+    for _, event in account.plan:
+        say(f"planned: {describe(event)}")
+    say(
+        f"account {account.id}: all that is charged and planned uses epsilon {upper(after, 4)} of "
+        f"{account.budget.epsilon:g}. Nothing is charged yet: the first of the planned runs charges all of them. Give "
+        "each command again without --plan, in any order; `dpvision ledger DATA --drop-plan` forgets the plan."
+    )
+
+
+def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
+    """Print what another number of worker processes costs, before it is charged."""
+    before = facts.get("ranks", 1)
+    if before != ranks and facts.get("complete") is not True:
+        say(
+            f"note: this run had {before} worker processes so far and has {ranks} now. They draw different samples, so "
+            "a branch starts here: fresh noise, and the remaining steps are charged to the ledger again. To continue "
+            f"as before, resume with {before}."
+        )
+
+
+def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
+    """The rows about the data, from public figures alone."""
+    data, config = prepared.data, prepared.config
+    channels, height, width = prepared.shape
+    return {
+        "data": f"{data.name}: images {height}x{width}x{channels}, {len(data.classes)} classes",
+        "unit": f"{unit}; n = {config.n:,} {unit}s",
+    }
+
+
+def _guarantee(event: Event, delta: float) -> str:
+    from dpvision.core import accountant
+    from dpvision.core.rounding import upper
+
+    return f"epsilon {upper(accountant.epsilon(event, delta), 4)} at delta {delta:g}, by {accountant.NAME}"
+
+
+def _central_limit(event: Event, delta: float) -> str:
+    from dpvision.settings import gdp
+
+    epsilon = gdp.gaussian_epsilon(gdp.central_limit_mu(event), delta)
+    return f"central limit {epsilon:.4f} (approximate, not a bound)"
+
+
+def _with_first_weights(prepared: Prepared) -> dict[str, str]:
+    """What the model reveals in total, where it starts from weights of another private training."""
+    from dpvision.core import accountant, adaptive
+    from dpvision.core.rounding import upper
+
+    if not prepared.before:
+        return {}
+    both = accountant.epsilon(
+        adaptive.compose((*prepared.before, prepared.event()), prepared.config.delta), prepared.config.delta
+    )
+    return {
+        "in total": f"epsilon {upper(both, 4)}, together with what the initial weights reveal of their training data"
+    }
+
+
+def _what_goes_in(config: Config) -> dict[str, str]:
+    """Views and public inputs, where there are any."""
+    rows = {}
+    if not config.as_it_is:
+        kinds = {"of the image": config.k_base, "mixtures": config.k_self, "public images": config.k_diff}
+        views = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+        augment = ", ".join(config.augment) or "not augmented"
+        rows["views"] = f"{config.views} averaged before clipping: {views}; {augment}"
+    prior = config.prior and f"prior {config.prior}, built from random images"
+    public = [str(v) for v in (prior, config.pretrained, config.synthetic) if v]
+    if public:
+        rows["public"] = ", ".join(public)
+    if config.assist != "none":
+        rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
+    if config.part != "all":
+        rest = (
+            "" if config.pretrained or config.prior else "; the others keep their random values, without --pretrained"
+        )
+        rows["trained"] = TRAINED[config.part] + rest
+    if config.canaries:
+        rows["canaries"] = f"{config.canaries:,}, each inserted by a secret draw and not counted in n: a one-run audit"
+    if config.probe_steps:
+        rows["first"] = f"{config.probe_steps:,} steps for {TRAINED['probe']}, lr {config.probe_lr or config.lr:g}"
+    return rows
+
+
+def _notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> None:
+    """Print what every plan adds: what becomes public, what is missing, and which accounts are charged."""
+    if prepared.read_off:
+        say(
+            f"  note: {', '.join(prepared.read_off)}: read off the data and treated as public, as the card states. "
+            "If they must not be revealed, declare other figures: --n (rounded), --classes, --size, --channels."
+        )
+    if prepared.data.test is None:
+        say("  note: there is no test split, so no accuracy will be reported.")
+    for line in _account_notes(prepared, accounts):
+        say(f"  {line}")
+    for broken in prepared.data.broken:
+        say(f"  left out: {broken.path}: {broken.reason}")
+
+
+def _account_notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> list[str]:
+    """Which accounts will be charged, what is on them, and which others share images but are not charged."""
+    from dpvision.core.rounding import upper
+    from dpvision.private.accounts.accounts import describe_shares
+
+    config, notes = prepared.config, []
+    for ledger in (accounts.first, *accounts.others):
+        if ledger.exists():
+            account = ledger.account()
+            spent, most = upper(account.spent(), 4), account.budget.epsilon
+            notes.append(f"ledger: account {account.id}, epsilon {spent} of {most:g} spent")
+        else:
+            most = config.budget or config.epsilon
+            notes.append(f"ledger: a NEW account, with a budget of epsilon {most:g} at delta {config.delta:g}")
+    if accounts.new_account is not None:
+        notes.append(f"ledger: counted separately from other accounts, as the card states: {accounts.new_account}")
+    charged = {ledger.fingerprint for ledger in (accounts.first, *accounts.others)}
+    for overlap in accounts.overlaps:
+        other = overlap.ledger.account()
+        shared = f"note: account {other.id} has {describe_shares(overlap)}"
+        if overlap.ledger.fingerprint in charged:
+            notes.append(f"{shared}, so it is charged.")
+        else:
+            notes.append(
+                f"{shared} and has spent epsilon {upper(other.spent(), 4)}. It is not charged: only the two "
+                "accounts together bound what is revealed about those images."
+            )
+    return notes

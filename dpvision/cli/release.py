@@ -1,4 +1,4 @@
-"""release and features: a data set that may leave the building, and features of other images to go with it."""
+"""release and features: a private data set of features, and features of other images to use with it."""
 
 from __future__ import annotations
 
@@ -8,53 +8,50 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import Classes, Data, DryRun, NewAccount, Plan, SettingsFile, app
-from dpvision.cli.options import PANELS, from_file, read, require_epsilon, takes
+from dpvision.cli.app import verb
+from dpvision.cli.options import (
+    Classes,
+    DataSet,
+    DryRun,
+    NewAccount,
+    Plan,
+    SettingsFile,
+    option,
+    out_option,
+    read,
+    read_settings_file,
+    require_epsilon,
+    takes,
+)
 from dpvision.errors import ConfigError
 from dpvision.settings.release import Release
-from dpvision.settings.setting import class_list
+from dpvision.settings.setting import class_list, declared
 
 
-@app.command
+@verb
 @takes(Release)
 def release(
-    source: Data,
+    data: DataSet,
     /,
     *,
     out: Annotated[
-        Path | None,
-        Parameter(
-            name=["--out", "-o"],
-            group=PANELS["Output"],
-            help="Folder to write, which must be new.",
-            show_default="the next number in releases/",
-        ),
+        Path | None, out_option("Folder to write; it must be new.", default="the next number in releases/")
     ] = None,
-    recipe: Annotated[
-        str | None,
-        Parameter(
-            group=PANELS["Model"],
-            help="Settings to start from, by name; `dpvision recipes` lists them.",
-            show_default="moments",
-        ),
-    ] = None,
+    recipe: Annotated[str | None, option("Model", declared(Release)["recipe"].help, default="moments")] = None,
     config: SettingsFile = None,
     new_account: NewAccount = None,
     accounting: Annotated[
         Literal["sound", "paper"],
-        Parameter(
-            group=PANELS["Privacy"],
-            help="paper: compare with the account that was published for this method, and write nothing.",
-        ),
+        option("Privacy", "With `paper`: compare with the account that was published for this method, and stop."),
     ] = "sound",
     dry_run: DryRun = False,
     plan: Plan = False,
     **flags: Any,
 ) -> None:
-    """Publish a private data set of features that anyone can train on, at no further privacy cost.
+    """Publish private features of a data set for anyone to train on.
 
-    The data set's ledger is charged before any noise is drawn. Defaults are those of the recipe `moments`; other
-    recipes set others. What is not given is computed from public numbers.
+    Training on them has no further privacy cost. You decide about the data and epsilon; the plan is printed first. The
+    data set's ledger is charged before any noise is drawn.
 
     Example: `dpvision release digits --epsilon 1`
     """
@@ -62,23 +59,25 @@ def release(
     from dpvision.settings.release import changed
     from dpvision.settings.setting import checked
 
-    given, stated = read(Release, flags), from_file(Release, config)
-    require_epsilon(given, stated, whom="any one image")
-    named = str(stated.pop("recipe", recipe or "moments"))
+    given, from_file = read(Release, flags), read_settings_file(Release, config)
+    require_epsilon(given, from_file, whom="any one image")
+    named = str(from_file.pop("recipe", recipe or "moments"))
     if recipe not in (None, named):
         raise ConfigError(f"{config}: is of recipe {named}, and --recipe is {recipe}. Fix: leave one of them out.")
-    settings = changed(release_recipe(named), checked(Release, stated, source=str(config)))
+    settings = changed(release_recipe(named), checked(Release, from_file, source=str(config)))
     settings = changed(settings, checked(Release, given, source="command line"))
 
-    from dpvision.cli import plans, screen
+    from dpvision.cli import screen
+    from dpvision.cli.plan import show_planned_runs, show_release
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.statistics.release import Encoded, make, prepare, require_encoder, require_possible
     from dpvision.private.training import ranks
     from dpvision.released.folder import next_free
 
     ranks.start()
-    prepared = prepare(source, settings)
-    first = ranks.rank() == 0
+    with screen.progress("reading images"):
+        prepared = prepare(data, settings)
+    is_first = ranks.rank() == 0
     if accounting == "paper":
         from dpvision.audit.hierarchical import compare_accounts
 
@@ -87,22 +86,22 @@ def release(
         screen.say("comparison only: nothing was written, nothing was charged.")
         return
     accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
-    if first:
-        plans.show_release(prepared, accounts)
+    if is_first:
+        show_release(prepared, accounts)
     out, test_key = out or next_free(), os.environ.get("DPVISION_TEST_KEY") or None
     require_possible(prepared, out, test_key, accounts)
     if plan:
-        if first:
-            plans.show_plan(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+        if is_first:
+            show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
         return
     if dry_run:
         require_encoder(prepared)
         screen.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
         return
-    with screen.named_bars(shown=first) as progress:
-        encoded = Encoded(prepared, progress)  # by all ranks together
-        if not first:
-            return  # one charge, one noise
+    with screen.progress("preparing the encoder") as progress:
+        encoded = Encoded(prepared, progress)  # by all worker processes together
+        if not is_first:
+            return  # one process charges and draws the noise
         card = make(
             prepared,
             out,
@@ -114,25 +113,27 @@ def release(
     for name, value in (card["accuracy"] or {}).items():
         screen.say(f"test accuracy, {name}: {value:.2%}")
     if card["status"] == "private":
-        screen.say(f"wrote {out}: what may leave, with card.md and README.md")
+        screen.say(f"wrote {out}: it may be released, with its card.md and README.md")
     else:
-        screen.say(f"wrote {out}: {card['status']}; it must not leave")
+        screen.say(f"wrote {out}: {card['status']}; it must not be released")
 
 
-@app.command
+@verb
 def features(
-    folder: Annotated[Path, Parameter(help="a released folder")],
-    source: Data,
+    folder: Annotated[Path, Parameter(help="Folder of a release.")],
+    data: DataSet,
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"], help=".safetensors file to write")],
-    split: Literal["train", "val", "test"] = "test",
-    weights: Annotated[Path | None, Parameter(help="the encoder's public weights, where it has some")] = None,
+    out: Annotated[Path, out_option("The .safetensors file to write; it must be new.")],
+    split: Annotated[Literal["train", "val", "test"], option("Data", "Which images to encode.")] = "test",
+    weights: Annotated[
+        Path | None, option("Model", "File of the encoder's public weights, if it has some.", default="none")
+    ] = None,
     classes: Classes = None,
 ) -> None:
-    """Features of other images, as those of a release are: to test on them what was learned from it.
+    """Encode other images as a release does, to test models on them.
 
-    What it writes is as private as the images.
+    The features are as private as the images.
 
     Example: `dpvision features releases/1 digits --out test.safetensors`
     """
@@ -144,9 +145,7 @@ def features(
         raise ConfigError(f"{out}: must be a new file that ends in .safetensors. Fix: another --out.")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: make it first, or another --out.")
-    with screen.named_bars() as progress:
-        arrays = features_of(
-            folder, source, split=split, weights=weights, classes=class_list(classes), progress=progress
-        )
+    with screen.progress("reading images") as progress:
+        arrays = features_of(folder, data, split=split, weights=weights, classes=class_list(classes), progress=progress)
     write_arrays(out, arrays, mode=0o600)
     screen.say(f"wrote {out}: features {arrays['features'].shape} and labels, as private as the images")

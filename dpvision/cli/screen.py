@@ -1,32 +1,34 @@
-"""What the operator sees in the terminal: tables, a ledger, findings about data, progress bars."""
+"""What verbs print: lines, tables and JSON on stdout, and the progress of long work on stderr."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from dpvision.core.ledger import Account
-    from dpvision.data import Findings, Split
-    from dpvision.private.training.train import Progress
-
-# Seconds between two lines about long work in a log.
-LOG_EVERY = 30
+# In a log: seconds until the first line about a part of the work, and between two lines.
+FIRST_LINE, NEXT_LINE = 5.0, 30.0
 
 
 def say(text: str = "") -> None:
+    """Print one line at once, also into a pipe."""
     print(text, flush=True)
 
 
+def as_json(value: Any) -> None:
+    """Print a value as JSON."""
+    say(json.dumps(value, indent=1))
+
+
 def table(rows: Mapping[str, Any], *, title: str | None = None) -> None:
-    """Two columns: what, and how much."""
+    """Print two columns: names and values."""
     if title:
         say(title)
     width = max((len(k) for k in rows), default=0)
@@ -35,111 +37,10 @@ def table(rows: Mapping[str, Any], *, title: str | None = None) -> None:
 
 
 def grid(header: list[str], rows: list[list[str]]) -> None:
-    """A plain table with a line under the header."""
+    """Print a table with a line under its header."""
     widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
     for row in [header, ["-" * w for w in widths], *rows]:
         say("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
-
-
-def majority(split: Split | None, classes: tuple[str, ...]) -> str:
-    """What the dullest guess would reach, so that an accuracy can be judged."""
-    if split is None:
-        return ""
-    counts = Counter(split.labels.tolist())
-    best, count = counts.most_common(1)[0]
-    return f"; always answering {classes[best]!r} would give {count / len(split.labels):.2%}"
-
-
-def as_json(value: Any) -> None:
-    say(json.dumps(value, indent=1))
-
-
-def show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
-    """The ledger of a data set: each charge with what is spent up to and including it."""
-    from dpvision.core.events import describe, from_json
-    from dpvision.core.rounding import upper
-
-    spent, budget = account.spent(), account.budget
-    if json:
-        limits = {"epsilon": budget.epsilon, "delta": budget.delta}
-        found = {"account": account.id, "budget": limits, "budget_changes": account.budget_changes, "spent": spent}
-        found["composition"] = account.composition
-        found["planned"] = [describe(event) for _, event in account.plan]
-        as_json({**found, "charges": charges, "file": str(file)})
-        return
-    rows = [
-        [
-            c["time"],
-            c["run"],
-            describe(from_json(c["event"]))
-            + ("" if c["private"] else " (NOT PRIVATE: fixed key)")
-            + (f" (counted apart: {c['new_account']})" if "new_account" in c else ""),
-            upper(c["epsilon"], 4),
-        ]
-        for c in charges
-    ]
-    grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
-    for change in account.budget_changes:
-        say(f"{change['time']}: the budget was changed to epsilon {change['epsilon']:g} at delta {change['delta']:g}")
-    say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
-    say(f"composition: {account.composition}")
-    for _, event in account.plan:
-        say(f"planned, charged with the next run: {describe(event)}")
-    for group in account.groups:
-        for _, event in group.planned:
-            say(f"planned and charged, not run yet: {describe(event)}")
-    say(f"file: {file}")
-
-
-def findings_json(findings: Findings) -> dict[str, Any]:
-    """What `check` found, with the flags that would declare it as public."""
-    train = findings.counts.get("train", {})
-    n = findings.persons or sum(train.values())
-    unit = "--unit person " if findings.persons else ""
-    size = next(iter(findings.sizes), (0, 0))
-    return {
-        "name": findings.name,
-        "counts": {split: dict(classes) for split, classes in findings.counts.items()},
-        "sizes": {f"{h}x{w}": count for (h, w), count in findings.sizes.items()},
-        "channels": {str(k): v for k, v in findings.channels.items()},
-        "persons": findings.persons,
-        "problems": list(findings.problems),
-        "broken": [{"path": b.path, "reason": b.reason} for b in findings.broken],
-        "declare": f"{unit}--n {n} --classes {','.join(train)}" + (f" --size {size[0]}" if size[0] == size[1] else ""),
-    }
-
-
-def show_findings(findings: dict[str, Any]) -> None:
-    say(f"{findings['name']} (not protected by any noise, not for release)")
-    for split, counts in findings["counts"].items():
-        say(f"  {split}: {sum(counts.values()):,} images, {len(counts)} classes")
-        for name, count in counts.items():
-            say(f"    {name}: {count:,}")
-    say(f"  sizes: {', '.join(f'{k} ({v:,})' for k, v in findings['sizes'].items())}")
-    if findings["persons"] is not None:
-        say(f"  persons in train: {findings['persons']:,}")
-    for problem in findings["problems"]:
-        say(f"  problem: {problem}")
-    for broken in findings["broken"]:
-        say(f"  broken: {broken['path']}: {broken['reason']}")
-    if findings["broken"]:
-        say("  To go on without the broken files: --skip-broken")
-    say(f"  These figures become public by training. To declare them yourself: {findings['declare']}")
-
-
-def show_parts(said: dict[str, Any], out: Path) -> None:
-    """What `data split` wrote."""
-    classes, counts = said["classes"], said["public"]["of_each_class"]
-    fewest, most = min(counts), max(counts)
-    each = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    say(f"{out / 'public.npz'}: {said['public']['images']:,} images, {each} of each of {len(classes)} classes")
-    if said["public"]["images"] != said["asked"]:
-        why = "a person is wholly in one part" if fewest != most else f"it is no multiple of {len(classes)} classes"
-        say(f"  note: {said['asked']:,} were asked for; {why}, so they are fewer.")
-    say(f"{out / 'private.npz'}: {said['private']['images']:,} images to train on; other splits as they were")
-    say(f"{out / 'split.json'}: which rows are public, and digests. {said['consent']}")
-    if classes != [str(number) for number in range(len(classes))]:
-        say(f"  note: an .npz numbers its classes. To name them: --classes {','.join(classes)}")
 
 
 def duration(seconds: float) -> str:
@@ -151,62 +52,127 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-@contextmanager
-def training_bar(target: float, *, shown: bool = True) -> Iterator[Callable[[Progress], None]]:
-    """Step, images per second, time left and the epsilon that was charged; on stderr, so that output can be piped.
+class Show(Protocol):
+    """Show how far a part of the work is; without a total, only that it runs."""
 
-    Where stderr is no terminal, a line every half minute.
+    def __call__(self, what: str, done: int = 0, total: int = 0, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Show]:
+    """Show the progress of long work that has several parts, of which `what` is the first.
+
+    On a terminal each part has a bar. Elsewhere, as in the log of a batch system, a line is printed from time to time.
+    Of several worker processes the first one shows it.
     """
+    if os.environ.get("RANK", "0") != "0":
+        yield lambda what, done=0, total=0, note="": None
+    elif sys.stderr.isatty():
+        with _bars(what) as show:
+            yield show
+    else:
+        with _Lines(what) as lines:
+            yield lines.show
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of long work that has one part: call it with how much is done, and of how much."""
+    with progress(what) as show:
+        yield lambda done, total: show(what, done, total)
+
+
+@contextmanager
+def _bars(what: str) -> Iterator[Show]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     columns = (
-        TextColumn("training"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]:>7,.0f} images/s"),
         TimeRemainingColumn(),
-        TextColumn("epsilon {task.fields[epsilon]:.2f} charged"),
+        TextColumn("{task.fields[note]}"),
     )
-    with Bar(*columns, console=Console(stderr=True), disable=not (shown and sys.stderr.isatty())) as bar:
-        task = bar.add_task("training", total=None, speed=0.0, epsilon=target)
-        began = told = time.monotonic()
-        first: int | None = None
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, TaskID] = {}
 
-        def update(progress: Progress) -> None:
-            nonlocal told, first
-            now = time.monotonic()
-            first = progress.step - 1 if first is None else first
-            speed = progress.images / max(now - began, 1e-9)
-            if not sys.stderr.isatty() and now - told > LOG_EVERY:
-                told = now
-                left = (now - began) / (progress.step - first) * (progress.steps - progress.step)
-                print(
-                    f"training {progress.step}/{progress.steps}, {speed:,.0f} images/s, about {duration(left)} left, "
-                    f"epsilon {progress.epsilon:.2f} charged",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            bar.update(task, total=progress.steps, completed=progress.step, speed=speed, epsilon=progress.epsilon)
+        def show(what: str, done: int = 0, total: int = 0, note: str = "") -> None:
+            if what not in tasks:
+                for name in [name for name, task in tasks.items() if bar.tasks[bar.task_ids.index(task)].total is None]:
+                    bar.remove_task(tasks.pop(name))  # a part without a total has ended
+                tasks[what] = bar.add_task(what, total=None, note=note)
+            bar.update(tasks[what], total=total or None, completed=done, note=note)
 
-        yield update
+        show(what)
+        yield show
 
 
-@contextmanager
-def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work of a known length: called with (done, of)."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+@dataclass(frozen=True)
+class _Part:
+    """A part of the work: since when it runs, how much was done when it was first counted, and how much is done now."""
 
-    with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, total=of, completed=done)
+    what: str
+    began: float
+    counted: tuple[float, int] | None = None
+    done: int = 0
+    total: int = 0
+    note: str = ""
+
+    def line(self, now: float) -> str:
+        """The part in words: how much of it is done, how fast, and how long it takes still."""
+        if not self.total or self.counted is None:
+            return f"{self.what}: {duration(now - self.began)} so far"
+        text = f"{self.what}: {self.done:,} of {self.total:,}"
+        since, first = self.counted
+        if self.done > first and now > since:
+            rate = (self.done - first) / (now - since)
+            text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.1f}/s" if rate >= 1 else f", {1 / rate:.1f} s each"
+            text += f", about {duration((self.total - self.done) / rate)} left" if self.done < self.total else ""
+        return text + (f", {self.note}" if self.note else "")
+
+
+class _Lines:
+    """A line about the current part: the first after FIRST_LINE seconds, then one every NEXT_LINE.
+
+    A thread prints them, so that a part which reports nothing for minutes is seen to run.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._began = self._last = time.monotonic()
+        self._part, self._named = _Part(what, self._began), set[str]()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def show(self, what: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        part, now = self._part, time.monotonic()
+        if what != part.what or done < part.done or (part.total and total != part.total):
+            part = _Part(what, now)
+        counted = part.counted or ((now, done) if total else None)
+        self._part = replace(part, counted=counted, done=done, total=total, note=note)
+
+    def _run(self) -> None:
+        while not self._end.wait(min(0.5, FIRST_LINE / 4)):
+            part, now = self._part, time.monotonic()
+            new = part.what not in self._named and now - part.began >= FIRST_LINE
+            if new or now - self._last >= NEXT_LINE:
+                self._named.add(part.what)
+                self._last = now
+                print(part.line(now), file=sys.stderr, flush=True)
+
+    def __enter__(self) -> _Lines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
 
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask the training to save its state and stop; a second one stops at once."""
+    """Let Ctrl-C and SIGTERM ask for a stop after the current step; a second one stops at once."""
     asked: list[int] = []
 
     def ask(number: int, _frame: object) -> None:
@@ -220,26 +186,3 @@ def stoppable() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def named_bars(*, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each piece of work as it comes: called with (name, done, of). In a log, a line now and then."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    seen = sys.stderr.isatty() and shown
-    with Bar(console=Console(stderr=True), disable=not seen) as bar:
-        tasks: dict[str, Any] = {}
-        last = time.monotonic()
-
-        def show(what: str, done: int, of: int) -> None:
-            nonlocal last
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=of)
-            bar.update(tasks[what], total=of, completed=done)
-            if shown and not seen and time.monotonic() - last > LOG_EVERY:
-                last = time.monotonic()
-                print(f"{what} {done:,}/{of:,}", file=sys.stderr, flush=True)
-
-        yield show

@@ -1,36 +1,49 @@
-"""synth: public images, from words or from a few public images. Nothing private is looked at."""
+"""synth: public images from words or from a few public images, and their quality. No private image is used."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from dpvision.cli.app import PUBLISHED, Consented, app
+from dpvision.cli.app import verb_with_parts
+from dpvision.cli.options import (
+    CONSENT_FIX,
+    Consented,
+    Device,
+    Json,
+    PublicImages,
+    Resize,
+    Size,
+    flag,
+    option,
+    out_option,
+)
+from dpvision.errors import ConfigError, DataError
 
-synth = App(name="synth", help="Make public images: from words, or from a few public images. Nothing private is read.")
-app.command(synth)
+synth = verb_with_parts("synth", "Make synthetic images from words or from a few public images.")
 
-Public = Annotated[str, Parameter(help="public images: digits, an .npz, an image folder, a .csv or a packed store")]
-Device = Annotated[str, Parameter(help="cpu, or cuda")]
+Model = Annotated[Path, Parameter(help="Folder of a model that `synth fit` made.")]
 
 
-@synth.command
+@synth.command(help_epilogue="")
 def words(
     *,
-    model: Annotated[str, Parameter(help="folder of a text-to-image pipeline (diffusers), or its name on the hub")],
-    classes: Annotated[str, Parameter(help="names with commas between")],
-    out: Annotated[Path, Parameter(name=["--out", "-o"], help="image folder, for `train --synthetic`")],
-    prompts: Annotated[str, Parameter(help="what is asked for; {class} is the class")] = "a photo of a {class}",
-    count: Annotated[int, Parameter(help="images of each class")] = 1000,
-    size: Annotated[int, Parameter(help="pixels a side")] = 32,
-    steps: Annotated[int, Parameter(help="steps of the sampler")] = 25,
-    guidance: float = 7.5,
-    seed: int = 0,
+    model: Annotated[str, option("Model", "Text-to-image pipeline (diffusers): a folder, or its name on the hub.")],
+    classes: Annotated[str, option("Data", "Names of the classes, with commas between.")],
+    out: Annotated[Path, out_option("Folder of images to write, for `train --synthetic`.")],
+    prompts: Annotated[
+        str, option("Data", "Prompt for each image; {class} stands for the class.")
+    ] = "a photo of a {class}",
+    count: Annotated[int, option("Output", "Number of images of each class.")] = 1000,
+    size: Annotated[int, option("Output", "Pixels per side.")] = 32,
+    steps: Annotated[int, option("Model", "Number of steps of the sampler.")] = 25,
+    guidance: Annotated[float, option("Model", "Guidance scale: how closely images follow the prompt.")] = 7.5,
+    seed: Annotated[int, option("Output", "Seed of the images.")] = 0,
 ) -> None:
-    """Images from words, by a public text-to-image model. Nothing private is looked at.
+    """Draw images from words by a public text-to-image model.
 
     Example: `dpvision synth words --model sd-turbo --classes cat,dog --prompts "a photo of a {class}" --out synthetic`
     """
@@ -38,7 +51,7 @@ def words(
     from dpvision.public.prompts import sample
 
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    with screen.counting_bar("synthesising") as progress:
+    with screen.counting("drawing images") as progress:
         sample(
             model,
             out,
@@ -54,120 +67,118 @@ def words(
     screen.say(f"wrote {out}; use it with `dpvision train DATA --recipe dp-mix-diff --synthetic {out}`")
 
 
-@synth.command
+@synth.command(help_epilogue="")
 def fit(
-    public: Public,
+    public: PublicImages,
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the model; one that was begun goes on")],
-    size: Annotated[str, Parameter(help="of the U-Net: tiny, small, medium or paper (56 million weights)")] = "small",
-    steps: Annotated[int | None, Parameter(help="end after so many steps in all")] = None,
-    minutes: Annotated[float | None, Parameter(help="end after so many minutes of fitting in all")] = None,
-    method: Literal["edm", "ddpm"] = "edm",
-    batch: Annotated[int, Parameter(help="images a step; the paper's is 512")] = 64,
-    lr: Annotated[float, Parameter(help="the paper's is 0.001")] = 2e-3,
-    warm: Annotated[int, Parameter(help="images until lr is reached; the paper's is 10 million")] = 10_000,
-    pieces: Annotated[int, Parameter(help="compute a batch in so many, where it does not fit into memory")] = 1,
+    out: Annotated[Path, out_option("Folder to write the model to; an interrupted one is continued.")],
+    size: Annotated[
+        str, option("Model", "Size of the U-Net: tiny, small, medium or paper (56 million weights).")
+    ] = "small",
+    steps: Annotated[int | None, option("Optimisation", "Number of steps in total.", default="none")] = None,
+    minutes: Annotated[
+        float | None, option("Optimisation", "Minutes of training in total, instead of --steps.", default="none")
+    ] = None,
+    method: Annotated[Literal["edm", "ddpm"], option("Model", "Kind of diffusion model.")] = "edm",
+    batch: Annotated[int, option("Optimisation", "Number of images per step; 512 in the paper.")] = 64,
+    lr: Annotated[float, option("Optimisation", "Learning rate; 0.001 in the paper.")] = 2e-3,
+    warm: Annotated[
+        int, option("Optimisation", "Number of images until the learning rate is reached; 10 million in the paper.")
+    ] = 10_000,
+    pieces: Annotated[
+        int, option("Optimisation", "Number of microbatches per step, for batches that do not fit into memory.")
+    ] = 1,
     augment: Annotated[
-        float, Parameter(help="chance of each change of an image (turn, shift, ...); 0.12 in the paper")
+        float, option("Views", "Probability of each augmentation (rotation, shift, ...); 0.12 in the paper.")
     ] = 0.0,
-    flip: Annotated[
-        bool, Parameter(negative="", help="learn from mirrored images, too: not for digits or letters")
-    ] = False,
-    resize: Annotated[int | None, Parameter(help="resize image files to this many pixels a side")] = None,
-    seed: int = 0,
+    flip: Annotated[bool, flag("Views", "Also train on mirrored images: not for digits or letters.")] = False,
+    resize: Resize = None,
+    seed: Annotated[int, option("Optimisation", "Seed of weights and training.")] = 0,
     device: Device = "cpu",
     consented: Consented = False,
 ) -> None:
-    """Fit a diffusion model to a few PUBLIC images, so that it can draw as many new ones of each class as asked for.
+    """Fit a diffusion model to a few PUBLIC images, to draw any number of new images of each class from it.
 
-    It can be stopped with Ctrl-C and goes on by the same command; with a later end it goes on after its end, too.
-    Sheets of samples (grid-STEP.png) appear in the folder while it learns.
+    Ctrl-C stops it, and the same command continues it; with more --steps, a finished one too. Sheets of samples
+    (grid-STEP.png) are written while it trains.
 
     Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
-    from dpvision import data
     from dpvision.cli import screen
-    from dpvision.models.device import find_device
-    from dpvision.private.accounts.taken_as_public import require_not_private
-    from dpvision.public import provenance
     from dpvision.public.diffusion.fit import Settings
     from dpvision.public.diffusion.fit import fit as learn
     from dpvision.public.diffusion.model import Kind
     from dpvision.public.trainer import Progress
 
-    find_device(device)
-    found = data.load(public, size=resize)
-    if not consented:
-        require_not_private(public, [found.train], fix=PUBLISHED)
-    height, width, channels = found.train.images.shape[1:]
-    kind = Kind((channels, height, width), found.classes, method=method, size=size)
+    data, note = _read_public(public, resize, device, consented=consented)
+    height, width, channels = data.train.images.shape[1:]
+    kind = Kind((channels, height, width), data.classes, method=method, size=size)
     settings = Settings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
-    with screen.named_bars() as bar, screen.stoppable() as stop:
+    with screen.progress(f"fitting {method}") as show, screen.stoppable() as stop:
 
         def watch(at: Progress) -> None:
             if minutes is None:
-                bar(f"fitting {method}", at.step, steps or 1)
+                show(f"fitting {method}", at.step, steps or 1)
             else:
-                bar(f"fitting {method}, per cent", round(100 * at.done), 100)
+                show(f"fitting {method}, per cent", round(100 * at.done), 100)
 
-        arrays = found.train.images, found.train.labels
         done = learn(
             kind,
             settings,
-            *arrays,
+            data.train.images,
+            data.train.labels,
             out,
             steps=steps,
             minutes=minutes,
-            learned_from=provenance.of_source(public, found.train),
+            learned_from=note,
             device=device,
             watch=watch,
             stop=stop,
         )
     if not done:
-        screen.say(f"stopped; go on with the same command (its state is in {out})")
-        sys.exit(130)
+        _stop(out)
     screen.say(f"wrote {out}; draw from it with `dpvision synth sample {out} --count 50000 --out synthetic.npz`")
 
 
-@synth.command
+@synth.command(help_epilogue="")
 def guide(
-    model: Annotated[Path, Parameter(help="folder of `synth fit`")],
-    public: Public,
+    model: Model,
+    public: PublicImages,
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"], help="folder of the guide; one that was begun goes on")],
-    samples: Annotated[int | None, Parameter(help="drawn to compare with; as many as public images by default")] = None,
-    extractor_steps: Annotated[int, Parameter(help="of learning to name public images")] = 1000,
-    steps: Annotated[int, Parameter(help="of learning to tell public images from samples")] = 1000,
-    batch: int = 64,
-    lr: float = 3e-4,
-    width: Annotated[int, Parameter(help="channels of the two networks")] = 32,
-    resize: Annotated[int | None, Parameter(help="resize image files to this many pixels a side")] = None,
-    seed: int = 0,
+    out: Annotated[Path, out_option("Folder to write the guide to; an interrupted one is continued.")],
+    samples: Annotated[
+        int | None,
+        option("Data", "Number of samples to draw and compare with.", default="the number of public images"),
+    ] = None,
+    extractor_steps: Annotated[
+        int, option("Optimisation", "Number of steps in which a feature extractor learns to classify public images.")
+    ] = 1000,
+    steps: Annotated[
+        int, option("Optimisation", "Number of steps in which the discriminator learns public images from samples.")
+    ] = 1000,
+    batch: Annotated[int, option("Optimisation", "Number of images per step.")] = 64,
+    lr: Annotated[float, option("Optimisation", "Learning rate.")] = 3e-4,
+    width: Annotated[int, option("Model", "Number of channels of the two networks.")] = 32,
+    resize: Resize = None,
+    seed: Annotated[int, option("Optimisation", "Seed of weights and training.")] = 0,
     device: Device = "cpu",
     consented: Consented = False,
 ) -> None:
-    """Fit a discriminator that tells PUBLIC images from samples of a model, to lead `synth sample` to the former.
+    """Fit a discriminator between PUBLIC images and samples of a model, which makes later samples more real.
 
-    It can be stopped with Ctrl-C and goes on by the same command.
+    Ctrl-C stops it, and the same command continues it.
 
     Example: `dpvision synth guide edm parts/public.npz --out guide`, then
     `dpvision synth sample edm --guide guide --count 50000 --out guided.npz`
     """
-    from dpvision import data
     from dpvision.cli import screen
-    from dpvision.models.device import find_device
-    from dpvision.private.accounts.taken_as_public import require_not_private
-    from dpvision.public import provenance
     from dpvision.public.diffusion.guide import Settings, fit_guide
 
-    find_device(device)
-    found = data.load(public, size=resize)
-    if not consented:
-        require_not_private(public, [found.train], fix=PUBLISHED)
+    data, note = _read_public(public, resize, device, consented=consented)
     settings = Settings(
-        samples=len(found.train) if samples is None else samples,
+        samples=len(data.train) if samples is None else samples,
         extractor_steps=extractor_steps,
         steps=steps,
         batch=batch,
@@ -175,37 +186,42 @@ def guide(
         width=width,
         seed=seed,
     )
-    arrays = found.train.images, found.train.labels
-    with screen.named_bars() as bar, screen.stoppable() as stop:
-        note = provenance.of_source(public, found.train)
-        done = fit_guide(model, settings, *arrays, out, learned_from=note, device=device, watch=bar, stop=stop)
+    arrays = data.train.images, data.train.labels
+    with screen.progress("fitting the guide") as show, screen.stoppable() as stop:
+        done = fit_guide(model, settings, *arrays, out, learned_from=note, device=device, watch=show, stop=stop)
     if not done:
-        screen.say(f"stopped; go on with the same command (its state is in {out})")
-        sys.exit(130)
+        _stop(out)
     screen.say(
         f"wrote {out}; use it with `dpvision synth sample {model} --guide {out} --weight 1 --count 50000 "
         "--out guided.npz`"
     )
 
 
-@synth.command
+@synth.command(help_epilogue="")
 def sample(
-    model: Annotated[Path, Parameter(help="folder of `synth fit`")],
+    model: Model,
     /,
     *,
-    count: Annotated[int, Parameter(help="images in all, as many of each class")],
-    out: Annotated[Path, Parameter(name=["--out", "-o"], help=".npz file; one that was begun goes on")],
-    sampler: Literal["heun", "euler", "ancestral"] | None = None,
-    steps: Annotated[int | None, Parameter(help="of the sampler: 18 for edm, 1000 for ddpm")] = None,
-    guide: Annotated[Path | None, Parameter(help="folder of `synth guide`, to lead samples to real images")] = None,
-    weight: Annotated[float, Parameter(help="of the guide")] = 1.0,
-    batch: Annotated[int, Parameter(help="images drawn at once")] = 250,
-    seed: int = 0,
+    count: Annotated[int, option("Output", "Number of images in total; each class gets the same number.")],
+    out: Annotated[Path, out_option("The .npz file to write; an interrupted one is continued.")],
+    sampler: Annotated[
+        Literal["heun", "euler", "ancestral"] | None,
+        option("Model", "Sampling method.", default="heun for edm, ancestral for ddpm"),
+    ] = None,
+    steps: Annotated[
+        int | None, option("Model", "Number of steps of the sampler.", default="18 for edm, 1000 for ddpm")
+    ] = None,
+    guide: Annotated[
+        Path | None, option("Model", "Folder of `synth guide`, to make samples more real.", default="none")
+    ] = None,
+    weight: Annotated[float, option("Model", "Weight of the guide.")] = 1.0,
+    batch: Annotated[int, option("Output", "Number of images drawn at once.")] = 250,
+    seed: Annotated[int, option("Output", "Seed of the images.")] = 0,
     device: Device = "cpu",
 ) -> None:
-    """Draw new images of every class, as many of each, from a model that `synth fit` made.
+    """Draw new images, the same number of each class, from a model that `synth fit` made.
 
-    It can be stopped with Ctrl-C, or killed, and goes on by the same command.
+    Ctrl-C stops it, and the same command continues it, even if it was killed.
 
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
@@ -217,21 +233,140 @@ def sample(
     from dpvision.public.diffusion.sample import sample as draw_all
 
     find_device(device)
-    led, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
+    loaded, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
     draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
-    with screen.named_bars() as bar, screen.stoppable() as stop:
+    with screen.counting("drawing images") as progress, screen.stoppable() as stop:
         done = draw_all(
             model,
             draw,
             out,
-            guide=led,
+            guide=loaded,
             guided_by=name,
             guide_learned_from=provenance.of_weights(guide / "weights.safetensors") if guide else "",
             device=device,
-            watch=lambda at, of: bar("drawing", at, of),
+            watch=progress,
             stop=stop,
         )
     if not done:
-        screen.say(f"stopped; go on with the same command (what is drawn is in {out}.parts)")
-        sys.exit(130)
+        _stop(Path(f"{out}.parts"))
     screen.say(f"wrote {out} and {out.with_suffix('.png')}; use it with `dpvision train DATA --synthetic {out}`")
+
+
+def _read_public(source: str, size: int | None, device: str, *, consented: bool) -> tuple[Any, Any]:
+    """The public images and their provenance; images of a private data set are refused."""
+    from dpvision import data
+    from dpvision.cli import screen
+    from dpvision.models.device import find_device
+    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.public import provenance
+
+    find_device(device)
+    with screen.progress("reading images"):
+        images = data.load(source, size=size)
+        if not consented:
+            require_not_private(source, [images.train], fix=CONSENT_FIX)
+        return images, provenance.of_source(source, images.train)
+
+
+def _stop(state: Path) -> None:
+    from dpvision.cli import screen
+
+    screen.say(f"stopped; the same command continues it (its state is in {state})")
+    sys.exit(130)
+
+
+@synth.command(help_epilogue="")
+def quality(
+    synthetic: Annotated[str, Parameter(help="Synthetic images: an .npz, or a folder train/CLASS/x.png.")],
+    real: Annotated[
+        str, Parameter(help="Real images to compare with; if they are private, the results are not for release.")
+    ],
+    /,
+    *,
+    out: Annotated[Path, out_option("JSON file to write; it must be new. A picture is written next to it.")],
+    network: Annotated[
+        Literal["inception", "dinov2", "scattering", "classifier"], option("Model", "Features to compare images by.")
+    ] = "scattering",
+    weights: Annotated[
+        Path | None, option("Model", "Weights of inception or dinov2 (.safetensors).", default="none")
+    ] = None,
+    split: Annotated[Literal["train", "val", "test"], option("Data", "Which of the real images.")] = "train",
+    most: Annotated[
+        int | None, option("Data", "Largest number of images of each kind, chosen at random.", default="all")
+    ] = None,
+    neighbours: Annotated[int, option("Model", "Number of neighbours of precision and recall.")] = 3,
+    cas: Annotated[
+        bool,
+        option(
+            "Model", "Classification accuracy score: train on synthetic images, test on real ones.", negative="--no-cas"
+        ),
+    ] = True,
+    model: Annotated[
+        str | None,
+        option("Model", "Network of the classifier for CAS.", default="resnet-9-small; small-cnn below 16 pixels"),
+    ] = None,
+    steps: Annotated[int, option("Model", "Number of training steps of that classifier.")] = 400,
+    size: Size = None,
+    seed: Annotated[int, option("Data", "Seed of the choice of images and of the classifier.")] = 0,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Measure synthetic images: FID, precision, recall, Inception score, CAS, and whether they are copies.
+
+    No noise protects the figures: if the real images are private, they are not for release. A distance is called FID
+    only with the network that FID is defined by; `python -m benchmarks.inception_weights` makes its weights.
+
+    Example: `dpvision synth quality synthetic.npz parts/public.npz --network scattering --out quality.json`
+    """
+    from json import dumps
+
+    picture = out.with_suffix(".png")
+    for path in (out, picture):
+        if path.exists():
+            raise ConfigError(f"{path}: exists already. Fix: another --out.")
+    if picture == out:
+        raise ConfigError(f"{out}: is the name of the picture; the figures are JSON. Fix: --out quality.json.")
+    from dpvision.cli import screen
+    from dpvision.core import files
+    from dpvision.data import Split, load
+    from dpvision.public.quality.classifier import Training
+    from dpvision.public.quality.measuring import measure
+    from dpvision.public.quality.pictures import Pictures
+
+    def pictures(name: str, of: Split) -> Pictures:
+        return Pictures(name, of.images, of.labels)
+
+    with screen.progress("reading images") as progress:
+        data = load(real, size=size)
+        splits: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
+        reference = splits[split]
+        if reference is None:
+            raise DataError(f"{real}: has no {split} split. Fix: --split train.")
+        drawn = load(synthetic, classes=list(data.classes), size=size).train
+        model = model or ("resnet-9-small" if min(reference.images.shape[1:3]) >= 16 else "small-cnn")
+        measured = measure(
+            pictures(synthetic, drawn),
+            pictures(f"{real} ({split})", reference),
+            through=network,
+            weights=weights,
+            classes=data.classes,
+            test=None if data.test is None else pictures(f"{real} (test)", data.test),
+            cas=cas,
+            training=Training(model=model, steps=steps, seed=seed),
+            neighbours=neighbours,
+            most=most,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files.write(picture, measured.picture())
+    files.write(out, dumps(measured.json(), indent=1, allow_nan=False) + "\n")
+    if json:
+        screen.as_json(measured.json())
+        return
+    figures = {name: f"{value:.4g}" for name, value in measured.figures.items()}
+    screen.table(figures, title=f"{synthetic} against {real}")
+    for note in measured.notes:
+        screen.say(f"  note: {note}")
+    screen.say(f"wrote {out}; {picture} shows synthetic images above their nearest real ones")

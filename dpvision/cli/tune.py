@@ -4,53 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
-from dpvision.cli.app import Data, DryRun, NewAccount, Recipe, RunFolder, SettingsFile, app
-from dpvision.cli.options import PANELS, takes, training_settings
+from dpvision.cli.app import verb
+from dpvision.cli.options import (
+    DataSet,
+    DryRun,
+    NewAccount,
+    Recipe,
+    RunFolder,
+    SettingsFile,
+    option,
+    takes,
+    training_settings,
+)
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import Setting, declared
 from dpvision.settings.training import Config
 
 
 def fixed_for_all(of: Setting) -> bool:
-    """Whether a tuning takes this setting for all of its candidates: the guarantee, the data, and what it could try."""
+    """Whether a tuning takes this setting for all candidates: the guarantee, the data, and what it could try."""
     return of.tunable or of.group == "Data" or of.name in ("epsilon", "delta", "unit", "budget")
 
 
-@app.command
+@verb
 @takes(Config, fixed_for_all)
 def tune(
-    source: Data,
+    data: DataSet,
     /,
     *,
     grid: Annotated[
         list[str],
-        Parameter(
-            negative="",
-            group=PANELS["Optimisation"],
-            help="A setting and the values to try, such as lr=0.5,1,2; repeat it for other settings.",
-        ),
+        option("Optimisation", "A setting and the values to try, such as lr=0.5,1,2; repeat it for other settings."),
     ],
     score: Annotated[
         str,
-        Parameter(
-            group=PANELS["Public data"],
-            help="Public labelled images of the same classes, to score by: an .npz, a folder or a .csv.",
+        option(
+            "Public data",
+            "Public labelled images of the same classes, to score candidates: an .npz, a folder or a .csv.",
         ),
     ],
     out: RunFolder = None,
     trials: Annotated[
-        float,
-        Parameter(
-            group=PANELS["Optimisation"], help="Expected number of trials; their actual number is drawn in secret."
-        ),
+        float, option("Optimisation", "Expected number of trials; their actual number is drawn in secret.")
     ] = 8,
     eta: Annotated[
         float,
-        Parameter(
-            group=PANELS["Optimisation"],
-            help="Distribution of that number: 1 geometric; 0 logarithmic, which costs less and is more often one.",
+        option(
+            "Optimisation",
+            "Distribution of that number: 1 geometric; 0 logarithmic, which costs less and more often gives one trial.",
         ),
     ] = 1,
     recipe: Recipe = "default",
@@ -59,9 +60,10 @@ def tune(
     dry_run: DryRun = False,
     **flags: Any,
 ) -> None:
-    """Choose settings privately: train a random number of candidates, release the best by a public score.
+    """Choose settings privately, by a score on public images.
 
-    The ledger is charged once, for the whole, before the first trial. How many trials there were is secret.
+    Trains a random number of candidates and releases the best. The ledger is charged once, for the whole, before the
+    first trial. The number of trials stays secret.
 
     Example: `dpvision tune private.npz --epsilon 3 --grid lr=1,2,4 --score public.npz --out runs/tuned`
     """
@@ -72,32 +74,34 @@ def tune(
     if not dry_run:
         require_free(out := out or next_free())
 
-    from dpvision.cli import plans, screen
-    from dpvision.cli.reporting import write_report
+    from dpvision.cli import screen
+    from dpvision.cli.plan import show_tuning
+    from dpvision.cli.report import write_report
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training.tune import prepare, proceed, without_times
     from dpvision.released.report import card, sentence
 
-    prepared = prepare(source, settings, values, score=score, trials=trials, eta=eta)
-    accounts = choose(prepared.first.fingerprint, prepared.first.sketch, new_account=new_account)
-    plans.show_tuning(prepared, accounts)
+    with screen.progress("reading images"):
+        prepared = prepare(data, settings, values, score=score, trials=trials, eta=eta)
+        accounts = choose(prepared.first.fingerprint, prepared.first.sketch, new_account=new_account)
+    show_tuning(prepared, accounts)
     if dry_run or out is None:
         accounts.require_room(prepared.event, prepared.first.config)
         screen.say("dry run: no run was made, nothing was charged.")
         return
-    with screen.counting_bar("trials so far") as progress:  # how many there will be is not told
-        run = proceed(prepared, out, accounts=accounts, watch=lambda done: progress(done, done + 1))
+    with screen.progress("tuning"):  # without a count: the number of trials is secret
+        run = proceed(prepared, out, accounts=accounts)
     paths = write_report(run)
     without_times(run)
-    told = run.facts()["tuning"]
-    chosen = ", ".join(f"{name} {value}" for name, value in told["chosen"].items())
-    screen.say(f"chosen: {chosen}; right on {told['score_of_the_chosen']:.2%} of the public images")
+    facts = run.facts()["tuning"]
+    chosen = ", ".join(f"{name} {value}" for name, value in facts["chosen"].items())
+    screen.say(f"chosen: {chosen}; right on {facts['score_of_the_chosen']:.2%} of the public images")
     screen.say(sentence(card(run, None)))
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
-    """lr=0.5,1 -> lr and its values: numbers where they are numbers, true, false, otherwise words."""
+    """lr=0.5,1 -> lr and its values: numbers, true, false, or else words."""
     name, _, values = text.partition("=")
     if not name.strip() or not values.strip():
         raise ConfigError(f"--grid {text}: it must be a setting and its values. Fix: --grid lr=0.5,1,2.")

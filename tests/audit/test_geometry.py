@@ -83,7 +83,7 @@ def test_private_figures_go_to_the_operator_folder_and_nowhere_else(run: Run, tr
     before = _files(tmp_path)
     code, out, err = run("geometry", trained, "digits", "--private", *FEW)
     assert code == 0, err
-    assert "PRIVATE" in out and "for your eyes only: never release it" in out
+    assert "PRIVATE" in out and "(not for release)" in out
     folder = trained / "operator" / "geometry"
     new = {Path(p) for p in _files(tmp_path).keys() - before.keys()}
     assert new == {folder / name for name in ("geometry.json", "spectrum.svg", "gradients.svg")}

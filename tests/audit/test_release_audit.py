@@ -101,7 +101,7 @@ def test_an_audit_is_on_the_card_and_what_images_tell_is_not(
     words = ("--operator", operator, "--runs", "2000", "--confidence", "0.999")
     _say("audit", folder, released / "data.npz", *words)
     said, after = capsys.readouterr().out, files(folder)
-    assert "not refuted" in said and "for your eyes only" in said
+    assert "not refuted" in said and "not for release" in said
     assert after.keys() - before.keys() == {"audit.json", "audit.svg"}
     assert [name for name in before if after[name] != before[name]] == ["card.json", "card.md"]
     old, new = json.loads(before["card.json"]), json.loads(after["card.json"])

@@ -47,7 +47,7 @@ def test_an_audit_writes_its_figures_into_the_run_and_its_card(
     monkeypatch.setenv("DPVISION_HOME", str(home))
     _say("audit", folder / "run", folder / "data.npz", "--runs", "3000", "--confidence", "0.999")
     said, run = capsys.readouterr().out, run_folder.Run(folder / "run")
-    assert "epsilon at most 2.99" in said and "not refuted" in said and "for your eyes only" in said
+    assert "epsilon at most 2.99" in said and "not refuted" in said and "not for release" in said
     found = run_folder.read_json(run.folder / "audit.json")
     mechanism, carried = found["mechanism"], found["one_run"]
     assert mechanism["epsilon_at_least"] <= mechanism["epsilon_proved"] < 3 and mechanism["canaries"] == 3000

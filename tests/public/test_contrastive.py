@@ -111,7 +111,7 @@ def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
         "pretrain --process dead-leaves-squares --model wrn-10-1 --size 16 --finer 1 --count 24 --batch 8 --hidden 32"
     )
     code, out, err = run(*words.split(), "--steps", "6", "--out", tmp_path / "prior", home=tmp_path / "home")
-    assert code == 0 and "known again in another view" in out, err
+    assert code == 0 and "recognised in another view" in out, err
     assert pretrain(SETTINGS, tmp_path / "same")
     one, other = (tmp_path / name / "weights.safetensors" for name in ("prior", "same"))
     assert one.read_bytes() == other.read_bytes()

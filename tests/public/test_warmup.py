@@ -271,7 +271,7 @@ def test_killed_and_stopped_it_goes_on(tmp_path: Path, say: Say) -> None:
         told, err = process.communicate(timeout=60)
         assert process.returncode == (130 if interrupt == signal.SIGINT else -9), err
         assert 0 < _step(out) < 200 and not (out / "card.json").exists()
-    assert "go on with the same command" in told
+    assert "the same command continues it" in told
     assert say(*words, "--out", out)[0] == 0
     assert weights(out) == weights(tmp_path / "straight")
 

@@ -56,7 +56,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(run, tmp_path: Path) 
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     said, error = process.communicate(timeout=120)
-    assert process.returncode == 130 and "go on with the same command" in said, error
+    assert process.returncode == 130 and "the same command continues it" in said, error
     code, _, error = run(*FIT, "--minutes", 0.0001, "--out", edm)
     assert code == 0 and (edm / "weights.safetensors").exists(), error
 

@@ -26,7 +26,7 @@ def driver() -> Iterator[Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that carries canaries, audited, with pictures; twice, and a board of both."""
     from dpvision.cli.audit import audit
-    from dpvision.cli.reporting import board
+    from dpvision.cli.report import board
     from dpvision.cli.train import train
 
     place = tmp_path_factory.mktemp("pages")

@@ -172,7 +172,7 @@ def _losses(place: Path, corpus: Path) -> None:
 
 
 def _report(place: Path, corpus: Path) -> None:
-    from dpvision.cli.reporting import write_report
+    from dpvision.cli.report import write_report
     from dpvision.storage.run_folder import Run
 
     run = Run(place)

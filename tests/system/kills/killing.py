@@ -104,7 +104,7 @@ def _one_life(
             assert any(words in err for words in DONE), err
             break
         assert code in (-signal.SIGKILL, -signal.SIGTERM, 130), f"{verb.name} ended with {code}: {err}"
-        assert code != 130 or "go on with" in out.lower() or "interrupted" in err, (out, err)
+        assert code != 130 or "continue" in out.lower() or "interrupted" in err, (out, err)
     result = verb.result(world)
     assert (key is None and verb.private) or result == whole.result, f"{verb.name}: the end has other bits"
     if verb.private:

@@ -31,7 +31,7 @@ def test_a_verb_that_is_asked_to_stop_can_go_on(
         code, out, err = server.wait(job)
         assert code == 130, (out, err)
         if verb.name in SAVING:
-            assert "go on with" in out.lower() and not err, (out, err)
+            assert "continue" in out.lower() and not err, (out, err)
         else:
             assert err == "dpvision: interrupted.\n"
         code, _, err = server.run(*verb.words(world), home=world.home, key=KEY)

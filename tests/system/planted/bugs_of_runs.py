@@ -170,7 +170,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         49, "the true number of images on the command line", "Synthcity; arXiv 2602.17454 (analogue)",
-        ("dpvision.cli.plans", 'f"{unit}; n = {config.n:,} {unit}s"',
+        ("dpvision.cli.plan", 'f"{unit}; n = {config.n:,} {unit}s"',
          'f"{unit}; n = {len(data.train):,} {unit}s"'), by="said",
     ),
     _bug(

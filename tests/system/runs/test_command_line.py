@@ -46,7 +46,7 @@ def test_plan_prints_one_object(home: Path) -> None:
     _, out, _ = run(*PLAN[:7], "--sigma", "9.3", "--json", home=home)
     assert json.loads(out)["epsilon"] == pytest.approx(0.978, rel=0.005)
     code, out, _ = run(*PLAN[:-1], home=home)
-    assert code == 0 and "sigma" in out and "no bound" in out
+    assert code == 0 and "sigma" in out and "not a bound" in out
 
 
 @pytest.mark.parametrize("words", [("--help",), PLAN, ("recipes",)])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from dpvision.cli.reporting import write_report
+from dpvision.cli.report import write_report
 from dpvision.core import accountant
 from dpvision.core.events import Composed, PoissonGaussian, Tuned, from_json
 from dpvision.core.keys import Key

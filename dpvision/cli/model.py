@@ -1,0 +1,142 @@
+"""predict, eval and export: what a released model answers, how good it is, and the model as one file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from dpvision.cli.app import verb
+from dpvision.cli.options import DataSet, Json, Size, flag, option, out_option
+from dpvision.cli.report import account_of, write_report
+from dpvision.errors import ConfigError, DataError
+
+
+@verb
+def predict(
+    run: Annotated[Path, Parameter(help="Folder of a run, or a .safetensors file of `export`.")],
+    images: Annotated[Path, Parameter(help="An image, a folder of images, or an .npz with test_images or images.")],
+    /,
+    *,
+    out: Annotated[Path | None, out_option("CSV file to write.", default="print to the terminal")] = None,
+    probabilities: Annotated[bool, flag("Output", "Add a column with the probability of each class.")] = False,
+) -> None:
+    """Classify images with a trained model.
+
+    Each image gets a line: file, class, probability, problem. A file that cannot be read gets a line with the reason,
+    and the exit code is 3 at the end. Images are read a few at a time, so there may be any number of them.
+
+    Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`
+    """
+    from dpvision.cli import screen
+    from dpvision.core import files
+    from dpvision.released.model import predict as classify
+
+    with screen.counting("predicting") as progress:
+        if out is None:
+            failed = classify(run, images, sys.stdout.write, probabilities=probabilities, progress=progress)
+        else:
+            with files.writing(out, mode=0o644) as file:
+                failed = classify(
+                    run,
+                    images,
+                    lambda line: file.write(line.encode(errors="backslashreplace")),
+                    probabilities=probabilities,
+                    progress=progress,
+                )
+            screen.say(f"wrote {out}")
+    if failed:
+        count = "a file" if failed == 1 else f"{failed:,} files"
+        raise DataError(f"{images}: {count} cannot be read; the column `problem` has the reason. All others are done.")
+
+
+@verb
+def evaluate(
+    run: Annotated[Path, Parameter(help="Folder of a finished run.")],
+    data: DataSet,
+    /,
+    *,
+    split: Annotated[Literal["test", "val", "train"], option("Data", "Which images to test on.")] = "test",
+    size: Size = None,
+    keep: Annotated[bool, flag("Output", "Keep the result on the test split for the run's report.")] = False,
+    examples: Annotated[
+        int,
+        option("Output", "With --keep: number of TEST images to show on the report, correctly classified and not."),
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Measure the accuracy of a trained model.
+
+    No noise protects the figures: on private images they are not for release. With --keep the run's report shows them,
+    with a confusion matrix and calibration.
+
+    Example: `dpvision eval runs/first digits`
+    """
+    from dpvision.cli import screen
+    from dpvision.released.model import evaluate as measure
+    from dpvision.settings.training import Config
+
+    if examples and not keep:
+        raise ConfigError("--examples puts test images on the report, which --keep writes. Fix: add --keep.")
+    Config(examples=examples)  # refuses what is out of range
+    with screen.progress("evaluating"):
+        result = measure(run, data, split=split, size=size, keep=keep, examples=examples)
+    if keep:
+        from dpvision.storage.run_folder import Run
+
+        write_report(Run(Path(os.path.abspath(run))))
+    if json:
+        screen.as_json(result)
+        return
+    screen.say(
+        f"accuracy {result['accuracy']:.2%} on {result['images']:,} images of {split}; mean over the classes "
+        f"{result['balanced_accuracy']:.2%}; always answering {result['majority_class']!r} would give "
+        f"{result['majority_share']:.2%}"
+    )
+    rows = [[k, f"{v['images']:,}", f"{v['recall']:.1%}"] for k, v in result["classes"].items()]
+    screen.grid(["class", "images", "recall"], rows)
+
+
+@verb
+def export(
+    run: Annotated[Path, Parameter(help="Folder of a finished run.")],
+    /,
+    *,
+    to: Annotated[
+        Literal["safetensors", "onnx"],
+        option("Output", "File format: weights for dpvision, or a graph for any ONNX runtime."),
+    ],
+    out: Annotated[Path | None, out_option("File to write.", default="model.TO in the run")] = None,
+    force: Annotated[bool, flag("Output", "Overwrite a file that exists.")] = False,
+) -> None:
+    """Write a trained model as one file, for dpvision or ONNX.
+
+    The file has its classes, the preparation of its input and its privacy card. ONNX takes images as bytes (N, height,
+    width, channels), scales them inside, and gives scores and probabilities; it is compared with the model before the
+    file gets its name. The card is the entry `card` in the header (safetensors) or the metadata (ONNX). An operator
+    that ONNX does not have is refused by its name.
+
+    Example: `dpvision export runs/first --to onnx`, or
+    `dpvision export runs/first --to safetensors --out first.safetensors`
+    """
+    from dpvision.cli import screen
+    from dpvision.released.export import export as write
+    from dpvision.released.export import require_free
+    from dpvision.released.report import card as card_of
+    from dpvision.storage.run_folder import Run
+
+    folder = Run(Path(os.path.abspath(run)))
+    folder.config()
+    out = out or run / f"model.{to}"
+    require_free(out, to=to, force=force)
+    card = card_of(folder, account_of(folder))
+    difference = write(folder.weights, card, out, to=to, force=force)
+    if difference is not None:
+        screen.say(f"onnxruntime and the model differ by at most {difference:.1g} on random images")
+    if card["status"] == "private":
+        screen.say(f"wrote {out}: it may be released, with its card inside")
+    else:
+        screen.say(f"wrote {out}: {card['status']}; it must not be released")
