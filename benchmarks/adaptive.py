@@ -82,7 +82,7 @@ def accepted_noise(rate: float, left: float, number: int) -> float:
     low, high = math.log(0.02), math.log(1e4)
     for _ in range(16):
         middle = (low + high) / 2
-        later = adaptive.later(PoissonGaussian(rate, math.exp(middle), 1), delta=DELTA, number=number)
+        later = adaptive.dominate_later(PoissonGaussian(rate, math.exp(middle), 1), delta=DELTA, number=number)
         low, high = (low, middle) if later.sigma**-2 <= left else (middle, high)
     return math.exp(high)
 

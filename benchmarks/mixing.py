@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results import Figure, main
+from dpvision.core.account import Charge
 from dpvision.core.events import Budget
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson
 from dpvision.private.statistics.mixture_weights import RandomWeights

@@ -28,7 +28,7 @@ def measure(quick: bool) -> list[Figure]:
     ours, plain = [], []
     for step in range(7 if quick else 25):
         stream = key.stream("noise", step=step)
-        ours.append(_seconds(lambda stream=stream: noise.release(total, stream, sensitivity=1.0, sigma=5.0)))
+        ours.append(_seconds(lambda stream=stream: noise.add_noise(total, stream, sensitivity=1.0, sigma=5.0)))
         plain.append(_seconds(lambda: torch.randn(SIZE, dtype=torch.float64)))
     return [
         Figure("secure noise on a grid", statistics.median(ours) / SIZE * 1e9, high=40.0, unit="ns per weight"),

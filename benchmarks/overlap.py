@@ -15,10 +15,9 @@ import numpy as np
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
 from dpvision.core.events import Budget
-from dpvision.core.ledger import ledger_of
 from dpvision.data import Split, identify, load
 from dpvision.private.accounts import overlap
-from dpvision.public.provenance import pixel_digests
+from dpvision.storage.home import CHARGED_SHARE, ledger_of
 
 NAMES = ("mnist", "fashion_mnist", "cifar10", "dermamnist")
 IMAGES = 0.005  # of different images may be taken for the same
@@ -61,7 +60,7 @@ HARDER: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def _sketch(images: np.ndarray) -> overlap.Sketch:
     split = Split(images, np.zeros(len(images), np.int64), None)
-    return overlap.sketch(identify(split)[2], pixel_digests(images), images=images)
+    return overlap.sketch_images(images, identify(split)[2])
 
 
 def _compare(ours: overlap.Sketch, theirs: overlap.Sketch) -> tuple[float, float]:
@@ -70,7 +69,7 @@ def _compare(ours: overlap.Sketch, theirs: overlap.Sketch) -> tuple[float, float
         os.environ["DPVISION_HOME"] = place
         ledger = ledger_of("ab" * 32)
         ledger.open(Budget(1.0, 1e-5))
-        overlap.keep(ledger, theirs)
+        overlap.remember(ledger, theirs)
         found = overlap.find("cd" * 32, ours, least=1e-9)
         return (found[0].of_ours, found[0].of_theirs) if found else (0.0, 0.0)
 
@@ -119,7 +118,7 @@ def measure(quick: bool) -> list[Figure]:
         Figure(f"false alarms, images of {group}", shares[0], high=IMAGES) for group, shares in sorted(worst.items())
     ]
     largest = max(share for shares in worst.values() for share in shares)
-    figures.append(Figure("false alarms, largest share of either data set", largest, high=overlap.SHARE / 2))
+    figures.append(Figure("false alarms, largest share of either data set", largest, high=CHARGED_SHARE / 2))
     for name in ("digits", *(NAMES if at_hand() else ())):
         array = images[f"{name} train"][: 2000 if quick else 10_000]
         theirs = _sketch(array)

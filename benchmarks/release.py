@@ -22,11 +22,12 @@ from benchmarks.shared_data import at_hand, unpacked
 from dpvision.audit.hierarchical import published_sigma
 from dpvision.core import accountant
 from dpvision.core.events import Budget
-from dpvision.core.ledger import Ledger, home
+from dpvision.core.ledger import Ledger
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
+from dpvision.storage.home import home
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 ROWS, MOMENTS = "linear discriminant of the rows", "linear discriminant of the moments"

@@ -7,9 +7,9 @@
     │   ├── BudgetSpent      the data set's budget does not allow the event
     │   ├── LedgerMismatch   the ledger was edited, cut or does not belong here
     │   └── UnsafeLayer      a layer mixes the examples of a batch
-    └── RankLost             one of the processes that train together is gone         exit 5
+    └── RankLost             one of the worker processes of a training failed         exit 5
 
-    PrivacyWarning           a warning: it goes on, and something is told or charged that one may not expect
+    PrivacyWarning           a warning: something is revealed or charged that users may not expect
 
 A message names the thing, the reason and the fix. Anything else that escapes is a bug.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 
 class DPVisionError(Exception):
-    """The root of the tree. `exit_code` is what the command line ends with."""
+    """The root of the tree. `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
@@ -56,17 +56,17 @@ class UnsafeLayer(PrivacyError):
 
 
 class RankLost(DPVisionError):
-    """One of the processes that train together ended, hangs or cannot be reached."""
+    """One of the worker processes of a training ended, hangs or cannot be reached."""
 
     exit_code = 5
 
 
 class PrivacyWarning(UserWarning):
-    """It goes on, and something is told or charged that one may not expect."""
+    """The run continues, and something is revealed or charged that users may not expect."""
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
-    """The end of a message about an unknown name: the nearest known one, or `otherwise`, or all that there are."""
+    """The end of a message about an unknown name: the nearest known one, else `otherwise`, else all known names."""
     import difflib
 
     names = list(known)

@@ -46,8 +46,7 @@ from torch import Tensor
 
 from dpvision.core import accountant
 from dpvision.core.events import Event
-from dpvision.core.ledger import Ledger, home, ledger_of
-from dpvision.core.rounding import upper
+from dpvision.core.ledger import Ledger
 from dpvision.data import Dataset, Split, identify
 from dpvision.errors import ConfigError, PrivacyError, PrivacyWarning
 from dpvision.models.inputs import to_tensor
@@ -60,10 +59,12 @@ from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
 from dpvision.released import report
 from dpvision.released.model import load_model
+from dpvision.settings.figures import upper
 from dpvision.settings.recipes import recipe as recipe_of
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import Release, changed
 from dpvision.settings.training import Config, checked, merged
+from dpvision.storage.home import home, ledger_of
 from dpvision.storage.leftovers import key_of_fit
 
 __all__ = ["PrivateImageClassifier", "PrivateRelease", "account_of", "ledger"]
@@ -85,7 +86,7 @@ class _OnImages(BaseEstimator):
         read_off = ("classes",) if self.classes is None else ()
         data = Dataset("arrays", names, Split(images, labels, None), None, None, read_off)
         prepared = prepare(data, self._config(), source="arrays")
-        return replace(prepared, sketch=overlap.both(prepared.sketch, *raw_digests(X)))
+        return replace(prepared, sketch=overlap.add_digests(prepared.sketch, *raw_digests(X)))
 
     def _given(self, *names: str) -> dict[str, Any]:
         """Settings by name: those of `settings`, and over them these parameters where they were given."""

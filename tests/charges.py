@@ -9,8 +9,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Event
-from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.ledger import Ledger
 
 
 @cache

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dpvision.core import files
-from dpvision.core.rounding import upper
 from dpvision.errors import DataError
+from dpvision.settings.figures import upper
 from dpvision.storage.run_folder import read_json
 
 FILE, FORMAT = "audit.json", "dpvision-audit-2"

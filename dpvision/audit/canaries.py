@@ -28,9 +28,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Event, Exposure, Kind, apart
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.ledger import Ledger
 from dpvision.errors import ConfigError
 
 Floats = NDArray[np.float64]

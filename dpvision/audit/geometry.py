@@ -29,7 +29,7 @@ from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.models import Featured, build, digest_file, load_public, split_head, train_only
 from dpvision.models.featured import head_name
 from dpvision.models.inputs import to_tensor
-from dpvision.private.accounts.taken_as_public import require_not_private
+from dpvision.private.accounts.accounts import require_not_private
 from dpvision.private.engine import ClippedSum, Loss
 from dpvision.private.training.prepare import each_loss
 from dpvision.released.model import load_model

@@ -51,9 +51,9 @@ from scipy.stats import binom
 
 from dpvision.core import accountant
 from dpvision.core.events import Budget, Event, PoissonGaussian
-from dpvision.core.rounding import upper
 from dpvision.errors import ConfigError
 from dpvision.settings import calibrate, gdp, quick
+from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
 
 Floats = NDArray[np.float64]

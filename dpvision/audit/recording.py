@@ -2,7 +2,7 @@
 
 While a mechanism is recorded
 
-    noise.release      records the sum, its sensitivity, its sigma and the random stream that it draws from
+    noise.add_noise      records the sum, its sensitivity, its sigma and the random stream that it draws from
     Ledger.spend       records the event that is charged
     PrivateSum.step    records the public vectors that shape contributions before they are clipped
     Key.fresh          returns a fixed key, the same one in every recording
@@ -13,8 +13,8 @@ While a mechanism is recorded
 and everything else is the real code. A recording that is made like another one gets, from each noise call, what the
 other one got: the mechanism then takes the same path whatever its data are, and every difference is due to the data.
 
-A mechanism of your own is recorded if it calls `noise.release(...)` by that name, and is given its key or makes one by
-`Key.fresh()`. Its return value is what must be equal for neighbours.
+A mechanism of your own is recorded if it calls `noise.add_noise(...)` by that name, and is given its key or makes one
+by `Key.fresh()`. Its return value is what must be equal for neighbours.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ import torch
 from numpy.typing import NDArray
 
 from dpvision.core import noise
+from dpvision.core.account import Account
 from dpvision.core.events import Event
 from dpvision.core.keys import KEY_BYTES, Key, Stream
-from dpvision.core.ledger import Account, Ledger
-from dpvision.core.sampling import Chosen, Poisson, Scheduled
+from dpvision.core.ledger import Ledger
+from dpvision.core.sampling import Poisson, RowMembers, Scheduled
 from dpvision.private.engine import Public
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.training.private_sum import Fetch, PrivateSum
@@ -78,7 +79,7 @@ class MixtureDraws:
         shares_of = RandomWeights.shares
 
         def patched_choose(choose: Any) -> Any:
-            def choosing(sampler: Any, labels: NDArray[np.int64], rows: range, stream: Stream) -> Chosen:
+            def choosing(sampler: Any, labels: NDArray[np.int64], rows: range, stream: Stream) -> RowMembers:
                 return self._choose(choose(sampler, labels, rows, stream), len(labels), _block(stream))
 
             return choosing
@@ -93,7 +94,7 @@ class MixtureDraws:
         ):
             yield
 
-    def _choose(self, fresh: Chosen, records: int, block: Any) -> Chosen:
+    def _choose(self, fresh: RowMembers, records: int, block: Any) -> RowMembers:
         rows = len(fresh.starts) - 1
         row = np.repeat(np.arange(rows), np.diff(fresh.starts)).tolist()
         drawn = list(zip(row, fresh.members.tolist(), strict=True))
@@ -103,7 +104,7 @@ class MixtureDraws:
             drawn.sort()
         self._drawn[block], self._records[block] = drawn, records
         members = np.array([member for _, member in drawn], dtype=np.int64)
-        return Chosen(members, np.searchsorted([row for row, _ in drawn], np.arange(rows + 1)))
+        return RowMembers(members, np.searchsorted([row for row, _ in drawn], np.arange(rows + 1)))
 
     def _weigh(self, fresh: NDArray[np.float64], block: Any) -> NDArray[np.float64]:
         known = {} if self._like is None else self._like._weights.get(block, {})
@@ -121,7 +122,7 @@ def _block(stream: Stream) -> Any:
 
 @dataclass(frozen=True)
 class NoiseCall:
-    """One call of noise.release: its arguments, its result, and the number of events charged before it."""
+    """One call of noise.add_noise: its arguments, its result, and the number of events charged before it."""
 
     use: Use
     total: NDArray[np.float64]
@@ -164,7 +165,7 @@ def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording |
 @contextmanager
 def _recorded(recording: Recording, results: dict[Use, NDArray[np.float64]]) -> Iterator[None]:
     """Patch the functions that are recorded."""
-    release, spend, stream_of, step_of = noise.release, Ledger.spend, Key.stream, PrivateSum.step
+    release, spend, stream_of, step_of = noise.add_noise, Ledger.spend, Key.stream, PrivateSum.step
     branches: dict[str, int] = {}
     keys: list[Key] = []
 
@@ -200,7 +201,7 @@ def _recorded(recording: Recording, results: dict[Use, NDArray[np.float64]]) -> 
 
     with ExitStack() as stack:
         for owner, name, value in (
-            (noise, "release", releasing),
+            (noise, "add_noise", releasing),
             (Ledger, "spend", spending),
             (PrivateSum, "step", stepping),
             (Key, "stream", streaming),

@@ -19,7 +19,7 @@ distribution of the noise are not tested here. After Cebere et al. 2026 (arXiv 2
     def mean(rows):                                     # a mechanism of your own, in five lines
         total = np.sum([r / max(1, np.linalg.norm(r)) for r in rows], axis=0)
         stream = key.stream("noise", step=0)
-        noisy = noise.release(total, stream, sensitivity=1.0, sigma=2.0)
+        noisy = noise.add_noise(total, stream, sensitivity=1.0, sigma=2.0)
         return noisy / len(rows)                        # len(rows) is not public: reported as "output"
 
     for violation in compare(mean, rows, rows[:-1]):

@@ -40,7 +40,6 @@ from dpvision.audit.membership import (
 )
 from dpvision.audit.run_audit import predict_scores
 from dpvision.core import files
-from dpvision.core.ledger import home, home_is
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.training.prepare import prepare, prepare_read
@@ -51,6 +50,7 @@ from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
 from dpvision.storage import leftovers, run_folder, safetensors
+from dpvision.storage.home import home, use_home
 
 # Each shadow model is attacked by the others: every record must be in one of them and out of one.
 FEWEST = 4
@@ -235,7 +235,7 @@ def temporary_home(folder: Path) -> Iterator[Path]:
     if priors.is_dir():
         (folder / "priors").symlink_to(priors)
     try:
-        with home_is(folder):
+        with use_home(folder):
             yield folder
     finally:
         shutil.rmtree(folder)

@@ -12,7 +12,7 @@ from dpvision.cli.screen import as_json, counting, grid, progress, say
 from dpvision.settings.setting import class_list
 
 if TYPE_CHECKING:
-    from dpvision.core.ledger import Account
+    from dpvision.core.account import Account
     from dpvision.data import Findings
 
 MOST_SIZES = 5  # to print, of images of many sizes
@@ -132,19 +132,18 @@ def ledger(
     Example: `dpvision ledger digits`, or, a decision of the data's owner, `dpvision ledger digits --set-budget 10`
     """
     from dpvision.core.events import Budget
-    from dpvision.core.ledger import ledger_of
     from dpvision.data import identify, load
     from dpvision.errors import ConfigError
     from dpvision.private.accounts import overlap
     from dpvision.private.accounts.accounts import choose, describe_shares
-    from dpvision.public.provenance import pixel_digests
     from dpvision.released.report.accounts import ledger_lines
+    from dpvision.storage.home import ledger_of
 
     with progress("reading images"):
         options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
         train = load(data, **options).train
         fingerprint, _, digests = identify(train)
-        accounts = choose(fingerprint, overlap.sketch(digests, pixel_digests(train.images), images=train.images))
+        accounts = choose(fingerprint, overlap.sketch_images(train.images, digests))
     book = accounts.first
     for other in accounts.overlaps if not json else ():
         say(f"account {other.ledger.account().id} has {describe_shares(other)}")
@@ -170,8 +169,10 @@ def ledger(
 
 def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
     """Print the ledger of a data set: each charge with what is spent up to and including it."""
-    from dpvision.core.events import describe, from_json
-    from dpvision.core.rounding import upper
+    from dpvision.core.events import from_json
+    from dpvision.released.report.accounts import budget_changes
+    from dpvision.released.report.guarantee import composition
+    from dpvision.settings.figures import describe, upper
 
     spent, budget = account.spent(), account.budget
     if json:
@@ -180,9 +181,9 @@ def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path
             {
                 "account": account.id,
                 "budget": limits,
-                "budget_changes": account.budget_changes,
+                "budget_changes": budget_changes(account),
                 "spent": spent,
-                "composition": account.composition,
+                "composition": composition(account.total),
                 "planned": [describe(event) for _, event in account.plan],
                 "charges": charges,
                 "file": str(file),
@@ -201,10 +202,10 @@ def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path
         for c in charges
     ]
     grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
-    for change in account.budget_changes:
+    for change in budget_changes(account):
         say(f"{change['time']}: the budget was changed to epsilon {change['epsilon']:g} at delta {change['delta']:g}")
     say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
-    say(f"composition: {account.composition}")
+    say(f"composition: {composition(account.total)}")
     for _, event in account.plan:
         say(f"planned, charged with the next run: {describe(event)}")
     for group in account.groups:

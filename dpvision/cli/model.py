@@ -39,7 +39,7 @@ def predict(
         if out is None:
             failed = classify(run, images, sys.stdout.write, probabilities=probabilities, progress=progress)
         else:
-            with files.writing(out, mode=0o644) as file:
+            with files.open_to_write(out, mode=0o644) as file:
                 failed = classify(
                     run,
                     images,

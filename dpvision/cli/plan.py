@@ -13,8 +13,8 @@ from dpvision.settings.setting import declared
 from dpvision.settings.training import WAYS, Config
 
 if TYPE_CHECKING:
+    from dpvision.core.account import Account
     from dpvision.core.events import Event
-    from dpvision.core.ledger import Account
     from dpvision.private.accounts.accounts import Accounts
     from dpvision.private.statistics.release import Prepared as PreparedRelease
     from dpvision.private.training.train import Prepared
@@ -102,11 +102,11 @@ def _as_text(answer: Mapping[str, Any]) -> dict[str, str]:
 
 def show_training(prepared: Prepared, accounts: Accounts) -> None:
     """Print the plan of a training, with what is public and how it is known."""
-    from dpvision.core.rounding import upper
     from dpvision.private.training import ranks as distributed
     from dpvision.private.training.timing import seconds
     from dpvision.private.training.units import units
     from dpvision.settings import cross_checks
+    from dpvision.settings.figures import upper
 
     config, event, sampler = prepared.config, prepared.event(), prepared.sampler
     ranks = distributed.ranks()
@@ -153,8 +153,7 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
 def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
     """Print the plan of a tuning."""
     from dpvision.core import accountant
-    from dpvision.core.events import describe
-    from dpvision.core.rounding import upper
+    from dpvision.settings.figures import describe, upper
 
     first, event, stop = prepared.first, prepared.event, prepared.stopping
     alone = max(accountant.epsilon(trial, first.config.delta) for trial in set(event.trials))
@@ -176,7 +175,7 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
 
 def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     """Print the plan of a release."""
-    from dpvision.core.events import describe
+    from dpvision.settings.figures import describe
 
     config, event = prepared.config, prepared.event()
     table(
@@ -200,8 +199,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
 def show_planned_runs(account: Account) -> None:
     """Print what is planned on an account, and how much of the budget all of it would use."""
     from dpvision.core import accountant
-    from dpvision.core.events import describe
-    from dpvision.core.rounding import upper
+    from dpvision.settings.figures import describe, upper
 
     after = accountant.epsilon(account.total_planned, account.budget.delta)
     for _, event in account.plan:
@@ -236,7 +234,7 @@ def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
 
 def _guarantee(event: Event, delta: float) -> str:
     from dpvision.core import accountant
-    from dpvision.core.rounding import upper
+    from dpvision.settings.figures import upper
 
     return f"epsilon {upper(accountant.epsilon(event, delta), 4)} at delta {delta:g}, by {accountant.NAME}"
 
@@ -251,7 +249,7 @@ def _central_limit(event: Event, delta: float) -> str:
 def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     """What the model reveals in total, where it starts from weights of another private training."""
     from dpvision.core import accountant, adaptive
-    from dpvision.core.rounding import upper
+    from dpvision.settings.figures import upper
 
     if not prepared.before:
         return {}
@@ -306,8 +304,8 @@ def _notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> None:
 
 def _account_notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> list[str]:
     """Which accounts will be charged, what is on them, and which others share images but are not charged."""
-    from dpvision.core.rounding import upper
     from dpvision.private.accounts.accounts import describe_shares
+    from dpvision.settings.figures import upper
 
     config, notes = prepared.config, []
     for ledger in (accounts.first, *accounts.others):

@@ -258,7 +258,7 @@ def warm(
 def _read_public(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
     """The training images and the classes of a public source; its test and validation images are not used."""
     from dpvision.data import identify, load
-    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.private.accounts.accounts import require_not_private
     from dpvision.public import provenance
     from dpvision.public.batches import Source
 

@@ -65,8 +65,8 @@ def board(
 def write_report(run: Any) -> list[Path]:
     """Write the report and cards of a run, with the account of its data set if that is on this machine."""
     from dpvision.cli import screen
-    from dpvision.core.ledger import home
     from dpvision.released.report import write
+    from dpvision.storage.home import home
     from dpvision.storage.leftovers import clear
 
     account = account_of(run)

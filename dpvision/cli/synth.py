@@ -257,7 +257,7 @@ def _read_public(source: str, size: int | None, device: str, *, consented: bool)
     from dpvision import data
     from dpvision.cli import screen
     from dpvision.models.device import find_device
-    from dpvision.private.accounts.taken_as_public import require_not_private
+    from dpvision.private.accounts.accounts import require_not_private
     from dpvision.public import provenance
 
     find_device(device)

@@ -153,7 +153,7 @@ def resume(
 def _require_enough_noise(prepared: Any) -> None:
     """Refuse a noise multiplier that does not keep the epsilon that was asked for."""
     from dpvision.core import accountant
-    from dpvision.core.rounding import upper
+    from dpvision.settings.figures import upper
 
     config = prepared.config
     epsilon = accountant.epsilon(prepared.event(), config.delta)

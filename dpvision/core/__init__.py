@@ -1,1 +1,1 @@
-"""The trusted part: where private records meet noise, and what is charged for it before. README.md has the argument."""
+"""The trusted part: where private records meet noise, after they were charged for. README.md has the argument."""

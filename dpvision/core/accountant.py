@@ -1,12 +1,12 @@
-"""How much an event tells about any one record: dp-accounting's privacy loss distribution, always an upper bound.
+"""How much an event reveals about any one record: dp-accounting's privacy loss distribution, always an upper bound.
 
 Formal guarantee: for neighbouring data sets (one record, or person, more or less), whatever was released by the event
 satisfies (epsilon(event, delta), delta)-differential privacy, for every delta at once. The discretisation is the
 pessimistic one; delta is reduced by what rounding may hide before epsilon is read off. For a class schedule the
 figure is that of the class that fares worst.
 
-Here alone is decided what a run may do and what a card says. settings/quick.py, the fast accountant of plans and
-searches, takes the grid and the allowance for rounding from here; settings/cross_checks.py has other bounds.
+This accountant alone decides what a run may do and what a card states. settings/quick.py, the fast accountant of plans
+and searches, takes the grid and the allowance for rounding from here; settings/cross_checks.py has other bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GRID = 0.06
 # pessimistic, never less. Only rates below about 1e-4 at little noise get there.
 MOST_STEP_POINTS = 1 << 17
 MOST_POINTS = 1 << 20
-# Points are on a grid at least so many times as fine as the largest of their epsilons.
+# Points are on a grid at least this many times as fine as the largest of their epsilons.
 POINT_GRID = 1024
 # A step's losses are cut where Q and P have less mass than this on the far side; P's goes to infinite loss.
 STEP_TAIL_SIGMAS = 10.5
@@ -43,19 +43,19 @@ SAMPLER = 2.0**-40
 
 
 def epsilon(event: Event, delta: float) -> float:
-    """The least epsilon at `delta`, from above."""
+    """An upper bound on the least epsilon at `delta`."""
     if isinstance(event, Capped):
         return event.epsilon if delta >= event.delta else math.inf
     return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
 
 
 def delta(event: Event, epsilon: float) -> float:
-    """The least delta at `epsilon`, from above."""
+    """An upper bound on the least delta at `epsilon`."""
     return float(profile(event, [epsilon])[0])
 
 
 def profile(event: Event, epsilons: Sequence[float]) -> Floats:
-    """delta(epsilon) at each of the given, ascending, epsilons."""
+    """Upper bounds on delta at each of the epsilons, which ascend."""
     if isinstance(event, Capped):  # it satisfies one point, and nothing else is known
         over = np.maximum(0.0, -np.expm1(np.asarray(epsilons, dtype=np.float64) - event.epsilon))
         return np.asarray(event.delta + (1 - event.delta) * (over / (1 + math.exp(-event.epsilon))))
@@ -81,7 +81,7 @@ def _hidden(kind: Kind) -> float:
 
 
 def hidden_by_rounding(steps: int) -> float:
-    """What arithmetic may hide of delta: the noise sampler's distance from the ideal law, and rounding in the
+    """The part of delta that arithmetic may hide: the noise sampler's distance from the ideal law, and rounding in the
     transforms, where a power of a spectrum loses about 2^-52 per factor.
 
     Measured against exact Gaussians composed 10^6 times: 5e-11, where this allows 9e-10.
@@ -91,11 +91,11 @@ def hidden_by_rounding(steps: int) -> float:
 
 @lru_cache(maxsize=8)
 def _loss_distribution(kind: Kind) -> Any:
-    return composed(kind, grid=GRID / 2, optimistic=False)
+    return compose_losses(kind, grid=GRID / 2, optimistic=False)
 
 
-def composed(kind: Kind, *, grid: float, optimistic: bool) -> Any:
-    """dp-accounting's distribution of all that such a record meets: from above, or (`optimistic`) from below."""
+def compose_losses(kind: Kind, *, grid: float, optimistic: bool) -> Any:
+    """dp-accounting's loss distribution of all that such a record meets, from above, or from below (`optimistic`)."""
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 

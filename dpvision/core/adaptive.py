@@ -1,7 +1,7 @@
 """Sound composition of events that were chosen one after the other, each after seeing the results of those before it.
 
 Privacy loss distributions compose for events whose rates, noise and steps were fixed beforehand. Where the next event
-is chosen by what the last one showed, adding up their distributions until a budget is reached proves nothing: whoever
+is chosen by what the last one revealed, adding up their distributions until a budget is reached proves nothing: whoever
 picks, for each outcome, the event that fits it best gets up to 2.2 times delta with two runs. So the first event is
 taken by its own distribution, and everything later by a Gaussian filter:
 
@@ -21,8 +21,8 @@ taken by its own distribution, and everything later by a Gaussian filter:
      way of choosing. (Gaussian filters: Koskela, Tobaben and Honkela 2022; Smith and Thakurta 2022.)
 
 What holds for all runs together is the *budget*, fixed before the first result. The epsilon that was used up so far is
-a meter: it decides what else may run. Who stops where the meter looks good has the guarantee of the budget, not of
-the meter; who raises the budget after seeing results has the guarantee of the budget that would have been set at most.
+a meter: it decides what else may run. Whoever stops where the meter looks good has the guarantee of the budget, not of
+the meter; whoever raises the budget after seeing results has that of the largest budget that might have been set.
 """
 
 from __future__ import annotations
@@ -47,18 +47,6 @@ from dpvision.core.events import (
     given_up,
 )
 
-# Which composition a figure rests on, as cards and ledgers state it.
-PLANNED = "privacy loss distributions of events that were fixed before the first result"
-CHOSEN_LATER = (
-    "the first event's privacy loss distribution, and a Gaussian filter for later ones, which were chosen after "
-    "results were seen; over all choices the budget is what holds"
-)
-
-CAPPED = (
-    "the budget of the account: settings changed during the run, and results may have decided how often; the meter is "
-    "what the parts there are add up to"
-)
-
 # Of the budget's delta, kept for the leaks of later events. Between 2% and 10% nothing changes by more than 0.3%.
 RESERVE = 0.05
 # At tiny deltas a later event needs a leak above what the accountant's rounding may hide.
@@ -68,15 +56,17 @@ PLACES = 2048
 
 
 def compose(events: Sequence[Event], delta: float) -> Event:
-    """Events in the order in which they were chosen, each after seeing the results of those before it."""
-    real = [event for one in events for event in _in_order(one) if any(exposures(event))]
+    """One event of all these, each chosen after seeing the results of those before it."""
+    real = [part for event in events for part in _in_order(event) if any(exposures(part))]
     if len(real) < 2:
         return Composed(tuple(real))
-    return together(real[0], tuple(later(e, delta=delta, number=i) for i, e in enumerate(real[1:], 1)), delta=delta)
+    return join(
+        real[0], tuple(dominate_later(e, delta=delta, number=i) for i, e in enumerate(real[1:], 1)), delta=delta
+    )
 
 
 def _in_order(event: Event) -> tuple[Event, ...]:
-    """What was fixed at one time, in the order in which it was chosen."""
+    """Its parts that were each fixed at one time, in the order in which they were chosen."""
     match event:
         case Capped(inside):
             return _in_order(inside)
@@ -86,8 +76,8 @@ def _in_order(event: Event) -> tuple[Event, ...]:
             return (event,)
 
 
-def together(first: Event, chosen: Sequence[Later], *, delta: float) -> Event:
-    """The first event and what was chosen later."""
+def join(first: Event, chosen: Sequence[Later], *, delta: float) -> Event:
+    """The first event and those chosen later, as one event."""
     if not chosen:
         return first
     return Adaptive(first, tuple(chosen), max(reserve(delta), math.fsum(x.leak for x in chosen)))
@@ -98,18 +88,18 @@ def reserve(delta: float) -> float:
     return max(RESERVE * delta, min(delta / 2, LEAST_RESERVE))
 
 
-def later(event: Event, *, delta: float, number: int) -> Later:
+def dominate_later(event: Event, *, delta: float, number: int) -> Later:
     """The Gaussian and the leak that dominate an event that is the `number`-th to be chosen after the first.
 
-    Half of the reserve is shared out by 1 / (number (number + 1)), which adds up to it; the other half is for events
-    that leak by themselves, such as tunings.
+    Half of the reserve is divided by 1 / (number (number + 1)), which adds up to it; the other half is for events that
+    leak by themselves, such as tunings.
     """
-    return dominate(event, given_up(event) + reserve(delta) / (2 * number * (number + 1)))
+    return _dominate(event, given_up(event) + reserve(delta) / (2 * number * (number + 1)))
 
 
 @lru_cache(maxsize=256)
-def dominate(event: Event, leak: float) -> Later:
-    """The least Gaussian that dominates the event but for `leak`."""
+def _dominate(event: Event, leak: float) -> Later:
+    """The Gaussian with the most noise that dominates the event but for `leak`."""
     kinds = exposures(event)
     if not any(kinds):
         return Later(event, MOST_SIGMA, 0.0)
@@ -123,7 +113,7 @@ def dominate(event: Event, leak: float) -> Later:
     # Both curves fall: between two places the event's is at most its left end, the Gaussian's at least its right end.
     profile = ((accountant.profile(event, places) - leak) / (1 - leak)).tolist()
     above = [(e, d) for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0]
-    mu = least(lambda x: all(gaussian_delta(x, e) >= d for e, d in reversed(above)), start=1.0)
+    mu = find_least(lambda x: all(gaussian_delta(x, e) >= d for e, d in reversed(above)), start=1.0)
     return Later(event, min(max(math.nextafter(1 / mu, 0.0), LEAST_SIGMA), MOST_SIGMA), leak)
 
 
@@ -139,7 +129,7 @@ def _phi(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
 
 
-def least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
+def find_least(holds: Callable[[float], bool], *, start: float, rounds: int = 48) -> float:
     """The least x > 0 at which a monotone condition holds, by doubling and halving; the end returned satisfies it."""
     high = start
     while not holds(high):

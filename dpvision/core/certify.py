@@ -1,22 +1,22 @@
 """A certificate by trial: the engine that will train returns the clipped sum that clipping.py specifies.
 
 The engine is fast, and checked instead of trusted. Before every charge, in the very configuration that will train (the
-model with its frozen parts, the loss, the clip style, the numbers of views, the promise of one view, the physical cut,
-the threads), random images show that
+model with its frozen parts, the loss, the clip style, the numbers of views, the one-view path, the physical batch, the
+threads), random images show that
 
     it equals the specification    in float64, the engine's sum is the specified one, with units above and below the
                                    bound, images in [-1, 1] and in [0, 1], and public vectors where some are used
     odd units are bounded          one of zeros, a huge one, and ones with NaN or Inf contribute at most the
                                    sensitivity; NaN contributes nothing
-    no unit moves another          in the model's own precision and with more images than pass at a time, the sum of
+    no unit moves another          in the model's own precision and with more images than one pass holds, the sum of
                                    all units is, to the last bit, the sum of their own sums: also next to odd units
     nothing is kept                the same batch gives the same bits again after another batch, and a pass leaves every
                                    parameter and buffer as it was
 
 Each trial starts from a fresh copy of the model, at weights that are moved a little, so that no path is closed by a
 zero. A trial is not a proof: a model that mixes images only in batches above MOST_TRIED, or only for values that no
-trial has, is not found. What is left to trust: torch's autograd, and that the engine treats the private images as it
-treated the random ones.
+trial has, is not detected. What remains to be trusted: torch's autograd, and that the engine treats the private images
+as it treated the random ones.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from dpvision.core.clipping import Flat, Loss, Public, Style, clipped_sum, layer
 from dpvision.core.noise import ARITHMETIC_SLACK
 from dpvision.errors import ConfigError, DPVisionError, UnsafeLayer
 
-# Of a parameter's part of the specified sum, in float64: more is not rounding.
+# Relative error of a parameter's part of the specified sum, in float64: more is not rounding.
 TOLERANCE = 1e-6
-# Images in the trial in the model's own precision: more than pass at a time, if that is not too many.
+# Images in the trial in the model's own precision: more than one pass holds, within these bounds.
 LEAST_TRIED, MOST_TRIED = 33, 257
 HUGE = 1e6
 Batch = tuple[Tensor, Tensor, Sequence[int]]
 
 
 class Engine(Protocol):
-    """What computes clipped sums: private.engine.ClippedSum."""
+    """Computes clipped sums: private.engine.ClippedSum."""
 
     @property
     def sensitivity(self) -> float: ...
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
 
 class MakeEngine(Protocol):
-    """An engine for a model, a loss and a style; everything else about it is fixed as it will train."""
+    """Makes an engine for a model, a loss and a style; everything else about it is as it will train."""
 
     def __call__(self, model: nn.Module, loss: Loss, *, clip: Style) -> Engine: ...
 
@@ -77,9 +77,9 @@ def certify(
     views: Sequence[int] = (2, 3, 1),
     public: Sequence[str] = (),
 ) -> None:
-    """Refuse what differs from the specification in a trial.
+    """Refuse an engine that differs from the specification in a trial.
 
-    `views` are numbers of images that units have, in turn. `public` names which public vectors shape contributions:
+    `views` are the numbers of images of units, in turn. `public` names the public vectors that shape contributions:
     "scale", "shift", "perturbations".
     """
     if classes < 1:
@@ -132,31 +132,32 @@ class _Trial:
         targets = torch.randint(0, self._classes, (count,), generator=self._generator)
         return (images * (1 - least) + least).to(self._device, dtype), targets.to(self._device)
 
-    def _vectors(self, size: int, views: int, dtype: torch.dtype = torch.float64) -> Public:
+    def _vectors(self, views: int, dtype: torch.dtype = torch.float64) -> Public:
         """Public vectors of the kinds that training will use."""
+        size = sum(p.numel() for p in self._wide.parameters() if p.requires_grad)
         drawn = [self._normal(size).to(self._device, dtype) for _ in range(2 + views)]
         scale = drawn[0].abs() + 0.5 if "scale" in self._public else None
         shift = 0.1 * drawn[1] / math.sqrt(size) if "shift" in self._public else None
         return Public(scale, shift, [0.01 * v for v in drawn[2:]] if "perturbations" in self._public else [])
 
     def require_outputs(self) -> None:
-        """One row of outputs per image, one number per class."""
+        """Require one row of outputs per image, with one number per class."""
         images, _ = self._images(3, -1.0)
         with torch.no_grad():
             outputs: Any = copy.deepcopy(self._wide)(images)
         if not isinstance(outputs, Tensor):
             raise ConfigError(
-                f"the model gives a {type(outputs).__name__} and not a tensor. Fix: a model, or a small one around it, "
-                "that returns the logits alone."
+                f"the model returns a {type(outputs).__name__} and not a tensor. Fix: a model, or a wrapper, that "
+                "returns the logits alone."
             )
         if tuple(outputs.shape) != (3, self._classes):
             raise ConfigError(
-                f"the model gives outputs of shape {tuple(outputs.shape)} for 3 images; with {self._classes} classes "
+                f"the model returns outputs of shape {tuple(outputs.shape)} for 3 images; with {self._classes} classes "
                 f"it must be (3, {self._classes})."
             )
 
     def require_loss_of_outputs(self) -> None:
-        """A loss that uses trainable tensors itself would lose that part of its gradient."""
+        """Refuse a loss that uses trainable tensors itself: that part of its gradient would be lost."""
         _, targets = self._images(3, -1.0)
         outputs = torch.zeros(3, self._classes, dtype=torch.float64, device=self._device)
         with torch.enable_grad():
@@ -174,15 +175,19 @@ class _Trial:
             images, targets = self._images(sum(views), least)
             units = list(zip(images.split(views), targets.split(views), strict=True))
             units[1] = (units[1][0] * odd, units[1][1])
-            public = self._vectors(sum(p.numel() for p in self._wide.parameters() if p.requires_grad), max(views))
+            public = self._vectors(max(views))
             self._compare(units, odd, self._style, public)
             if odd == 1.0:
-                self._compare(units, odd, self._half_way(units, public), public)
+                norms = sorted(self._norms(units, public))
+                self._compare(units, odd, self._style_of(norms[len(norms) // 2]), public)
 
-    def _half_way(self, units: list[tuple[Tensor, Tensor]], public: Public) -> Style:
-        """The same kind of style, with a bound that some of the units exceed and others do not."""
-        norms = sorted(float(self._specified([unit], Flat(1e12), public).norm()) for unit in units)
-        return type(self._style)(min(max(norms[len(norms) // 2], 1e-9), 1e9))
+    def _norms(self, units: Iterable[tuple[Tensor, Tensor]], public: Public) -> list[float]:
+        """The norms of the units' gradients before clipping."""
+        return [float(self._specified([unit], Flat(1e12), public).norm()) for unit in units]
+
+    def _style_of(self, bound: float) -> Style:
+        """The same kind of style, with another bound."""
+        return type(self._style)(min(max(bound, 1e-9), 1e9))
 
     def _specified(self, units: Iterable[tuple[Tensor, Tensor]], style: Style, public: Public) -> Tensor:
         try:
@@ -197,23 +202,23 @@ class _Trial:
         got = engine.sum([_batch(units)], public).cpu()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if not torch.equal(tensor, before[name]):
-                raise UnsafeLayer(f"{name}: a tensor that a pass over images changes would carry them out of here.")
-        if not abs(odd) <= 1:  # rounding is large there: the others are compared, and this one is bounded
-            strange = engine.sum([_batch(units[1:2])], public).cpu()
+                raise UnsafeLayer(f"{name}: a pass over images changes this tensor, so they would reach later steps.")
+        if not abs(odd) <= 1:  # rounding is large there: this unit is only bounded, and the others are compared
+            contribution = engine.sum([_batch(units[1:2])], public).cpu()
             most = 0.0 if math.isnan(odd) else engine.sensitivity * (1 + ARITHMETIC_SLACK)
-            if not float(strange.norm()) <= most:
+            if not float(contribution.norm()) <= most:
                 raise UnsafeLayer(
-                    f"a unit of images times {odd} contributes {float(strange.norm()):.3g} to the sum, where "
+                    f"a unit of images times {odd} contributes {float(contribution.norm()):.3g} to the sum, where "
                     f"{most:.3g} is the most. Either a layer has no rule, or one turns such values into numbers."
                 )
-            got, units = got - strange, [units[0], *units[2:]]
+            got, units = got - contribution, [units[0], *units[2:]]
         _require_close(self._wide, got, self._specified(units, style, public), engine)
 
     def units_are_apart(self) -> None:
-        """In the model's own precision, by bits: the sum of all is the sum of each, next to whatever else is there.
+        """In the model's own precision, to the bit: the sum of all units is the sum of each, whatever is next to it.
 
-        Few units at the bound that will train, and more images than pass at a time at one that nobody exceeds. On one
-        thread, as each pass is worked on: so the passes are as large as any in training.
+        Few units at the bound that will train, and more images than one pass holds at a bound that nobody exceeds. On
+        one thread, like each pass in training, so that the passes are as large as any there.
         """
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -225,19 +230,17 @@ class _Trial:
             torch.set_num_threads(threads)
 
     def _unclipped(self) -> Style:
-        """A bound that the trial's units are below: above it, what only scales a gradient would be clipped away."""
+        """A style whose bound no unit of the trial exceeds: clipping would hide what only scales a gradient."""
         size = self._views[0]
         images, targets = self._images(4 * size, 0.0)
         units = zip(images.split(size), targets.split(size), strict=True)
-        public = self._vectors(sum(p.numel() for p in self._wide.parameters() if p.requires_grad), size)
-        most = max(float(self._specified([unit], Flat(1e12), public).norm()) for unit in units)
-        return type(self._style)(min(max(16 * most, 1e-9), 1e9))
+        return self._style_of(16 * max(self._norms(units, self._vectors(size))))
 
     def _apart(self, least: float, style: Style, *, many: bool = False) -> None:
         engine = self._engine(copy.deepcopy(self._model), self._loss, clip=style)
         size = self._views[0]
-        public = self._vectors(engine.size, size, self._dtype)
-        engine.sum([(*self._images(size, least, self._dtype), [size])], public)  # measures how many pass at a time
+        public = self._vectors(size, self._dtype)
+        engine.sum([(*self._images(size, least, self._dtype), [size])], public)  # measures the images of a pass
         count = min(max(LEAST_TRIED, engine.pass_images + 1), MOST_TRIED) if many else 3
         images, targets = self._images(size * max(3, math.ceil(count / size)), least, self._dtype)
         units = list(zip(images.split(size), targets.split(size), strict=True))
@@ -263,7 +266,7 @@ class _Trial:
             f"the contribution of a unit depends on which other units are in the batch, by {off:.1e} of the clipping "
             "norm, so one unit more could move all others. Either a layer mixes the examples of a batch or keeps "
             "something of them, or some function rounds a number by its place in a batch. Fix: let every layer work on "
-            "each image alone; for mere rounding, physical=1, where units pass one by one."
+            "each image alone; if it is only rounding, physical=1, where units pass one by one."
         )
 
 
@@ -273,7 +276,7 @@ def _batch(units: Sequence[tuple[Tensor, Tensor]]) -> Batch:
 
 
 def _require_close(model: nn.Module, got: Tensor, expected: Tensor, engine: Engine) -> None:
-    """Parameter by parameter; what is far below the rest, and rounding that the noise is scaled for, may be off."""
+    """Compare parameter by parameter, allowing for rounding and for parts that are far smaller than the rest."""
     rounding = (TOLERANCE + min(engine.rounding, ARITHMETIC_SLACK)) * engine.sensitivity
     trained = [(name, p.numel()) for name, p in model.named_parameters() if p.requires_grad]
     sizes = [size for _, size in trained]
@@ -290,7 +293,7 @@ def _require_close(model: nn.Module, got: Tensor, expected: Tensor, engine: Engi
 
 @contextmanager
 def _constants_in(dtype: torch.dtype) -> Iterator[None]:
-    """What a model makes by torch.zeros and the like fits the precision of the trial."""
+    """Tensors that a model creates, by torch.zeros and the like, have the precision of the trial."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -301,7 +304,7 @@ def _constants_in(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What torch raises in a trial, as one error of ours."""
+    """Turn what torch raises in a trial into a ConfigError."""
     try:
         yield
     except DPVisionError:

@@ -2,7 +2,7 @@
 
     sum_u clip_C( scale * mean_k grad l(w + v_k; view_uk, target_uk) - shift )
 
-`clipped_sum` computes exactly that, view by view with ordinary autograd: slow, plain, and short enough to be read. The
+`clipped_sum` computes exactly that, view by view with ordinary autograd: slow, plain, and short enough to read. The
 engine that trains is checked against it by trial (certify.py). Each style states its own sensitivity, from which the
 noise is computed:
 
@@ -40,7 +40,7 @@ class Public:
 
 @dataclass(frozen=True)
 class Flat:
-    """Scale down to norm C what is above it."""
+    """Flat clipping: scale a gradient whose norm exceeds C down to norm C."""
 
     bound: float
 
@@ -52,7 +52,7 @@ class Flat:
         return self.bound
 
     def bounds(self, names: Sequence[str]) -> dict[str, float]:
-        """The most that each parameter's part of a contribution can be."""
+        """The largest norm of each parameter's part of a contribution."""
         return dict.fromkeys(names, self.bound)
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
@@ -63,7 +63,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Automatic(Flat):
-    """Give every gradient nearly the norm C, so that C and the learning rate are one setting instead of two."""
+    """Automatic clipping: every gradient gets nearly norm C, so that C and the learning rate are one setting."""
 
     stability: float = 0.01
 
@@ -71,7 +71,7 @@ class Automatic(Flat):
         super().__post_init__()
         if not LEAST_BOUND <= self.stability < math.inf:
             raise ConfigError(
-                f"stability is {self.stability}: it must be at least {LEAST_BOUND}: below, norms lose their digits."
+                f"stability is {self.stability}: it must be at least {LEAST_BOUND}; below, norms lose their digits."
             )
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
@@ -80,11 +80,11 @@ class Automatic(Flat):
 
 
 class PerLayer:
-    """Clip each layer by itself: one C for all of them, split evenly, or a bound for each layer by name."""
+    """Per-layer clipping: one C that all layers share evenly, or a bound for each layer by name."""
 
     def __init__(self, bound: float | Mapping[str, float]) -> None:
-        for one in bound.values() if isinstance(bound, Mapping) else [bound]:
-            _require_bound(one)
+        for value in bound.values() if isinstance(bound, Mapping) else [bound]:
+            _require_bound(value)
         self._bound = bound if isinstance(bound, int | float) else dict(bound)
 
     @property
@@ -98,7 +98,7 @@ class PerLayer:
         if isinstance(self._bound, dict):
             if set(layers) != set(self._bound):
                 wrong = sorted(set(layers) ^ set(self._bound))
-                raise ConfigError(f"per-layer bounds must name every trainable layer and no other; see {wrong[0]!r}.")
+                raise ConfigError(f"per-layer bounds must name every trainable layer and no other. Fix: {wrong[0]!r}.")
             return {n: self._bound[layer_of(n)] for n in names}
         return dict.fromkeys(names, self._bound / math.sqrt(len(layers)))
 
@@ -114,7 +114,7 @@ class PerLayer:
         return factors
 
 
-# Squares of float32 numbers lose their digits below.
+# Below this, squares of float32 numbers lose their digits.
 LEAST_BOUND = 1e-12
 Style = Flat | Automatic | PerLayer
 STYLES: dict[str, Callable[[float], Style]] = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
@@ -155,17 +155,17 @@ def clipped_sum(
 def mean_gradient(
     model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, perturbations: Sequence[Tensor] = ()
 ) -> Tensor:
-    """The mean over a unit's views of the gradient, flat: each view by itself, at w or at its own w + v_k."""
+    """The mean gradient over a unit's views, as a flat vector: each view by itself, at w or at its own w + v_k."""
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sizes = [p.numel() for p in weights.values()]
     total = torch.zeros(sum(sizes), dtype=images.dtype, device=images.device)
     for view in range(len(images)):
-        at: dict[str, Tensor] = dict(weights)
+        point: dict[str, Tensor] = dict(weights)
         if len(perturbations):
             moves = perturbations[view].to(total).split(sizes)
-            at = {name: p + move.view(p.shape) for (name, p), move in zip(weights.items(), moves, strict=True)}
+            point = {name: p + move.view(p.shape) for (name, p), move in zip(weights.items(), moves, strict=True)}
         with torch.enable_grad():
-            outputs = functional_call(model, at, (images[view : view + 1],))
+            outputs = functional_call(model, point, (images[view : view + 1],))
             value = loss(outputs, targets[view : view + 1]).sum()
             gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
         filled = [torch.zeros_like(p) if g is None else g for p, g in zip(weights.values(), gradients, strict=True)]

@@ -1,45 +1,45 @@
-"""What was done to the private data, as immutable values; who reads them (accountants, the ledger) is separate.
+"""What is done to private data, as immutable values. Accountants and the ledger, which read them, are separate.
 
 Every event is a sum of contributions, each of Euclidean norm at most 1 after scaling by the sensitivity, released
 with Gaussian noise of standard deviation `sigma` (the noise multiplier). They differ in who could have taken part:
 
     Gaussian           every record, `count` times
-    PoissonGaussian    each record by its own coin of probability `rate`, anew in each of `steps` steps
-    ClassScheduled     only the records of one class, which everybody may know: a record of class k is in `rows[k]` of
-                       the releases, in each of them by its own coin of probability `rates[k]`
-    Tuned              one of `trials`, tried again and again a random number of times; the best alone is released
+    PoissonGaussian    each record independently with probability `rate` in each of `steps` steps
+    ClassScheduled     only the records of one class, which is public: a record of class k may be in `rows[k]` of the
+                       releases, in each of them independently with probability `rates[k]`
+    Tuned              one of `trials`, run a random number of times; the best alone is released
     Composed           all of the events listed, every one fixed before the first result was seen
     Adaptive           a first event, then others, each chosen after seeing the results of those before it
-    Capped             one of those of which results decided how far it goes: all that holds is the budget
+    Capped             an event whose extent was decided by results: all that holds is the budget
 
 Formal reading: two data sets are neighbours when one has one record (or person) more. `exposures(event)` lists, for
 each kind of record that there may be, the Poisson-subsampled Gaussians that it meets; the guarantee is that of the
-kind that fares worst. Nothing here is averaged over classes: a class that is drawn is visible in what is released.
-A tuning is not a sum of such steps. It is met as a `Point`: the worst there is that satisfies its epsilon at its delta.
-What is chosen later is met as what dominates it, whatever was chosen (core/adaptive.py).
+worst kind. Nothing here is averaged over classes: a class that is drawn is visible in what is released. A tuning is
+not a sum of such steps. It counts as a `Point`: the worst mechanism that satisfies its epsilon at its delta. What is
+chosen later counts as what dominates it, whatever was chosen (core/adaptive.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 from dpvision.errors import ConfigError
 
-# Outside of these no event makes sense, and the accountants' arithmetic would leave the range of numbers.
+# Outside of these bounds no event makes sense, and the accountants' arithmetic would overflow.
 LEAST_SIGMA, MOST_SIGMA = 1e-3, 1e8
 MOST_COUNT = 10_000_000
-# Kinds of records that are told apart. Each takes the accountant some tenths of a second for each exposure, and the
-# class schedules of releases hardly need any: their classes have the same rate, or the same number of rows but for one.
+# Kinds of records that are distinguished. Each takes the accountant some tenths of a second for each exposure, and the
+# class schedules of releases need few: their classes have the same rate, or numbers of rows that differ by one.
 MOST_KINDS = 8
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be told about any one record: epsilon at delta."""
+    """The most that may be revealed about any one record: epsilon at delta."""
 
     epsilon: float
     delta: float
@@ -63,7 +63,7 @@ class Exposure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What one record meets of something that satisfies (epsilon, delta), of which nothing else is used."""
+    """What one record meets of a mechanism of which only its (epsilon, delta) is used."""
 
     epsilon: float
     delta: float
@@ -74,7 +74,7 @@ Kind = tuple[Exposure | Point, ...]
 
 @dataclass(frozen=True)
 class Gaussian:
-    """`count` releases that every record is in."""
+    """`count` releases, each of them of every record."""
 
     sigma: float
     count: int = 1
@@ -86,7 +86,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class PoissonGaussian:
-    """`steps` releases; in each, every record is in by its own coin of probability `rate`."""
+    """`steps` releases, each record in each of them independently with probability `rate`."""
 
     rate: float
     sigma: float
@@ -102,8 +102,8 @@ class PoissonGaussian:
 class ClassScheduled:
     """Releases by class: a record of class k meets `rows[k]` of them, at the rate *inside* its class, `rates[k]`.
 
-    Which class a row is about is taken as public, for the released labels show it. So there is no amplification from
-    the choice of the class, and rates over the whole data set must not be put here.
+    Which class a row is about counts as public, since the released labels show it. So the choice of the class does not
+    amplify privacy, and rates over the whole data set must not be used here.
     """
 
     sigma: float
@@ -124,9 +124,9 @@ class ClassScheduled:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best of K trials, each one of `trials` by a fair coin, K drawn anew and in secret (stopping.py).
+    """The best of K runs, each of one of `trials` drawn uniformly; K is drawn in secret (private/training/stopping.py).
 
-    K is negative binomial with `eta` and `gamma`, 1 at least. `epsilon` at `delta` is what `tuning.tuned` proves.
+    K is negative binomial with `eta` and `gamma`, at least 1. `epsilon` at `delta` is what stopping.py proves.
     """
 
     trials: tuple[Event, ...]
@@ -147,7 +147,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Composed:
-    """All of `events`, whatever their order. Rates, noise and numbers of steps were fixed before the first result.
+    """All of `events`, in any order. Rates, noise and numbers of steps were fixed before the first result.
 
     What an event computes (its gradients, its queries) may depend on earlier results; which event it is may not.
     """
@@ -186,7 +186,7 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Capped:
-    """`event`, of which somebody decided by results how far it goes, so that its own figures are a meter only.
+    """`event`, whose extent somebody decided by results, so that its own epsilon is only a meter.
 
     Whatever was decided, it satisfies (epsilon, delta): the budget of the account that it was charged to.
     """
@@ -203,7 +203,7 @@ Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed | Adaptiv
 
 
 def parts(event: Event) -> tuple[Event, ...]:
-    """The events that it lists, in their order; the event itself where it lists none."""
+    """The events that an event lists, in their order; the event itself where it lists none."""
     match event:
         case Composed(events):
             return events
@@ -216,97 +216,82 @@ def parts(event: Event) -> tuple[Event, ...]:
 
 
 def exposures(event: Event) -> list[Kind]:
-    """For each kind of record, what it meets; equal exposures are merged, and no kind fares surely better than another.
+    """What each kind of record meets. Equal exposures are merged, and kinds no worse than another one are left out.
 
-    Where more than MOST_KINDS are left, there is one that meets the most of everything: never too little.
+    Where more than MOST_KINDS remain, they are replaced by one that meets the most of everything: never too little.
     """
     return sorted(_kinds(event))
 
 
 def apart(kind: Kind) -> tuple[tuple[Exposure, ...], tuple[Point, ...]]:
-    """The steps that such a record meets, and the points."""
+    """The steps and the points that such a record meets."""
     return tuple(x for x in kind if isinstance(x, Exposure)), tuple(x for x in kind if isinstance(x, Point))
 
 
 def given_up(event: Event) -> float:
-    """The delta that no epsilon makes less: that of its points."""
+    """The part of delta that no epsilon reduces: that of the event's points."""
     return max((sum(point.delta for point in apart(kind)[1]) for kind in exposures(event)), default=0.0)
+
+
+# The name of each kind of event in JSON. Ledgers, cards and headers hold events under these names.
+_TYPES: dict[str, type[Event]] = {
+    "gaussian": Gaussian,
+    "poisson-gaussian": PoissonGaussian,
+    "class-scheduled": ClassScheduled,
+    "tuned": Tuned,
+    "composed": Composed,
+    "adaptive": Adaptive,
+    "capped": Capped,
+}
 
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event as plain JSON; floats keep every bit."""
-    match event:
-        case Gaussian(sigma, count):
-            return {"type": "gaussian", "sigma": sigma, "count": count}
-        case PoissonGaussian(rate, sigma, steps):
-            return {"type": "poisson-gaussian", "rate": rate, "sigma": sigma, "steps": steps}
-        case ClassScheduled(sigma, rates, rows):
-            return {"type": "class-scheduled", "sigma": sigma, "rates": list(rates), "rows": list(rows)}
-        case Tuned(trials, eta, gamma, epsilon, delta):
-            numbers = {"eta": eta, "gamma": gamma, "epsilon": epsilon, "delta": delta}
-            return {"type": "tuned", "trials": [to_json(e) for e in trials], **numbers}
-        case Composed(events):
-            return {"type": "composed", "events": [to_json(e) for e in events]}
-        case Adaptive(first, later, reserve):
-            chosen = [{"event": to_json(x.event), "sigma": x.sigma, "leak": x.leak} for x in later]
-            return {"type": "adaptive", "first": to_json(first), "later": chosen, "reserve": reserve}
-        case Capped(inside, epsilon, delta):
-            return {"type": "capped", "event": to_json(inside), "epsilon": epsilon, "delta": delta}
+    name = next(name for name, kind in _TYPES.items() if kind is type(event))
+    return {"type": name, **_encode_fields(event)}
+
+
+def _encode_fields(event: Event | Later) -> dict[str, Any]:
+    return {field.name: _encode(getattr(event, field.name)) for field in fields(event)}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    if isinstance(value, Later):
+        return _encode_fields(value)
+    return to_json(value) if is_dataclass(value) else value  # type: ignore[arg-type]
 
 
 def from_json(value: Any) -> Event:
-    """The event that `to_json` wrote. Anything else is a ConfigError that says what is wrong."""
+    """The event that `to_json` wrote. Anything else is a ConfigError that states what is wrong."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"an event must be a JSON object, not {type(value).__name__}.")
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "type"}
+    kind = next((kind for name, kind in _TYPES.items() if name == value.get("type")), None)
+    if kind is None:
+        raise ConfigError(f"there is no event of type {value.get('type')!r}.")
     try:
-        match value.get("type"):
-            case "gaussian":
-                return Gaussian(**fields)
-            case "poisson-gaussian":
-                return PoissonGaussian(**fields)
-            case "class-scheduled":
-                return ClassScheduled(**fields)
-            case "tuned":
-                return Tuned(**{**fields, "trials": tuple(from_json(e) for e in fields["trials"])})
-            case "composed":
-                return Composed(tuple(from_json(e) for e in fields["events"]))
-            case "adaptive":
-                later = tuple(Later(**{**x, "event": from_json(x["event"])}) for x in fields["later"])
-                return Adaptive(**{**fields, "first": from_json(fields["first"]), "later": later})
-            case "capped":
-                return Capped(**{**fields, "event": from_json(fields["event"])})
+        return kind(**{name: _decode(name, content) for name, content in value.items() if name != "type"})
     except (TypeError, KeyError) as exc:
         raise ConfigError(f"the event of type {value['type']!r} does not have the fields it needs: {exc}.") from exc
-    raise ConfigError(f"there is no event of type {value.get('type')!r}.")
 
 
-def describe(event: Event) -> str:
-    """The event in words, for tables."""
-    match event:
-        case Gaussian(sigma, count):
-            return f"{count:,} release{'s' if count > 1 else ''} of every record, sigma {sigma:.4g}"
-        case PoissonGaussian(rate, sigma, steps):
-            return f"{steps:,} steps, each record in a step with probability {rate:.4g}, sigma {sigma:.4g}"
-        case ClassScheduled(sigma, rates, rows):
-            inside = f"each record in a row of its class with probability up to {max(rates):.4g}"
-            return f"up to {max(rows):,} rows of a class, {inside}, sigma {sigma:.4g}"
-        case Tuned(trials, eta, gamma, epsilon, delta):
-            each = "; or ".join(describe(e) for e in dict.fromkeys(trials))
-            stop = f"random stopping, eta {eta:g}, gamma {gamma:.4g}"
-            return f"the best of a random number of trials ({stop}), each: {each}; epsilon {epsilon:.4g} at {delta:.2g}"
-        case Composed(events):
-            return "; ".join(describe(e) for e in events) or "nothing"
-        case Adaptive(first, later, _):
-            return "; ".join([describe(first), *(f"then, chosen later: {describe(x.event)}" for x in later)])
-        case Capped(inside, epsilon, delta):
-            return f"{describe(inside)}; within epsilon {epsilon:g} at {delta:g} whatever was chosen"
+def _decode(name: str, content: Any) -> Any:
+    match name:
+        case "event" | "first":
+            return from_json(content)
+        case "trials" | "events":
+            return tuple(from_json(item) for item in content)
+        case "later":
+            return tuple(Later(**{**item, "event": from_json(item["event"])}) for item in content)
+        case _:
+            return tuple(content) if isinstance(content, list) else content
 
 
 def _kinds(event: Event) -> set[Kind]:
     match event:
         case ClassScheduled(sigma, rates, rows):
-            # A class with no higher rate and no more rows than another fares no worse.
+            # A class with no higher rate and no more rows than another is no worse.
             left: list[tuple[float, int]] = []
             for rate, count in sorted(set(zip(rates, rows, strict=True)), reverse=True):
                 if not left or count > left[-1][1]:
@@ -334,7 +319,7 @@ def _dominating(later: tuple[Later, ...], reserve: float) -> Kind:
 
 
 def _most(event: Event) -> Kind:
-    """What nobody meets more of: of each schedule the highest rate in the most rows."""
+    """At least what any record meets: of each schedule the highest rate in the most rows."""
     match event:
         case Gaussian(sigma, count):
             return (Exposure(1.0, sigma, count),)
@@ -351,12 +336,12 @@ def _most(event: Event) -> Kind:
 
 
 def _worst(kinds: set[Kind]) -> set[Kind]:
-    """Without those that fare no worse than another one."""
+    """The kinds, without those that are no worse than another one."""
     return {kind for kind in kinds if not any(kind != other and _no_worse(kind, than=other) for other in kinds)}
 
 
 def _no_worse(kind: Kind, *, than: Kind) -> bool:
-    """Whether each step of `kind` can be laid beside another one of `than`, with as much noise and no lower rate."""
+    """Whether each step of `kind` can be matched with one of `than` that has the same noise and no lower rate."""
 
     (ours, points), (theirs, other_points) = apart(kind), apart(than)
 
@@ -386,7 +371,7 @@ def _check_sigma(sigma: Any) -> None:
 
 def _check_rate(rate: Any) -> None:
     if not _is_number(rate) or not 0 <= rate <= 1:
-        raise ConfigError(f"the sample rate is {rate!r}: it must be a number from 0 to 1 (batch divided by n).")
+        raise ConfigError(f"the sampling rate is {rate!r}: it must be a number from 0 to 1 (batch divided by n).")
 
 
 def _check_count(name: str, count: Any) -> None:

@@ -1,23 +1,23 @@
-"""The only door between private records and the outside: a bounded sum goes in, a noisy sum comes out, once.
+"""The only way out for private records: a bounded sum goes in, a noisy sum comes out, once.
 
 Formal guarantee: over its life a `Gate` gives out exactly what `charge.event` describes, and nothing else.
 
   1. It cannot be made without a charge that is on the disk: the ledger is read again, and must have this very charge.
-  2. The charge's event must be what the sampler itself says that it does, with the noise multiplier of the charge. The
-     sampler that runs is `gate.sampler`; `draw` is its only way to choose units for a step.
+  2. The charge's event must be what the sampler itself states, with the noise multiplier of the charge. The sampler
+     that runs is `gate.sampler`; `draw` is its only way to choose units for a step.
   3. The key must be secret where the charge states so. (A run that began with a fixed key and goes on with a secret one
      stays marked as not private, and so does its charge.)
   4. Each sum comes with its own sensitivity, from the code that bounds what is summed, and noise is scaled to that:
      there is no other sigma and no other sensitivity. Each release in `first` .. `sampler.releases` - 1 is given once,
-     and so is each noise: the same on two sums would show their difference.
+     and so is each noise: the same on two sums would reveal their difference.
 
 Streams are named by the charge's id, which names everything that shapes the result (state.branch_name, `secret_name`):
 other data, settings or software cannot come out under the same noise.
 
     edge case                      behaviour
     nobody is drawn                the sum is zero; noise only
-    nothing was charged            a gate for no releases at all, which gives nothing
-    a sum that is not finite       refused by noise.release, and its number is used up
+    nothing was charged            a gate for no releases at all, which returns nothing
+    a sum that is not finite       refused by noise.add_noise, and its number is used up
     several threads                each number is still given once
 """
 
@@ -32,15 +32,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.core import noise
+from dpvision.core.account import Charge
 from dpvision.core.keys import Key, Stream
-from dpvision.core.ledger import Charge
 from dpvision.core.rows import BoundedSum, Floats
 from dpvision.core.sampling import PoissonSampler, Sampler
 from dpvision.errors import PrivacyError
 
 
 class Gate:
-    """Noisy sums, as many as were charged, each of them once."""
+    """Returns the noisy sums that were charged, each of them once."""
 
     def __init__(self, charge: Charge, key: Key, sampler: Sampler, *, name: str, first: int = 0) -> None:
         """`name` is what the caller computes from its very records, settings and software: it must be the charge's id.
@@ -52,33 +52,33 @@ class Gate:
         if charge.event != runs:
             raise PrivacyError(f"the ledger was charged for {charge.event}, but this would do {runs}.")
         if charge.private and not key.private:
-            raise PrivacyError("the charge states that its noise is secret, and the key states otherwise.")
+            raise PrivacyError("the charge states that its noise is secret, but the key is a fixed one.")
         if name != charge.id:
             raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
         self._left, self._drawn = set(range(first, sampler.releases)), set[int]()
         if self._left and not charge.on_disk():
-            raise PrivacyError(f"the charge {charge.id} is not in a ledger on the disk, so nothing may come of it.")
+            raise PrivacyError(f"the charge {charge.id} is not in a ledger on the disk, so nothing is released.")
         self.sampler, self.sigma, self._key, self._branch, self._lock = sampler, float(sigma), key, charge.id, Lock()
 
     @property
     def left(self) -> int:
-        """How many of the releases that were charged are still to come."""
+        """The number of releases that were charged and are still to come."""
         return len(self._left)
 
     def stream(self, purpose: str, step: int, *, rank: int = 0) -> Stream:
-        """Random words of one use, of this charge alone: draws of units, views and weights. Noise stays in here."""
+        """Random words of one use, of this charge alone: for units, views and weights. Noise never leaves the gate."""
         if purpose == "noise":
             raise PrivacyError("noise is drawn by the gate alone.")
         return self._key.stream(purpose, step=step, rank=rank, branch=self._branch)
 
     def draw(self, step: int, units: int, *, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
-        """Which of this rank's units take part in a step: ranks share out all units and never the same one."""
+        """Which of this rank's units take part in a step: each unit belongs to one rank."""
         assert isinstance(self.sampler, PoissonSampler)
         rng = self.stream("sampling", step, rank=rank)
         return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), rng)
 
     def next(self, bounded: BoundedSum) -> Floats:
-        """The next of the noisy sums, for releases that come one after the other."""
+        """The next noisy sum, for releases that come one after the other."""
         if not self._left:
             raise PrivacyError(f"all of the {self.sampler.releases} releases that were charged are done.")
         return self.noisy(bounded, min(self._left))
@@ -86,8 +86,8 @@ class Gate:
     def noisy(self, bounded: BoundedSum, number: int, *, releases: range | None = None) -> Floats:
         """The sum with noise of standard deviation sigma times its sensitivity, in each coordinate.
 
-        `number` names the noise. `releases` are those that it is, where one array has several rows of which each is a
-        release; by default the one of that number.
+        `number` names the noise. `releases` are the numbers of the releases in the array, where each of its rows is
+        one; by default the array is the release `number`.
         """
         wanted = set(releases or (number,))
         with self._lock:
@@ -96,22 +96,22 @@ class Gate:
                     f"release {min(wanted - self._left)} is done or outside of what was charged; {self.left} are left."
                 )
             if number in self._drawn:
-                raise PrivacyError(f"the noise of number {number} was used already: twice would show a difference.")
+                raise PrivacyError(f"the noise of number {number} was used already: twice would reveal a difference.")
             self._left -= wanted
             self._drawn.add(number)
         stream = self._key.stream("noise", step=number, branch=self._branch)
-        return noise.release(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)
+        return noise.add_noise(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)
 
 
 def secret_name(key: Key, purpose: str, what: str, arrays: Iterable[NDArray[Any]]) -> str:
-    """Names the noise and the charge of `what`, settings in words, done to the arrays.
+    """A name for the noise and the charge of `what`, settings in words, done to the arrays.
 
     It is a secret function of everything that shapes the result, so it reveals nothing of it. With a fresh key it is
     new each time. With a fixed one, the same inputs give the same noise and are charged once; any other input gives
     other noise and a charge of its own.
     """
-    everything = hashlib.blake2b(what.encode(), digest_size=32)
-    for part in arrays:
-        everything.update(str(part.shape).encode())
-        everything.update(part.data)
-    return key.stream(purpose, step=0, branch=everything.hexdigest()).words(2).tobytes().hex()
+    digest = hashlib.blake2b(what.encode(), digest_size=32)
+    for array in arrays:
+        digest.update(str(array.shape).encode())
+        digest.update(array.data)
+    return key.stream(purpose, step=0, branch=digest.hexdigest()).words(2).tobytes().hex()

@@ -6,7 +6,7 @@ and a resumed run are equal bit by bit. `branch` is a hash of everything that sh
 software): whoever changes one of them and resumes gets fresh noise.
 
 The key lives in a file of its own, readable by its owner only, outside the run folder; it is destroyed when the run
-is complete. Who has the key can subtract the noise.
+is complete. Whoever has the key can subtract the noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpvision.core import files
 from dpvision.errors import PrivacyError
 
 KEY_BYTES = 32
-WIPED = b"\0" * (KEY_BYTES + 8)  # what is left of a key file
+WIPED = b"\0" * (KEY_BYTES + 8)  # the content of a destroyed key file
 
 
 class Key:
@@ -37,24 +37,25 @@ class Key:
 
     @staticmethod
     def fresh() -> Key:
+        """A secret key, from the operating system's entropy."""
         return Key(os.urandom(KEY_BYTES), private=True)
 
     @staticmethod
     def for_tests(word: str) -> Key:
-        """A fixed key. Everything it touches must be stamped "not private"."""
+        """A fixed key, made from a word. Everything it touches must be marked as not private."""
         if not word:
             raise PrivacyError("a fixed key needs a word.")
         return Key(hashlib.blake2b(word.encode(), digest_size=KEY_BYTES).digest(), private=False)
 
     def label(self, name: str) -> str:
-        """What tells this key from others in the name of a branch: its file's name, or what a fixed key was made of."""
+        """Distinguishes this key in the name of a branch: the name of its file, or a digest of a fixed key."""
         return name if self.private else "fixed " + hashlib.blake2b(self._secret, digest_size=8).hexdigest()
 
     def __repr__(self) -> str:
         return f"Key(private={self.private})"  # never the secret
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        raise PrivacyError("a key is never serialised; it is written by `keep` to its own file.")
+        raise PrivacyError("a key is never serialised; it is written by `write` to its own file.")
 
     def stream(self, purpose: str, *, step: int, rank: int = 0, branch: str = "") -> Stream:
         """The keystream of one use."""
@@ -62,17 +63,17 @@ class Key:
         return Stream(hashlib.blake2b(use, key=self._secret, digest_size=KEY_BYTES, person=b"dpvision").digest())
 
     def sign(self, text: str) -> str:
-        """A code of the text that only who has the key can make."""
+        """A code of the text that only a holder of the key can make."""
         return hashlib.blake2b(text.encode(), key=self._secret, digest_size=20, person=b"dpvision sign").hexdigest()
 
-    def keep(self, path: Path) -> None:
+    def write(self, path: Path) -> None:
         """Write the key for a later resume: owner only, on the disk before anything is drawn from it."""
         files.make_folder(path.parent)
         files.write(path, (b"private\n" if self.private else b"fixed..\n") + self._secret)
 
     @staticmethod
-    def kept(path: Path) -> Key | None:
-        """The key that `keep` wrote, or None where there is none any more."""
+    def read(path: Path) -> Key | None:
+        """The key that `write` wrote, or None where it was destroyed or never written."""
         if not path.exists():
             return None
         try:
@@ -87,11 +88,11 @@ class Key:
 
     @staticmethod
     def destroy(path: Path) -> None:
-        """Overwrite and remove. (Journals and snapshots of the file system may keep copies: see the promise.)
+        """Overwrite and remove a key. (Journals and snapshots of the file system may keep copies: see the promise.)
 
-        A kill in between leaves zeros, which are no key any more, and are removed the next time.
+        A kill in between leaves zeros, which are not read as a key, and are removed the next time.
         """
-        if Key.kept(path) is not None:  # never a file that is not a key
+        if Key.read(path) is not None:  # never a file that is not a key
             with open(path, "r+b") as file:
                 file.write(WIPED)
                 file.flush()
@@ -100,13 +101,14 @@ class Key:
 
 
 class Stream:
-    """An endless sequence of random 64-bit words."""
+    """An endless sequence of random 64-bit words, each given once."""
 
     def __init__(self, key: bytes) -> None:
         # The key belongs to this stream alone, so the counter may start at 0.
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(b"\0" * 16)).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` words."""
         out = np.zeros(count, dtype="<u8")
         self._cipher.update_into(out.data.cast("B"), out.data.cast("B"))
         return out

@@ -1,8 +1,8 @@
 """The Gaussian mechanism: a sum of bounded contributions goes in, the sum on a grid plus Gaussian noise comes out.
 
 Formal guarantee: let S be a sum such that adding or removing one unit moves it by at most `sensitivity` in Euclidean
-norm. Then `release` is the Gaussian mechanism with noise multiplier at least `sigma`, up to a total variation distance
-of DISTANCE per number:
+norm. Then `add_noise` is the Gaussian mechanism with noise multiplier at least `sigma`, up to a total variation
+distance of DISTANCE per number:
 
   1. S is rounded to a grid of width g, a power of two near sigma * sensitivity * 2^-22. Rounding moves neighbours apart
      by at most sqrt(d) * g more, and arithmetic by at most ARITHMETIC_SLACK * sensitivity; both are added to the
@@ -30,8 +30,8 @@ The one branch on values asks whether a number is near a middle, which does not 
     edge case                      behaviour
     non-finite sum                 refused: a contribution was not bounded
     empty batch                    the sum is zero; noise only
-    sigma = 0                      refused: that is no mechanism
-    d = 0                          nothing to release
+    sigma = 0                      refused: there would be no noise
+    d = 0                          an empty array
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ GRID_BITS = 22
 # What arithmetic may add to the sensitivity, as a share of it: a unit's norm is taken in float32 by blocks, and factors
 # of its gradient are rounded (slots.MOST_ROUNDING). Other units' contributions keep their bits.
 ARITHMETIC_SLACK = 1e-4
-# Values drawn at a time, so that what is worked on stays in the cache. It decides which word makes which value: a
-# resumed run must use the same.
+# Values drawn at a time, so that they stay in the processor's cache. It decides which word makes which value: a resumed
+# run must use the same.
 BLOCK = 1 << 15
 # Total variation distance between one released number and the ideal law, in any block of numbers (point 4 above).
 DISTANCE = 2.0**-100
@@ -62,7 +62,7 @@ FLOAT_ERROR = 2.0**-42
 SMALL = 2.0**-16
 
 
-def release(total: NDArray[np.float64], stream: Stream, *, sensitivity: float, sigma: float) -> NDArray[np.float64]:
+def add_noise(total: NDArray[np.float64], stream: Stream, *, sensitivity: float, sigma: float) -> NDArray[np.float64]:
     """The noisy sum: `total` on the grid plus N(0, (sigma * sensitivity)^2) on the grid."""
     if not (sensitivity > 0 and sigma > 0 and math.isfinite(sensitivity * sigma)):
         raise PrivacyError(f"noise needs a sensitivity and a sigma above 0, not {sensitivity} and {sigma}.")
@@ -82,7 +82,7 @@ def release(total: NDArray[np.float64], stream: Stream, *, sensitivity: float, s
 
 
 def noise_scale(size: int, *, sensitivity: float, sigma: float) -> tuple[float, float]:
-    """Standard deviation of the noise on `size` numbers, and the width of the grid."""
+    """The standard deviation of the noise on `size` numbers, and the width of the grid."""
     grid = 2.0 ** math.floor(math.log2(sigma * sensitivity) - GRID_BITS)
     bound = sensitivity * (1 + ARITHMETIC_SLACK) + math.sqrt(size) * grid
     return sigma * bound, grid
@@ -149,7 +149,7 @@ def round_exactly(u: int, v: int, deviation: float, *, sine: bool) -> float:
 
 
 def _cosine(turns: Decimal, *, sine: bool) -> Decimal:
-    """cos(2 pi turns), or sin, for 0 <= turns < 1: the nearest quarter turn is taken off, then Taylor's series."""
+    """cos(2 pi turns), or sin, for 0 <= turns < 1: the nearest quarter turn is subtracted, then Taylor's series."""
     quarter = int((4 * turns).to_integral_value())
     x = 2 * _PI * (turns - Decimal(quarter) / 4)  # at most pi / 4
     quarter = (quarter - sine) % 4  # sin y = cos(y - pi/2)

@@ -1,17 +1,17 @@
-"""Private rows of length at most 1, made from features one row at a time by public rules; and sums over them.
+"""Private rows of length at most 1, made from features one row at a time by public rules; and bounded sums of them.
 
 Formal guarantee: row i of what `Preparation.apply` returns depends on row i of the features and on public numbers only,
 and its Euclidean length is at most 1, whatever is in it. So adding or removing one image adds or removes one row of
 length at most 1 and moves no other.
 
-    what is in the row             what it becomes
+    row of features                prepared row
     shorter than `bound`           divided by `bound`
     longer than `bound`            shortened to length 1
     NaN or infinite somewhere      zero, with no class: it is in no sum and in no count
-    too small to be measured       at most length 1 (it is measured again after it was stretched)
+    too small to be measured       at most length 1 (it is measured again after scaling)
 
 float32 keeps a row within 2^-24 of itself, and the row is made shorter by 2^-22 first, so it stays within length 1.
-That a row does not depend on those beside it, not even in its last bit, is tested and not proven: it is up to the
+That a row does not depend on the rows next to it, not even in its last bit, is tested and not proven: it is up to the
 library that multiplies matrices. What that may add is a share of the sensitivity far below noise.ARITHMETIC_SLACK.
 """
 
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 
 Floats = NDArray[np.float64]
-# Rows that are worked on at a time, in float64.
+# Rows that are processed at a time, in float64.
 AT_A_TIME = 256
-# Beyond this a feature is cut, so that no square of one is out of range.
+# Features are clipped to this magnitude, so that no square overflows.
 LARGEST = 1e100
 # Room for rounding to float32.
 SHORTER = 1 - 2.0**-22
@@ -45,7 +45,7 @@ class BoundedSum(NamedTuple):
 
 @runtime_checkable
 class PublicMap(Protocol):
-    """A linear map made of public numbers, that is applied to each row alone: whitening.Whitening."""
+    """A linear map of public numbers that is applied to each row alone, such as whitening.Whitening."""
 
     @property
     def mean(self) -> Floats: ...
@@ -61,13 +61,13 @@ class PublicMap(Protocol):
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to each row before anything is learned from it, and again to each row that is classified.
+    """How each row is prepared, before anything is learned from it and again before it is classified.
 
     bound       rows longer than this are shortened to it; then all are divided by it
     unit        every row is brought to length 1, not only the longer ones
     whitening   a public linear map that goes first; its rows are brought to length 1
-    intercept   a constant feature of this length beside a row of length 1; the two share the length of 1
-    centre      one release more is spent on the mean row, which is then taken off each row (centre.py)
+    intercept   a constant feature of this length next to a row of length 1; both are then scaled to length 1
+    centre      one more release is spent on the mean row, which is then subtracted from each row (centre.py)
     """
 
     bound: float = 1.0
@@ -78,9 +78,9 @@ class Preparation:
 
     def __post_init__(self) -> None:
         if self.centre and self.intercept:
-            raise ConfigError("intercept: the mean row takes a constant off. Fix: leave intercept or centre out.")
+            raise ConfigError("intercept: subtracting the mean row removes it. Fix: leave intercept or centre out.")
         if not (isinstance(self.bound, int | float) and 0 < self.bound < math.inf):
-            raise ConfigError(f"bound is {self.bound!r}: the most length of a row must be a finite number above 0.")
+            raise ConfigError(f"bound is {self.bound!r}: the largest length of a row must be a finite number above 0.")
         if not (isinstance(self.intercept, int | float) and 0 <= self.intercept < math.inf):
             raise ConfigError(f"intercept is {self.intercept!r}: it must be a finite number, 0 for none.")
         if self.whitening is not None and not isinstance(self.whitening, PublicMap):
@@ -90,27 +90,27 @@ class Preparation:
 
     @property
     def constant(self) -> float:
-        """The constant feature, as it is in a prepared row."""
+        """The value of the constant feature in a prepared row."""
         return float(np.float32(self.intercept / math.hypot(1.0, self.intercept) * SHORTER))
 
     def apply(self, features: Any, *, name: str = "features") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """(N, d) features -> rows of length at most 1, and which of them had numbers only.
+        """(N, d) features -> rows of length at most 1, and which of them were finite.
 
-        They have as many columns as the features, or as the whitening's rank; and one more for an intercept.
+        Rows have the columns of the features or of the whitening's rank, and one more for an intercept.
         """
-        found = as_matrix(features, name)
-        if self.whitening is not None and found.shape[1] != len(self.whitening.mean):
+        matrix = as_matrix(features, name)
+        if self.whitening is not None and matrix.shape[1] != len(self.whitening.mean):
             raise ConfigError(
-                f"{name} have {found.shape[1]} columns, but the whitening was made from {len(self.whitening.mean)}."
+                f"{name} have {matrix.shape[1]} columns, but the whitening was made from {len(self.whitening.mean)}."
             )
-        width = found.shape[1] if self.whitening is None else self.whitening.width
-        out = np.zeros((len(found), width + (self.intercept > 0)), dtype=np.float32)
-        finite = np.zeros(len(found), dtype=np.bool_)
-        for start in range(0, len(found), AT_A_TIME):
-            count = min(AT_A_TIME, len(found) - start)
-            block = np.zeros((AT_A_TIME, found.shape[1]))  # always as many: a product rounds alike whatever is beside
-            block[:count] = found[start : start + count]
-            with np.errstate(over="ignore", invalid="ignore"):  # what is out of range becomes a row of zeros
+        width = matrix.shape[1] if self.whitening is None else self.whitening.width
+        out = np.zeros((len(matrix), width + (self.intercept > 0)), dtype=np.float32)
+        finite = np.zeros(len(matrix), dtype=np.bool_)
+        for start in range(0, len(matrix), AT_A_TIME):
+            count = min(AT_A_TIME, len(matrix) - start)
+            block = np.zeros((AT_A_TIME, matrix.shape[1]))  # of one size: a product then rounds each row alike
+            block[:count] = matrix[start : start + count]
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes a row of zeros
                 x, good = self._apply(block)
             out[start : start + count], finite[start : start + count] = x[:count], good[:count]
         return out, finite
@@ -142,15 +142,15 @@ class Rows:
 
     @staticmethod
     def of(features: Any, labels: Any, preparation: Preparation, *, classes: int) -> Rows:
-        found = as_classes(labels, "labels", classes=classes)
+        numbers = as_classes(labels, "labels", classes=classes)
         x, finite = preparation.apply(features)
-        if len(found) != len(x):
-            raise ConfigError(f"there are {len(x)} rows of features and {len(found)} labels: they must be as many.")
-        return Rows(x, np.where(finite, found, -1), classes)
+        if len(numbers) != len(x):
+            raise ConfigError(f"there are {len(x)} rows of features and {len(numbers)} labels: each row needs one.")
+        return Rows(x, np.where(finite, numbers, -1), classes)
 
     @staticmethod
     def public(features: Any, preparation: Preparation) -> Rows:
-        """Public rows without classes, prepared as the private ones."""
+        """Public rows without classes, prepared like the private ones."""
         x, finite = preparation.apply(features, name="public")
         if len(x) < 2 or not finite.all():
             raise ConfigError("public must have at least 2 rows, of finite numbers only.")
@@ -158,7 +158,7 @@ class Rows:
 
     @staticmethod
     def none(classes: int) -> Rows:
-        """No rows, to try settings on."""
+        """No rows, to check settings with."""
         return Rows(np.zeros((0, 1), np.float32), np.zeros(0, np.int64), classes)
 
     @property
@@ -167,20 +167,20 @@ class Rows:
 
     @property
     def counted(self) -> NDArray[np.bool_]:
-        """Which rows have numbers only; public rows, which have no class, all do."""
+        """Which rows are finite; public rows, which have no class, all are."""
         return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
 
     def blocks(self) -> Iterator[tuple[Floats, Floats]]:
         """AT_A_TIME rows at a time, with their classes as 0 and 1 (all 0 where there is none), in float64.
 
-        The last block is filled up with rows of zeros that have no class, which are in no sum: a product rounds a row
-        by how many there are.
+        The last block is padded with rows of zeros without a class, which are in no sum: how a product rounds a row
+        depends on the number of rows.
         """
         one_hot = np.vstack([np.eye(self.classes), np.zeros(self.classes)])
         for start in range(0, len(self.x), AT_A_TIME):
-            some = self.x[start : start + AT_A_TIME]
+            rows = self.x[start : start + AT_A_TIME]
             x, labels = np.zeros((AT_A_TIME, self.width)), np.full(AT_A_TIME, -1)
-            x[: len(some)], labels[: len(some)] = some, self.labels[start : start + AT_A_TIME]
+            x[: len(rows)], labels[: len(rows)] = rows, self.labels[start : start + AT_A_TIME]
             yield x, one_hot[labels]
 
 
@@ -190,25 +190,25 @@ def lengths(x: Floats) -> Floats:
 
 
 def as_matrix(features: Any, name: str) -> NDArray[Any]:
-    """An (N, d) array or tensor of floats."""
-    found = _as_array(features, name)
-    if found.ndim != 2 or found.shape[1] == 0 or found.dtype.kind != "f":
+    """The features as an (N, d) array of floats."""
+    matrix = _as_array(features, name)
+    if matrix.ndim != 2 or matrix.shape[1] == 0 or matrix.dtype.kind != "f":
         raise ConfigError(
-            f"{name} must be a matrix of floats with a row for each image, not {found.dtype} of shape {found.shape}."
+            f"{name} must be a matrix of floats with a row for each image, not {matrix.dtype} of shape {matrix.shape}."
         )
-    return found
+    return matrix
 
 
 def as_classes(labels: Any, name: str, *, classes: int) -> NDArray[np.int64]:
-    """Whole numbers from 0 to classes - 1. How many classes there are is public, and never taken from the labels."""
+    """Whole numbers from 0 to classes - 1. The number of classes is public, and never taken from the labels."""
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
         raise ConfigError(f"classes is {classes!r}: the number of classes is public, and a whole number above 1.")
-    found = _as_array(labels, name)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise ConfigError(f"{name} must be a list of whole numbers, not {found.dtype} of shape {found.shape}.")
-    if len(found) and not (found.min() >= 0 and found.max() < classes):
+    numbers = _as_array(labels, name)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ConfigError(f"{name} must be a list of whole numbers, not {numbers.dtype} of shape {numbers.shape}.")
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < classes):
         raise ConfigError(f"{name} must be from 0 to {classes - 1}, as there are {classes} classes; some are not.")
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
 def _as_array(values: Any, name: str) -> NDArray[Any]:

@@ -1,19 +1,19 @@
-"""Who takes part: by public numbers and a record's own coins alone; each sampler makes the event that is charged.
+"""Which records take part, by public numbers and Bernoulli draws of their own; each sampler states its event.
 
     EveryRecord       everybody, in each release
-    PoissonSampler    training: in every step each unit by its own coin of probability batch / n
-    Poisson           mixtures: each record is in each row by its own coin of probability degree / n
-    Scheduled         a public table says which classes each row is about; each record of those classes is in the row by
-                      its own coin of probability rates[k], its class's own
+    PoissonSampler    training: in every step each unit independently with probability batch / n
+    Poisson           mixtures: each record is in each row independently with probability degree / n
+    Scheduled         a public table states which classes each row is about; each record of class k is in such a row
+                      independently with probability rates[k]
 
-Formal guarantee: coins of distinct steps, rows and records are independent of each other and of the data, and each
-shows heads with at most the probability that `event` states. Rates are made of public numbers and never taken from the
-data: how many records there really are changes neither a rate, nor the number of steps or rows, nor what a sum is
-divided by. A record more adds its own coins, and moves nobody else's choice in distribution. (With a secret key, the
-bits that fall to the others do move; they are as random as before.) `event` is the only account of what a sampler does.
+Formal guarantee: draws of distinct steps, rows and records are independent of each other and of the data, and each
+succeeds with at most the probability that `event` states. Rates are made of public numbers and never taken from the
+data: the true number of records changes neither a rate, nor the number of steps or rows, nor what a sum is divided by.
+One more record adds its own draws, and changes nobody else's choice in distribution. (With a secret key, the bits used
+for the others do change; they are as random as before.) `event` is the only account of what a sampler does.
 
     edge case                      behaviour
-    nobody is drawn                an empty array; the step or row happens, with noise only, and is never dropped
+    nobody is drawn                an empty array; the step or row happens, with noise only, and is never skipped
     everybody is drawn             all of them; batches are never cut to a size
     fewer or more records than n   the rate stays
     batch or degree above n        refused
@@ -34,7 +34,7 @@ from dpvision.errors import ConfigError
 
 
 class Sampler(Protocol):
-    """What the gate asks of a sampler: how many releases there are, and what they do to each record."""
+    """What the gate asks of a sampler: the number of releases, and what they do to each record."""
 
     @property
     def releases(self) -> int: ...
@@ -54,7 +54,7 @@ class EveryRecord:
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Public numbers only: the expected batch, the declared number of units, the number of steps."""
+    """Poisson sampling for training: the expected batch size, the declared number of units, the number of steps."""
 
     batch: int
     n: int
@@ -63,7 +63,7 @@ class PoissonSampler:
     def __post_init__(self) -> None:
         if not 0 < self.batch <= self.n:
             raise ConfigError(
-                f"the expected batch is {self.batch} and the number of units n is {self.n}: it must be 0 < batch <= n."
+                f"the expected batch size is {self.batch} and the number of units {self.n}: it must be 0 < batch <= n."
             )
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}: it must be 0 or more.")
@@ -81,7 +81,7 @@ class PoissonSampler:
         return PoissonGaussian(self.rate, sigma, self.steps - first)
 
     def draw(self, units: int, stream: Stream) -> NDArray[np.int64]:
-        """Indices of the units that take part in one step, ascending. `units` stays inside: only coins depend on it."""
+        """Indices of the units that take part in one step, ascending. Nothing but the draws depends on `units`."""
         if self.batch == self.n:
             return np.arange(units)
         threshold = np.uint64(int(Fraction(self.rate) * (1 << 64)))
@@ -89,8 +89,8 @@ class PoissonSampler:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
-    """Of some rows: the records of row r are members[starts[r] : starts[r + 1]]."""
+class RowMembers:
+    """Which records are in some rows: those of row r are members[starts[r] : starts[r + 1]]."""
 
     members: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -98,7 +98,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Poisson:
-    """`rows` rows of expected degree `degree` over n records."""
+    """Poisson sampling for mixtures: `rows` rows over n records, each of expected degree `degree`."""
 
     degree: float
     n: int
@@ -114,8 +114,8 @@ class Poisson:
         return self.degree / self.n
 
     @property
-    def described(self) -> str:
-        """All that there is to it, to name what is drawn by it."""
+    def description(self) -> str:
+        """All of its numbers, to name the random numbers that it uses."""
         return repr(self)
 
     @property
@@ -125,12 +125,12 @@ class Poisson:
     def event(self, sigma: float, *, first: int = 0) -> PoissonGaussian:
         return PoissonGaussian(self.rate, sigma, self.rows - first)
 
-    def choose(self, labels: NDArray[np.int64], rows: range, stream: Stream) -> Chosen:
-        """For the records with these classes (-1: in no row)."""
-        there = np.flatnonzero(labels >= 0)
-        found = heads(stream, len(there) * len(rows), rate=self.rate)
-        row, record = np.divmod(found, max(len(there), 1))
-        return Chosen(there[record], np.searchsorted(row, np.arange(len(rows) + 1)))
+    def choose(self, labels: NDArray[np.int64], rows: range, stream: Stream) -> RowMembers:
+        """Which of the records with these classes (-1: in no row) are in each of `rows`."""
+        present = np.flatnonzero(labels >= 0)
+        drawn = bernoulli(stream, len(present) * len(rows), rate=self.rate)
+        row, record = np.divmod(drawn, max(len(present), 1))
+        return RowMembers(present[record], np.searchsorted(row, np.arange(len(rows) + 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,14 +142,14 @@ class Scheduled:
 
     def __post_init__(self) -> None:
         if self.table.ndim != 2 or self.table.dtype != np.bool_ or self.table.shape[1] != len(self.rates):
-            raise ConfigError(f"a schedule needs one column of yes or no for each of the {len(self.rates)} rates.")
+            raise ConfigError(f"a schedule needs one column of booleans for each of the {len(self.rates)} rates.")
         _require_rows(len(self.table))
         own = self.table.copy()
         own.setflags(write=False)  # what runs is what is charged
         object.__setattr__(self, "table", own)
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.table.shape} {np.packbits(self.table).tobytes().hex()} {self.rates!r}"
 
     @property
@@ -163,18 +163,18 @@ class Scheduled:
     def event(self, sigma: float, *, first: int = 0) -> ClassScheduled:
         return ClassScheduled(sigma, self.rates, tuple(int(count) for count in self.table[first:].sum(0)))
 
-    def choose(self, labels: NDArray[np.int64], rows: range, stream: Stream) -> Chosen:
+    def choose(self, labels: NDArray[np.int64], rows: range, stream: Stream) -> RowMembers:
         members, places = [], []
         for k, rate in enumerate(self.rates):
-            there = np.flatnonzero(labels == k)
+            present = np.flatnonzero(labels == k)
             about = np.flatnonzero(self.table[rows.start : rows.stop, k])
-            found = heads(stream, len(there) * len(about), rate=rate)
-            row, record = np.divmod(found, max(len(there), 1))
-            members.append(there[record])
+            drawn = bernoulli(stream, len(present) * len(about), rate=rate)
+            row, record = np.divmod(drawn, max(len(present), 1))
+            members.append(present[record])
             places.append(about[row])
         place = np.concatenate(places)
         order = np.argsort(place, kind="stable")
-        return Chosen(np.concatenate(members)[order], np.searchsorted(place[order], np.arange(len(rows) + 1)))
+        return RowMembers(np.concatenate(members)[order], np.searchsorted(place[order], np.arange(len(rows) + 1)))
 
 
 MixtureSampler = Poisson | Scheduled
@@ -182,15 +182,15 @@ MixtureSampler = Poisson | Scheduled
 
 def _require_rows(rows: int) -> None:
     if rows < 1:
-        raise ConfigError(f"{rows} rows were asked for: there must be one at least.")
+        raise ConfigError(f"{rows} rows were asked for: at least one is needed.")
 
 
-def heads(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:
-    """Which of `count` coins of probability `rate` show heads, ascending.
+def bernoulli(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:
+    """Which of `count` independent draws of probability p = `rate` succeed, ascending.
 
-    A coin shows heads when its 72 random bits, read as a number below 1, are below p: its first byte decides but where
-    that equals floor(256 p), and there a word more is below frac(256 p) 2^64. So each shows heads with a probability of
-    at most p, and at least p - 2^-72.
+    A draw succeeds when its 72 random bits, read as a number below 1, are below p. Its first byte decides unless it
+    equals floor(256 p); then one more word must be below frac(256 p) 2^64. So each succeeds with a probability of at
+    most p, and at least p - 2^-72.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"the rate is {rate!r}: it must be from 0 to 1.")
@@ -200,7 +200,7 @@ def heads(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:
     whole = int(scaled)
     threshold = np.uint64(int((scaled - whole) * (1 << 64)))
     bytes_ = stream.words(-(-count // 8)).view(np.uint8)[:count]
-    near = np.flatnonzero(bytes_ <= whole)  # almost all coins end here
+    near = np.flatnonzero(bytes_ <= whole)  # almost all draws end here
     open_ = bytes_[near] == whole
     sure = ~open_
     sure[open_] = stream.words(int(open_.sum())) < threshold

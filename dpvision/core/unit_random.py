@@ -4,20 +4,20 @@ Formal guarantee: the numbers of an image are a function of (seed, its unit, its
 came before, position in the draw) and of nothing else. So the views of one unit cannot depend on another unit, and
 adding a unit, leaving one out, cutting a batch into parts or putting it in another order changes nobody else's views:
 without that, one person would move the gradients of all others, and clipping each of them would bound nothing. (Where
-units are numbered by their place in the data, one unit less renumbers those behind it. All numbers are secret and have
-the same law, so that changes nothing in law, as with the coins of the sampler.)
+units are numbered by their place in the data, removing one renumbers those behind it. All numbers are secret and have
+the same law, so that changes nothing in law, as with the draws of the sampler.)
 
 The function is Threefry-2x64 with 20 rounds (Salmon et al. 2011), a cipher-like permutation of a counter under a key
 of 128 bits: whole numbers only, so the same bits on every machine. The key is the seed of one step, drawn from the
 run's secret stream and the same on every rank; the counter is
 
     word 0    the unit
-    word 1    number of the image inside the unit (24 bits), draw (12 bits), position in the draw (28 bits, two by two)
+    word 1    number of the image inside the unit (24 bits), draw (12 bits), position in the draw (28 bits, in pairs)
 
     edge case                                behaviour
     no images                                tensors with no rows
-    a unit with several images               each has a number inside the unit (`copies`), so each has its own coins
-    the same image twice                     refused: both would get the same coins
+    a unit with several images               each has a number inside the unit (`copies`), so each has its own draws
+    the same image twice                     refused: both would get the same numbers
     a draw of no numbers                     counts as a draw
 """
 
@@ -63,32 +63,27 @@ def threefry(key: tuple[int, int], first: Words, second: Words) -> tuple[Words, 
 
 
 class UnitRandom:
-    """The coins of a batch of images: row i of every draw belongs to image i of unit `units[i]`, and to it alone."""
+    """Random numbers for a batch of images: row i of every draw belongs to image i, of unit `units[i]`, alone."""
 
     def __init__(self, seed: int, units: NDArray[np.int64], copies: NDArray[np.int64] | None = None) -> None:
         units = np.asarray(units)
         copies = np.zeros(units.shape, dtype=np.int64) if copies is None else np.asarray(copies)
         if not 0 <= seed < 1 << SEED_BITS:
-            raise ConfigError(f"the seed of coins has {SEED_BITS} bits, so it is 0 or more and below 2^{SEED_BITS}.")
-        if (
-            units.ndim != 1
-            or units.shape != copies.shape
-            or units.dtype.kind not in "iu"
-            or copies.dtype.kind not in "iu"
-        ):
+            raise ConfigError(f"the seed must be 0 or more and below 2^{SEED_BITS}.")
+        if units.ndim != 1 or units.shape != copies.shape or {units.dtype.kind, copies.dtype.kind} - set("iu"):
             raise ConfigError(
-                f"coins need one whole number for the unit of each image, and one for its place inside the unit; these "
+                f"each image needs a whole number for its unit and one for its place inside the unit; these "
                 f"have the shapes {units.shape} and {copies.shape} and the types {units.dtype} and {copies.dtype}."
             )
         if len(units) and (units.min() < 0 or copies.min() < 0 or copies.max() >= 1 << COPY_BITS):
             raise ConfigError(
-                f"coins need units numbered from 0, and at most 2^{COPY_BITS} images in a unit, numbered from 0 too."
+                f"units must be numbered from 0, and so must their images, of which a unit has at most 2^{COPY_BITS}."
             )
         order = np.lexsort((copies, units))
         if ((np.diff(units[order]) == 0) & (np.diff(copies[order]) == 0)).any():
             raise ConfigError(
-                "an image would get the coins of another one: the same unit is there twice with the same number inside "
-                "the unit. Fix: number the images of a unit by `copies`, or use UnitRandom.grouped."
+                "two images would get the same random numbers: a unit is listed twice with the same number inside the "
+                "unit. Fix: number the images of a unit by `copies`, or use UnitRandom.grouped."
             )
         self._key = (seed & WORD, seed >> 64)
         self._units = units.astype(np.uint64)
@@ -97,9 +92,9 @@ class UnitRandom:
 
     @staticmethod
     def grouped(seed: int, units: NDArray[np.int64], sizes: Sequence[int]) -> UnitRandom:
-        """For units with several consecutive images, such as persons: unit u has sizes[u] images, numbered from 0."""
+        """For units with several consecutive images, such as persons: units[u] has sizes[u] images, numbered from 0."""
         if len(units) != len(sizes):
-            raise ConfigError(f"coins for {len(units)} units need as many sizes; there are {len(sizes)}.")
+            raise ConfigError(f"there are {len(units)} units and {len(sizes)} sizes: each unit needs one.")
         copies = [np.arange(size, dtype=np.int64) for size in sizes]
         none = np.empty(0, dtype=np.int64)
         return UnitRandom(seed, np.repeat(np.asarray(units), sizes), np.concatenate(copies) if copies else none)
@@ -108,14 +103,14 @@ class UnitRandom:
         return len(self._units)
 
     def blocks(self, size: int) -> Iterator[tuple[slice, UnitRandom]]:
-        """The same coins for `size` images at a time. Every block draws from here on; afterwards so does this one."""
+        """Split into blocks of `size` images that draw from here on; after the last block, so does this one."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
-            some = copy.copy(self)
-            some._units, some._copies = self._units[rows], self._copies[rows]
-            yield rows, some
+            block = copy.copy(self)
+            block._units, block._copies = self._units[rows], self._copies[rows]
+            yield rows, block
         if len(self):
-            self._draws = some._draws
+            self._draws = block._draws
 
     def uniform(self, *shape: int) -> Tensor:
         """(images, *shape) float64 numbers from [0, 1): multiples of 2^-53."""
@@ -128,7 +123,7 @@ class UnitRandom:
     def integers(self, high: int, *shape: int) -> Tensor:
         """(images, *shape) whole numbers from 0 to high - 1; each has the same probability up to high * 2^-53."""
         if not 1 <= high <= 1 << 32:
-            raise ConfigError(f"whole numbers below {high}: there must be at least one, and at most 2^32.")
+            raise ConfigError(f"high is {high}: it must be from 1 to 2^32.")
         return (self.uniform(*shape) * high).long()
 
     def _open(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -140,7 +135,7 @@ class UnitRandom:
         count = math.prod(shape)
         pairs = (count + 1) // 2
         if self._draws >= 1 << DRAW_BITS or pairs > 1 << POSITION_BITS:
-            raise ConfigError(f"coins last for 2^{DRAW_BITS} draws of 2^{POSITION_BITS + 1} numbers for each image.")
+            raise ConfigError(f"each image has 2^{DRAW_BITS} draws of 2^{POSITION_BITS + 1} numbers; they are used up.")
         place = (self._copies << np.uint64(DRAW_BITS)) | np.uint64(self._draws)
         second = (place << np.uint64(POSITION_BITS))[:, None] | np.arange(pairs, dtype=np.uint64)
         first = np.broadcast_to(self._units[:, None], second.shape)

@@ -159,7 +159,7 @@ def kept(settings: Settings, folder: Path, progress: Progress = lambda *_: None)
     path = folder / settings.name / "weights.safetensors"
     like = _released(_blank(settings))
     files.make_folder(folder)
-    with files.alone(folder / f"{settings.name}.lock"):
+    with files.locked(folder / f"{settings.name}.lock"):
         if not path.exists():
             save(settings, path.parent, progress)
     try:

@@ -124,7 +124,7 @@ def require_free(folder: Path, kind: type[Task]) -> None:
         raise ConfigError(f"{folder}: is not a folder. Fix: another --out.")
     if not folder.exists() or (folder / STATE).exists():
         return
-    if not all(map(files.left_by_a_kill, folder.iterdir())):
+    if not all(map(files.is_unfinished, folder.iterdir())):
         raise ConfigError(f"{folder}: has other files in it. Fix: a new folder for --out.")
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpvision.core.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, apart, describe, exposures
+from dpvision.core.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, apart, exposures
 from dpvision.errors import ConfigError
 from dpvision.settings import gdp, quick
+from dpvision.settings.figures import describe
 
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
 MOST_STEPS = MOST_COUNT

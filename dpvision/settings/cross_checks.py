@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpvision.core.accountant import GRID, composed
+from dpvision.core.accountant import GRID, compose_losses
 from dpvision.core.events import Event, Kind, apart, exposures
 
 # Whole orders only: the series for fractional ones does not always converge, and leaving them out is still a bound.
@@ -36,6 +36,6 @@ def lower_bound(event: Event, delta: float) -> float:
     """
     kinds: list[Kind] = [steps for kind in exposures(event) if (steps := apart(kind)[0])]
     return max(
-        (float(composed(k, grid=GRID / 8, optimistic=True).get_epsilon_for_delta(delta)) for k in kinds),
+        (float(compose_losses(k, grid=GRID / 8, optimistic=True).get_epsilon_for_delta(delta)) for k in kinds),
         default=0.0,
     )

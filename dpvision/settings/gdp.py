@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from dpvision.core import accountant
-from dpvision.core.adaptive import gaussian_delta, least
+from dpvision.core.adaptive import find_least, gaussian_delta
 from dpvision.core.events import Event, apart, exposures
 
 
@@ -18,12 +18,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """epsilon(delta) of mu-GDP, from above."""
     if mu <= 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    return least(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, start=1.0)
+    return find_least(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, start=1.0)
 
 
 def mu_of_point(epsilon: float, delta: float) -> float:
     """The least mu whose curve reaches the point, from above: mu-GDP implies no better than (epsilon, delta)."""
-    return least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
+    return find_least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
 
 
 def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: float) -> float:
@@ -36,7 +36,7 @@ def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: floa
         return 0.0 if top <= 0 else math.inf
     grid = [top * i / 1024 for i in range(1025)]
     points = list(zip(grid[1:], (float(d) for d in profile(grid)), strict=False))
-    return least(lambda mu: all(gaussian_delta(mu, e) >= d for e, d in reversed(points)), start=1.0, rounds=16)
+    return find_least(lambda mu: all(gaussian_delta(mu, e) >= d for e, d in reversed(points)), start=1.0, rounds=16)
 
 
 def mu(event: Event, delta: float) -> float:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from dpvision.core import accountant
-from dpvision.core.events import Budget, PoissonGaussian, describe
+from dpvision.core.events import Budget, PoissonGaussian
 from dpvision.errors import ConfigError
 from dpvision.settings import calibrate, cross_checks, gdp, quick
+from dpvision.settings.figures import describe
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
 from dpvision.settings.training import Config

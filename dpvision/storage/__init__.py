@@ -1,1 +1,1 @@
-"""Files: run folders, tensors with a header, and what software wrote them."""
+"""Files on disk: the home folder, run folders, tensors with a header, and the software that wrote them."""

@@ -1,12 +1,11 @@
-"""What killed processes leave behind: trials of a tuning, and keys of fits.
+"""Removal of what killed processes leave behind: trials of a tuning, and keys of fits.
 
-Trials: their keys are destroyed, their folders removed, for epsilon covers the best alone. A tuning does so itself,
-also where it is interrupted or fails. One that is killed cannot: then whatever opens its folder next does, `report` or
-`resume`.
+Trials: their keys are destroyed and their folders removed, since epsilon covers the best trial alone. A tuning does so
+itself, also where it is interrupted or fails. If it is killed, `report` or `resume` does so when it opens the folder.
 
-Keys of fits: the fit of an estimator cannot go on after a kill, for its images were in memory, so nobody would ever use
-or destroy its key. A fit holds a lock next to its key as long as it lives; the next fit destroys every key whose lock
-nobody holds, and those of fits of earlier versions, which had no lock.
+Keys of fits: the fit of an estimator cannot be resumed after a kill, since its images were in memory, so nothing would
+ever use or destroy its key. A fit holds a lock next to its key while it runs; the next fit destroys every key whose
+lock nobody holds, and those of fits of earlier versions, which had no lock.
 """
 
 from __future__ import annotations
@@ -20,73 +19,74 @@ from pathlib import Path
 
 from dpvision.core import files
 from dpvision.core.keys import Key
-from dpvision.core.ledger import home
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import home
 
 
 def trials_of(tuning: run_folder.Run) -> Path:
+    """The folder of a tuning's trials."""
     return tuning.operator / "trials"
 
 
 def clear(run: run_folder.Run) -> None:
-    """Remove what a kill left. One that is under way is not touched: it is a ConfigError."""
+    """Remove what a killed tuning left. A tuning that is still running is a ConfigError."""
     if "tuning" in run.facts() and trials_of(run).is_dir():
         with run_folder.only_one(run):
             remove_trials(run)
 
 
 def remove_trials(tuning: run_folder.Run) -> None:
-    """Keys first: a kill in between leaves folders that cannot go on with their noise."""
+    """Remove a tuning's trials, keys first: a kill in between leaves folders that cannot draw their noise again."""
     trials = trials_of(tuning)
     for state in trials.glob("*/operator/state.safetensors"):
-        with suppress(DataError, PrivacyError):  # one that cannot be read cannot be gone on with either
+        with suppress(DataError, PrivacyError):  # a trial that cannot be read cannot be resumed either
             _destroy_key_of(state)
     remove_folder(trials)
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it, where there is one. A link is a DataError: it leads to other things."""
+    """Remove a folder with its contents, if it exists. A link is a DataError, since it leads to other files."""
     if folder.is_symlink():
-        raise DataError(f"{folder}: is a link, and what it leads to is not removed. Fix: remove the link.")
+        raise DataError(f"{folder}: is a link, and its target is not removed. Fix: remove the link.")
     if folder.exists():
         shutil.rmtree(folder)
         files.sync_folder(folder.parent)
 
 
 def _destroy_key_of(state: Path) -> None:
-    """A key that signed the state, and no other: the name may come from a file that was made by hand."""
+    """Destroy the key that signed the state, and no other: its name may come from a file that was written by hand."""
     header = safetensors.read(state).header
     path = run_folder.key_path(header.get("key", ""))
-    key = Key.kept(path)
+    key = Key.read(path)
     if key is not None and header.get("signature") == key.sign(header["digest"]):
         Key.destroy(path)
 
 
 @contextmanager
 def key_of_fit(name: str | None = None) -> Iterator[str]:
-    """A name for a fit's key, which is destroyed at the end, or by the next fit if this one is killed."""
+    """The name of a fit's key, which is destroyed at the end of the block, or by the next fit if this one is killed."""
     clear_fits()
     name = name or secrets.token_hex(8)
-    place = run_folder.key_path(name)
-    lock = place.with_suffix(".fit")
+    key = run_folder.key_path(name)
+    lock = key.with_suffix(".fit")
     files.make_folder(lock.parent)
     with ExitStack() as stack:
-        stack.enter_context(files.alone(lock))
-        while not lock.exists():  # another fit took it for that of a dead one, before it was locked
+        stack.enter_context(files.locked(lock))
+        while not lock.exists():  # another fit removed it as that of a dead one, before it was locked
             stack.close()
-            stack.enter_context(files.alone(lock))
+            stack.enter_context(files.locked(lock))
         try:
             yield name
         finally:
-            Key.destroy(place)
+            Key.destroy(key)
             lock.unlink(missing_ok=True)
 
 
 def clear_fits() -> None:
     """Destroy the keys of fits that were killed."""
     for lock in sorted((home() / "keys").glob("*.fit")):
-        with suppress(BlockingIOError, DataError, PrivacyError), files.alone(lock, wait=False):
+        with suppress(BlockingIOError, DataError, PrivacyError), files.locked(lock, wait=False):
             Key.destroy(run_folder.key_path(lock.stem))
             lock.unlink(missing_ok=True)
     for state in sorted((home() / "runs").glob("*/operator/state.safetensors")):

@@ -1,13 +1,13 @@
-"""The folder of one run: what may be released at its top, what is for the operator's eyes only in `operator/`.
+"""The folder of one run: what may be released at its top, what is not for release in `operator/`.
 
 config.toml           every setting, complete
 weights.safetensors   the released model, with its guarantee in the header
 metrics.jsonl         step, epsilon so far, accuracy on the test split
-evaluation.json       confusions and calibration on the test split; examples.json: pictures of it, where asked for
+evaluation.json       confusions and calibration on the test split; examples.json: pictures of it, if asked for
 ledger.jsonl          the data set's account, without the fingerprint of the data
 card.md, card.json    the guarantee, for people and for programs
-report.html           one page to look at
-audit.json, audit.svg what `dpvision audit`, or the canaries that the run carried, showed from below
+report.html           the same on one page, with figures
+audit.json, audit.svg lower bounds on epsilon, by `dpvision audit` or by the canaries of the run
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
                       private data), canaries.json, membership.json, lira.json. Never release this folder.
 """
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from dpvision.core import files
-from dpvision.core.ledger import home
 from dpvision.errors import ConfigError, DataError
 from dpvision.settings.setting import read_toml, write_toml
 from dpvision.settings.training import Config, merged
+from dpvision.storage.home import home
 
-READABLE = 0o755  # the most that a umask leaves of the mode of a run folder: others never write there
-MOST_LINES = 1 << 30  # bytes of a log: some millions of steps
-# What the header of weights says of those that must not leave.
+READABLE = 0o755  # mode of a run folder, before the umask: others never write there
+MOST_BYTES = 1 << 30  # of a log: some millions of steps
+# What the header of weights states where they must not be released.
 FIXED_KEY = "made with a fixed key, for tests only"
 NOT_PRIVATE = f"NO: {FIXED_KEY}"
 A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
@@ -41,7 +41,7 @@ A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
 
 @dataclass(frozen=True)
 class Run:
-    """Paths of a run."""
+    """The paths of a run, and its settings and facts."""
 
     folder: Path
 
@@ -62,13 +62,14 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def config(self) -> Config:
+        """The settings of the run, complete."""
         path = self.folder / "config.toml"
         if not path.exists():
             raise ConfigError(f"{self.folder}: not the folder of a run (it has no config.toml).")
         return merged(Config(), read_toml(path), source=str(path))
 
     def facts(self) -> dict[str, Any]:
-        """What the run knows of itself: name, data, public inputs, whether it is complete."""
+        """The content of run.json: name, data, public inputs, whether the run is complete."""
         return read_json(self.operator / "run.json")
 
     def write_facts(self, facts: dict[str, Any]) -> None:
@@ -80,17 +81,17 @@ class Run:
 
 @contextmanager
 def only_one(run: Run) -> Iterator[None]:
-    """Let one process at a time work on a run; a second one is told so."""
+    """Let one process at a time work on a run; for a second one it is a ConfigError."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(files.alone(run.operator / "lock", wait=False))
+            stack.enter_context(files.locked(run.operator / "lock", wait=False))
         except BlockingIOError:
             raise ConfigError(f"{run.folder}: another process is working on this run. Fix: wait for it.") from None
         yield
 
 
 def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) -> Run:
-    """Make the whole folder at once, by a rename: a run that exists can be resumed."""
+    """Make the whole folder at once, by a rename, so that a run that exists can be resumed."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
     files.make_folder(folder.parent, mode=READABLE)
@@ -109,7 +110,7 @@ def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) ->
 
 
 def require_free(folder: Path) -> None:
-    """A run never writes into a folder that holds something."""
+    """Refuse a folder that holds something: a run never writes into it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         state = Run(folder).state
         begun = f", or `dpvision resume {folder}`" if state.is_file() and state.stat().st_size else ""  # no tuning
@@ -117,20 +118,21 @@ def require_free(folder: Path) -> None:
 
 
 def next_free() -> Path:
-    """runs/1, runs/2 and so on. Ranks have to agree on a folder, so they are told."""
+    """The first free one of runs/1, runs/2 and so on. Several ranks need --out, since they must agree on a folder."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--out is missing: several ranks need to know the folder of the run.")
+        raise ConfigError("--out is missing: several ranks must agree on the folder of the run.")
     return next(p for p in (Path("runs") / str(i) for i in itertools.count(1)) if not p.exists())
 
 
 def key_path(name: str) -> Path:
     """Where a run's key is kept: never in the run folder. The name may come from a file, so it cannot be a path."""
     if not re.fullmatch(r"[0-9a-f]{16}", name):
-        raise DataError(f"{name!r} is not the name of a key: the state of the run was made by other means.")
+        raise DataError(f"{name!r} is not the name of a key: the state of the run was not written by dpvision.")
     return home() / "keys" / f"{name}.key"
 
 
 def append_json(path: Path, line: dict[str, Any]) -> None:
+    """Append one line to a JSONL file."""
     with open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
         file.write(json.dumps(line) + "\n")
 
@@ -141,7 +143,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     try:
-        texts = files.read(path, most=MOST_LINES).decode(errors="replace").split("\n")
+        texts = files.read(path, most=MOST_BYTES).decode(errors="replace").split("\n")
     except (OSError, ValueError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}).") from exc
     for number, text in enumerate(texts[:-1], 1):
@@ -156,7 +158,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
-    """One fact of run.json, of the kind it must have."""
+    """One fact of run.json, of the type it must have, or a DataError."""
     value = facts.get(name)
     if type(value) is not kind or (type(value) is int and not 0 < value <= 4096):
         raise DataError(f"operator/run.json: {name} is missing or is not what a run writes.")
@@ -164,6 +166,7 @@ def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, or a DataError that names it."""
     try:
         value = json.loads(files.read(path, most=16 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:

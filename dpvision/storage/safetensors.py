@@ -1,10 +1,10 @@
-"""A safetensors file of dpvision: tensors, a header and its digest. Nothing in it can run code.
+"""A safetensors file of dpvision: tensors, a header and a digest. Nothing in it can run code.
 
 Our header is one JSON text under the name "dpvision": safetensors writes several entries in any order, and the same run
 must give the same bytes. Its `digest` covers the rest of the header, the table of tensors and every byte of data. It
-finds damage and careless edits. What must not be made by others either carries a `signature` of that digest.
+detects damage and careless edits. A file that others must not be able to make carries a `signature` of that digest.
 
-Headers and digests are read without torch, and before anything is believed or allocated.
+Headers and digests are checked without torch, before anything is trusted or allocated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_HEADER, MOST = 16 << 20, 4 << 30
-# What reading a header that somebody made by hand can raise.
+# What reading a header that somebody wrote by hand can raise.
 UNSOUND = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class File:
-    """A whole file: our header, the tensors it names with their shapes, and the bytes."""
+    """A whole file: its header, the shapes of its tensors by name, and the bytes."""
 
     header: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
@@ -39,7 +39,7 @@ class File:
 
 
 def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callable[[str], str] | None = None) -> bytes:
-    """The file's bytes, with our header, its digest, and what `sign` makes of the digest."""
+    """The bytes of a file with these tensors and header, its digest, and a signature where `sign` is given."""
     from safetensors.torch import save
 
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -47,7 +47,7 @@ def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callabl
 
 
 def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors with exactly the names, shapes and kinds of `like`, and the header, from an unchanged file.
+    """Tensors with exactly the names, shapes and types of `like`, and the header, from an unchanged file.
 
     `like` may be on torch's meta device: then nothing is allocated for a file that does not fit.
     """
@@ -57,8 +57,8 @@ def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
     wanted = {name: tuple(tensor.shape) for name, tensor in like.items()}
     for name in sorted(wanted.keys() | file.shapes.keys()):
         if wanted.get(name) != file.shapes.get(name):
-            has, asked = file.shapes.get(name, "missing"), wanted.get(name, "not in the model")
-            raise DataError(f"{path}: tensor {name!r} is {has}; by the settings it is {asked}.")
+            shape, expected = file.shapes.get(name, "missing"), wanted.get(name, "not in the model")
+            raise DataError(f"{path}: tensor {name!r} is {shape}; by the settings it is {expected}.")
     try:
         tensors = read_tensors(file.data)  # not torch.load: only numbers are read
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as exc:
@@ -72,7 +72,7 @@ def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
 def seal(
     save: Callable[[dict[str, str]], bytes], header: Mapping[str, str], sign: Callable[[str], str] | None = None
 ) -> bytes:
-    """The bytes that `save` makes with our header and its digest in them, and what `sign` makes of the digest."""
+    """The bytes that `save` makes of the metadata: the header, its digest, and a signature where `sign` is given."""
     _, table, body = _parts(save({"dpvision": json.dumps(dict(header), sort_keys=True)}))
     whole = {**header, "digest": _digest(header, table, body)}
     if sign is not None:
@@ -81,7 +81,7 @@ def seal(
 
 
 def read(path: Path) -> File:
-    """The file, unchanged since it was written, or a DataError that names it."""
+    """Read a file that is unchanged since it was written, or raise a DataError that names it."""
     try:
         data = files.read(path, most=MOST)
         header, table, body = _parts(data)
@@ -95,7 +95,7 @@ def read(path: Path) -> File:
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """What a file says of itself, changed or not; nothing, if it is not one of ours."""
+    """The header of a file, whether it was changed or not; empty, if it is not a file of dpvision."""
     try:
         with files.open_regular(path) as file:
             return _parts(file.read(8 + MOST_HEADER))[0]
@@ -104,7 +104,7 @@ def read_header(path: Path) -> dict[str, str]:
 
 
 def verified_header(path: Path) -> dict[str, str]:
-    """The same; a file with a digest that was changed is a DataError."""
+    """The header of a file; one that has a digest and was changed is a DataError."""
     header = read_header(path)
     return read(path).header if "digest" in header else header
 
@@ -116,7 +116,7 @@ def _parts(data: bytes) -> tuple[dict[str, str], dict[str, Any], memoryview]:
     table = json.loads(data[8 : 8 + size])
     header = json.loads(table.pop("__metadata__")["dpvision"])
     if not isinstance(header, dict) or not all(isinstance(v, str) for v in header.values()):
-        raise ValueError("its header is not a table of texts")
+        raise ValueError("its header is not a table of strings")
     return header, table, memoryview(data)[8 + size :]
 
 

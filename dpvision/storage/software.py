@@ -1,4 +1,4 @@
-"""What computes: this package, by a digest of its code, the libraries below it and the machine. It names noise."""
+"""The software and the machine that compute: this package by a digest of its code, and its libraries. Names noise."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dpvision import __version__
 
 @cache
 def computing() -> str:
-    """This package, and what it computes with."""
+    """This package, its libraries and the machine, in one line that is part of the name of a run's noise."""
     return f"dpvision {__version__} ({source()}), {machine()}"
 
 
 def machine() -> str:
-    """Versions, processor, and what else decides which kernels compute."""
+    """Versions of libraries, the processor, and settings that decide which kernels compute."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
-    named = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor())
+    processor = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor())
     steering = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "GLIBC_TUNABLES", "NPY_", "OPENBLAS_", "BLIS_")
     chosen = [
         " ".join(platform.libc_ver()),
@@ -33,7 +33,7 @@ def machine() -> str:
     ]
     others = [f"{name} {version}" for name in ("scipy", "timm") if (version := _version(name))]
     libraries = f"torch {torch.__version__}, numpy {np.__version__}"
-    return ", ".join([libraries, torch.backends.cpu.get_cpu_capability(), named, *others, *chosen])
+    return ", ".join([libraries, torch.backends.cpu.get_cpu_capability(), processor, *others, *chosen])
 
 
 def _version(name: str) -> str | None:
@@ -44,8 +44,8 @@ def _version(name: str) -> str | None:
 
 
 def source(*parts: str, package: Path = Path(__file__).parents[1]) -> str:
-    """Digest of this package's own code, or of some files and folders of it: two versions of it may share a number
-    while it is being changed."""
+    """Digest of this package's code, or of some files and folders of it: while it is being developed, a version number
+    does not identify it."""
     digest = hashlib.blake2b(digest_size=8)
     places = [package / part for part in parts] or [package]
     for path in sorted(p for place in places for p in (place.rglob("*.py") if place.is_dir() else [place])):

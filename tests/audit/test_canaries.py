@@ -54,12 +54,12 @@ def test_both_at_epsilon_1_with_fresh_coins(name: str) -> None:
 
 def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charge and claim are as they should be; only the noise is not."""
-    original = noise.release
+    original = noise.add_noise
 
     def too_quiet(total, stream, *, sensitivity, sigma):
         return original(total, stream, sensitivity=sensitivity, sigma=0.7 * sigma)
 
-    monkeypatch.setattr(noise, "release", too_quiet)
+    monkeypatch.setattr(noise, "add_noise", too_quiet)
     found = judge(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
     assert found.alarm and found.profile.refuted
 

@@ -162,12 +162,12 @@ def test_a_training_with_canaries_is_audited_by_itself_and_resumes_to_the_same_b
 def test_a_run_whose_noise_is_wrong_is_refuted_by_its_own_canaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = noise.release
+    original = noise.add_noise
 
     def too_quiet(total, stream, *, sensitivity, sigma):
         return original(total, stream, sensitivity=sensitivity, sigma=sigma / 8)
 
-    monkeypatch.setattr(noise, "release", too_quiet)
+    monkeypatch.setattr(noise, "add_noise", too_quiet)
     write_data(tmp_path / "data.npz")
     run = _train(tmp_path, "quiet", epsilon=1.0)
     assert run_folder.read_json(run.folder / "audit.json")["one_run"]["refuted"]

@@ -121,11 +121,11 @@ def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
 
     home, folder = finished
     monkeypatch.setenv("DPVISION_HOME", str(home))
-    original = noise.release
+    original = noise.add_noise
     quiet = lambda total, stream, *, sensitivity, sigma: original(  # noqa: E731
         total, stream, sensitivity=sensitivity, sigma=sigma / 2
     )
-    monkeypatch.setattr(noise, "release", quiet)
+    monkeypatch.setattr(noise, "add_noise", quiet)
     with pytest.raises(SystemExit) as ended:
         _say("audit", folder / "run", "--runs", "2000")
     assert ended.value.code == 4 and "REFUTED" in capsys.readouterr().out

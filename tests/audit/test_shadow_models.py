@@ -14,10 +14,10 @@ import pytest
 from dpvision.audit import shadow_models
 from dpvision.audit.membership import train_shadows
 from dpvision.cli.app import app
-from dpvision.core import ledger as ledgers
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
 from dpvision.storage import run_folder
+from dpvision.storage.home import home as current_home
 from tests.system.runs.commands import write_data
 
 RECORDS = 60  # of each split; with random labels, so that only who remembers them knows them
@@ -79,7 +79,7 @@ def test_what_was_killed_or_broken_leaves_nothing_either(finished: Path, monkeyp
     before = _everything(home)
 
     def broken(*_: object, **__: object) -> None:
-        assert ledgers.home() == run.operator / "shadows" and not list(left.glob("of one*"))
+        assert current_home() == run.operator / "shadows" and not list(left.glob("of one*"))
         assert len(list(left.iterdir())) == 1, "a fresh key"
         raise OSError("the disk is full")
 
@@ -109,8 +109,8 @@ def test_a_link_in_the_place_of_a_home_is_refused(tmp_path: Path, own_home: Path
 def test_another_thread_keeps_the_true_home(tmp_path: Path, own_home: Path) -> None:
     """Or what it trained meanwhile would be charged to a ledger that is thrown away."""
     with shadow_models.temporary_home(tmp_path / "place") as place, ThreadPoolExecutor(1) as other:
-        assert ledgers.home() == place and other.submit(ledgers.home).result() == own_home
-    assert ledgers.home() == own_home
+        assert current_home() == place and other.submit(current_home).result() == own_home
+    assert current_home() == own_home
 
 
 def test_what_can_not_be_attacked_is_told(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from dpvision.core.events import (
     Later,
     PoissonGaussian,
     Tuned,
-    describe,
     from_json,
     given_up,
     parts,
@@ -29,6 +28,7 @@ from dpvision.core.events import (
 from dpvision.core.ledger import Ledger
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch
 from dpvision.settings import cross_checks, quick
+from dpvision.settings.figures import describe
 
 DELTA = 1e-5
 BUDGET = Budget(3.0, DELTA)
@@ -53,7 +53,7 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.mark.parametrize("event", EVENTS.values(), ids=list(EVENTS))
 @pytest.mark.parametrize("number", [1, 7])
 def test_a_later_event_is_dominated_everywhere_and_tightly(event: Event, number: int) -> None:
-    later = adaptive.later(event, delta=DELTA, number=number)
+    later = adaptive.dominate_later(event, delta=DELTA, number=number)
     epsilons = np.linspace(0.0, 30.0, 3001)
     mine = accountant.profile(event, epsilons.tolist())
     theirs = later.leak + (1 - later.leak) * np.array([adaptive.gaussian_delta(1 / later.sigma, e) for e in epsilons])
@@ -63,7 +63,7 @@ def test_a_later_event_is_dominated_everywhere_and_tightly(event: Event, number:
 
 
 def test_a_gaussian_is_itself() -> None:
-    later = adaptive.later(Gaussian(4.0, 9), delta=DELTA, number=3)
+    later = adaptive.dominate_later(Gaussian(4.0, 9), delta=DELTA, number=3)
     assert later.leak == 0.0 and later.sigma == pytest.approx(4 / 3, rel=1e-12) and later.sigma <= 4 / 3
 
 
@@ -78,7 +78,7 @@ def test_equal_later_events_count_one_by_one(event: Event) -> None:
 
 def test_leaks_never_exceed_what_is_reserved() -> None:
     for delta in (1e-2, 1e-5, 1e-8, 1e-10):
-        leaks = [adaptive.later(TRAINING, delta=delta, number=i).leak for i in (1, 2, 3, 50)]
+        leaks = [adaptive.dominate_later(TRAINING, delta=delta, number=i).leak for i in (1, 2, 3, 50)]
         assert all(
             leak == adaptive.reserve(delta) / (2 * i * (i + 1)) for leak, i in zip(leaks, (1, 2, 3, 50), strict=True)
         )
@@ -155,11 +155,11 @@ def test_planned_runs_compose_tightly_in_any_order(ledger: Ledger) -> None:
     ledger.plan(two, run="p")
     account = ledger.spend(two, id="a", run="first")
     both = accountant.epsilon(Composed((one, two)), DELTA)
-    assert account.spent() == pytest.approx(both, abs=1e-12) and account.composition == adaptive.PLANNED
+    assert account.spent() == pytest.approx(both, abs=1e-12) and not isinstance(account.total, Adaptive)
     account = ledger.spend(one, id="b", run="second")
-    assert account.spent() == pytest.approx(both, abs=1e-12) and account.composition == adaptive.PLANNED
+    assert account.spent() == pytest.approx(both, abs=1e-12) and not isinstance(account.total, Adaptive)
     account = ledger.spend(one, id="c", run="third")  # planned once, so this is another one
-    assert account.spent() > both and account.composition == adaptive.CHOSEN_LATER
+    assert account.spent() > both and isinstance(account.total, Adaptive)
     assert Ledger(ledger.path.parent, "ab" * 32).account() == account
     assert [account.total_after(i) == account.total_after(1) for i in (1, 2, 3)] == [True, True, False]
 
@@ -187,7 +187,7 @@ def test_a_plan_after_the_first_result_is_one_later_event(ledger: Ledger) -> Non
     ledger.plan(Gaussian(9.0), run="p")
     ledger.plan(Gaussian(12.0), run="p")
     account = ledger.spend(Gaussian(12.0), id="b", run="second")
-    assert account.composition == adaptive.CHOSEN_LATER and len(account.groups) == 2
+    assert isinstance(account.total, Adaptive) and len(account.groups) == 2
     assert ledger.spend(Gaussian(9.0), id="c", run="third").spent() == account.spent()
 
 
@@ -251,7 +251,7 @@ def test_charges_of_nothing_are_read_and_cost_nothing(ledger: Ledger) -> None:
     ledger.spend(nothing, id="0", run="r")
     spent = ledger.spend(TRAINING, id="a", run="r").spent()
     account = ledger.spend(nothing, id="b", run="r")
-    assert account.spent() == spent == accountant.epsilon(TRAINING, DELTA) and account.composition == adaptive.PLANNED
+    assert account.spent() == spent == accountant.epsilon(TRAINING, DELTA) and not isinstance(account.total, Adaptive)
     assert ledger.spend(TRAINING, id="c", run="r").total == adaptive.compose((TRAINING, TRAINING), DELTA)
 
 

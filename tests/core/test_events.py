@@ -23,13 +23,13 @@ from dpvision.core.events import (
     Exposure,
     Gaussian,
     PoissonGaussian,
-    describe,
     exposures,
     from_json,
     to_json,
 )
 from dpvision.errors import ConfigError
 from dpvision.settings import quick
+from dpvision.settings.figures import describe
 
 sigmas = st.floats(1e-3, 1e6)
 rates = st.floats(0, 1)

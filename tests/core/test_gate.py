@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import dpvision
+from dpvision.core.account import Charge
 from dpvision.core.events import Gaussian, PoissonGaussian, Tuned
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge
 from dpvision.core.rows import BoundedSum
 from dpvision.core.sampling import EveryRecord, Poisson, PoissonSampler
 from dpvision.errors import LedgerMismatch, PrivacyError
@@ -72,7 +72,7 @@ def test_a_ledger_that_was_removed_meanwhile_lets_nothing_out() -> None:
 
 
 def test_the_key_must_be_as_secret_as_the_charge_states() -> None:
-    with pytest.raises(PrivacyError, match="the key states otherwise"):
+    with pytest.raises(PrivacyError, match="the key is a fixed one"):
         Gate(charged(Gaussian(2.0, 3), private=True), KEY, EveryRecord(3), name="b")
     Gate(
         charged(Gaussian(2.0, 3)), Key.fresh(), EveryRecord(3), name="b"
@@ -149,13 +149,13 @@ def test_a_trial_is_paid_by_its_tuning_alone() -> None:
 
 
 def test_nothing_else_in_the_package_adds_noise() -> None:
-    """By its source: `noise.release` is called in core/gate.py, and nowhere else; audits replace it."""
+    """By its source: `noise.add_noise` is called in core/gate.py, and nowhere else; audits replace it."""
     package = Path(dpvision.__file__).parent
     callers = set()
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "dpvision.core.noise":
                 assert "release" not in {alias.name for alias in node.names}, path
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "noise.release":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "noise.add_noise":
                 callers.add(path.relative_to(package).as_posix())
     assert callers == {"core/gate.py"}

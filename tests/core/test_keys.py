@@ -52,19 +52,19 @@ def test_a_stream_is_the_same_however_it_is_cut() -> None:
 def test_a_key_is_kept_for_its_owner_only_and_destroyed(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "x.key"
     key = Key.fresh()
-    key.keep(path)
+    key.write(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    back = Key.kept(path)
+    back = Key.read(path)
     assert back is not None and back.private
     assert np.array_equal(back.stream("n", step=0).words(8), key.stream("n", step=0).words(8))
     Key.destroy(path)
-    assert Key.kept(path) is None
-    Key.for_tests("a").keep(path)
-    fixed = Key.kept(path)
+    assert Key.read(path) is None
+    Key.for_tests("a").write(path)
+    fixed = Key.read(path)
     assert fixed is not None and not fixed.private, "a fixed key stays marked after it was kept"
     path.write_bytes(b"nonsense")
     with pytest.raises(PrivacyError):
-        Key.kept(path)
+        Key.read(path)
 
 
 def test_a_key_shows_itself_nowhere() -> None:

@@ -17,7 +17,7 @@ DEVIATION = 2.0**33  # of the noise, in grid steps: so fine that draws hardly re
 
 
 def _release(total: np.ndarray, step: int = 0, *, sensitivity: float = 1.0, sigma: float = 2.0) -> np.ndarray:
-    return noise.release(total, KEY.stream("noise", step=step), sensitivity=sensitivity, sigma=sigma)
+    return noise.add_noise(total, KEY.stream("noise", step=step), sensitivity=sensitivity, sigma=sigma)
 
 
 def _draws(step: int, count: int) -> np.ndarray:

@@ -162,25 +162,25 @@ def test_nobody_has_no_coins() -> None:
 @pytest.mark.parametrize(
     ("make", "about"),
     [
-        (lambda: UnitRandom(-1, np.arange(2)), "128 bits"),
-        (lambda: UnitRandom(1 << 128, np.arange(2)), "128 bits"),
-        (lambda: UnitRandom(0, np.array([1, 2, 1])), "the coins of another"),
-        (lambda: UnitRandom(0, np.array([1, 1]), np.array([4, 4])), "the coins of another"),
+        (lambda: UnitRandom(-1, np.arange(2)), "below 2.128"),
+        (lambda: UnitRandom(1 << 128, np.arange(2)), "below 2.128"),
+        (lambda: UnitRandom(0, np.array([1, 2, 1])), "the same random numbers"),
+        (lambda: UnitRandom(0, np.array([1, 1]), np.array([4, 4])), "the same random numbers"),
         (lambda: UnitRandom(0, np.array([0.5, 1.0])), "float64"),
         (lambda: UnitRandom(0, np.zeros((2, 2), dtype=np.int64)), "shapes"),
         (lambda: UnitRandom(0, np.arange(3), np.arange(2)), "shapes"),
         (lambda: UnitRandom(0, np.array([-1])), "numbered from 0"),
         (lambda: UnitRandom(0, np.array([1]), np.array([1 << 24])), "2\\^24"),
         (lambda: UnitRandom.grouped(0, np.arange(3), [1, 1]), "3 units"),
-        (lambda: rng_of(1).integers(0), "below 0"),
+        (lambda: rng_of(1).integers(0), "high is 0"),
     ],
 )
-def test_what_can_not_be_told_apart_is_refused(make: Callable[[], object], about: str) -> None:
+def test_images_that_would_share_random_numbers_are_refused(make: Callable[[], object], about: str) -> None:
     with pytest.raises(ConfigError, match=about):
         make()
 
 
-def test_coins_end_rather_than_repeat() -> None:
+def test_random_numbers_end_rather_than_repeat() -> None:
     rng = rng_of(3)
     rng._draws = (1 << 12) - 1
     rng.uniform()

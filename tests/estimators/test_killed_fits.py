@@ -27,7 +27,7 @@ from tests.estimators.cases import classifier, digits, release
 def kill(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-noise.release = kill
+noise.add_noise = kill
 x, y = digits()
 (classifier(steps=2) if sys.argv[1] == "classifier" else release()).fit(x, y)
 """
@@ -58,7 +58,7 @@ def test_a_fit_leaves_no_key_however_it_ends(own_home: Path, monkeypatch: pytest
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpvision.core.noise.release", fail)
+    monkeypatch.setattr("dpvision.core.noise.add_noise", fail)
     for estimator, rows in ((classifier(steps=2), slice(400, 500)), (release(), slice(600, 700))):
         with pytest.raises(KeyboardInterrupt):
             estimator.fit(x[rows], y[rows])
@@ -69,7 +69,7 @@ def test_the_key_of_a_living_fit_stays(own_home: Path) -> None:
     waiting = (
         "import time; from dpvision.storage import run_folder; from dpvision.storage.leftovers import key_of_fit\n"
         "from dpvision.core.keys import Key\n"
-        "with key_of_fit() as name:\n    Key.fresh().keep(run_folder.key_path(name)); print(name, flush=True); time.sleep(120)\n"
+        "with key_of_fit() as name:\n    Key.fresh().write(run_folder.key_path(name)); print(name, flush=True); time.sleep(120)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", waiting], env=os.environ | {"DPVISION_HOME": str(own_home)}, stdout=subprocess.PIPE
@@ -78,9 +78,9 @@ def test_the_key_of_a_living_fit_stays(own_home: Path) -> None:
         assert process.stdout is not None
         name = process.stdout.readline().decode().strip()
         with key_of_fit() as own:
-            Key.fresh().keep(run_folder.key_path(own))
+            Key.fresh().write(run_folder.key_path(own))
             clear_fits()
-            assert Key.kept(run_folder.key_path(own)) is not None and Key.kept(run_folder.key_path(name)) is not None
+            assert Key.read(run_folder.key_path(own)) is not None and Key.read(run_folder.key_path(name)) is not None
         assert [path.name for path in keys(own_home)] == [f"{name}.fit", f"{name}.key"]
     finally:
         process.kill()

@@ -1,14 +1,14 @@
 """Which accounts are charged for a run, a release or a fit: one rule for the command line and the estimators.
 
-Two data sets with other rows have other fingerprints, so a copy with one pixel changed, an extension, or each fold of a
-cross-validation would have an account of its own, though most people are in all of them. No total would then bound
+Data sets with different rows have different fingerprints, so a copy with one pixel changed, an extension, or each fold
+of a cross-validation would have an account of its own, though most people are in all of them. No total would then bound
 what was revealed about a person. So
 
     the account of these very images is charged, where there is one, and
-    every other account that shares enough images with them (overlap.py: SHARE of either) is charged too;
-    a new account is opened only where there is neither.
+    every other account that shares enough images with them (overlap.py: CHARGED_SHARE of either) is charged too;
+    a new account is opened only where neither exists.
 
-`new_account`, a reason in words, opens (or goes on with) an account of these very images alone, next to those that
+`new_account`, a reason in words, opens (or continues) an account of these very images alone, next to those that
 overlap: a decision of the owner of the data. The reason goes into the ledger and on the card, which lists the overlaps.
 
 Formal guarantee: an account that is charged for every run that a person's images are in bounds what was revealed about
@@ -16,29 +16,39 @@ that person. Every account must have room before any is charged, and all are cha
 result. A crash in between can over-count, never under-count; the same charge is not counted twice when the run goes on.
 Looking for the accounts, asking all for room and charging all happen under one lock of the home: of two runs on copies
 of one data set that start at the same time, the second finds the account that the first has opened.
+
+`require_not_private` and `require_not_learned_from` keep private images from being used as public ones by mistake, as
+far as accounts and records of provenance show: an account keeps digests of some thousands of its images, so a few of
+very many can pass, and so can images that were encoded again. A ledger or a file of digests that cannot be read lets
+nothing pass.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpvision.core.account import Account, Charge
 from dpvision.core.events import Budget, Event
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Account, Charge, Ledger, hold, home, ledger_of
+from dpvision.core.ledger import Ledger, hold_lock
+from dpvision.data import Dataset, Split, identify
 from dpvision.errors import BudgetSpent, ConfigError, DataError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.overlap import Overlap, Sketch
+from dpvision.public import provenance
+from dpvision.storage.home import home, ledger_of
 
 LONGEST_REASON = 300
+ANY = 1e-9  # a share of the images that is more than none
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """The ledger whose total a card states, others that are charged with the same, and all overlaps that were found."""
+    """The ledger whose total a card states, others that are charged the same, and all overlaps that were found."""
 
     first: Ledger
     others: tuple[Ledger, ...] = ()
@@ -48,7 +58,7 @@ class Accounts:
 
     def require_room(self, event: Event, config: Any) -> None:
         """Refuse what any of the accounts would refuse, before any of them is charged."""
-        near = {each.ledger.fingerprint: each for each in self.overlaps}
+        near = {shared.ledger.fingerprint: shared for shared in self.overlaps}
         for ledger in (self.first, *self.others):
             try:
                 if ledger is self.first:
@@ -65,12 +75,12 @@ class Accounts:
                 ) from exc
 
     def plan(self, event: Event, config: Any, sketch: Sketch) -> Account:
-        """Enter the event in the plan of every account that it would be charged to; the first one's plan comes back."""
+        """Enter the event in the plan of every account that it would be charged to, and return the first of them."""
         unit = getattr(config, "unit", "image")
-        with _one_at_a_time():
+        with _charging_lock():
             self.require_room(event, config)
             self.first.open(Budget(config.budget or config.epsilon, config.delta), unit=unit)
-            overlap.keep(self.first, sketch)
+            overlap.remember(self.first, sketch)
             for ledger in self.others:
                 ledger.plan(event, run="planned", unit=unit)
             return self.first.plan(event, run="planned", unit=unit)
@@ -87,12 +97,12 @@ class Accounts:
         unit: str = "image",
         private: bool = True,
     ) -> tuple[Charge, Accounts]:
-        """Charge every account, or none: those of before, and those that share images with these by now.
+        """Charge every account, or none: these, and those that share images with the data by now.
 
         Returns once all charges are on the disk. `budget` is that of a first account that is still to be opened.
         """
-        with _one_at_a_time():
-            accounts = self.look_again(fingerprint, sketch, id=id)
+        with _charging_lock():
+            accounts = self.refresh(fingerprint, sketch, id=id)
             for ledger in (accounts.first, *accounts.others):
                 known = ledger.account() if ledger.exists() else None
                 if known is None or all(charge.id != id for charge in known.charges):
@@ -100,15 +110,15 @@ class Accounts:
             accounts.first.open(budget, unit=unit)
             for ledger in accounts.others:
                 ledger.spend(event, id=id, run=run, unit=unit, private=private)
-                overlap.keep(ledger, sketch)
-            overlap.keep(accounts.first, sketch)
+                overlap.remember(ledger, sketch)
+            overlap.remember(accounts.first, sketch)
             spent = accounts.first.spend(
                 event, id=id, run=run, unit=unit, private=private, new_account=accounts.new_account
             )
         return next(charge for charge in spent.charges if charge.id == id), accounts
 
-    def look_again(self, fingerprint: str, sketch: Sketch, *, id: str) -> Accounts:
-        """These accounts, and others that share the images by now. What was charged already, by its id, stays so."""
+    def refresh(self, fingerprint: str, sketch: Sketch, *, id: str) -> Accounts:
+        """These accounts, and others that share the images by now. What was charged already, by its id, stays."""
         begun = self.first.exists() and any(charge.id == id for charge in self.first.account().charges)
         if begun or self.named or self.new_account is not None:
             return self
@@ -116,22 +126,22 @@ class Accounts:
         if not self.first.exists() and not self.others:
             return now
         known = {ledger.fingerprint for ledger in (self.first, *self.others)}
-        new = [each for each in (now.first, *now.others) if each.fingerprint not in known and each.exists()]
+        new = [other for other in (now.first, *now.others) if other.fingerprint not in known and other.exists()]
         return replace(self, others=(*self.others, *new), overlaps=now.overlaps) if new else self
 
     def to_facts(self) -> dict[str, Any]:
-        """For operator/run.json; not for release."""
+        """These accounts as plain JSON for operator/run.json; not for release."""
         charged = [ledger.fingerprint for ledger in (self.first, *self.others)]
         return {
             "charged": charged,
             "overlaps": [
                 {
-                    "account": each.ledger.account().id,
-                    "share": round(each.of_ours, 4),
-                    "share_of_account": round(each.of_theirs, 4),
-                    "charged": each.ledger.fingerprint in charged,
+                    "account": shared.ledger.account().id,
+                    "share": round(shared.of_ours, 4),
+                    "share_of_account": round(shared.of_theirs, 4),
+                    "charged": shared.ledger.fingerprint in charged,
                 }
-                for each in self.overlaps
+                for shared in self.overlaps
             ],
             "new_account": self.new_account,
             "named": self.named,
@@ -146,10 +156,10 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
     overlaps = tuple(overlap.find(own.fingerprint, sketch, least=overlap.NOTED))
     if named is not None or new_account is not None:
         return Accounts(own, (), overlaps, new_account, named is not None)
-    near = [each.ledger for each in overlaps if each.counts]
+    near = [shared.ledger for shared in overlaps if shared.is_charged]
     if not near and not own.exists() and overlap.undecided(own.fingerprint, sketch):
         raise ConfigError(
-            "there is an account of so many images that its sample cannot show whether these few are among them. Fix: "
+            "one account has so many images that its sample cannot show whether these few are among them. Fix: "
             'if they are not, --new-account "the reason"; in Python account=, the name of that account or a new one.'
         )
     ledgers = [own, *near] if own.exists() else near or [own]
@@ -159,38 +169,38 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
 def charge_one(
     ledger: Ledger, budget: Budget, event: Event, key: Key, *, id: str, run: str, sketch: Sketch = overlap.NOTHING
 ) -> Charge:
-    """Charge the one account that was asked for. One of persons, or one that is spent, is refused."""
+    """Charge the one account that was asked for. An account of persons, or one without room, refuses."""
     to = Accounts(ledger, named=True)
     private, fingerprint = key.private, ledger.fingerprint
     return to.charge(event, budget, fingerprint=fingerprint, sketch=sketch, id=id, run=run, private=private)[0]
 
 
 def read_accounts(facts: Mapping[str, Any]) -> Accounts:
-    """The accounts of a run that has begun. Runs of earlier versions have one, that of their images."""
+    """The accounts of a run that has begun. Runs of earlier versions have one: that of their images."""
     entry = facts.get("accounts")
     if entry is None:
         entry = {"charged": [facts.get("fingerprint")], "new_account": None}
     elif "fingerprint" in facts:
-        read_accounts({"fingerprint": facts["fingerprint"]})  # refuses what no run writes
+        read_accounts({"fingerprint": facts["fingerprint"]})  # refuses a fingerprint that no run writes
     charged = entry.get("charged") if isinstance(entry, dict) else None
-    if not isinstance(charged, list) or not charged or not all(isinstance(each, str) for each in charged):
+    if not isinstance(charged, list) or not charged or not all(isinstance(name, str) for name in charged):
         raise DataError("operator/run.json: accounts is missing or is not what a run writes.")
     reason = entry.get("new_account")
     if reason is not None and not isinstance(reason, str):
         raise DataError("operator/run.json: new_account is not what a run writes.")
-    ledgers = [ledger_of(each) for each in charged]
+    ledgers = [ledger_of(name) for name in charged]
     return Accounts(ledgers[0], tuple(ledgers[1:]), (), reason, entry.get("named") is True)
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """One run at a time, of all that use this home."""
-    with hold(home() / "ledgers" / "charging.lock"):
+def _charging_lock() -> Iterator[None]:
+    """One run at a time, of all that use this home folder."""
+    with hold_lock(home() / "ledgers" / "charging.lock"):
         yield
 
 
 def _require_room_on_first(ledger: Ledger, event: Event, config: Any) -> None:
-    """The budget is as it was, and the event fits into it."""
+    """The budget is that of the account, and the event fits into it."""
     if config.budget and ledger.exists() and ledger.account().budget != Budget(config.budget, config.delta):
         now = ledger.account().budget
         raise ConfigError(
@@ -202,9 +212,9 @@ def _require_room_on_first(ledger: Ledger, event: Event, config: Any) -> None:
     ledger.require_room(event, budget, unit=getattr(config, "unit", "image"))
 
 
-def describe_shares(each: Overlap) -> str:
-    """In words, for the operator."""
-    return f"about {each.of_ours:.0%} of these images (which are about {each.of_theirs:.0%} of a data set on it)"
+def describe_shares(shared: Overlap) -> str:
+    """The size of an overlap in words, for the operator."""
+    return f"about {shared.of_ours:.0%} of these images (which are about {shared.of_theirs:.0%} of a data set on it)"
 
 
 def _require_reason(reason: str) -> None:
@@ -212,4 +222,29 @@ def _require_reason(reason: str) -> None:
         raise ConfigError(
             "--new-account needs a reason in words, on one line of at most "
             f'{LONGEST_REASON} characters. Fix: --new-account "scans of another hospital, no person is in both".'
+        )
+
+
+def require_not_private(source: str, splits: Iterable[Split], *, fix: str) -> None:
+    """Refuse images of which some are on an account: the same files or pixels, or enough that are alike in parts."""
+    for split in splits:
+        fingerprint, _, digests = identify(split)
+        own, sketch = ledger_of(fingerprint), overlap.sketch_images(split.images, digests)
+        overlaps = overlap.find(fingerprint, sketch.exact, least=ANY) + overlap.find(fingerprint, sketch)
+        ledgers = [*([own] if own.exists() else []), *(shared.ledger for shared in overlaps)]
+        if ledgers:
+            raise PrivacyError(
+                f"{source}: some of its images are on account {ledgers[0].account().id} of the ledger, so they are "
+                f"private, and no noise would protect them here. Fix: {fix}."
+            )
+
+
+def require_not_learned_from(data: Dataset, note: str, what: str) -> None:
+    """Refuse something public that learned, by its note, from images that are private here or to test with."""
+    splits = [split for split in (data.train, data.val, data.test) if split is not None]
+    same = sum(provenance.count(note, split.images, identify(split)[2]) for split in splits)
+    if same:
+        raise ConfigError(
+            f"{what} {same:,} of the images that are private here, or to test with, so it reveals them already. "
+            "Fix: learn from the public part alone (`dpvision data split`)."
         )

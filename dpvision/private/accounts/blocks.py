@@ -1,4 +1,4 @@
-"""Digests of parts of an image that stay the same when the image is saved in another way or edited in a few pixels.
+"""Digests of parts of an image that stay the same when it is saved in another format or edited in a few pixels.
 
 The brightness of an image (colour images: the usual weighted sum of red, green and blue) is cut into parts in two ways:
 8 scattered parts, each with every eighth pixel of a fixed shuffle, and the 4 quadrants. The values of a part are scaled
@@ -6,15 +6,15 @@ to its own least and largest value, rounded to 8 levels and hashed. So a part ha
 
     in every type and by all bounds (uint8, floats in [0, 1], [-1, 1] or 0..255, whole numbers of any width),
     as a grey image and as its copy in RGB,
-    whatever happens to pixels outside of it.
+    whatever happens to pixels outside of the part.
 
 Two images count as the same when two scattered parts or two quadrants agree. A few changed pixels leave most scattered
 parts as they were; a stamp in a corner leaves three quadrants. Parts with fewer than 8 pixels off their most frequent
 level have no digest: blank and nearly blank parts would all agree. benchmarks/overlap.py measures how often different
 images are taken for the same.
 
-Digests are one-way (BLAKE2b, 64 bits), but whoever has an image can find out whether it was there. They are kept in
-the operator's home, next to the ledgers, readable by their owner only.
+Digests are one-way (BLAKE2b, 64 bits), but whoever has an image can find out whether it was among them. They are kept
+in the operator's home folder, next to the ledgers, readable by their owner only.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FEWEST_PIXELS = 16  # of an image that is cut into parts at all
 _IN_A_PART = 32  # pixels at least: smaller images have fewer scattered parts
 _LEVELS = 8
 _RARE = 8  # pixels that are not of the most frequent level, or a quarter of a small part
-# Off the fractions of small whole numbers, so that the rounding of a type does not decide on a level.
+# Not fractions of small whole numbers, so that the rounding of a type does not decide on a level.
 _SCALE, _SHIFT = np.float32(0.9917 * _LEVELS), np.float32(0.00417)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
-_MOST_IN_A_PART = 1024  # pixels: of large images a sample of each part is enough, and takes no longer
+_MOST_IN_A_PART = 1024  # pixels: of large images, a sample of each part is enough
 _BLOCK = 32 << 20  # bytes of brightness at a time
 
 
@@ -48,7 +48,7 @@ def digest_blocks(images: NDArray[np.generic]) -> tuple[NDArray[np.uint64], NDAr
     """
     count, height, width, channels = images.shape
     digests = np.zeros((count, PARTS), np.uint64)
-    drawn = np.ones(count, np.bool_)
+    usable = np.ones(count, np.bool_)
     parts = _parts(height, width)
     used, places = np.unique(np.concatenate([*parts.values(), np.zeros(0, np.int64)]), return_inverse=True)
     ends = np.cumsum([len(pixels) for pixels in parts.values()])
@@ -60,13 +60,13 @@ def digest_blocks(images: NDArray[np.generic]) -> tuple[NDArray[np.uint64], NDAr
         for number, pixels in columns.items():
             name = f"{number} of {height * width}" if number < SCATTERED else f"{number} of {height}x{width}"
             digests[start : start + step, number] = _digest_part(rows[:, pixels], name.encode())
-        there = digests[start : start + step] > 0
-        full = (there[:, :SCATTERED].sum(axis=1) >= AGREEING) | (there[:, SCATTERED:].sum(axis=1) >= AGREEING)
-        values = piece[~full].astype(np.float32)  # the others have as many such pixels in two parts
+        present = digests[start : start + step] > 0
+        full = (present[:, :SCATTERED].sum(axis=1) >= AGREEING) | (present[:, SCATTERED:].sum(axis=1) >= AGREEING)
+        values = piece[~full].astype(np.float32)  # the others have enough such pixels in two parts
         off = (values != np.median(values, axis=1, keepdims=True)).any(axis=2).sum(axis=1)
-        drawn[start : start + step][~full] = off >= _fewest(height * width, AGREEING * _RARE)
+        usable[start : start + step][~full] = off >= _fewest(height * width, AGREEING * _RARE)
     _repeat_few(digests, sum(number < SCATTERED for number in parts))
-    return digests, drawn
+    return digests, usable
 
 
 def _brightness(pixels: NDArray[np.generic]) -> NDArray[np.float32]:
@@ -98,7 +98,7 @@ def _spread(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _shuffle(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """In the order of a fixed mix of their bits, which no version of a library changes."""
+    """The numbers in the order of a fixed mix of their bits, which no version of a library changes."""
     mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -106,7 +106,7 @@ def _shuffle(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _digest_part(values: NDArray[np.float32], name: bytes) -> NDArray[np.uint64]:
-    """One digest per row, 0 where the row holds too little."""
+    """One digest per row, 0 where too few pixels differ."""
     least = values.min(axis=1, keepdims=True)
     spread = values.max(axis=1, keepdims=True) - least
     scale = _SCALE / np.where(spread > 0, spread, np.float32(1))
@@ -115,21 +115,21 @@ def _digest_part(values: NDArray[np.float32], name: bytes) -> NDArray[np.uint64]
     enough = levels.shape[1] - usual >= _fewest(levels.shape[1], _RARE)
     start = blake2b(name, digest_size=8, person=b"part of image")
     text, length = levels.tobytes(), levels.shape[1]
-    found = bytearray()
+    digests = bytearray()
     for first in range(0, len(text), length):
         state = start.copy()
         state.update(text[first : first + length])
-        found += state.digest()
-    return np.where(enough, np.frombuffer(bytes(found), ">u8").astype(np.uint64), np.uint64(0))
+        digests += state.digest()
+    return np.where(enough, np.frombuffer(bytes(digests), ">u8").astype(np.uint64), np.uint64(0))
 
 
 def _fewest(pixels: int, usual: int) -> int:
-    """How many pixels must differ from most: the usual number, or a quarter where there are few pixels."""
+    """The number of pixels that must differ from most: the usual one, or a quarter where there are few pixels."""
     return min(usual, math.ceil(pixels / 4))
 
 
 def _repeat_few(digests: NDArray[np.uint64], count: int) -> None:
-    """Fewer than 4 scattered parts are repeated, so that one of them that agrees is enough."""
+    """Repeat fewer than 4 scattered parts, so that one of them that agrees is enough."""
     if 0 < count < 4:
         for number in range(count, SCATTERED):
             digests[:, number] = digests[:, number % count]

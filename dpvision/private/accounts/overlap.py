@@ -1,14 +1,14 @@
 """Finds other accounts with many of the same images: a data set with one image changed has a fingerprint of its own.
 
-Next to each ledger lie digests of its images, several of each: of the image as it came, of its pixels in 8 bits, of
-rows as they were given to an estimator, and of parts of it that stay the same in another type, by other bounds, in RGB
-and after small edits (blocks.py). An image is on an account when any of the exact digests is there, or enough of its
+Next to each ledger are digests of its images, several of each: of the image as it came, of its pixels in 8 bits, of
+rows as they were passed to an estimator, and of parts of it that stay the same in another type, by other bounds, in RGB
+and after small edits (blocks.py). An image is on an account when any of its exact digests is there, or enough of its
 parts. Up to 65,536 images of an account are kept, all of them or a random sample.
 
-Two data sets overlap by a share of the new one's images and by a share of those on the account. An account with SHARE
-of either is charged (accounts.py). The smaller SHARE is, the fewer people may be on two accounts that do not
-know of each other; it is ten times the rate at which different images of one kind (the training and the test split of
-MNIST, benchmarks/overlap.py) are taken for the same, so a data set of other people's images is not charged.
+Two data sets overlap by a share of the new one's images and by a share of those on the account. An account with
+CHARGED_SHARE of either is charged (accounts.py). The smaller that is, the fewer people may be on two accounts that do
+not know of each other; it is ten times the rate at which different images of one kind (the training and the test split
+of MNIST, benchmarks/overlap.py) are taken for the same, so a data set of other people's images is not charged.
 
 What is charged to an account adds its images there, as a group of its own: whoever overlaps with any of the groups
 overlaps with the account. Shares are read off the private data, without noise: not for release.
@@ -16,7 +16,7 @@ overlaps with the account. Shares are read off the private data, without noise: 
 Accounts of earlier versions have a text file of the smallest digests of all kinds (`.sketch`). It is still read, and
 compared by exact digests.
 
-A file that cannot be read is refused: nobody could tell whether the images are on its account.
+A file that cannot be read is refused: whether the images are on its account would be unknown.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.core import files
-from dpvision.core.ledger import SHARE, Ledger, home
+from dpvision.core.ledger import Ledger
 from dpvision.errors import DPVisionError, LedgerMismatch
 from dpvision.private.accounts.blocks import AGREEING, PARTS, SCATTERED, digest_blocks
+from dpvision.public.provenance import pixel_digests
+from dpvision.storage.home import CHARGED_SHARE, home
 
-NOTED = 0.001  # from this share on it is mentioned; from SHARE on it is charged
+NOTED = 0.001  # from this share on an overlap is mentioned; from CHARGED_SHARE on it is charged
 MOST = 1 << 16  # images of an account whose digests are kept
-# With fewer images to compare, that none is the same says little.
+# With fewer images to compare, finding none of them proves little.
 ENOUGH = 30
 EXACT = 5  # digests of an image as a whole: as it came, as it is trained on, and raw_digests of the estimators
 COLUMNS = EXACT + PARTS
@@ -55,12 +57,12 @@ class Sketch:
 
     @property
     def rows(self) -> Table:
-        """Of the images that have digests."""
+        """The digests of those images that have some."""
         return self.digests[self.digests.any(axis=1)]
 
     @property
     def exact(self) -> Sketch:
-        """Without the parts of images: the same files or pixels only."""
+        """The sketch without the parts of images: it finds the same files or pixels only."""
         return Sketch(np.where(np.arange(COLUMNS) < EXACT, self.digests, np.uint64(0)))
 
 
@@ -77,12 +79,13 @@ class Overlap:
 
     @property
     def share(self) -> float:
+        """The larger of the two shares."""
         return max(self.of_ours, self.of_theirs)
 
     @property
-    def counts(self) -> bool:
-        """Whether it is large enough to be charged."""
-        return self.share >= SHARE
+    def is_charged(self) -> bool:
+        """Whether the overlap is large enough for the account to be charged."""
+        return self.share >= CHARGED_SHARE
 
 
 def sketch(*kinds: Sequence[bytes], images: NDArray[np.generic] | None = None) -> Sketch:
@@ -91,13 +94,18 @@ def sketch(*kinds: Sequence[bytes], images: NDArray[np.generic] | None = None) -
     for column, kind in enumerate(kinds):
         digests[:, column] = _numbers(kind)
     if images is not None:
-        digests[:, EXACT:], drawn = digest_blocks(images)
-        digests[~drawn] = 0
+        digests[:, EXACT:], usable = digest_blocks(images)
+        digests[~usable] = 0
     return Sketch(digests)
 
 
-def both(known: Sketch, *kinds: Sequence[bytes]) -> Sketch:
-    """A sketch, and other digests of the same images in the same order; b"" where an image has none."""
+def sketch_images(images: NDArray[np.generic], digests: Sequence[bytes]) -> Sketch:
+    """The sketch of (n, H, W, C) images with these digests of their originals (`data.identify`)."""
+    return sketch(digests, pixel_digests(images), images=images)
+
+
+def add_digests(known: Sketch, *kinds: Sequence[bytes]) -> Sketch:
+    """A sketch with other digests of the same images, in the same order; b"" where an image has none."""
     digests = known.digests.copy()
     for column, kind in enumerate(kinds, EXACT - len(kinds)):
         digests[:, column] = np.where(known.digests.any(axis=1), _numbers(kind), np.uint64(0))
@@ -108,15 +116,15 @@ def _numbers(digests: Sequence[bytes]) -> Table:
     return np.frombuffer(b"".join(d[:8].ljust(8, b"\0") for d in digests), ">u8").astype(np.uint64)
 
 
-def keep(ledger: Ledger, ours: Sketch) -> None:
-    """Add the images to those that are kept next to a ledger, as a group; those that are there already stay."""
+def remember(ledger: Ledger, ours: Sketch) -> None:
+    """Write the digests of the images next to a ledger, as one more group; those that are there already stay."""
     with ledger.locked():
         known, groups = NOTHING.digests, np.zeros(0, np.uint64)
         if ledger.images_path.exists():
             try:
                 _, known, groups = _read(ledger.images_path)
             except (OSError, ValueError):
-                return  # damaged: left as it is
+                return  # damaged: `find` refuses it
         rows = ours.rows
         _, first = np.unique(rows[:, 0], return_index=True)
         rows = rows[np.sort(first)]
@@ -130,10 +138,10 @@ def keep(ledger: Ledger, ours: Sketch) -> None:
         files.write(ledger.images_path, _dump(ledger.fingerprint, together[chosen], groups[chosen]))
 
 
-def find(fingerprint: str, ours: Sketch, *, least: float = SHARE) -> list[Overlap]:
+def find(fingerprint: str, ours: Sketch, *, least: float = CHARGED_SHARE) -> list[Overlap]:
     """Other accounts with at least this share of the images, the largest first."""
-    found = [Overlap(ledger, *kept.shares(ours)) for ledger, kept in _all_but(fingerprint)]
-    return sorted((each for each in found if each.share >= least), key=lambda each: -each.share)
+    overlaps = [Overlap(ledger, *kept.shares(ours)) for ledger, kept in _all_but(fingerprint)]
+    return sorted((shared for shared in overlaps if shared.share >= least), key=lambda shared: -shared.share)
 
 
 def undecided(fingerprint: str, ours: Sketch) -> list[Ledger]:
@@ -143,19 +151,19 @@ def undecided(fingerprint: str, ours: Sketch) -> list[Ledger]:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What lies next to a ledger: the images of this version, the sketch of an earlier one, or both."""
+    """The digests next to a ledger: those of this version, the sketch of an earlier one, or both."""
 
     images: tuple[Table, NDArray[np.uint64]] | None
     old: Table | None
 
     def shares(self, ours: Sketch) -> tuple[float, float]:
-        """Of our images that are theirs, and of their images that are ours; the larger one where there are two."""
+        """The share of our images that are theirs, and of theirs that are ours; the larger one where there are two."""
         new = (0.0, 0.0) if self.images is None else _shares(ours.rows, *self.images)
         old = (0.0, 0.0) if self.old is None else _old_shares(ours.rows, self.old)
         return max(new[0], old[0]), max(new[1], old[1])
 
     def decides(self, ours: Sketch) -> bool:
-        """Whether these images would show, if all of them were on the account."""
+        """Whether these images would be found, if all of them were on the account."""
         rows, kept = ours.rows, 0
         if self.images is not None:
             kept = len(self.images[0])
@@ -167,7 +175,7 @@ class _Kept:
 
 
 def _size(theirs: Table) -> float:
-    """How many images an account has: all that are kept, or an estimate from how far up the smallest digests go."""
+    """The number of images on an account: all that are kept, or an estimate from the largest of the digests kept."""
     return len(theirs) if len(theirs) < MOST else len(theirs) * 2.0**64 / float(theirs[:, 0].max())
 
 
@@ -191,7 +199,7 @@ def _are_among(these: Table, those: Table) -> NDArray[np.bool_]:
 
 
 def _old_shares(ours: Table, old: Table) -> tuple[float, float]:
-    """By a sketch of an earlier version, which has the smallest digests of all kinds together."""
+    """The same shares by a sketch of an earlier version, which has the smallest digests of all kinds together."""
     exact = ours[:, :EXACT]
     hits = np.isin(exact, old) & (exact > 0)
     of_theirs = min(1.0, OLD_KINDS * float(np.isin(old, exact).mean())) if len(old) else 0.0
@@ -221,7 +229,7 @@ def _all_but(fingerprint: str) -> Iterator[tuple[Ledger, _Kept]]:
             ledger = Ledger(folder, owner)
         except (DPVisionError, OSError, ValueError) as exc:
             raise LedgerMismatch(
-                f"{path}: cannot be read ({exc}), so nobody can tell whether these images are on its account. Fix: "
+                f"{path}: cannot be read ({exc}), so it is unknown whether these images are on its account. Fix: "
                 "restore it from a copy; or remove it, and the next run on that account's data writes it again."
             ) from exc
         if owner != fingerprint:
@@ -229,7 +237,7 @@ def _all_but(fingerprint: str) -> Iterator[tuple[Ledger, _Kept]]:
 
 
 def _dump(fingerprint: str, rows: Table, groups: NDArray[np.uint64]) -> bytes:
-    """A line of text, then the groups and the columns that are not empty, as 64-bit numbers."""
+    """The content of a file of digests: a line of text, then groups and the columns in use, as 64-bit numbers."""
     used = np.flatnonzero(rows.any(axis=0))
     header = f"{_FORMAT} {fingerprint} {','.join(map(str, used))}\n".encode()
     return header + np.column_stack([groups, rows[:, used]]).astype(_U64).tobytes()
@@ -251,6 +259,6 @@ def _read(path: Path) -> tuple[str, Table, NDArray[np.uint64]]:
 
 
 def _read_old(path: Path) -> tuple[str, Table]:
-    """Sorted; the first 64 bits of each digest."""
+    """The owner and the first 64 bits of each digest, sorted, of a sketch of an earlier version."""
     owner, *members = files.read(path, most=1 << 20).decode("ascii").split()[: OLD_SKETCH + 1]
     return owner, np.array(sorted(int(member[:16].ljust(16, "0"), 16) for member in members), np.uint64)

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from dpvision.core import files
-from dpvision.core.ledger import home
 from dpvision.data import Split
 from dpvision.errors import DataError, UnsafeLayer
 from dpvision.models import Featured
@@ -33,6 +32,7 @@ from dpvision.private.features.resumable_file import PartialRows, rows_of
 from dpvision.private.training import ranks
 from dpvision.private.training.ranks import Team
 from dpvision.storage import software
+from dpvision.storage.home import home
 
 AT_A_TIME = 256  # records of a rank in a round
 ASK_AGAIN = 0.2  # seconds
@@ -101,7 +101,7 @@ def _alone(lock: Path, team: Team) -> Iterator[None]:
 
 def _got(lock: Path, held: ExitStack) -> bool:
     try:
-        held.enter_context(files.alone(lock, wait=False))
+        held.enter_context(files.locked(lock, wait=False))
     except BlockingIOError:
         return False
     return True

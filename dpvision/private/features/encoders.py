@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from dpvision.core.ledger import home
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build, load_public, split_head
@@ -35,6 +34,7 @@ from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache
 from dpvision.public import dictionary
 from dpvision.storage import safetensors
+from dpvision.storage.home import home
 
 Progress = Callable[[int, int], None]
 

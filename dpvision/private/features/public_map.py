@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from dpvision.core import files
-from dpvision.core.ledger import home
 from dpvision.errors import DataError
 from dpvision.private.features import cache
 from dpvision.private.features.encoders import Encoder
 from dpvision.private.statistics import Whitening
 from dpvision.public import dictionary
 from dpvision.storage import safetensors
+from dpvision.storage.home import home
 
 FORMAT = "dpvision-map-1"  # to be raised with every change of what is drawn or computed
 PROCESS, IMAGES, SEED, RIDGE = "dead-leaves-mixed", 4000, 1, 0.1
@@ -41,7 +41,7 @@ def whitening(encoder: Encoder, *, rank: int, progress: Progress = lambda *_: No
     folder = home() / "priors"
     path = folder / f"map-{name}.safetensors"
     files.make_folder(folder)
-    with files.alone(folder / f"map-{name}.lock"):
+    with files.locked(folder / f"map-{name}.lock"):
         if not path.exists():
             made = Whitening.of(_features(encoder, progress), ridge=RIDGE, rank=rank)
             tensors = {"mean": made.mean, "matrix": made.matrix}

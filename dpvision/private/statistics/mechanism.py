@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dpvision.core.account import Charge
 from dpvision.core.events import Event
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge
 from dpvision.released.folder import Block
 from dpvision.released.learners import Learner
 from dpvision.settings.release import Release

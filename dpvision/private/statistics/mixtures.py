@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpvision.core.account import Charge
 from dpvision.core.events import ClassScheduled, Event, PoissonGaussian, to_json
 from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key, Stream
-from dpvision.core.ledger import Charge
 from dpvision.core.rows import BoundedSum, Rows
 from dpvision.core.sampling import MixtureSampler, Scheduled
 from dpvision.errors import ConfigError
@@ -101,7 +101,7 @@ class Mixtures:
 
     def name(self, key: Key, event: Event) -> str:
         """Of the charge and the noise."""
-        rows, settings = self._rows, f"{self.degree!r} {self.a!r} {self.weights!r} {BLOCK} {self.sampler.described}"
+        rows, settings = self._rows, f"{self.degree!r} {self.a!r} {self.weights!r} {BLOCK} {self.sampler.description}"
         what = f"mixtures {settings} {rows.classes} {to_json(event)} {computing()}"
         return secret_name(key, "name of a release", what, (rows.x, rows.labels))
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dpvision.core.account import Charge
 from dpvision.core.events import Event, Gaussian, to_json
 from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge
 from dpvision.core.rows import Rows
 from dpvision.core.sampling import EveryRecord
 from dpvision.errors import ConfigError

@@ -28,22 +28,20 @@ from numpy.typing import NDArray
 from dpvision.core import accountant, files
 from dpvision.core.events import Budget, Event, to_json
 from dpvision.core.keys import Key
-from dpvision.core.rounding import upper
 from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_file
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.accounts import Accounts, choose
-from dpvision.private.accounts.taken_as_public import require_not_learned_from
+from dpvision.private.accounts.accounts import Accounts, choose, require_not_learned_from
 from dpvision.private.features.encoders import encoder, extract
 from dpvision.private.features.public_map import PROCESS, whitening
 from dpvision.private.statistics.kinds import mechanism_of
 from dpvision.private.statistics.mechanism import Described, Made
-from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
 from dpvision.released.report import release_card
+from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
 from dpvision.settings.setting import to_dict
 from dpvision.storage import run_folder, safetensors
@@ -107,7 +105,7 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
         note = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
         require_not_learned_from(data, note, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
-    sketch = overlap.sketch(digests, pixel_digests(data.train.images), images=data.train.images)
+    sketch = overlap.sketch_images(data.train.images, digests)
     return Prepared(data, complete, read_off, fingerprint, in_order, sketch)
 
 
@@ -251,13 +249,13 @@ def name_of_key(prepared: Prepared, out: Path) -> str:
 
 
 def _key(place: Path, test_key: str | None) -> Key:
-    kept = Key.kept(place)
+    kept = Key.read(place)
     if test_key:
         return Key.for_tests(test_key)  # which needs no keeping, and must not take a secret one's place
     if kept is not None and kept.private:
         return kept  # not written again: a kill would leave a copy that nobody destroys
     key = Key.fresh()
-    key.keep(place)  # on the disk before it is used
+    key.write(place)  # on the disk before it is used
     return key
 
 
@@ -267,7 +265,7 @@ def _only_one(place: Path, out: Path) -> Iterator[None]:
     files.make_folder(place.parent)
     with ExitStack() as stack:
         try:
-            stack.enter_context(files.alone(place.with_suffix(".lock"), wait=False))
+            stack.enter_context(files.locked(place.with_suffix(".lock"), wait=False))
         except BlockingIOError:
             raise ConfigError(f"{out}: another process is making this release. Fix: wait for it.") from None
         yield

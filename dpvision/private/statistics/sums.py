@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.sampling import Chosen
+from dpvision.core.sampling import RowMembers
 
 # Steps of a weight in [0, 1], as a power of two.
 WEIGHT_BITS = 20
@@ -50,7 +50,7 @@ def on_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> Grid:
     return Grid(out, 2 ** (24 - bits))
 
 
-def summed(grid: Grid, chosen: Chosen, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+def summed(grid: Grid, chosen: RowMembers, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """(rows, d) sums of the chosen records, each times its weight: one for each of `chosen.members`."""
     out = np.zeros((len(chosen.starts) - 1, grid.x.shape[1]))
     size = grid.most

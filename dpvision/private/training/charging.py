@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from torch import nn
 
+from dpvision.core.account import Account, Charge
 from dpvision.core.events import Budget, Event
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Account, Charge
 from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.private.accounts.accounts import read_accounts
 from dpvision.private.training.prepare import Prepared
@@ -91,7 +91,7 @@ def await_charge(
 ) -> tuple[State, Key, Charge]:
     """The other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
     path = run_folder.key_path(team.text())
-    key = Key.kept(path)
+    key = Key.read(path)
     if key is None:
         raise PrivacyError(
             f"{path}: rank {team.rank} does not see the run's key, and a key is never sent. Fix: a DPVISION_HOME on a "

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from dpvision.core.certify import certify
 from dpvision.core.events import Event, from_json, to_json
-from dpvision.core.ledger import home
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
@@ -31,13 +30,14 @@ from dpvision.models.featured import require_head_last, split_head
 from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE, Agreement, Centred, zero_centres
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.taken_as_public import require_not_learned_from
+from dpvision.private.accounts.accounts import require_not_learned_from
 from dpvision.private.engine import STYLES, ClippedSum, Loss
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
 from dpvision.public import dictionary, provenance
 from dpvision.settings.training import WAYS, Config
 from dpvision.storage import safetensors
+from dpvision.storage.home import home
 from dpvision.views import Views
 
 Progress = Callable[[int, int], None]
@@ -270,7 +270,7 @@ def prepare_read(data: Dataset, config: Config, *, source: str, progress: Progre
         start, public["prior"] = _prior(complete, data, progress)
     elif config.pretrained:
         public["pretrained"] = _pretrained(Path(config.pretrained), data, unit=config.unit)
-    sketch = overlap.sketch(digests, provenance.pixel_digests(data.train.images), images=data.train.images)
+    sketch = overlap.sketch_images(data.train.images, digests)
     if config.unit == "person":
         _require_one_person_each(data.train, sketch, source)
     prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, synthetic, start)

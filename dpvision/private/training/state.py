@@ -64,7 +64,7 @@ class State:
             "config": json.dumps(to_dict(self.config), sort_keys=True),
             "path": json.dumps([to_json(e) for e in self.path]),
         }
-        key = Key.kept(run_folder.key_path(self.key))
+        key = Key.read(run_folder.key_path(self.key))
         tensors = {name: getattr(self, name) for name in tensors_of(self.config)}
         return safetensors.dump(tensors, header, sign=None if key is None else key.sign)
 
@@ -88,7 +88,7 @@ class State:
             like["canaries"] = torch.empty(config.canaries, dtype=torch.float64, device="meta")
         tensors, header = safetensors.load(path, like)
         try:
-            key = Key.kept(run_folder.key_path(header["key"]))
+            key = Key.read(run_folder.key_path(header["key"]))
             if key is not None and header.get("signature") != key.sign(header["digest"]):
                 raise DataError(f"{path}: was not written by this run. Fix: restore the run folder from a backup.")
             state = State(
@@ -129,7 +129,7 @@ def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
 def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[State, Key]:
     """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
     before = state.config
-    key = Key.kept(run_folder.key_path(state.key))
+    key = Key.read(run_folder.key_path(state.key))
     if key and state.branch and config.hash() == before.hash() and state.software == software():
         if state.data != data:
             raise LedgerMismatch(
@@ -145,7 +145,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
     name = state.key
     if key is None:  # without the old key the old noise cannot be drawn again
         name, key = secrets.token_hex(8), Key.fresh()
-        key.keep(run_folder.key_path(name))
+        key.write(run_folder.key_path(name))
     return replace(
         state,
         config=config,

@@ -31,10 +31,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision.audit.one_run import audit_one_run
 from dpvision.core import files
+from dpvision.core.account import Charge
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.models.inputs import Inputs, predict_classes
 from dpvision.models.parts import CENTRE
@@ -157,7 +157,7 @@ def _begin(
     prepared.require_separable()
     require_room_for_canaries(prepared)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
-    key.keep(run_folder.key_path(key_name))
+    key.write(run_folder.key_path(key_name))
     facts = {
         "run": secrets.token_hex(6),
         "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),

@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from dpvision.core import accountant, files
+from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Composed, Tuned, to_json
-from dpvision.core.ledger import Charge
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
-from dpvision.private.accounts.accounts import Accounts, choose
-from dpvision.private.accounts.taken_as_public import require_not_private
+from dpvision.private.accounts.accounts import Accounts, choose, require_not_private
 from dpvision.private.training import prepare as trainings
 from dpvision.private.training import ranks, train
 from dpvision.private.training import stopping as tuning

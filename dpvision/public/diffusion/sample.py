@@ -85,7 +85,7 @@ def sample(
     header = {"draw": json.dumps({**asdict(draw), "model": digest, "guided_by": guided_by})}
     parts.mkdir(parents=True, exist_ok=True)
     try:
-        with files.alone(parts / "lock", wait=False):
+        with files.locked(parts / "lock", wait=False):
             for number in range(draw.batches):
                 if stop():
                     return False

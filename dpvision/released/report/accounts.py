@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dpvision.core.account import Account
 from dpvision.core.events import Tuned, to_json
-from dpvision.core.ledger import SHARE, Account
 from dpvision.errors import DataError
-from dpvision.released.report.guarantee import proven
+from dpvision.released.report.guarantee import composition, proven
 from dpvision.released.report.numbers import plain
+from dpvision.storage.home import CHARGED_SHARE
 
 Row = tuple[str, ...]
 READ_OFF = (
@@ -37,9 +38,14 @@ def data_set(account: Account | None) -> dict[str, Any] | None:
         "epsilon_budget": account.budget.epsilon,
         "delta": account.budget.delta,
         "charges": len(account.charges),
-        "composition": account.composition,
-        "budget_changes": account.budget_changes,
+        "composition": composition(account.total),
+        "budget_changes": budget_changes(account),
     }
+
+
+def budget_changes(account: Account) -> list[dict[str, Any]]:
+    """What the budget was changed to after it was first set, and when."""
+    return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
 
 
 def ledger_lines(account: Account) -> list[dict[str, Any]]:
@@ -114,7 +120,7 @@ def _overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     overlaps = [
         each
         for each in overlaps
-        if each["charged"] or (decided and max(each["share"], each["share_of_account"]) >= SHARE)
+        if each["charged"] or (decided and max(each["share"], each["share_of_account"]) >= CHARGED_SHARE)
     ]
     return [
         {

@@ -18,13 +18,13 @@ from typing import Any
 from urllib.parse import quote
 
 from dpvision.core import files as atomic
-from dpvision.core.rounding import upper
 from dpvision.errors import DataError
 from dpvision.released.report import pictures, reference
 from dpvision.released.report.numbers import percent, plain
 from dpvision.released.report.page import drawn, filled
 from dpvision.released.report.pictures import Group
 from dpvision.released.report.run_card import FORMAT
+from dpvision.settings.figures import upper
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import read_json

@@ -41,6 +41,16 @@ GRID_POINTS = 2001
 # The grid of epsilons ends where delta is this small: beyond, no shown false positive rate has its best bound.
 LEAST_DELTA = 1e-9
 MOST_PHASES = 12
+# Which composition a figure rests on, as cards and the ledger on the screen state it.
+PLANNED = "privacy loss distributions of events that were fixed before the first result"
+CHOSEN_LATER = (
+    "the first event's privacy loss distribution, and a Gaussian filter for later ones, which were chosen after "
+    "results were seen; over all choices the budget is what holds"
+)
+CAPPED = (
+    "the budget of the account: settings changed during the run, and results may have decided how often; the meter is "
+    "what the parts there are add up to"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ def _figures(event: Event, delta: float) -> dict[str, Any]:
             "gdp_central_limit_epsilon": _finite(gdp.gaussian_epsilon(limit, delta)) if math.isfinite(limit) else None,
             "label": APPROXIMATE,
         },
-        "composition": _composition(event),
+        "composition": composition(event),
         "meter": proven(event.event, delta) if isinstance(event, Capped) else None,
         **_accounting(),
     }
@@ -110,11 +120,11 @@ def _no_figures(delta: float) -> dict[str, Any]:
     }
 
 
-def _composition(event: Event) -> str:
-    """Which composition the figures rest on."""
+def composition(event: Event) -> str:
+    """Which composition the figures of an event rest on."""
     if isinstance(event, Capped):
-        return adaptive.CAPPED
-    return adaptive.CHOSEN_LATER if isinstance(event, Adaptive) else adaptive.PLANNED
+        return CAPPED
+    return CHOSEN_LATER if isinstance(event, Adaptive) else PLANNED
 
 
 def _accounting() -> dict[str, str]:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dpvision.core.events import describe, from_json
-from dpvision.core.rounding import upper
+from dpvision.core.events import from_json
 from dpvision.released.report import tables
 from dpvision.released.report.numbers import names, plain
 from dpvision.released.report.wording import sentence
+from dpvision.settings.figures import describe, upper
 
 # Licences that the Hub knows by these names; any other is "other", with its own name beside it.
 KNOWN_LICENCES = (

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from dpvision.core.rounding import ARITHMETIC
+from dpvision.settings.figures import ARITHMETIC
 
 # A page shows this much of a list or a name; card.json has all of it.
 MOST_NAMES = 40

@@ -6,13 +6,13 @@ import math
 from importlib.resources import files
 from typing import Any
 
-from dpvision.core.events import Composed, describe, from_json
-from dpvision.core.rounding import upper
+from dpvision.core.events import Composed, from_json
 from dpvision.released.report import audits, on_test, pictures, reference, tables
 from dpvision.released.report.numbers import names, percent, plain, upper_percent
 from dpvision.released.report.on_test import Point
 from dpvision.released.report.reference import Result
 from dpvision.released.report.wording import sentence
+from dpvision.settings.figures import describe, upper
 
 
 def render(

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpvision.core.events import Event, PoissonGaussian, parts
-from dpvision.core.rounding import upper
 from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES, most_true_positives
 from dpvision.released.report.numbers import percent, upper_percent
 from dpvision.released.report.on_test import Point
 from dpvision.released.report.reference import Result
 from dpvision.settings import quick
+from dpvision.settings.figures import upper
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dpvision.core import files
-from dpvision.core.events import ClassScheduled, Event, Gaussian, PoissonGaussian, describe, from_json
-from dpvision.core.ledger import Account
-from dpvision.core.rounding import upper
+from dpvision.core.account import Account
+from dpvision.core.events import ClassScheduled, Event, Gaussian, PoissonGaussian, from_json
 from dpvision.released.finished import CARD, Finished
 from dpvision.released.report import accounts, audits, guarantee, wording
 from dpvision.released.report.markdown import escaped, front_matter_of_data, table
 from dpvision.released.report.wording import sentence
+from dpvision.settings.figures import describe, upper
 
 READ = """from glob import glob
 import numpy as np

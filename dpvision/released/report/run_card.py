@@ -11,8 +11,8 @@ from types import NoneType
 from typing import Any
 
 from dpvision.core import files
+from dpvision.core.account import Account
 from dpvision.core.events import Capped, Composed, Event, Exposure, Kind, apart, exposures, from_json, parts, to_json
-from dpvision.core.ledger import Account
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import accounts, audits, guarantee, markdown, on_test, page, reference, wording
 from dpvision.settings.setting import to_dict

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpvision.core.rounding import lower, upper
 from dpvision.released.report import accounts, audits
 from dpvision.released.report.numbers import percent, plain, setting, upper_percent
+from dpvision.settings.figures import lower, upper
 
 Row = tuple[str, ...]
 

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dpvision.core import accountant
-from dpvision.core.rounding import upper
 from dpvision.errors import ConfigError
 from dpvision.released.report.numbers import upper_percent
+from dpvision.settings.figures import upper
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder

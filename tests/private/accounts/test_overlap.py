@@ -11,14 +11,15 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dpvision.core.events import Budget
-from dpvision.core.ledger import Ledger, ledger_of
+from dpvision.core.ledger import Ledger
 from dpvision.data import Split, identify
 from dpvision.errors import LedgerMismatch, PrivacyError
 from dpvision.estimators import raw_digests
 from dpvision.private.accounts import overlap
+from dpvision.private.accounts.accounts import require_not_private
 from dpvision.private.accounts.blocks import QUADRANTS, SCATTERED, digest_blocks
-from dpvision.private.accounts.taken_as_public import require_not_private
 from dpvision.public.provenance import pixel_digests
+from dpvision.storage.home import ledger_of
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (1000, 4, 4, 1), dtype=np.uint8)
 OTHERS = np.random.default_rng(1).integers(0, 256, (1000, 4, 4, 1), dtype=np.uint8)
@@ -40,7 +41,7 @@ def split(images: np.ndarray) -> Split:
 def sketch(given: np.ndarray, trained_on: np.ndarray) -> overlap.Sketch:
     """As a fit makes it."""
     known = overlap.sketch(identify(split(trained_on))[2], pixel_digests(trained_on), images=trained_on)
-    return overlap.both(known, *raw_digests(given))
+    return overlap.add_digests(known, *raw_digests(given))
 
 
 def of_file(images: np.ndarray) -> overlap.Sketch:
@@ -51,7 +52,7 @@ def of_file(images: np.ndarray) -> overlap.Sketch:
 def account(images: np.ndarray, ours: overlap.Sketch | None = None) -> Ledger:
     found = ledger_of(identify(split(images))[0])
     found.open(Budget(3, 1e-5))
-    overlap.keep(found, ours or sketch(images, images))
+    overlap.remember(found, ours or sketch(images, images))
     return found
 
 
@@ -142,13 +143,13 @@ def test_a_small_part_counts_from_both_sides() -> None:
     few = smooth(0, 40, 28)
     account(few, of_file(few))
     (near,) = overlap.find(OTHER, of_file(np.concatenate([few, smooth(1, 3960, 28)])))
-    assert near.of_ours == pytest.approx(0.01) and near.of_theirs == 1.0 and near.counts
+    assert near.of_ours == pytest.approx(0.01) and near.of_theirs == 1.0 and near.is_charged
 
 
 def test_an_account_that_took_in_other_images_is_still_found_by_its_first_ones() -> None:
     few, many = smooth(0, 40, 28), smooth(1, 4000, 28)
     own = account(few, of_file(few))
-    overlap.keep(own, of_file(np.concatenate([few, many])))
+    overlap.remember(own, of_file(np.concatenate([few, many])))
     (near,) = overlap.find(OTHER, of_file(np.concatenate([few, smooth(2, 3960, 28)])))
     assert near.of_theirs == 1.0
     (near,) = overlap.find(OTHER, of_file(many[:2000]))
@@ -212,7 +213,7 @@ def test_sketches_of_earlier_versions_are_still_found(count: int) -> None:
     (near,) = overlap.find(OTHER, of_file((images / 255).astype(np.float32)))
     assert near.ledger.fingerprint == found.fingerprint and near.of_ours > 0.95
     assert overlap.find(OTHER, of_file(OTHERS), least=1e-9) == []
-    overlap.keep(found, of_file(OTHERS))
+    overlap.remember(found, of_file(OTHERS))
     assert {each.of_ours > 0.95 for each in overlap.find(OTHER, of_file(OTHERS))} == {True}
     (near,) = overlap.find(OTHER, of_file(images))
     assert near.of_ours > 0.95, "what was there before is not lost by a new charge"
@@ -265,7 +266,7 @@ def test_what_is_kept_at_the_same_time_is_kept_of_all() -> None:
     found = account(PIXELS[:1])
     members = [overlap.sketch([bytes([1 + thread]) * 16]) for thread in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda some: overlap.keep(found, some), members))
+        list(pool.map(lambda some: overlap.remember(found, some), members))
     for some in members:
         assert [near.of_ours for near in overlap.find(OTHER, some)] == [1.0]
 

@@ -110,7 +110,7 @@ def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(distributed, "team", Chatty)
     lock = cache.file(OF).with_suffix(".lock")
     files.make_folder(lock.parent)
-    other = files.alone(lock)
+    other = files.locked(lock)
     other.__enter__()
     cache.kept(network(), records(), of=OF)
     assert asked[:6] == [True, True, True, True, False, True], "not there, taken three times, got it, still not there"

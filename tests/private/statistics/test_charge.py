@@ -11,12 +11,12 @@ import pytest
 from dpvision.core import accountant, noise
 from dpvision.core.events import Budget, Gaussian
 from dpvision.core.gate import Gate
-from dpvision.core.ledger import ledger_of
 from dpvision.core.rows import BoundedSum, Rows
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.statistics import Whitening, fit_head
 from dpvision.private.statistics.setup import setup
+from dpvision.storage.home import ledger_of
 from tests.private.statistics.cases import BUDGET, CLASSES, SETTINGS, WIDTH, new_ledger, separable, some_rows
 
 X, Y = some_rows(np.random.default_rng(0), 40)
@@ -33,7 +33,7 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(name: str, tmp_path: Pa
     def killed(*_: Any, **__: Any) -> np.ndarray:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noise, "release", killed)
+    monkeypatch.setattr(noise, "add_noise", killed)
     ledger = new_ledger(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         fit_head(X, Y, BUDGET, classes=CLASSES, ledger=ledger, run="mine", **SETTINGS[name])
@@ -54,7 +54,7 @@ def test_accounts_of_heads_are_found_by_their_images(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_done_is_what_was_charged(name: str, tmp_path: Path, monkeypatch) -> None:
     seen, made = [], []
-    original, construct = noise.release, Gate.__init__
+    original, construct = noise.add_noise, Gate.__init__
 
     def recording(total, stream, *, sensitivity, sigma):
         seen.append(sigma)
@@ -64,7 +64,7 @@ def test_what_is_done_is_what_was_charged(name: str, tmp_path: Path, monkeypatch
         made.append(self)
         construct(self, *given, **more)
 
-    monkeypatch.setattr(noise, "release", recording)
+    monkeypatch.setattr(noise, "add_noise", recording)
     monkeypatch.setattr(Gate, "__init__", keeping)
     head, ledger = _fit(tmp_path, **SETTINGS[name])
     (charge,) = ledger.account().charges

@@ -24,7 +24,7 @@ COUNTS = (0, 1, 2, 7, AT_A_TIME - 1, AT_A_TIME)
 
 
 class Recorder:
-    """Stands for noise.release: keeps what it gets, and gives back noise, or what another one gave back."""
+    """Stands for noise.add_noise: keeps what it gets, and gives back noise, or what another one gave back."""
 
     def __init__(self, results: list[np.ndarray] | None = None) -> None:
         self.totals: list[np.ndarray] = []
@@ -44,7 +44,7 @@ class Recorder:
 def _recorded(x: np.ndarray, y: np.ndarray, name: str, folder: Path, results: list[np.ndarray] | None = None):
     recorder = Recorder(results)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "release", recorder)
+        patch.setattr(noise, "add_noise", recorder)
         head = fit_head(x, y, BUDGET, classes=CLASSES, n=100, ledger=new_ledger(folder), test_key="k", **SETTINGS[name])
     return recorder, head
 

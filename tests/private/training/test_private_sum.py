@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.core import noise
+from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Gaussian
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.ledger import Ledger
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import PrivacyError
 from dpvision.models import build
@@ -70,14 +71,14 @@ def test_the_divisor_and_the_noise_do_not_depend_on_the_data(tmp_path: Path) -> 
     """Same coins, one unit more: what reaches the noise differs by at most C; all else is equal."""
     charge, seen = _charge(tmp_path), []
     fewer, more = _sum(charge), _sum(charge)
-    original = noise.release
+    original = noise.add_noise
 
     def recording(total, stream, *, sensitivity, sigma):
         seen.append((total.copy(), sensitivity, sigma))
         return original(total, stream, sensitivity=sensitivity, sigma=sigma)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "release", recording)
+        patch.setattr(noise, "add_noise", recording)
         for step in range(30):
             shorter, longer = fewer.step(step, 39, _fetch), more.step(step, 40, _fetch)
             (a, *public_a), (b, *public_b) = seen[-2:]

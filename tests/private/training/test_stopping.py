@@ -15,11 +15,12 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import chisquare, norm
 
 from dpvision.core import accountant, adaptive
-from dpvision.core.events import Budget, Composed, Gaussian, PoissonGaussian, Tuned, describe, from_json, to_json
+from dpvision.core.events import Budget, Composed, Gaussian, PoissonGaussian, Tuned, from_json, to_json
 from dpvision.errors import ConfigError
 from dpvision.private.training import stopping as tuning
 from dpvision.private.training.stopping import Stopping, stopping
 from dpvision.settings import cross_checks, gdp, quick
+from dpvision.settings.figures import describe
 
 STOPS = [
     stopping(mean, eta) for mean, eta in ((2.0, 1.0), (10.0, 1.0), (4.0, 0.0), (10.0, 0.0), (3.0, -0.5), (5.0, 2.5))

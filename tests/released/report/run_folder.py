@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from dpvision.core.account import Account, read_line
 from dpvision.core.events import Budget, Composed, Event, Gaussian, PoissonGaussian, to_json
-from dpvision.core.ledger import Account, read_line
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import NOT_PRIVATE, Run, append_json

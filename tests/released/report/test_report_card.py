@@ -49,7 +49,7 @@ def test_data_set_composes_all_runs(tmp_path: Path) -> None:
         "epsilon_budget": 50.0,
         "delta": 1e-5,
         "charges": 2,
-        "composition": adaptive.CHOSEN_LATER,
+        "composition": guarantee.CHOSEN_LATER,
         "budget_changes": [],
     }
     assert made["guarantee"]["epsilon"] < made["data_set"]["epsilon_spent"]

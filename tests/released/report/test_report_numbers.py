@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from dpvision.core.rounding import lower, upper
 from dpvision.released.report.numbers import plain, setting, upper_percent
+from dpvision.settings.figures import lower, upper
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def _keys(place: Path, corpus: Path) -> None:
     from dpvision.core.keys import Key
 
     for path in sorted((corpus / "home" / "keys").glob("*.key")):
-        Key.kept(place / "keys" / path.name)
+        Key.read(place / "keys" / path.name)
 
 
 def _kept_features(place: Path, corpus: Path) -> None:

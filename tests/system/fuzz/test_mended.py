@@ -77,7 +77,7 @@ def test_lines_and_keys_are_of_regular_files_too(no_file: Path) -> None:
         with pytest.raises(DataError, match="cannot be read"):
             run_folder.read_lines(no_file)
         with pytest.raises((PrivacyError, OSError)):
-            Key.kept(no_file)
+            Key.read(no_file)
 
 
 def test_a_ledger_under_other_kinds_of_files(no_file: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_numbers_without_end_in_settings(text: str, tmp_path: Path) -> None:
 def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="cannot be locked"), files.alone(lock):
+    with pytest.raises(DataError, match="cannot be locked"), files.locked(lock):
         pass
     (tmp_path / f".x.{os.getpid()}.new").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
@@ -202,7 +202,7 @@ def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pyt
     """Refused before anything is written, beside it too."""
     (tmp_path / "report.html").mkdir()
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
-    with pytest.raises(DataError, match=r"report\.html: cannot be written, for a folder has this name"):
+    with pytest.raises(DataError, match=r"report\.html: cannot be written: a folder has this name"):
         files.write(tmp_path / "report.html", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

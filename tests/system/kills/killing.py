@@ -23,7 +23,8 @@ from pathlib import Path
 
 from safetensors.numpy import load
 
-from dpvision.core.ledger import Account, Ledger
+from dpvision.core.account import Account
+from dpvision.core.ledger import Ledger
 from dpvision.storage import safetensors
 from tests.fork_server import ForkServer, Job, changes, said
 from tests.system.kills.verbs import KEY, Verb, World

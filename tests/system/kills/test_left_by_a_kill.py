@@ -51,9 +51,9 @@ def test_half_of_the_first_state_is_no_other_file(
 
 
 def test_only_unnamed_files_count_as_left_by_a_kill(tmp_path: Path) -> None:
-    assert files.left_by_a_kill(tmp_path / ".state.safetensors.123.new")
+    assert files.is_unfinished(tmp_path / ".state.safetensors.123.new")
     for name in ("state.safetensors", ".state.new", "mine.123.new", ".x.12a.new", "weights.safetensors"):
-        assert not files.left_by_a_kill(tmp_path / name)
+        assert not files.is_unfinished(tmp_path / name)
 
 
 def test_a_key_that_is_kept_is_not_written_again(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_key_that_is_kept_is_not_written_again(tmp_path: Path) -> None:
     again = _key(place, None)
     assert again.sign("x") == first.sign("x")
     assert (place.stat().st_ino, place.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-    Key.for_tests("word").keep(place)
+    Key.for_tests("word").write(place)
     assert _key(place, None).private, "a fixed key that is found there does not hide anything"
 
 

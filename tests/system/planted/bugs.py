@@ -16,7 +16,12 @@ STEPS, SUM, PASSES = (
     "dpvision.private.engine.passes",
 )
 STYLES, SAMPLING, NOISE = "dpvision.core.clipping", "dpvision.core.sampling", "dpvision.core.noise"
-STREAMS, LEDGER, ACCOUNTANT = "dpvision.core.keys", "dpvision.core.ledger", "dpvision.core.accountant"
+STREAMS, LEDGER, ACCOUNT, ACCOUNTANT = (
+    "dpvision.core.keys",
+    "dpvision.core.ledger",
+    "dpvision.core.account",
+    "dpvision.core.accountant",
+)
 ROWS, MIXTURES, RELEASES = (
     "dpvision.core.rows",
     "dpvision.private.statistics.mixtures",
@@ -26,7 +31,7 @@ CERTIFY = "dpvision.core.certify"
 QUICK, CALIBRATE = "dpvision.settings.quick", "dpvision.settings.calibrate"
 
 # Texts that several bugs exchange.
-SIGMA = "return noise.release(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)"
+SIGMA = "return noise.add_noise(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)"
 NOISY = "return torch.from_numpy(self._gate.noisy(BoundedSum(total.numpy(), self._clipped_sum.sensitivity), number))"
 DIVISOR = "return self._team.from_first(noisy) / self._batch"
 FACTORS = "return (self.bound / norms.clamp(min=self.bound)).expand_as(squares)"
@@ -100,13 +105,13 @@ BUGS = (
     ),
     _bug(
         11, "classes drawn first, then records, accounted as Poisson", "NeuroMixGDP exp_simclr_hs.py",
-        (RELEASES, "found = heads(stream, len(there) * len(rows), rate=self.rate)\n"
-         "        row, record = np.divmod(found, max(len(there), 1))\n        return Chosen(there[record]",
-         "found = heads(stream, len(there) * len(rows), rate=min(1.0, 2 * self.rate))\n"
-         "        row, record = np.divmod(found, max(len(there), 1))\n"
+        (RELEASES, "drawn = bernoulli(stream, len(present) * len(rows), rate=self.rate)\n"
+         "        row, record = np.divmod(drawn, max(len(present), 1))\n        return RowMembers(present[record]",
+         "drawn = bernoulli(stream, len(present) * len(rows), rate=min(1.0, 2 * self.rate))\n"
+         "        row, record = np.divmod(drawn, max(len(present), 1))\n"
          "        about = stream.words(len(rows) * (int(labels.max(initial=0)) + 1)).reshape(len(rows), -1) >> np.uint64(63)\n"
-         "        kept = about[row, labels[there[record]]] == 1\n        row, record = row[kept], record[kept]\n"
-         "        return Chosen(there[record]"), by="sampler of releases",
+         "        kept = about[row, labels[present[record]]] == 1\n        row, record = row[kept], record[kept]\n"
+         "        return RowMembers(present[record]"), by="sampler of releases",
     ),
     _bug(
         12, "rows in which nobody is are left out", "NeuroMixGDP-HS, MC = MC[sum > 0]",
@@ -146,8 +151,8 @@ BUGS = (
     ),
     _bug(
         17, "classes taken from the data", "diffprivlib, dpmm; arXiv 2602.17454",
-        (ROWS, "return Rows(x, np.where(finite, found, -1), classes)",
-         "return Rows(x, np.where(finite, found, -1), int(found.max(initial=0)) + 1)"), by="replay heads",
+        (ROWS, "return Rows(x, np.where(finite, numbers, -1), classes)",
+         "return Rows(x, np.where(finite, numbers, -1), int(numbers.max(initial=0)) + 1)"), by="replay heads",
     ),
     _bug(
         18, "the number of records used as public", "Synthcity; arXiv 2602.17454",
@@ -170,7 +175,7 @@ BUGS = (
     ),
     _bug(
         21, "two equal releases counted as one", "SmartNoise #621",
-        (LEDGER, "return self._of(self.groups)",
+        (ACCOUNT, "return self._of(self.groups)",
          "return self._of(tuple({group.event: group for group in self.groups}.values()))"), by="ledger",
     ),
     _bug(
@@ -214,7 +219,7 @@ BUGS = (
     ),
     _bug(
         27, "asking for epsilon forgets the history", "opacus #535",
-        (LEDGER, "return accountant.epsilon(self.total, self.budget.delta)",
+        (ACCOUNT, "return accountant.epsilon(self.total, self.budget.delta)",
          "found = accountant.epsilon(self.total, self.budget.delta)\n"
          '        object.__setattr__(self, "groups", ())\n        return found'), by="ledger",
     ),
@@ -225,9 +230,9 @@ BUGS = (
     ),
     _bug(
         28, "each run has the whole budget", "Opacus save_checkpoint (analogue)",
-        (LEDGER, "            _require_within(account, account.total_with(event), event)\n            group, planned",
+        (LEDGER, "            account.require_within_budget(after.total, event)\n",
          "            alone = replace(account, groups=())\n"
-         "            _require_within(alone, alone.total_with(event), event)\n            group, planned"), by="ledger",
+         "            alone.require_within_budget(alone.with_event(event).total, event)\n"), by="ledger",
     ),
     _bug(
         29, "a seed of 17 bits", "NeuroMixGDP, random.randint(1, 100000)",

@@ -134,8 +134,8 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         48, "rows of a release drawn at a rate by the true number of images", "opacus #571, #819 (analogue)",
-        ("dpvision.core.sampling", "found = heads(stream, len(there) * len(rows), rate=self.rate)",
-         "found = heads(stream, len(there) * len(rows), rate=min(1.0, self.rate * self.n / max(1, len(there))))"),
+        ("dpvision.core.sampling", "drawn = bernoulli(stream, len(present) * len(rows), rate=self.rate)",
+         "drawn = bernoulli(stream, len(present) * len(rows), rate=min(1.0, self.rate * self.n / max(1, len(present))))"),
         by="sampler of releases",
     ),
     _bug(

@@ -139,7 +139,7 @@ def _noise(seed: int) -> list[str]:
 
     def released(total: np.ndarray, step: int, *, branch: str = "") -> np.ndarray:
         stream = key.stream("noise", step=step, branch=branch)
-        return noise.release(total, stream, sensitivity=0.5, sigma=2.0)
+        return noise.add_noise(total, stream, sensitivity=0.5, sigma=2.0)
 
     scale, grid = noise.noise_scale(64, sensitivity=0.5, sigma=2.0)
     rows = np.stack([released(np.zeros(64), step) for step in range(400)])

@@ -26,14 +26,14 @@ releases = 0
 
 
 def _count_releases() -> None:
-    original = noise.release
+    original = noise.add_noise
 
     def counting(*args, **kwargs):
         global releases
         releases += 1
         return original(*args, **kwargs)
 
-    noise.release = counting
+    noise.add_noise = counting
 
 
 def only_noise(*, unreadable: bool = False) -> dict:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from dpvision.core import noise
+from dpvision.core.account import Account
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Account, Ledger
+from dpvision.core.ledger import Ledger
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError
 from dpvision.private.training import ranks as distributed
@@ -144,7 +145,7 @@ def test_one_rank_is_what_it_was_without_ranks() -> None:
         total, stream = np.full(3, float(rng.sum())), key.stream("noise", step=step, branch="b")
         drawn, noisy = _step(sampler, step, 100, distributed.team())
         assert drawn == rng.tolist()
-        assert (noisy.numpy() == noise.release(total, stream, sensitivity=1.0, sigma=2.0) / 30).all()
+        assert (noisy.numpy() == noise.add_noise(total, stream, sensitivity=1.0, sigma=2.0) / 30).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])

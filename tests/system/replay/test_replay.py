@@ -69,7 +69,7 @@ def _clipped(rows: np.ndarray) -> np.ndarray:
 
 
 def _noisy(total: np.ndarray, step: int = 0, *, sensitivity: float = 1.0, sigma: float = 2.0) -> np.ndarray:
-    return noise.release(total, KEY.stream("noise", step=step), sensitivity=sensitivity, sigma=sigma)
+    return noise.add_noise(total, KEY.stream("noise", step=step), sensitivity=sensitivity, sigma=sigma)
 
 
 def _sound(rows: np.ndarray) -> np.ndarray:
@@ -181,7 +181,7 @@ def test_noise_from_a_stream_that_something_else_is_drawn_from() -> None:
     def coins_and_noise(rows: np.ndarray) -> np.ndarray:
         KEY.stream("sampling", step=0).words(len(rows))
         stream = KEY.stream("sampling", step=0)
-        return noise.release(_clipped(rows), stream, sensitivity=1.0, sigma=2.0)
+        return noise.add_noise(_clipped(rows), stream, sensitivity=1.0, sigma=2.0)
 
     rows = some_records(3, (WIDTH,), classes=CLASSES).x
     assert {v.what for v in compare(coins_and_noise, rows, rows[:2])} == {"noise"}
@@ -203,7 +203,7 @@ def test_the_path_is_the_same_one_and_the_noise_is_real() -> None:
     assert first_difference(before.outcome, after.outcome) is None
     assert not np.array_equal(before.calls[0].total, after.calls[0].total)
     assert 0.1 < np.abs(before.calls[0].result - before.calls[0].total).max() < 20
-    assert noise.release.__module__ == "dpvision.core.noise" and Key.fresh().private, "all is as before"
+    assert noise.add_noise.__module__ == "dpvision.core.noise" and Key.fresh().private, "all is as before"
 
 
 def test_differences_are_found_wherever_they_are() -> None:

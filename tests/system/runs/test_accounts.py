@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dpvision.core.events import Budget, Gaussian
-from dpvision.core.ledger import Ledger, ledger_of
+from dpvision.core.ledger import Ledger
 from dpvision.data import load, pack
 from dpvision.errors import BudgetSpent, ConfigError, LedgerMismatch, PrivacyError
 from dpvision.estimators import PrivateImageClassifier
@@ -24,6 +24,7 @@ from dpvision.private.accounts.accounts import choose, read_accounts
 from dpvision.private.training import train, tune
 from dpvision.released import report
 from dpvision.settings.training import Config
+from dpvision.storage.home import ledger_of
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs.commands import run as command
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpvision.core.ledger import home
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.training import train
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config
+from dpvision.storage.home import home
 
 METHODS: dict[str, dict[str, Any]] = {
     "weights": {"augment": ("crop", "flip"), "k_base": 3},

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpvision.core import files
-from dpvision.core.ledger import ledger_of
 from dpvision.errors import ConfigError, DataError, LedgerMismatch, UnsafeLayer
 from dpvision.models import Featured, build
 from dpvision.private.features import cache
@@ -26,6 +25,7 @@ from dpvision.private.training import state, train
 from dpvision.released.report import card
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, software
+from dpvision.storage.home import ledger_of
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", part="head", budget=1e4, checkpoint_every=1)
 
@@ -222,7 +222,7 @@ def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch
     monkeypatch.setattr(cache, "_compute", lambda *_: pytest.fail("computed twice"))
     found: list[NDArray[Any]] = []
     second = threading.Thread(target=lambda: found.append(cache.kept(parts, prepared.data.train, of=of)))
-    with files.alone(file.with_suffix(".lock")):  # a first process, which is at work
+    with files.locked(file.with_suffix(".lock")):  # a first process, which is at work
         second.start()
         second.join(0.3)
         assert second.is_alive(), "the second one waits"

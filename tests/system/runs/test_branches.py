@@ -14,16 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from dpvision.core import accountant, adaptive, noise
+from dpvision.core.account import Account
 from dpvision.core.events import Budget, Capped, PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Account, ledger_of
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.private.training import train
 from dpvision.released import report
+from dpvision.released.report import guarantee
 from dpvision.settings import quick
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import write_data
 from tests.system.runs.stopping import until
 
@@ -73,7 +75,7 @@ def test_one_checkpoint_resumed_twice_with_changed_settings_is_charged_for_both(
     run, prepared = _begin(data, tmp_path / "run")
     train.proceed(run, prepared, stop=until(10))
     seen: dict[str, list[bytes]] = {}
-    original = noise.release
+    original = noise.add_noise
     finals = []
     for name, change in (("plain", {}), ("lr", {"lr": 1.0}), ("clip", {"clip": 0.5}), ("lr again", {"lr": 1.0})):
         folder = tmp_path / name
@@ -87,7 +89,7 @@ def test_one_checkpoint_resumed_twice_with_changed_settings_is_charged_for_both(
             return result
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(noise, "release", recording)
+            patch.setattr(noise, "add_noise", recording)
             train.proceed(run_folder.Run(folder), train.reopen(run_folder.Run(folder), change))
         for path, secret in keys.items():
             path.write_bytes(secret)
@@ -120,7 +122,7 @@ def test_the_card_of_a_branch_counts_its_whole_path(data: str, tmp_path: Path) -
     path = (PoissonGaussian(0.1, before, 30), PoissonGaussian(0.1, before * 2, 18))  # all that was charged
     assert outcome.event == Capped(adaptive.compose(path, 1e-5), 20.0, 1e-5), "results may have decided on the branch"
     made = report.card(run, _account(prepared))
-    assert made["guarantee"]["epsilon"] == 20.0 and made["guarantee"]["composition"] == adaptive.CAPPED
+    assert made["guarantee"]["epsilon"] == 20.0 and made["guarantee"]["composition"] == guarantee.CAPPED
     assert made["guarantee"]["meter"] == _account(prepared).spent() > accountant.epsilon(path[0], 1e-5)
     assert {x["epsilon"] for x in run_folder.read_lines(run.metrics)} == {20.0}
     assert all(0 < x["true_positive_rate_at_most"] <= 1 for x in made["attack_success"])
@@ -251,14 +253,14 @@ def test_nothing_is_drawn_before_the_charge_is_on_the_disk(data: str, tmp_path: 
     run, prepared = _begin(data, tmp_path / "run")
     assert not ledger_of(prepared.fingerprint).exists()
     charged = []
-    original = noise.release
+    original = noise.add_noise
 
     def checking(*args, **kwargs):
         charged.append(len(_account(prepared).charges))
         return original(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "release", checking)
+        patch.setattr(noise, "add_noise", checking)
         train.proceed(run, prepared)
     assert charged == [1] * 30
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from dpvision.core.events import PoissonGaussian
-from dpvision.core.ledger import ledger_of
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, build, load_public, train_only
 from dpvision.private.engine import ClippedSum
@@ -25,6 +24,7 @@ from dpvision.released.report import card, tables
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import run as command
 from tests.system.runs.stopping import until
 

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from dpvision.core.events import PoissonGaussian, to_json
 from dpvision.core.keys import Key
-from dpvision.core.ledger import ledger_of
 from dpvision.errors import DPVisionError
 from dpvision.private.training import train
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import write_data
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=8, checkpoint_every=2, budget=20.0)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpvision.core.ledger import ledger_of
 from dpvision.private.engine import Tally
 from dpvision.private.training import train
 from dpvision.released import report
 from dpvision.released.report import wording
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import write_data
 
 SETTINGS = Config(epsilon=3.0, model="linear", batch=20, steps=4)

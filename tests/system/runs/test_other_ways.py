@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpvision.core.ledger import Ledger, ledger_of
+from dpvision.core.ledger import Ledger
 from dpvision.estimators import PrivateImageClassifier
 from dpvision.private.training import stopping, train, tune
 from dpvision.public import provenance
 from dpvision.released.report import card
 from dpvision.storage import safetensors
+from dpvision.storage.home import ledger_of
 from tests.one_thread import one_thread  # noqa: F401
 from tests.public.test_provenance import WARM, place, say  # noqa: F401
 from tests.public.test_provenance import train as train_by_command

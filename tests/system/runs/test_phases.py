@@ -14,7 +14,6 @@ import torch
 
 from dpvision.core import accountant
 from dpvision.core.events import PoissonGaussian
-from dpvision.core.ledger import ledger_of
 from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
 from dpvision.private.training import train
@@ -24,6 +23,7 @@ from dpvision.released.report import card
 from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import run as command
 from tests.system.runs.stopping import until
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpvision.core import accountant, adaptive
+from dpvision.core import accountant
 from dpvision.core.events import Composed, from_json
+from dpvision.released.report import guarantee
 from tests.system.runs.commands import run, write_data
 
 
@@ -31,18 +32,18 @@ def test_two_planned_runs_cost_what_they_cost_together(tmp_path: Path) -> None:
         code, _, err = run(*command, "--out", tmp_path / name, home=home)
         assert code == 0, err
         account = _account(data, home)
-        assert account["composition"] == adaptive.PLANNED
+        assert account["composition"] == guarantee.PLANNED
     charges = account["charges"]
     assert isinstance(charges, list) and len(charges) == 2
     together = accountant.epsilon(Composed(tuple(from_json(c["event"]) for c in charges)), 1e-5)
     assert account["spent"] == pytest.approx(together, abs=1e-9)
     card = json.loads((tmp_path / "run" / "card.json").read_text())
-    assert card["data_set"]["composition"] == card["guarantee"]["composition"] == adaptive.PLANNED
+    assert card["data_set"]["composition"] == card["guarantee"]["composition"] == guarantee.PLANNED
     code, _, err = run(
         "release", data, "--epsilon", 0.5, "--recipe", "neuromix", "--out", tmp_path / "later", home=home
     )
     assert code == 0, err
-    assert _account(data, home)["composition"] == adaptive.CHOSEN_LATER
+    assert _account(data, home)["composition"] == guarantee.CHOSEN_LATER
 
 
 def test_a_plan_is_dropped_on_request(tmp_path: Path) -> None:

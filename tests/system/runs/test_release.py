@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 from dpvision.core.keys import Key
-from dpvision.core.ledger import ledger_of
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.models.inputs import Inputs
 from dpvision.private.training import train
@@ -24,6 +23,7 @@ from dpvision.released import report
 from dpvision.released.model import evaluate, load_model, predict
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import write_data
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=20, checkpoint_every=5)

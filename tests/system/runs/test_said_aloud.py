@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpvision.core.ledger import ledger_of
 from dpvision.errors import ConfigError
 from dpvision.private.training import train
 from dpvision.released.report import card
 from dpvision.settings.training import Config
+from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import run, write_data
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="linear", budget=1e4, checkpoint_every=1)

@@ -17,7 +17,6 @@ from dpvision.cli.report import write_report
 from dpvision.core import accountant
 from dpvision.core.events import Composed, PoissonGaussian, Tuned, from_json
 from dpvision.core.keys import Key
-from dpvision.core.ledger import ledger_of
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.models.inputs import Inputs, accuracy
@@ -28,6 +27,7 @@ from dpvision.released.model import load_model
 from dpvision.released.report import accounts, card, write
 from dpvision.settings.training import Config
 from dpvision.storage import leftovers, run_folder, safetensors
+from dpvision.storage.home import ledger_of
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs import commands
 
@@ -155,7 +155,7 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     # Of a trial that was under way, its key; and a state by other means names the key of another run.
     charge = ledger_of(found.first.fingerprint).account().charges[0]
     train.begin(found.first, trials / "2", paid=charge)
-    other.keep(run_folder.key_path("0123456789abcdef"))
+    other.write(run_folder.key_path("0123456789abcdef"))
     (trials / "3" / "operator").mkdir(parents=True)
     (trials / "3" / "operator" / "state.safetensors").write_bytes(safetensors.dump({}, {"key": "0123456789abcdef"}))
     assert len(list((own_home / "keys").iterdir())) == 2

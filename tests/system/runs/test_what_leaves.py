@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from dpvision.core.keys import Key
-from dpvision.core.ledger import ledger_of
 from dpvision.data import identify, load
 from dpvision.errors import DataError
 from dpvision.estimators import PrivateImageClassifier, PrivateRelease, raw_digests
@@ -28,6 +27,7 @@ from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import changed
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import ledger_of
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs.commands import run as command
 from tests.system.runs.commands import write_data

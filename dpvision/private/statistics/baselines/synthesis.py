@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from dpvision.core.account import Charge
 from dpvision.core.events import Event, to_json
 from dpvision.core.gate import Gate, secret_name
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge
 from dpvision.core.rows import Rows
 from dpvision.core.sampling import EveryRecord
 from dpvision.private.statistics.baselines.setup import METHODS, Method

@@ -12,13 +12,14 @@ from dpvision.core import accountant, noise
 from dpvision.core.events import Budget, Gaussian
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Ledger, ledger_of
+from dpvision.core.ledger import Ledger
 from dpvision.core.rows import BoundedSum, Rows
 from dpvision.core.sampling import EveryRecord
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.statistics.baselines import Synthetic, synthesise
 from dpvision.private.statistics.baselines.setup import setup
+from dpvision.storage.home import ledger_of
 from tests.charges import charged
 from tests.one_thread import one_thread
 from tests.private.statistics.baselines.cases import SETTINGS
@@ -37,7 +38,7 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(name: str, tmp_path: Pa
     def killed(*_: Any, **__: Any) -> np.ndarray:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noise, "release", killed)
+    monkeypatch.setattr(noise, "add_noise", killed)
     with pytest.raises(KeyboardInterrupt):
         _made(new_ledger(tmp_path), run="mine", **SETTINGS[name])
     (charge,) = new_ledger(tmp_path).account().charges
@@ -48,13 +49,13 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_done_is_what_was_charged_and_within_the_budget(name: str, tmp_path: Path, monkeypatch) -> None:
     seen = []
-    original = noise.release
+    original = noise.add_noise
 
     def recording(total, stream, *, sensitivity, sigma):
         seen.append(sigma)
         return original(total, stream, sensitivity=sensitivity, sigma=sigma)
 
-    monkeypatch.setattr(noise, "release", recording)
+    monkeypatch.setattr(noise, "add_noise", recording)
     ledger = new_ledger(tmp_path)
     made = _made(ledger, test_key="word", **SETTINGS[name])
     (charge,) = ledger.account().charges

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Event
 from dpvision.core.keys import Key
-from dpvision.core.ledger import Charge, Ledger
+from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments

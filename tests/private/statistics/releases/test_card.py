@@ -16,13 +16,13 @@ from PIL import Image
 from dpvision.core import accountant
 from dpvision.core.events import from_json
 from dpvision.core.keys import Key
-from dpvision.core.ledger import ledger_of
-from dpvision.core.rounding import upper
 from dpvision.data import load, pack
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.release import make, prepare
 from dpvision.released.report import release_card, wording
 from dpvision.released.report.wording import FIXED_NOISE
+from dpvision.settings.figures import upper
+from dpvision.storage.home import ledger_of
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 

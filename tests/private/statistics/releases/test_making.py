@@ -12,8 +12,8 @@ import pytest
 
 from dpvision.core import accountant, noise
 from dpvision.core import files as atomic
+from dpvision.core.account import Account
 from dpvision.core.events import ClassScheduled, Gaussian, PoissonGaussian, from_json, to_json
-from dpvision.core.ledger import Account, ledger_of
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.statistics import release
@@ -23,6 +23,7 @@ from dpvision.released.folder import read_arrays, read_rows
 from dpvision.released.report import release_card
 from dpvision.settings.recipes import RELEASES
 from dpvision.settings.recipes import recipe as training_recipe
+from dpvision.storage.home import ledger_of
 from tests.private.statistics.releases.small import files, made, small
 
 pytestmark = pytest.mark.usefixtures("small_home")
@@ -60,7 +61,7 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(
         assert charge.event == prepared.event()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noise, "release", killed)
+    monkeypatch.setattr(noise, "add_noise", killed)
     with pytest.raises(KeyboardInterrupt):
         make(prepared, tmp_path / "out")
     assert len(_account(prepared).charges) == 1
@@ -69,7 +70,7 @@ def test_the_charge_is_on_the_disk_before_there_is_noise(
 
 def test_who_is_over_budget_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path / "a", small("moments", epsilon=2.0, budget=3.0))
-    monkeypatch.setattr(noise, "release", lambda *_, **__: pytest.fail("noise without a charge"))
+    monkeypatch.setattr(noise, "add_noise", lambda *_, **__: pytest.fail("noise without a charge"))
     prepared = prepare("digits", small("class-schedule", epsilon=2.5))
     with pytest.raises(BudgetSpent):
         make(prepared, tmp_path / "b")
@@ -173,7 +174,7 @@ def test_one_at_a_time_and_never_over_something(tmp_path: Path, small_home: Path
     prepared = prepare("digits", small("moments"))
     place = small_home / "keys" / f"{release.name_of_key(prepared, tmp_path / 'out')}.lock"
     atomic.make_folder(place.parent)
-    with atomic.alone(place), pytest.raises(ConfigError, match="another process is making this release"):
+    with atomic.locked(place), pytest.raises(ConfigError, match="another process is making this release"):
         make(prepared, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("mine")

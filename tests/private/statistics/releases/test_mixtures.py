@@ -12,7 +12,7 @@ import pytest
 from dpvision.core import noise
 from dpvision.core.events import PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.sampling import Chosen, MixtureSampler, Poisson, Scheduled
+from dpvision.core.sampling import MixtureSampler, Poisson, RowMembers, Scheduled
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
@@ -45,12 +45,12 @@ def test_one_record_more_moves_only_its_own_rows(
     x, labels = data()
     more, longer = np.vstack([x, NASTY[kind]]), np.r_[labels, 1]
     totals: list[np.ndarray] = []
-    rng: dict[int, Chosen] = {}
+    rng: dict[int, RowMembers] = {}
     shares: dict[int, np.ndarray] = {}
     kept: list[tuple[int, np.ndarray]] = []  # first row of a block, and which of those drawn are there
     choose, draw = type(sampler).choose, RandomWeights.shares
 
-    def replayed(self: Any, of: np.ndarray, rows: range, stream: Any) -> Chosen:
+    def replayed(self: Any, of: np.ndarray, rows: range, stream: Any) -> RowMembers:
         """Those of the larger data set, without the last record for the smaller."""
         if rows.start not in rng:
             rng[rows.start] = choose(self, of, rows, stream)
@@ -58,7 +58,7 @@ def test_one_record_more_moves_only_its_own_rows(
         there = whole.members < len(of)
         kept.append((rows.start, there))
         row = np.repeat(np.arange(len(rows)), np.diff(whole.starts))[there]
-        return Chosen(whole.members[there], np.searchsorted(row, np.arange(len(rows) + 1)))
+        return RowMembers(whole.members[there], np.searchsorted(row, np.arange(len(rows) + 1)))
 
     def weighed(self: Any, stream: Any, count: int, *, degree: float) -> np.ndarray:
         first, there = kept[-1]
@@ -106,7 +106,7 @@ def test_sums_do_not_depend_on_the_order() -> None:
     assert (np.abs(values) <= np.abs(x)).all() and np.abs(values - x).max() <= 2.0**-16
     members = rng.integers(0, 500, 200)
     starts = np.array([0, 200, 200])
-    sums = [summed(grid, Chosen(order, starts)) for order in (members, members[::-1].copy(), np.sort(members))]
+    sums = [summed(grid, RowMembers(order, starts)) for order in (members, members[::-1].copy(), np.sort(members))]
     assert all(np.array_equal(sums[0], other) for other in sums[1:])
     assert np.array_equal(sums[0][0], values.astype(np.float64)[members].sum(0)), "as in exact arithmetic"
     assert not sums[0][1].any(), "nobody: zero"
@@ -122,7 +122,7 @@ def test_weighted_sums_are_exact_too() -> None:
     members, starts = rng.integers(0, 500, 1400), np.array([0, 900, 900, 1400])
     steps = rng.integers(0, 2**WEIGHT_BITS + 1, len(members))
     weights = steps * 2.0**-WEIGHT_BITS
-    found = summed(grid, Chosen(members, starts), weights)
+    found = summed(grid, RowMembers(members, starts), weights)
     whole = (grid.x.astype(np.float64) * grid.most**-1 * 2.0**24).astype(np.int64)
     assert np.array_equal(whole * 2.0**-24 * grid.most, grid.x)
     for row in range(3):
@@ -130,7 +130,7 @@ def test_weighted_sums_are_exact_too() -> None:
         wanted = (steps[part, None] * whole[members[part]]).sum(axis=0)
         assert np.array_equal(found[row] * (2.0 ** (24 + WEIGHT_BITS) / grid.most), wanted)
     order = rng.permutation(900)
-    shuffled = summed(grid, Chosen(members[:900][order], np.array([0, 900])), weights[:900][order])
+    shuffled = summed(grid, RowMembers(members[:900][order], np.array([0, 900])), weights[:900][order])
     assert np.array_equal(shuffled[0], found[0])
 
 
@@ -142,7 +142,7 @@ def test_sums_are_exact_however_many_are_drawn() -> None:
     grid = on_grid((x, 1.0), degree=degree)
     assert grid.x[-1, 0] == 2.0**-20
     members, starts = np.r_[np.arange(5000), np.arange(1, 5000)], np.array([0, 5000, 5000, 9999])
-    found = summed(grid, Chosen(members, starts))[:, 0]
+    found = summed(grid, RowMembers(members, starts))[:, 0]
     assert found[0] == 40 + 4960 * 2.0**-20 and found[1] == 0 and found[0] - found[2] == 1.0
 
 
@@ -188,7 +188,7 @@ def test_what_was_not_charged_is_not_done(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="would use its noise"):
         next(mixtures.blocks(charged, Key.fresh()))
     secret = charge(tmp_path / "b", mixtures, sampler.event(1.5), Key.fresh())
-    with pytest.raises(PrivacyError, match="the key states otherwise"):
+    with pytest.raises(PrivacyError, match="the key is a fixed one"):
         next(mixtures.blocks(secret, KEY))
     with pytest.raises(ConfigError, match="lambda"):
         Mixtures(rows, sampler, degree=9, balance=0.0)

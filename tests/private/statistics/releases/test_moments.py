@@ -47,7 +47,7 @@ def test_one_record_more_moves_the_released_vector_by_1_at_most(
         asked.add(sensitivity)
         return total
 
-    monkeypatch.setattr(noise, "release", recorded)
+    monkeypatch.setattr(noise, "add_noise", recorded)
     rng, (x, labels), largest = np.random.default_rng(1), data(), 0.0
     for number, kind in enumerate(NASTY):
         row = np.resize(nasty_row(rng, kind, x), WIDTH)
@@ -118,7 +118,7 @@ def test_without_its_charge_nothing_comes_out(tmp_path: Path) -> None:
             moments.released(replace(good, event=event), KEY)
     with pytest.raises(PrivacyError, match="other records, settings or software"):
         moments.released(replace(good, id="00" * 16), KEY)
-    with pytest.raises(PrivacyError, match="the key states otherwise"):
+    with pytest.raises(PrivacyError, match="the key is a fixed one"):
         moments.released(replace(good, private=True), KEY)
     with pytest.raises(PrivacyError):
         moments.released(good, Key.fresh())

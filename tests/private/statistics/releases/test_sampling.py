@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpvision.core.events import ClassScheduled, PoissonGaussian
 from dpvision.core.keys import Key
-from dpvision.core.sampling import Chosen, Poisson, Scheduled, heads
+from dpvision.core.sampling import Poisson, RowMembers, Scheduled, bernoulli
 from dpvision.errors import ConfigError
 from dpvision.settings.release import hierarchical, round_robin
 
@@ -22,7 +22,7 @@ KEY = Key.for_tests("release")
 @pytest.mark.parametrize("rate", [0.0, 1e-5, 64 / 60_000, 1 / 256, 0.02, 0.3, 1.0])
 def test_coins_have_their_probability(rate: float) -> None:
     count = 2_000_000
-    found = heads(KEY.stream(f"coins {rate}", step=0), count, rate=rate)
+    found = bernoulli(KEY.stream(f"coins {rate}", step=0), count, rate=rate)
     assert np.all(np.diff(found) > 0) and (not len(found) or 0 <= found[0] <= found[-1] < count)
     if rate in (0.0, 1.0):
         assert len(found) == rate * count
@@ -34,7 +34,7 @@ def test_a_coin_that_a_byte_leaves_open_is_tossed_by_a_word() -> None:
     """Rates between two multiples of 1/256: without the second toss they would be one of these."""
     count = 1_000_000
     for rate in (0.9 / 256, 1.5 / 256, 200.25 / 256):
-        assert stats.binomtest(len(heads(KEY.stream("open", step=0), count, rate=rate)), count, rate).pvalue > 1e-6
+        assert stats.binomtest(len(bernoulli(KEY.stream("open", step=0), count, rate=rate)), count, rate).pvalue > 1e-6
 
 
 class _Written:
@@ -58,7 +58,7 @@ def test_the_probability_of_heads_counted_over_all_bits(rate: float) -> None:
 
     def shown(word: int) -> list[int]:
         stream: Any = _Written(word)
-        return heads(stream, 256, rate=rate).tolist()
+        return bernoulli(stream, 256, rate=rate).tolist()
 
     sure = shown(2**64 - 1)
     low, high = 0, 2**64  # heads below `low`, tails from `high` on
@@ -76,10 +76,10 @@ def test_the_probability_of_heads_counted_over_all_bits(rate: float) -> None:
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_no_probability_no_coins(rate: float) -> None:
     with pytest.raises(ConfigError, match="from 0 to 1"):
-        heads(KEY.stream("x", step=0), 10, rate=rate)
+        bernoulli(KEY.stream("x", step=0), 10, rate=rate)
 
 
-def _table(chosen: Chosen, records: int) -> np.ndarray:
+def _table(chosen: RowMembers, records: int) -> np.ndarray:
     out = np.zeros((len(chosen.starts) - 1, records), dtype=int)
     for row in range(len(out)):
         for member in chosen.members[chosen.starts[row] : chosen.starts[row + 1]]:

@@ -43,13 +43,13 @@ def test_the_number_of_threads_changes_no_bit(
 
 
 def _watched(monkeypatch: pytest.MonkeyPatch, watch: Callable[[], None]) -> None:
-    release = noise.release
+    release = noise.add_noise
 
     def wrapped(*args: Any, **named: Any) -> np.ndarray:
         watch()
         return release(*args, **named)
 
-    monkeypatch.setattr(noise, "release", wrapped)
+    monkeypatch.setattr(noise, "add_noise", wrapped)
 
 
 def test_threads_work_and_a_few_blocks_only_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from dpvision.core.events import Budget
 from dpvision.core.keys import Key
-from dpvision.core.ledger import home, ledger_of
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.storage import run_folder
+from dpvision.storage.home import home, ledger_of
 from tests.system.runs.commands import run as command
 from tests.system.runs.commands import write_data
 
@@ -39,7 +39,7 @@ def test_a_relative_home_is_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o720])
 def test_a_home_that_others_may_write_to_is_refused(folder: str, mode: int, own_home: Path) -> None:
     ledger_of("ab" * 32).open(Budget(1.0, 1e-5))
-    Key.fresh().keep(run_folder.key_path("ab" * 8))
+    Key.fresh().write(run_folder.key_path("ab" * 8))
     place = own_home / folder
     place.chmod(mode)
     for use in (lambda: ledger_of("ab" * 32), lambda: run_folder.key_path("ab" * 8)):
