@@ -1,9 +1,7 @@
-"""Reads image data from untrusted files into arrays, and knows what was declared and what was read off the data."""
+"""Reads image data from untrusted files into arrays, and records which facts were declared and which were inferred."""
 
-from dpvision.data.checking import check
-from dpvision.data.dataset import Broken, Dataset, Findings, Split, fingerprint, identify
-from dpvision.data.prediction import Unlabelled, image_batches
-from dpvision.data.source import load, pack
+from dpvision.data.dataset import Broken, Dataset, Findings, Split, Unlabelled, fingerprint, identify
+from dpvision.data.source import check, image_batches, load, pack
 
 __all__ = [
     "Broken",

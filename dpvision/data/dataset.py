@@ -1,9 +1,9 @@
-"""What a source becomes: splits of images with labels, what names a split, and what was found while reading it.
+"""A data set in memory: splits of images with labels, their fingerprints, and what was found while reading a source.
 
-The fingerprint of a split, by which it has its ledger, is that of the images as they came, in any order, whatever file
-they came from. Labels, persons, the names of the classes, a new size or other channels do not change it: they are the
-same people's images, so they have one ledger. What is trained on is another matter: random draws are made by place, so
-order, labels and pixels all count in the digest of exactly that.
+The fingerprint of a split, which names its ledger, depends on the original images alone, in any order, whatever file
+contains them. Labels, persons, the names of the classes, a new size or other channels do not change it: they are the
+same people's images, so they have one ledger. A training needs more: random numbers are drawn by position, so a second
+digest depends on order, labels and pixels.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _BLOCK = 4 * 2**20
 
 
 def fingerprint(split: Split) -> str:
-    """Hex BLAKE2b of the multiset of images. Sorted, not added up: sums can be made to collide."""
+    """Hex BLAKE2b of the multiset of images. Digests are sorted, not added: sums can be made to collide."""
     return identify(split)[0]
 
 
 def identify(split: Split) -> tuple[str, str, list[bytes]]:
-    """The fingerprint, the digest of the records in their order, and the images' own digests; in one pass."""
+    """The fingerprint, the digest of the records in their order, and the digest of each image, in one pass."""
     digests = list(_image_digests(split.images))
     numbers = [split.labels] if split.persons is None else [split.labels, split.persons]
-    exact = blake2b(b"".join(digests), digest_size=DIGEST, person=b"in order")
+    ordered = blake2b(b"".join(digests), digest_size=DIGEST, person=b"in order")
     for values in numbers:
-        exact.update(np.ascontiguousarray(values, dtype="<i8").tobytes())
+        ordered.update(np.ascontiguousarray(values, dtype="<i8").tobytes())
     if split.originals is not None:
         digests = [bytes(row) for row in split.originals]
     unordered = blake2b(b"".join(sorted(digests)), digest_size=DIGEST, person=b"images").hexdigest()
-    return unordered, exact.hexdigest(), digests
+    return unordered, ordered.hexdigest(), digests
 
 
 def image_digest(image: np.ndarray) -> bytes:
@@ -43,7 +43,7 @@ def image_digest(image: np.ndarray) -> bytes:
 
 
 def _image_digests(images: np.ndarray) -> Iterator[bytes]:
-    """One digest per image, a block of the (maybe memory-mapped) images at a time."""
+    """One digest per image, reading a block of the (possibly memory-mapped) images at a time."""
     count, *shape = images.shape
     dtype = images.dtype.newbyteorder("<")
     kind = f"{dtype.str} {shape}".encode().ljust(56, b"\0")
@@ -69,7 +69,7 @@ class Split:
     persons: np.ndarray | None
     """(N,) int64 index of the person an image is of; the same person has the same index in every split."""
     originals: np.ndarray | None = None
-    """(N, 32) uint8 digests of the images as they were before they were resized or recoloured, or None if they are."""
+    """(N, 32) uint8 digests of the images before they were resized or recoloured, or None if they are the originals."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -85,7 +85,7 @@ class Broken:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A source that was read and passed every check."""
+    """A source that has been read and has passed every check."""
 
     name: str
     classes: tuple[str, ...]
@@ -93,11 +93,11 @@ class Dataset:
     val: Split | None
     test: Split | None
     inferred: tuple[str, ...]
-    """Public facts read off the private data instead of declared: some of "classes", "image size", "channels"."""
+    """Facts that were read off the private data instead of declared, of "classes", "image size" and "channels"."""
     broken: tuple[Broken, ...] = ()
-    """Files that were left out because skip_broken was asked for."""
+    """Files that `skip_broken` left out."""
     skipped_broken: bool = False
-    """Whether skip_broken was asked for, now or when a store was packed: files may have been left out."""
+    """Whether `skip_broken` was set, now or when a store was packed: files may have been left out."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,24 @@ class Findings:
     counts: Mapping[str, Mapping[str, int]]
     """split -> class -> readable images."""
     sizes: Mapping[tuple[int, int], int]
-    """(height, width) -> readable images."""
+    """(height, width) -> readable images, the most frequent size first."""
     channels: Mapping[int, int]
     """1 or 3 -> readable images."""
     persons: int | None
-    """How many different persons are in train, or None where the source does not say."""
+    """Number of different persons in train, or None if the source does not name persons."""
     problems: tuple[str, ...]
     """Reasons why `load` would refuse the source as it is, apart from the broken files."""
     broken: tuple[Broken, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """A batch of images without labels, in order."""
+
+    names: list[str]
+    problems: list[str | None]
+    """For each name the reason why its file cannot be read, or None."""
+    images: np.ndarray
+    """(N, H, W, C) of the readable files."""
+    total: int
+    """Number of names in all batches together."""

@@ -1,9 +1,9 @@
-"""What is declared of a data set or read off it: its classes, the size of its images, and how its records must look.
+"""Facts about a data set that are declared or inferred: classes, image size, channels; and requirements on arrays.
 
-Classes are declared by the user, because they are public, or read off the training data and recorded as such. A
-declared number k stands for the names "0" to "k-1". Sources with numbered labels (.npz) use the number as the index.
-Sources with named labels (folders, CSV) look the name up; with a declared number their names must therefore be numbers
-below k. Names that are read off the data are sorted, as numbers if all of them are numbers.
+Classes are declared by the user, because they are public, or inferred from the training data and recorded as inferred.
+A declared number k stands for the names "0" to "k-1". Sources with numbered labels (.npz) use the number as the index.
+Sources with named labels (folders, CSV) look up the name, so with a declared number their names must be numbers below
+k. Inferred names are sorted, as numbers if all of them are numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpvision.data import limits
-from dpvision.data.files import Refusal, shown
+from dpvision.data.files import Refusal, printable
 
 Classes = int | Sequence[str] | None
 Size = int | tuple[int, int] | None
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def declare(*, classes: Classes = None, size: Size = None, channels: int | None = None) -> Declared:
-    """What was declared, or a Refusal of what no data set can have."""
+    """The declared facts; a Refusal of what no data set can have."""
     names, sides = _declared_names(classes), _declared_size(size)
     if channels not in (None, 1, 3):
         raise Refusal(f"cannot have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
@@ -37,12 +37,12 @@ def _declared_names(classes: Classes) -> tuple[str, ...] | None:
         return None
     if isinstance(classes, int):
         if not 2 <= classes <= limits.CLASSES:
-            raise Refusal(f"cannot have {classes} classes: 2 to {limits.CLASSES:,} are possible.")
+            raise Refusal(f"cannot have {classes} classes. Fix: 2 to {limits.CLASSES:,}.")
         return tuple(str(number) for number in range(classes))
     names = tuple(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
         raise Refusal(f"cannot have the classes {classes!r}. Fix: give their number or a list of names.")
-    check_names(names)
+    require_class_names(names)
     return names
 
 
@@ -56,35 +56,35 @@ def _declared_size(size: Size) -> tuple[int, int] | None:
 
 
 def require_shape(shape: tuple[int, ...], declared: Declared) -> None:
-    """Arrays are not resized or recoloured: what is declared of their images must be true."""
+    """Refuse arrays that contradict the declaration: only image files are resized and recoloured."""
     if declared.size is not None and shape[1:3] != declared.size:
         raise Refusal(
-            f"holds images of {shape[1]}x{shape[2]}, not {declared.size[0]}x{declared.size[1]}. "
-            "Fix: declare their true size, or resize them before they are saved (only image files are resized)."
+            f"contains images of {shape[1]}x{shape[2]}, not {declared.size[0]}x{declared.size[1]}. "
+            "Fix: declare their size, or resize them before saving (only image files are resized)."
         )
     if declared.channels is not None and shape[3] != declared.channels:
-        raise Refusal(
-            f"holds images with {shape[3]} channels, not {declared.channels}. Fix: declare their true number."
-        )
+        raise Refusal(f"contains images with {shape[3]} channels, not {declared.channels}. Fix: declare their number.")
 
 
-def check_names(names: Sequence[str]) -> None:
+def require_class_names(names: Sequence[str]) -> None:
+    """Refuse too few or too many classes, and names that are not unique, short and printable."""
     if not 2 <= len(names) <= limits.CLASSES:
-        only = f" ({shown(names[0])!r})" if names else ""
-        raise Refusal(f"has {len(names):,} classes{only}: 2 to {limits.CLASSES:,} are possible.")
+        only = f" ({printable(names[0])!r})" if names else ""
+        raise Refusal(f"has {len(names):,} classes{only}. Fix: 2 to {limits.CLASSES:,} classes.")
     if len(set(names)) != len(names):
-        raise Refusal("has two classes of the same name.")
+        raise Refusal("has two classes with the same name.")
     for name in names:
-        check_name(name)
+        require_class_name(name)
 
 
-def check_name(name: str) -> None:
+def require_class_name(name: str) -> None:
+    """Refuse a name that is empty, long or not printable."""
     if not name.strip() or len(name) > limits.CLASS_NAME_CHARACTERS or not name.isprintable():
-        raise Refusal(f"has a class named {shown(name)!r}. Fix: use a short name without control characters.")
+        raise Refusal(f"has a class named {printable(name)!r}. Fix: use a short name without control characters.")
 
 
-def name_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple[str, ...]:
-    """The names for labels that are numbers, after every label was found to be one of them."""
+def resolve_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple[str, ...]:
+    """The names of the classes for numbered labels; refuses labels that are not among them."""
     lowest = min(int(array.min()) for array in labels.values())
     if lowest < 0:
         raise Refusal(f"has the label {lowest}. Fix: number the classes from 0.")
@@ -93,7 +93,7 @@ def name_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple
         count = int(labels["train"].max()) + 1
         if not 2 <= count <= limits.CLASSES:
             raise Refusal(
-                f"has labels up to {count - 1}: 2 to {limits.CLASSES:,} classes are possible, numbered from 0."
+                f"has labels up to {count - 1}. Fix: number the classes from 0; 2 to {limits.CLASSES:,} are possible."
             )
         names = tuple(str(number) for number in range(count))
     for split, array in labels.items():
@@ -106,46 +106,47 @@ def name_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorted names; as numbers if all are, so that class "10" comes after class "9"."""
+    """Sorted names, as numbers if all are, so that class "10" comes after class "9"."""
     listed = list(names)
     if all(_NUMBER.fullmatch(name) for name in listed):
         return tuple(sorted(listed, key=int))
     return tuple(sorted(listed))
 
 
-def settle_names(found: Iterable[str], declared: Declared) -> tuple[str, ...]:
-    """The classes of a source with named labels; `found` are the names in its training data."""
-    names = sort_names(found)
+def resolve_named(present: Iterable[str], declared: Declared) -> tuple[str, ...]:
+    """The names of the classes for named labels, given the names that are present in the training data."""
+    names = sort_names(present)
     if declared.names is None:
-        check_names(names)
+        require_class_names(names)
         return names
-    strange = sorted(set(names) - set(declared.names))
-    if strange:
-        raise Refusal(unknown_name(strange[0], declared.names, numbered=declared.numbered))
+    unknown = sorted(set(names) - set(declared.names))
+    if unknown:
+        raise Refusal(describe_unknown(unknown[0], declared.names, numbered=declared.numbered))
     return declared.names
 
 
-def unknown_name(name: str, names: Sequence[str], *, numbered: bool = False) -> str:
-    few = ", ".join(shown(known) for known in names[:10]) + (", ..." if len(names) > 10 else "")
+def describe_unknown(name: str, names: Sequence[str], *, numbered: bool = False) -> str:
+    """The message about a class that is not among the classes."""
+    listed = ", ".join(printable(known) for known in names[:10]) + (", ..." if len(names) > 10 else "")
     fix = "declare the names of the classes instead of their number" if numbered else "correct the label or declare it"
-    return f"has the class {shown(name)!r}, which is none of: {few}. Fix: {fix}."
+    return f"has the class {printable(name)!r}, which is none of: {listed}. Fix: {fix}."
 
 
 def match_stored(stored: tuple[str, ...], declared: Declared) -> bool:
-    """Whether the names of a finished data set were declared now; a declaration must agree with them.
+    """Whether the stored class names are declared now; refuses a declaration that contradicts them.
 
-    A number agrees with as many names, but declares none but "0" to "k-1": others stay what they were.
+    A number k agrees with any k names, but declares only the names "0" to "k-1".
     """
     names = declared.names
     if names is None:
         return False
     if names != stored and not (declared.numbered and len(names) == len(stored)):
-        raise Refusal(unknown_name(next((n for n in stored if n not in names), stored[0]), names))
+        raise Refusal(describe_unknown(next((n for n in stored if n not in names), stored[0]), names))
     return names == stored
 
 
 def image_shape(shape: tuple[int, ...], *, name: str) -> tuple[int, int, int, int]:
-    """(N, H, W, C) of an array that may lack the last axis."""
+    """(N, H, W, C) of an array that may lack the last axis; refuses other shapes."""
     full = (*shape, 1) if len(shape) == 3 else shape
     if len(full) != 4 or full[3] not in (1, 3):
         hint = " The channels come last: numpy.moveaxis(images, 1, -1)." if len(full) == 4 and full[1] in (1, 3) else ""
@@ -153,14 +154,14 @@ def image_shape(shape: tuple[int, ...], *, name: str) -> tuple[int, int, int, in
             f"has {name} of shape {shape}. Fix: save images as (N, H, W), (N, H, W, 1) or (N, H, W, 3).{hint}"
         )
     if 0 in full:
-        raise Refusal(f"has {name} of shape {shape}: there is no image in it.")
+        raise Refusal(f"has {name} of shape {shape}, which is empty.")
     if full[1] * full[2] > limits.PIXELS:
-        raise Refusal(f"has {name} of {full[1]}x{full[2]} pixels; {limits.PIXELS:,} pixels per image are allowed.")
+        raise Refusal(f"has {name} of {full[1]}x{full[2]} pixels; at most {limits.PIXELS:,} per image are allowed.")
     return full[0], full[1], full[2], full[3]
 
 
 def image_dtype(dtype: np.dtype, *, name: str) -> np.dtype:
-    """The type that images of `dtype` are kept as: uint8, or float32 for every kind of float."""
+    """The type in which images of `dtype` are kept: uint8, or float32 for any float; refuses other types."""
     if dtype == np.uint8:
         return np.dtype(np.uint8)
     if dtype.kind == "f":
@@ -171,36 +172,38 @@ def image_dtype(dtype: np.dtype, *, name: str) -> np.dtype:
     )
 
 
-def check_pixels(block: np.ndarray, *, name: str) -> None:
-    """Refuses floats that are no brightness. NaN fails both comparisons."""
+def require_unit_range(block: np.ndarray, *, name: str) -> None:
+    """Refuse floats outside of [0, 1]. NaN fails both comparisons."""
     if block.dtype.kind == "f" and not (block.min() >= 0 and block.max() <= 1):
         raise Refusal(f"has {name} with values that are NaN or outside of [0, 1]. Fix: scale floats to [0, 1].")
 
 
-def check_label_array(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
+def require_labels(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
+    """Refuse an array that is not one integer label per image."""
     if dtype.kind not in "iu":
         raise Refusal(f"has {name} of type {dtype}. Fix: save labels as integers from 0.")
     if len(shape) == 2 and shape[1] > 1:
-        raise Refusal(f"has {name} of shape {shape}: one label per image is supported, not several.")
+        raise Refusal(f"has {name} of shape {shape}: several labels per image are not supported.")
     if shape not in ((count,), (count, 1)):
         raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one label.")
 
 
-def check_person_array(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
+def require_person_ids(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
+    """Refuse an array that is not one person id per image, integer or text."""
     if dtype.kind not in "iuUS":
         raise Refusal(f"has {name} of type {dtype}. Fix: save person ids as integers or text.")
     if shape not in ((count,), (count, 1)):
         raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one person.")
 
 
-def check_same_kind(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype]) -> None:
-    """All splits must hold the same kind of image."""
+def require_same_kind(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype]) -> None:
+    """Refuse splits whose images have different sizes, channels or types."""
     first = next(iter(shapes))
     for split, shape in shapes.items():
         if shape[1:] != shapes[first][1:] or dtypes[split] != dtypes[first]:
             raise Refusal(
-                f"has {split} images of {_kind(shape, dtypes[split])} but {first} images of "
-                f"{_kind(shapes[first], dtypes[first])}. Fix: make them the same."
+                f"has {split} images of {_describe_kind(shape, dtypes[split])} but {first} images of "
+                f"{_describe_kind(shapes[first], dtypes[first])}. Fix: make them the same."
             )
 
 
@@ -216,23 +219,23 @@ def index_persons(ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(zip(ids, np.split(indices.astype(np.int64, copy=False), ends), strict=True))
 
 
-def _kind(shape: tuple[int, ...], dtype: np.dtype) -> str:
+def _describe_kind(shape: tuple[int, ...], dtype: np.dtype) -> str:
     return f"{shape[1]}x{shape[2]}x{shape[3]} {dtype}"
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Public facts that the user declared of a data set; None for each that is to be read off the data."""
+    """Facts that the user declared about a data set; None for each that is to be inferred from the data."""
 
     names: tuple[str, ...] | None
     numbered: bool
-    """Whether the names stand for a declared number, which changes only the advice."""
+    """Whether the names stand for a declared number; it changes only the advice in messages."""
     size: tuple[int, int] | None
     """(height, width)."""
     channels: int | None
 
     @property
     def inferred(self) -> tuple[str, ...]:
-        """The names of the facts that are to be read off the data."""
+        """The names of the facts that are to be inferred from the data."""
         values = zip(INFERABLE, (self.names, self.size, self.channels), strict=True)
         return tuple(fact for fact, value in values if value is None)

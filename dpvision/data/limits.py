@@ -1,31 +1,31 @@
-"""The bounds that a source must keep, so that a hostile file is refused before it costs anything."""
+"""Limits on a source, so that a hostile file is refused before it costs memory or time."""
 
 from __future__ import annotations
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 TOTAL_BYTES = 16 * GIB
-"""What `load` puts into memory at most; `pack` is bounded by the free disk space instead."""
+"""Most bytes that `load` puts into memory; `pack` is limited by the free disk space instead."""
 
 EXPANSION_RATIO = 200
-"""How much a compressed archive may grow. Photographs grow 1.1 to 10 times, deflate can do 1,032."""
+"""Largest ratio of decompressed to compressed size. Photographs have 1.1 to 10, deflate can reach 1,032."""
 
 EXPANSION_FREE = 64 * MIB
-"""An archive that stays below this may grow by any ratio: small sets of near-constant images are legitimate."""
+"""An archive below this size may have any ratio: small sets of near-constant images are legitimate."""
 
 ZIP_MEMBERS = 64
 ZIP_DIRECTORY_BYTES = 64 * KIB
 NPY_HEADER_BYTES = 4 * KIB
 
 PIXELS = 2**24
-"""Pixels of one image (4,096 x 4,096). Pillow needs up to 11 bytes for each while it converts."""
+"""Pixels of one image (4,096 x 4,096). Pillow needs up to 11 bytes for each during conversion."""
 
 IMAGE_FILE_BYTES = 64 * MIB
 PNG_CHUNKS = 2**16
 
 JPEG_SCANS = 16
 JPEG_SCAN_PIXELS = 2**28
-"""A progressive JPEG is decoded once per scan; usual ones have 10 scans, a hostile one has thousands."""
+"""A progressive JPEG is decoded once per scan; ordinary ones have 10 scans, a hostile one thousands."""
 
 CLASSES = 100_000
 CLASS_NAME_CHARACTERS = 200

@@ -1,4 +1,4 @@
-"""Lists the image files of a folder of classes, or of a CSV table, before any of them is opened."""
+"""Lists the image files of a folder of classes or of a CSV file, before any of them is opened."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from pathlib import Path, PurePosixPath
 
 from dpvision.data import limits
 from dpvision.data.dataset import SPLITS, Broken
-from dpvision.data.facts import check_name
-from dpvision.data.files import Refusal, file_length, open_regular, resolve_inside, shown
+from dpvision.data.facts import require_class_name
+from dpvision.data.files import Refusal, file_length, open_regular, printable, resolve_inside
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-_LITTER = ("thumbs.db", "desktop.ini")
-"""Files that operating systems leave behind; names that start with a dot are left out too."""
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+"""Files that operating systems create; names that start with a dot are ignored too."""
 _DEEPEST = 8
-"""Folders in folders, of images to predict."""
+"""Most levels of folders below a folder of images to predict."""
 _COLUMNS = ("path", "label", "person", "split")
-_LAYOUT = "Fix: the first line is path,label or path,label,person,split."
+_HEADER_FIX = "Fix: the first line is path,label or path,label,person,split."
+LAYOUTS = (
+    "\n  train/cat/1.png, train/dog/2.png, test/cat/3.png   a folder for each split (train, val, test) and class"
+    "\n  images.csv with path,label and photos/1.png,cat     a line per image; columns person and split are optional"
+)
+"""The accepted layouts of image files, with an example of each, at the end of a message."""
 
 
 def list_folder(path: Path) -> Listing:
-    """All files below the folder, sorted by name. A folder that is a link may not leave `path`."""
+    """All files below the folder, sorted by name. A folder that is a link may not point out of `path`."""
     root = os.path.realpath(path)
     items: dict[str, list[Item]] = {}
     broken: list[Broken] = []
@@ -31,38 +36,39 @@ def list_folder(path: Path) -> Listing:
     for split in SPLITS:
         if not os.path.lexists(os.path.join(root, split)):
             continue
-        found: list[Item] = []
-        for label in _names(root, split):
+        split_items: list[Item] = []
+        for label in _list_names(root, split):
             relative = f"{split}/{label}"
             if not os.path.isdir(os.path.join(root, relative)):
-                broken.append(Broken(shown(relative), "is not in the folder of a class."))
+                reason = f"is not in the folder of a class. Fix: move it to {split}/CLASS/."
+                broken.append(Broken(printable(relative), reason))
                 continue
-            check_name(label)
+            require_class_name(label)
             classes.update({label} if split == "train" else ())
-            for name in _names(root, relative):
-                reason = unsuitable(root, f"{relative}/{name}")
-                if reason:
-                    broken.append(Broken(shown(f"{relative}/{name}"), reason))
+            for name in _list_names(root, relative):
+                problem = find_problem(root, f"{relative}/{name}")
+                if problem:
+                    broken.append(Broken(printable(f"{relative}/{name}"), problem))
                 else:
-                    found.append(Item(f"{relative}/{name}", label))
-        if found:
-            items[split] = found
+                    split_items.append(Item(f"{relative}/{name}", label))
+        if split_items:
+            items[split] = split_items
     return Listing(root, items, frozenset(classes), str(path), tuple(broken))
 
 
-def image_names(root: str, relative: str = "", *, depth: int = _DEEPEST) -> list[str]:
-    """The files of a folder and of those in it, for images without a class. A link to a folder is not followed."""
-    found = []
-    for name in _names(root, relative):
+def list_images(root: str, relative: str = "", *, depth: int = _DEEPEST) -> list[str]:
+    """The files of a folder and its subfolders, for images without a class. A link to a folder is not followed."""
+    paths = []
+    for name in _list_names(root, relative):
         path = f"{relative}/{name}" if relative else name
-        place = os.path.join(root, path)
-        inside = depth > 0 and os.path.isdir(place) and not os.path.islink(place)
-        found += image_names(root, path, depth=depth - 1) if inside else [path]
-    return found
+        full = os.path.join(root, path)
+        is_folder = depth > 0 and os.path.isdir(full) and not os.path.islink(full)
+        paths += list_images(root, path, depth=depth - 1) if is_folder else [path]
+    return paths
 
 
-def unsuitable(root: str, relative: str) -> str | None:
-    """Why a file cannot be an image, as far as its name shows; it is not opened."""
+def find_problem(root: str, relative: str) -> str | None:
+    """Why a file cannot be an image, judged by its name without opening it; None if it can."""
     if os.path.isdir(os.path.join(root, relative)):
         return "is a folder inside the folder of a class. Fix: move its images up."
     if not relative.lower().endswith(SUFFIXES):
@@ -70,22 +76,21 @@ def unsuitable(root: str, relative: str) -> str | None:
     return None
 
 
-def _names(root: str, relative: str) -> list[str]:
+def _list_names(root: str, relative: str) -> list[str]:
     try:
-        place = resolve_inside(root, relative) if relative else root
-        with os.scandir(place) as entries:
+        with os.scandir(resolve_inside(root, relative) if relative else root) as entries:
             names = [entry.name for entry in entries]
     except Refusal as exc:
-        raise Refusal(f"{shown(relative)} {exc}") from None
+        raise Refusal(f"{printable(relative)} {exc}") from None
     except NotADirectoryError:
-        raise Refusal(f"{shown(relative)} is not a folder.") from None
-    return sorted(name for name in names if not name.startswith(".") and name.lower() not in _LITTER)
+        raise Refusal(f"{printable(relative)} is not a folder.") from None
+    return sorted(name for name in names if not name.startswith(".") and name.lower() not in _SYSTEM_FILES)
 
 
 def list_table(path: Path) -> Listing:
-    """One item per line. Paths are relative to the folder of the CSV file; split is train where it is empty."""
-    rows = _rows(path)
-    columns = _columns(next(rows, (1, []))[1])
+    """One item per line. Paths are relative to the folder of the CSV file; an empty split means train."""
+    rows = _read_rows(path)
+    columns = _parse_columns(next(rows, (1, []))[1])
     items: dict[str, list[Item]] = {}
     labels: dict[str, str] = {}
     seen: set[str] = set()
@@ -95,56 +100,56 @@ def list_table(path: Path) -> Listing:
         values = dict(zip(columns, row, strict=True))
         split = values.get("split", "").strip() or "train"
         if split not in SPLITS:
-            raise Refusal(f"line {number} has the split {shown(split)!r}. Fix: use train, val or test.")
-        plain = str(PurePosixPath(values["path"]))  # ./a.png and a.png are one image, and one record
+            raise Refusal(f"line {number} has the split {printable(split)!r}. Fix: use train, val or test.")
+        plain = str(PurePosixPath(values["path"]))  # ./a.png and a.png are one record
         if plain in seen:
-            raise Refusal(f"line {number} names {shown(values['path'])} again. Fix: list every image once.")
+            raise Refusal(f"line {number} lists {printable(values['path'])} again. Fix: list every image once.")
         seen.add(plain)
-        items.setdefault(split, []).append(_item(values, labels, number=number))
+        items.setdefault(split, []).append(_parse_item(values, labels, number=number))
     train = items.get("train", [])
     ordered = {split: items[split] for split in SPLITS if split in items}
     root = os.path.realpath(path.parent)
     return Listing(root, ordered, frozenset(item.label for item in train), str(path.parent))
 
 
-def _item(values: dict[str, str], labels: dict[str, str], *, number: int) -> Item:
+def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int) -> Item:
     label, person = values["label"].strip(), values.get("person")
     if not values["path"]:
         raise Refusal(f"line {number} has no path.")
     if not label:
         raise Refusal(f"line {number} has no label.")
     if label not in labels:
-        check_name(label)
+        require_class_name(label)
     if person is not None and not person.strip():
         raise Refusal(f"line {number} has no person. Fix: name one on every line, or leave the column out.")
     # One string object per class, not one per line.
     return Item(values["path"], labels.setdefault(label, label), None if person is None else person.strip())
 
 
-def _columns(first: list[str]) -> list[str]:
+def _parse_columns(first: list[str]) -> list[str]:
     columns = [name.strip().lower() for name in first]
     if len(set(columns)) != len(columns):
-        raise Refusal(f"has a column twice: {shown(','.join(columns))}.")
+        raise Refusal(f"has duplicate columns: {printable(','.join(columns))}.")
     if not {"path", "label"} <= set(columns):
-        raise Refusal(f"has no columns path and label; its first line is {shown(','.join(first))!r}. {_LAYOUT}")
-    strange = [name for name in columns if name not in _COLUMNS]
-    if strange:
-        raise Refusal(f"has the unknown column {shown(strange[0])!r}. {_LAYOUT}")
+        raise Refusal(f"has no columns path and label; its first line is {printable(','.join(first))!r}. {_HEADER_FIX}")
+    unknown = [name for name in columns if name not in _COLUMNS]
+    if unknown:
+        raise Refusal(f"has the unknown column {printable(unknown[0])!r}. {_HEADER_FIX}")
     return columns
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields). Lines are parsed one by one, so that an open quote cannot swallow the file."""
+def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, fields). Lines are parsed separately, so that an open quote cannot consume the file."""
     with open_regular(path) as file:
         if file_length(file) > limits.CSV_BYTES:
-            raise Refusal(f"takes more than {limits.CSV_BYTES // limits.MIB} MiB.")
+            raise Refusal(f"is larger than {limits.CSV_BYTES // limits.MIB} MiB.")
         number = 0
         while raw := file.readline(limits.CSV_LINE_BYTES + 1):
             number += 1
             if len(raw) > limits.CSV_LINE_BYTES:
                 raise Refusal(f"line {number} has more than {limits.CSV_LINE_BYTES:,} bytes.")
             if b"\0" in raw:
-                raise Refusal(f"line {number} has a NUL character. Fix: save it as UTF-8 text.")
+                raise Refusal(f"line {number} contains a NUL character. Fix: save it as UTF-8 text.")
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line.strip():
@@ -157,7 +162,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image file: its path below the root, the name of its class, and whose image it is."""
+    """One image file: its path below the root, its class and its person."""
 
     path: str
     label: str
@@ -166,15 +171,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a source before any of them was opened."""
+    """The files of a source, before any of them is opened."""
 
     root: str
-    """The real path that all files lie below."""
+    """The real path of the folder that contains all files."""
     items: dict[str, list[Item]]
-    """By split; a split without files is not there."""
+    """The files of each split that has any."""
     classes: frozenset[str]
     """The names of the classes in the training data."""
-    shown_root: str
-    """The same place as the user named it."""
+    given_root: str
+    """The root as the user wrote it, for messages."""
     broken: tuple[Broken, ...] = ()
-    """What the listing alone shows to be unusable."""
+    """Files that are unusable by their name or place."""

@@ -1,8 +1,8 @@
-"""The two formats of an untrusted .npz file: .npy arrays, and the zip archive that they are members of.
+"""The two formats of an untrusted .npz file: .npy arrays, and the zip archive that contains them.
 
-A header decides nothing before it is proved, and of the archive anything that numpy would not write is refused. zipfile
-is not used: it builds its whole directory before a limit can be applied, allows members that overlap, and takes the
-sizes in the directory on trust.
+A header is checked before it is used, and anything in the archive that numpy would not write is refused. zipfile is not
+used: it builds its whole directory before a limit can be applied, allows members that overlap, and trusts the sizes in
+the directory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import BinaryIO
 import numpy as np
 
 from dpvision.data import limits
-from dpvision.data.files import Refusal, shown
+from dpvision.data.files import Refusal, printable
 
 _MAGIC = b"\x93NUMPY"
 _NUMBER = re.compile(r"[<>|=]?(?:[iu][1248]|f[248]|b1)")
 _TEXT = re.compile(r"[<>|=]?[US][1-9][0-9]{0,2}")
 _LITERAL = re.compile(r"[A-Za-z0-9_'\"{}()\[\],.:<>|=+\- \n]*")
-_WRITTEN_BYTES = 128
+_HEADER_BYTES = 128
 
 _END = struct.Struct("<4s4H2LH")
 _END_LOCATOR = struct.Struct("<4sLQL")
@@ -40,9 +40,9 @@ _PIECE = 64 * limits.KIB
 
 
 def parse_header(read: Callable[[int], bytes | bytearray], total: int) -> ArrayHeader:
-    """The header of an array that takes `total` bytes in all; `read(n)` gives exactly n bytes or refuses.
+    """The header of an array of `total` bytes, header included; `read(n)` returns exactly n bytes or refuses.
 
-    The size that the shape asks for must be the size that is there, so nothing is allocated for a lie.
+    The bytes that the shape requires must be the bytes that are present, so a false header allocates nothing.
     """
     start = bytes(read(8))
     if start[:6] != _MAGIC:
@@ -53,27 +53,27 @@ def parse_header(read: Callable[[int], bytes | bytearray], total: int) -> ArrayH
     width = 2 if version == (1, 0) else 4
     length = int.from_bytes(read(width), "little")
     if length > limits.NPY_HEADER_BYTES:
-        raise Refusal(f"has a header of {length:,} bytes; {limits.NPY_HEADER_BYTES:,} are allowed.")
-    shape, dtype, fortran = _fields(bytes(read(length)))
+        raise Refusal(f"has a header of {length:,} bytes; at most {limits.NPY_HEADER_BYTES:,} are allowed.")
+    shape, dtype, fortran = _parse_fields(bytes(read(length)))
     header = ArrayHeader(shape=shape, dtype=dtype, fortran=fortran, offset=8 + width + length)
     if header.offset + header.bytes != total:
         raise Refusal(
-            f"promises shape {shape} of {dtype}, which takes {header.bytes:,} bytes, "
-            f"but {total - header.offset:,} are there. The file is cut short or was tampered with."
+            f"declares shape {shape} of {dtype}, which takes {header.bytes:,} bytes, "
+            f"but {total - header.offset:,} are present. The file is truncated or was manipulated."
         )
     return header
 
 
-def written_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """A header of always the same length, so that it can be written again when the length is known."""
+def format_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """A header of constant length, so that it can be overwritten when the number of records is known."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {tuple(int(n) for n in shape)}, }}"
-    body = text.encode("ascii").ljust(_WRITTEN_BYTES - 11) + b"\n"
+    body = text.encode("ascii").ljust(_HEADER_BYTES - 11) + b"\n"
     return _MAGIC + b"\x01\x00" + len(body).to_bytes(2, "little") + body
 
 
-def _fields(raw: bytes) -> tuple[tuple[int, ...], np.dtype, bool]:
+def _parse_fields(raw: bytes) -> tuple[tuple[int, ...], np.dtype, bool]:
     text = raw.decode("latin1")
-    # A narrow alphabet keeps escapes and exotic literals away from the parser.
+    # A small alphabet keeps escapes and unusual literals away from the parser.
     if not _LITERAL.fullmatch(text):
         raise Refusal("has a malformed header.")
     try:
@@ -87,23 +87,23 @@ def _fields(raw: bytes) -> tuple[tuple[int, ...], np.dtype, bool]:
         raise Refusal("has a malformed shape in its header.")
     if type(fortran) is not bool:
         raise Refusal("has a malformed header.")
-    return shape, _dtype(fields["descr"]), fortran
+    return shape, _parse_dtype(fields["descr"]), fortran
 
 
-def _dtype(descr: object) -> np.dtype:
+def _parse_dtype(descr: object) -> np.dtype:
     if isinstance(descr, str) and descr.lstrip("|<>=").startswith("O"):
         raise Refusal(
-            "holds pickled Python objects, which can run code when read; dpvision never reads them. "
+            "contains pickled Python objects, which can run code when read; dpvision never reads them. "
             "Fix: save it as a plain array of numbers."
         )
     if not isinstance(descr, str) or not (_NUMBER.fullmatch(descr) or _TEXT.fullmatch(descr)):
-        raise Refusal(f"has the element type {shown(str(descr)[:60])}, which is not a plain number or text.")
+        raise Refusal(f"has the element type {printable(str(descr)[:60])}, which is not a plain number or text.")
     return np.dtype(descr)
 
 
 def list_members(file: BinaryIO, length: int) -> dict[str, Member]:
-    """The members by name without ".npy". Every range of bytes is proved to be inside the file and not shared."""
-    count, size, start = _directory_place(file, length)
+    """The members by name without ".npy". Every range of bytes must be inside the file, and none may overlap."""
+    count, size, start = _find_directory(file, length)
     if count > limits.ZIP_MEMBERS or size > limits.ZIP_DIRECTORY_BYTES:
         raise Refusal(f"has {count:,} members; an .npz file of images has at most {limits.ZIP_MEMBERS}.")
     directory = _read_at(file, start, size)
@@ -111,14 +111,14 @@ def list_members(file: BinaryIO, length: int) -> dict[str, Member]:
     taken: list[tuple[int, int]] = [(start, length)]
     position = 0
     for _ in range(count):
-        member, local, position = _entry(file, directory, position)
+        member, local, position = _parse_entry(file, directory, position)
         key = member.name.removesuffix(".npy")
         if key in members:
             raise Refusal(f"has two members named {member.name}.")
         members[key] = member
         taken.append((local, member.start + member.packed))
     if position != size:
-        raise Refusal("has a directory with bytes that belong to no member.")
+        raise Refusal("has a directory with bytes that do not belong to a member.")
     taken.sort()
     for (_, end), (begin, _) in pairwise(taken):
         if end > begin:
@@ -126,14 +126,14 @@ def list_members(file: BinaryIO, length: int) -> dict[str, Member]:
     return members
 
 
-def _directory_place(file: BinaryIO, length: int) -> tuple[int, int, int]:
-    """How many entries the directory has, how many bytes it takes and where it starts."""
+def _find_directory(file: BinaryIO, length: int) -> tuple[int, int, int]:
+    """The number of entries of the directory, its length in bytes and its start."""
     if length < _END.size:
         raise Refusal("is not an .npz file: it is too short.")
     end = length - _END.size
     sign, disk, first, here, count, size, start, note = _END.unpack(_read_at(file, end, _END.size))
     if sign != b"PK\5\6":
-        raise Refusal("is not an .npz file, or is cut short: it does not end with the directory of a zip archive.")
+        raise Refusal("is not an .npz file, or is truncated: it does not end with the directory of a zip archive.")
     wide = end - _END_LOCATOR.size - _END_WIDE.size
     if wide >= 0:
         sign, _, place, _ = _END_LOCATOR.unpack(_read_at(file, end - _END_LOCATOR.size, _END_LOCATOR.size))
@@ -148,10 +148,10 @@ def _directory_place(file: BinaryIO, length: int) -> tuple[int, int, int]:
     return count, size, start
 
 
-def _entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Member, int, int]:
-    """One entry of the directory, where its local header starts, and where the next entry is."""
+def _parse_entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Member, int, int]:
+    """One entry of the directory, the start of its local header, and the start of the next entry."""
     if position + _ENTRY.size > len(directory):
-        raise Refusal("has a zip directory that is cut short.")
+        raise Refusal("has a truncated zip directory.")
     fields = _ENTRY.unpack_from(directory, position)
     sign, _, _, flags, method, _, _, crc, packed, size, name_len, extra_len, note_len, _, _, _, local = fields
     position += _ENTRY.size
@@ -161,16 +161,16 @@ def _entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Member, int
     raw_name = directory[position : position + name_len]
     name = raw_name.decode("ascii", "backslashreplace")
     if not _NAME.fullmatch(name) or ".." in name:
-        raise Refusal(f"has a member named {shown(name)!r}; the members of an .npz file are plain names with .npy.")
+        raise Refusal(f"has a member named {printable(name)!r}; the members of an .npz file are plain names with .npy.")
     if flags & 0x2061 or method not in (_STORED, _DEFLATED):
         raise Refusal(f"has the member {name} in an encrypted or unknown form. Fix: write it with numpy.savez.")
     extra = directory[position + name_len : position + name_len + extra_len]
     size, packed, local = _wide_fields(extra, size, packed, local)
     head = _LOCAL.unpack(_read_at(file, local, _LOCAL.size))
     if head[0] != b"PK\3\4" or head[3] != method or head[9] != name_len:
-        raise Refusal(f"has the member {name} with a header that contradicts the directory.")
+        raise Refusal(f"has the member {name} whose header contradicts the directory.")
     if _read_at(file, local + _LOCAL.size, name_len) != raw_name:
-        raise Refusal(f"has the member {name} under another name than in the directory.")
+        raise Refusal(f"has the member {name} whose name differs from that in the directory.")
     if method == _STORED and size != packed:
         raise Refusal(f"has the member {name} with two different sizes.")
     start = local + _LOCAL.size + name_len + head[10]
@@ -179,7 +179,7 @@ def _entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Member, int
 
 
 def _wide_fields(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
-    """The 64-bit values of fields that say "full" (zip64)."""
+    """The 64-bit values of fields that are 0xFFFFFFFF (zip64)."""
     position = 0
     while position + 4 <= len(extra):
         kind, count = struct.unpack_from("<2H", extra, position)
@@ -201,13 +201,13 @@ def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
     file.seek(position)
     data = file.read(count)
     if len(data) != count:
-        raise Refusal("is cut short.")
+        raise Refusal("is truncated.")
     return data
 
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What a .npy header says, after it was found to be true."""
+    """The fields of a .npy header, after they were checked."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -217,12 +217,13 @@ class ArrayHeader:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Member:
-    """One array in the archive, and where its bytes are."""
+    """One array in the archive, and the position of its bytes."""
 
     name: str
     deflated: bool
@@ -233,11 +234,11 @@ class Member:
 
 
 class MemberStream:
-    """The bytes of one member in order; never gives, or holds, more than was asked for."""
+    """The bytes of one member in order; never returns, or buffers, more than was requested."""
 
     def __init__(self, file: BinaryIO, member: Member) -> None:
         self._file, self._member = file, member
-        self._left, self._crc = member.packed, 0
+        self._remaining, self._crc = member.packed, 0
         self._inflate = zlib.decompressobj(-zlib.MAX_WBITS) if member.deflated else None
         file.seek(member.start)
 
@@ -245,27 +246,27 @@ class MemberStream:
         """Exactly `count` bytes."""
         out = bytearray()
         while len(out) < count:
-            piece = self._piece(count - len(out))
+            piece = self._read_piece(count - len(out))
             if not piece:
-                raise Refusal(f"has the member {self._member.name} cut short.")
+                raise Refusal(f"has the truncated member {self._member.name}.")
             out += piece
         self._crc = zlib.crc32(out, self._crc)
         return out
 
     def finish(self) -> None:
-        """Proves that the member ends here and that its check sum holds."""
+        """Refuse a member that does not end here, or whose checksum is wrong."""
         inflate = self._inflate
-        over = self._piece(1) or self._left
-        if over or (inflate is not None and (inflate.unused_data or not inflate.eof)):
-            raise Refusal(f"has the member {self._member.name} with another length than its directory says.")
+        excess = self._read_piece(1) or self._remaining
+        if excess or (inflate is not None and (inflate.unused_data or not inflate.eof)):
+            raise Refusal(f"has the member {self._member.name} with a length that differs from the directory.")
         if self._crc != self._member.crc:
-            raise Refusal(f"has the member {self._member.name} with a wrong check sum: the file is damaged.")
+            raise Refusal(f"has the member {self._member.name} with a wrong checksum: the file is damaged.")
 
-    def _piece(self, most: int) -> bytes:
+    def _read_piece(self, most: int) -> bytes:
         if self._inflate is None:
-            return self._raw(min(most, 4 * limits.MIB))
+            return self._read_raw(min(most, 4 * limits.MIB))
         while not self._inflate.eof:
-            data = self._inflate.unconsumed_tail or self._raw(_PIECE)
+            data = self._inflate.unconsumed_tail or self._read_raw(_PIECE)
             try:
                 piece = self._inflate.decompress(data, most)
             except zlib.error:
@@ -274,7 +275,7 @@ class MemberStream:
                 return piece
         return b""
 
-    def _raw(self, most: int) -> bytes:
-        data = self._file.read(min(most, self._left))
-        self._left -= len(data)
+    def _read_raw(self, most: int) -> bytes:
+        data = self._file.read(min(most, self._remaining))
+        self._remaining -= len(data)
         return data

@@ -1,4 +1,4 @@
-"""Finds out what a source is and reads it: the word digits, an .npz, a CSV, a folder of images or a packed store."""
+"""Detects what a source is and reads it: the word digits, an .npz, a CSV, a folder of images or a packed store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import shutil
 import stat
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -14,13 +16,13 @@ import numpy as np
 
 from dpvision.core.files import sync_folder
 from dpvision.data import facts
-from dpvision.data.dataset import Dataset, Split
+from dpvision.data.dataset import SPLITS, Dataset, Findings, Split, Unlabelled
 from dpvision.data.facts import Classes, Size
-from dpvision.data.files import Refusal, named, shown
-from dpvision.data.image_files import Progress, read_listing
-from dpvision.data.listing import Listing, list_folder, list_table
-from dpvision.data.npz import read_npz
-from dpvision.data.store import META, FolderRoom, MemoryRoom, Room, finish_store, read_store
+from dpvision.data.files import Refusal, name_errors, printable
+from dpvision.data.image_files import Progress, inspect_listing, read_listing, read_unlabelled
+from dpvision.data.listing import LAYOUTS, Listing, list_folder, list_table
+from dpvision.data.npz import read_npz, read_unlabelled_npz
+from dpvision.data.store import META, Destination, FolderDestination, MemoryDestination, finish_store, read_store
 
 Source = str | PathLike[str]
 DIGITS = "digits"
@@ -37,18 +39,18 @@ def load(
 ) -> Dataset:
     """Reads a data set, or raises a DataError that names the file, the reason and the fix.
 
-    `source` is the word "digits" (./digits is a folder of that name), an .npz file with train_images and
+    `source` is the word "digits" (./digits is a folder of this name), an .npz file with train_images and
     train_labels, a CSV file with `path,label[,person][,split]`, a folder with train/CLASS/x.png, or a packed store.
 
     `classes` is the number of classes or their names in order, `size` the height and width of the images (one number
-    if they are square), `channels` 1 for gray and 3 for colour. They are public facts and should be declared; what is
-    not declared is read off the data and listed in `Dataset.inferred`. Image files are resized and recoloured; arrays
-    must have what is declared.
+    if they are square), `channels` 1 for grey and 3 for colour. They are public facts and should be declared; those
+    that are not are inferred from the data and listed in `Dataset.inferred`. Image files are resized and recoloured;
+    arrays must agree with the declaration.
 
-    `skip_broken` leaves image files out that cannot be read and lists them in `Dataset.broken`.
+    `skip_broken` leaves out image files that cannot be read and lists them in `Dataset.broken`.
     """
     return read_source(
-        source, classes=classes, size=size, channels=channels, skip_broken=skip_broken, room=MemoryRoom()
+        source, classes=classes, size=size, channels=channels, skip_broken=skip_broken, destination=MemoryDestination()
     )
 
 
@@ -62,38 +64,70 @@ def pack(
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes the store `out` and returns its path.
+    """Pack a source into the store `out` and return its path.
 
-    The images go from the source into the files of the store without being in memory together. The store is written
-    under another name next to `out` and renamed when it is complete and on the disk, so it is there whole or not at
-    all. `progress` is called with the number of images done and their total. Only the owner may read the store.
+    The images are copied into the files of the store without all being in memory. The store is written under another
+    name next to `out` and renamed when it is complete and on disk, so `out` exists complete or not at all. `progress`
+    is called with the number of images done and their total. Only the owner may read the store.
     """
     target = Path(out)
-    with named(target):
+    with name_errors(target):
         if os.path.lexists(target):
-            raise Refusal("is there already. Fix: remove it or choose another name.")
+            raise Refusal("exists already. Fix: remove it or choose another name.")
         if not target.parent.is_dir():
             raise Refusal("cannot be written because its folder does not exist.")
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
     try:
-        room = FolderRoom(temporary)
+        destination = FolderDestination(temporary)
         dataset = read_source(
             source,
             classes=classes,
             size=size,
             channels=channels,
             skip_broken=skip_broken,
-            room=room,
+            destination=destination,
             progress=progress,
         )
-        with named(target):
-            finish_store(dataset, temporary, room=room)
+        with name_errors(target):
+            finish_store(dataset, temporary, destination=destination)
             os.rename(temporary, target)
             sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return target
+
+
+def check(source: Source, *, classes: Classes = None, size: Size = None) -> Findings:
+    """Read every image, one at a time, without stopping at a broken one, and report what is there. Not for release.
+
+    Raises a DataError only if the source cannot be read at all. Why `load` would refuse a source whose files are
+    readable, such as different sizes, is in `Findings.problems`.
+    """
+    kind = detect_kind(source)
+    if kind not in ("folder", "csv"):
+        return _describe(load(source, classes=classes, size=size))
+    path = Path(source)
+    listing, name = list_files(path, kind)
+    with name_errors(path):
+        return inspect_listing(listing, name, facts.declare(classes=classes, size=size))
+
+
+def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
+    """The images of a folder, of one file, or of an .npz with test_images or images, without labels, in batches.
+
+    Image files are resized to `size` and converted to `channels` (1 or 3). An unreadable file keeps its place, with
+    its name and the reason, because a missing prediction would go unnoticed. Arrays must have this size; grey arrays
+    may become colour. Images of an array are named by their number.
+    """
+    with name_errors(path):
+        if channels not in (1, 3):
+            raise Refusal(f"cannot be read with {channels} channels. Fix: give 1 or 3.")
+        is_folder = _is_folder(path)
+        if not is_folder and Path(path).suffix.lower() == ".npz":
+            yield from read_unlabelled_npz(Path(path), size=size, channels=channels, at_a_time=at_a_time)
+        else:
+            yield from read_unlabelled(Path(path), size=size, channels=channels, at_a_time=at_a_time)
 
 
 def read_source(
@@ -103,97 +137,113 @@ def read_source(
     size: Size,
     channels: int | None,
     skip_broken: bool,
-    room: Room,
+    destination: Destination,
     progress: Progress | None = None,
 ) -> Dataset:
-    """`load` with a choice of where the images are put."""
+    """`load` into any destination."""
     path = Path(source)
-    kind = kind_of(source)
-    with named(path):
+    kind = detect_kind(source)
+    with name_errors(path):
         declared = facts.declare(classes=classes, size=size, channels=channels)
     if kind in ("folder", "csv"):
         listing, name = list_files(path, kind)
-        with named(path):
+        with name_errors(path):
             return read_listing(
-                listing, path, declared, name=name, skip_broken=skip_broken, room=room, progress=progress
+                listing, path, declared, name=name, skip_broken=skip_broken, destination=destination, progress=progress
             )
     if kind == "npz":
-        dataset = read_npz(path, declared, room=room)
+        dataset = read_npz(path, declared, destination=destination)
     else:
         finished = _read_digits(declared) if kind == DIGITS else read_store(path, declared)
-        with named(source):
-            dataset = _placed(finished, room)
+        with name_errors(source):
+            dataset = _copy_images(finished, destination)
     if progress is not None:
-        total = sum(len(part) for part in (dataset.train, dataset.val, dataset.test) if part is not None)
+        total = sum(len(part) for part in _parts(dataset).values())
         progress(total, total)
     return dataset
 
 
 def list_files(path: Path, kind: str) -> tuple[Listing, str]:
     """The listing of a folder or CSV file, and the name of the data set."""
-    with named(path):
+    with name_errors(path):
         if kind == "folder":
-            return list_folder(path), shown(path.resolve().name)
-        return list_table(path), shown(path.stem)
+            return list_folder(path), printable(path.resolve().name)
+        return list_table(path), printable(path.stem)
 
 
-def kind_of(source: Source) -> str:
+def detect_kind(source: Source) -> str:
     """One of "digits", "npz", "csv", "folder" and "store", by names alone: nothing is opened."""
     if source == DIGITS:
         return DIGITS
     path = Path(source)
-    with named(source):
-        try:
-            mode = os.stat(path).st_mode
-        except FileNotFoundError:
-            raise Refusal("there is no such file or folder.") from None
-        except ValueError:
-            raise Refusal("its path holds a character that no path may have.") from None
-        if stat.S_ISDIR(mode):
-            return _kind_of_folder(path)
-        if not stat.S_ISREG(mode):
-            raise Refusal("is neither a regular file nor a folder.")
+    with name_errors(source):
+        if _is_folder(path):
+            if os.path.lexists(path / META):
+                return "store"
+            if os.path.lexists(path / "train"):
+                return "folder"
+            raise Refusal(f"has no folder named train. Fix: use one of the layouts{LAYOUTS}")
         kind = path.suffix.lower().removeprefix(".")
         if kind not in ("npz", "csv"):
             raise Refusal("is not a data set. Fix: give an .npz or .csv file, a folder of images or a packed store.")
         return kind
 
 
-def _kind_of_folder(path: Path) -> str:
-    if os.path.lexists(path / META):
-        return "store"
-    if os.path.lexists(path / "train"):
-        return "folder"
-    raise Refusal(
-        "has no folder 'train' in it. Fix: put the images into train/CLASS/ (and test/CLASS/), "
-        "or list them in a CSV file with path,label."
+def _is_folder(path: Source) -> bool:
+    """Whether the path is a folder; refuses what is neither a folder nor a regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise Refusal("there is no such file or folder.") from None
+    except ValueError:
+        raise Refusal("its path contains a character that no path may contain.") from None
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise Refusal("is neither a regular file nor a folder.")
+    return stat.S_ISDIR(mode)
+
+
+def _parts(dataset: Dataset) -> dict[str, Split]:
+    return {split: part for split in SPLITS if (part := getattr(dataset, split)) is not None}
+
+
+def _describe(dataset: Dataset) -> Findings:
+    """The findings about arrays that passed every check."""
+    parts = _parts(dataset)
+    total = sum(len(part) for part in parts.values())
+    _, height, width, channels = dataset.train.images.shape
+    counts = {}
+    for split, part in parts.items():
+        numbers = Counter(part.labels.tolist())
+        counts[split] = {name: numbers[index] for index, name in enumerate(dataset.classes)}
+    return Findings(
+        name=dataset.name,
+        counts=counts,
+        sizes={(height, width): total},
+        channels={channels: total},
+        persons=None if dataset.train.persons is None else len(np.unique(dataset.train.persons)),
+        problems=(),
+        broken=(),
     )
 
 
-def _placed(dataset: Dataset, room: Room) -> Dataset:
-    """The finished data set with its images in the room."""
-    parts = [part for part in (dataset.train, dataset.val, dataset.test) if part is not None]
-    room.require(sum(part.images.nbytes for part in parts) if room.copies else 0)
-
-    def keep(split: str, part: Split) -> Split:
-        return replace(part, images=room.keep(f"{split}_images", part.images))
-
-    return replace(
-        dataset,
-        train=keep("train", dataset.train),
-        val=None if dataset.val is None else keep("val", dataset.val),
-        test=None if dataset.test is None else keep("test", dataset.test),
-    )
+def _copy_images(dataset: Dataset, destination: Destination) -> Dataset:
+    """The data set with its images in the destination."""
+    parts = _parts(dataset)
+    destination.require(sum(part.images.nbytes for part in parts.values()) if destination.copies else 0)
+    copied = {
+        split: replace(part, images=destination.copy(f"{split}_images", part.images)) for split, part in parts.items()
+    }
+    return replace(dataset, **copied)  # type: ignore[arg-type]
 
 
 def _read_digits(declared: facts.Declared) -> Dataset:
-    """scikit-learn's 8x8 digits, which are public: 1,437 to train and 360 to test, in the same order for everyone."""
+    """scikit-learn's public 8x8 digits: 1,437 to train and 360 to test, always in the same order."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     pixels = np.rint(images * 255 / _BRIGHTEST_DIGIT).astype(np.uint8).reshape(-1, 8, 8, 1)
     names = tuple(str(number) for number in range(10))
-    with named(DIGITS):
+    with name_errors(DIGITS):
         facts.match_stored(names, declared)
         facts.require_shape(pixels.shape, declared)
     order = np.random.default_rng(0).permutation(len(pixels))

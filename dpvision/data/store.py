@@ -1,6 +1,6 @@
-"""The packed store, a folder with meta.json and plain .npy arrays that are memory-mapped; and the rooms for arrays.
+"""The packed store, a folder with meta.json and memory-mapped .npy arrays; and the destinations of arrays.
 
-A room is where the arrays of a source are put: into memory, or into the files of a store that is being written.
+A destination allocates the arrays of a source: in memory, or in the files of a store that is being written.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from dpvision.core.files import sync_folder
 from dpvision.data import facts, limits
 from dpvision.data.dataset import DIGEST, SPLITS, Dataset, Split
-from dpvision.data.files import Refusal, file_length, named, open_inside, shown
-from dpvision.data.npy_zip import ArrayHeader, parse_header, written_header
+from dpvision.data.files import Refusal, file_length, name_errors, open_inside, printable
+from dpvision.data.npy_zip import ArrayHeader, format_header, parse_header
 
 META = "meta.json"
 _FORMAT, _VERSION = "dpvision store", 1
@@ -29,44 +29,44 @@ _Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
 
 
 def read_store(path: Path, declared: facts.Declared) -> Dataset:
-    """The store with its images left on disk. Every header is compared with meta.json and with the file's length."""
+    """The store, its images left on disk. Every header is compared with meta.json and with the file's length."""
     root = str(path.resolve())
-    with named(path / META), open_inside(root, META) as file:
+    with name_errors(path / META), open_inside(root, META) as file:
         names, stored_inferred, skipped_broken, described = _parse_meta(file)
-    with named(path):
+    with name_errors(path):
         agreed = facts.match_stored(names, declared)
         facts.require_shape(described["train"][0], declared)
     splits = {split: _read_split(path, root, split=split, described=described[split]) for split in described}
-    with named(path):
-        MemoryRoom().require(16 * sum(len(split) for split in splits.values()))
+    with name_errors(path):
+        MemoryDestination().require(16 * sum(len(split) for split in splits.values()))
         ids = {split: part.persons for split, part in splits.items() if part.persons is not None}
         persons = facts.index_persons(ids)
     for split, part in splits.items():
-        with named(path / f"{split}_labels.npy"):
+        with name_errors(path / f"{split}_labels.npy"):
             if part.labels.min() < 0 or part.labels.max() >= len(names):
-                raise Refusal(f"has labels that are none of the {len(names)} classes.")
+                raise Refusal(f"has labels that are not among the {len(names)} classes.")
     final = {split: replace(part, persons=persons.get(split)) for split, part in splits.items()}
-    open_now = {*declared.inferred, *(() if agreed else ("classes",))}
-    inferred = tuple(fact for fact in facts.INFERABLE if fact in stored_inferred and fact in open_now)
+    undeclared = {*declared.inferred, *(() if agreed else ("classes",))}
+    inferred = tuple(fact for fact in facts.INFERABLE if fact in stored_inferred and fact in undeclared)
     parts = final["train"], final.get("val"), final.get("test")
-    return Dataset(shown(path.resolve().name), names, *parts, inferred, skipped_broken=skipped_broken)
+    return Dataset(printable(path.resolve().name), names, *parts, inferred, skipped_broken=skipped_broken)
 
 
-def finish_store(dataset: Dataset, folder: Path, *, room: FolderRoom) -> None:
-    """Writes what a store has in addition to the images, which are in the room already, and syncs all of it."""
+def finish_store(dataset: Dataset, folder: Path, *, destination: FolderDestination) -> None:
+    """Write the rest of a store, whose images are in the destination already, and sync all of its files."""
     for split in SPLITS:
         part = getattr(dataset, split)
         if part is None:
             continue
         part.images.flush()
-        for what in ("labels", "persons", "originals"):
-            values = getattr(part, what)
+        for field in ("labels", "persons", "originals"):
+            values = getattr(part, field)
             if values is not None:
-                room.keep(f"{split}_{what}", values).flush()  # type: ignore[attr-defined]
-    (folder / META).write_bytes(_written_meta(dataset))
+                destination.copy(f"{split}_{field}", values).flush()  # type: ignore[attr-defined]
+    (folder / META).write_bytes(_format_meta(dataset))
     present = {f"{split}_images.npy" for split in SPLITS if getattr(dataset, split) is not None}
     for file in sorted(folder.iterdir()):
-        # A split of which every image was broken left its reserved file behind.
+        # The reserved file of a split whose images were all broken.
         if file.name.endswith("_images.npy") and file.name not in present:
             file.unlink()
         else:
@@ -82,7 +82,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _written_meta(dataset: Dataset) -> bytes:
+def _format_meta(dataset: Dataset) -> bytes:
     """meta.json of a data set."""
     parts = {split: getattr(dataset, split) for split in SPLITS}
     meta = {
@@ -104,13 +104,13 @@ def _written_meta(dataset: Dataset) -> bytes:
     }
     text = (json.dumps(meta, indent=1) + "\n").encode("ascii")
     if len(text) > limits.META_BYTES:
-        raise Refusal(f"has names of classes that take more than {limits.META_BYTES // limits.MIB} MiB.")
+        raise Refusal(f"has class names of more than {limits.META_BYTES // limits.MIB} MiB.")
     return text
 
 
 def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool, dict[str, _Described]]:
     if file_length(file) > limits.META_BYTES:
-        raise Refusal(f"takes more than {limits.META_BYTES // limits.MIB} MiB.")
+        raise Refusal(f"is larger than {limits.META_BYTES // limits.MIB} MiB.")
     try:
         meta = json.loads(file.read(limits.META_BYTES), object_pairs_hook=_unique_keys)
     except ValueError:
@@ -118,20 +118,20 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
     if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
         raise Refusal("does not describe a packed store. Fix: pack the data again.")
     if meta.get("version") != _VERSION:
-        raise Refusal(f"is not of version {_VERSION}, the only one this dpvision reads. Fix: pack the data again.")
+        raise Refusal(f"has a version other than {_VERSION}, which this dpvision needs. Fix: pack the data again.")
     names, inferred, splits = meta.get("classes"), meta.get("inferred"), meta.get("splits")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise Refusal("has malformed classes. Fix: pack the data again.")
-    facts.check_names(names)
+    facts.require_class_names(names)
     if not isinstance(inferred, list) or not all(fact in facts.INFERABLE for fact in inferred):
         raise Refusal("has a malformed 'inferred'. Fix: pack the data again.")
-    skipped_broken = meta.get("skipped_broken", True)  # a store that does not say may have been packed either way
+    skipped_broken = meta.get("skipped_broken", True)  # absent: files may have been left out
     if type(skipped_broken) is not bool:
         raise Refusal("has a malformed 'skipped_broken'. Fix: pack the data again.")
     if not isinstance(splits, dict) or "train" not in splits or not set(splits) <= set(SPLITS):
         raise Refusal("has malformed splits. Fix: pack the data again.")
     described = {split: _describe(splits[split], split=split) for split in SPLITS if split in splits}
-    facts.check_same_kind(
+    facts.require_same_kind(
         {split: entry[0] for split, entry in described.items()},
         {split: entry[1] for split, entry in described.items()},
     )
@@ -141,7 +141,7 @@ def _parse_meta(file: BinaryIO) -> tuple[tuple[str, ...], tuple[str, ...], bool,
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
     return fields
 
 
@@ -158,59 +158,59 @@ def _describe(entry: object, *, split: str) -> _Described:
 
 def _read_split(path: Path, root: str, *, split: str, described: _Described) -> Split:
     shape, dtype, has_persons, has_originals = described
-    images = _mapped(path, root, name=f"{split}_images", shape=shape, dtype=dtype)
-    with named(path / f"{split}_images.npy"):
+    images = _map_array(path, root, name=f"{split}_images", shape=shape, dtype=dtype)
+    with name_errors(path / f"{split}_images.npy"):
         if dtype.kind == "f":
             step = max(1, _BLOCK * len(images) // images.nbytes)
             for start in range(0, len(images), step):
-                facts.check_pixels(images[start : start + step], name="images")
-    whole = np.dtype(np.int64)
-    labels = _mapped(path, root, name=f"{split}_labels", shape=shape[:1], dtype=whole)
-    persons = _mapped(path, root, name=f"{split}_persons", shape=shape[:1], dtype=whole) if has_persons else None
+                facts.require_unit_range(images[start : start + step], name="images")
+    integer = np.dtype(np.int64)
+    labels = _map_array(path, root, name=f"{split}_labels", shape=shape[:1], dtype=integer)
+    persons = _map_array(path, root, name=f"{split}_persons", shape=shape[:1], dtype=integer) if has_persons else None
     digests, byte = (shape[0], DIGEST), np.dtype(np.uint8)
-    originals = _mapped(path, root, name=f"{split}_originals", shape=digests, dtype=byte) if has_originals else None
+    originals = _map_array(path, root, name=f"{split}_originals", shape=digests, dtype=byte) if has_originals else None
     return Split(images=images, labels=np.asarray(labels), persons=persons, originals=originals)
 
 
-def _mapped(path: Path, root: str, *, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    with named(path / f"{name}.npy"), open_inside(root, f"{name}.npy") as file:
-        header: ArrayHeader = parse_header(_exactly(file), file_length(file))
+def _map_array(path: Path, root: str, *, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    with name_errors(path / f"{name}.npy"), open_inside(root, f"{name}.npy") as file:
+        header: ArrayHeader = parse_header(_exact_reader(file), file_length(file))
         if header.shape != shape or header.dtype != dtype or header.fortran:
-            raise Refusal(f"has shape {header.shape} of {header.dtype}; meta.json says {shape} of {dtype}.")
-        # The type of meta.json, not of the header: equal, but known to be one of three.
+            raise Refusal(f"has shape {header.shape} of {header.dtype}; meta.json declares {shape} of {dtype}.")
+        # The dtype of meta.json equals that of the header, and is known to be one of three.
         return np.memmap(file, dtype=dtype, mode="r", offset=header.offset, shape=shape)
 
 
-def _exactly(file: BinaryIO) -> Callable[[int], bytes]:
+def _exact_reader(file: BinaryIO) -> Callable[[int], bytes]:
     def read(count: int) -> bytes:
         data = file.read(count)
         if len(data) != count:
-            raise Refusal("is cut short.")
+            raise Refusal("is truncated.")
         return data
 
     return read
 
 
-class Room(Protocol):
-    """Gives arrays to write into."""
+class Destination(Protocol):
+    """Allocates arrays."""
 
     copies: bool
-    """Whether an array that exists already has to be copied."""
+    """Whether `copy` copies, and needs space."""
 
     def require(self, count: int) -> None:
-        """Refuses before anything is allocated when `count` bytes are too many."""
+        """Refuse `count` bytes if they do not fit, before anything is allocated."""
 
-    def array(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array to fill; what it holds before is undefined."""
+    def create(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A new array with undefined values."""
 
-    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
-        """An array that exists already."""
+    def copy(self, name: str, array: np.ndarray) -> np.ndarray:
+        """The same values in this destination."""
 
-    def shorten(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
-        """The first `count` records of an array of this room; the rest is given up."""
+    def truncate(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+        """The first `count` records of an array of this destination; the others are discarded."""
 
 
-class MemoryRoom:
+class MemoryDestination:
     """Arrays in memory."""
 
     copies = False
@@ -218,22 +218,22 @@ class MemoryRoom:
     def require(self, count: int) -> None:
         if count > limits.TOTAL_BYTES:
             raise Refusal(
-                f"needs {count / limits.GIB:,.1f} GiB of memory; at most {limits.TOTAL_BYTES / limits.GIB:,.0f} are "
-                "taken. Fix: pack it first; a packed store stays on disk."
+                f"needs {count / limits.GIB:,.1f} GiB of memory; the limit is {limits.TOTAL_BYTES / limits.GIB:,.0f}. "
+                "Fix: pack it first (dpvision data pack); a packed store stays on disk."
             )
 
-    def array(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def create(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
+    def copy(self, name: str, array: np.ndarray) -> np.ndarray:
         return array
 
-    def shorten(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+    def truncate(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
         return array[:count]
 
 
-class FolderRoom:
-    """Arrays that are memory-mapped .npy files in a folder, so that they may be larger than memory."""
+class FolderDestination:
+    """Arrays as memory-mapped .npy files in a folder, which may be larger than memory."""
 
     copies = True
 
@@ -244,27 +244,27 @@ class FolderRoom:
         free = shutil.disk_usage(self._folder).free
         if count > free:
             raise Refusal(
-                f"needs {count / limits.GIB:,.1f} GiB of disk, {free / limits.GIB:,.1f} are free. "
+                f"needs {count / limits.GIB:,.1f} GiB of disk space, {free / limits.GIB:,.1f} are free. "
                 "Fix: write the store to another disk."
             )
 
-    def array(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        header = written_header(shape, dtype)
+    def create(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        header = format_header(shape, dtype)
         with self._path(name).open("xb") as file:
             file.write(header)
             _reserve(file, len(header) + math.prod(shape) * dtype.itemsize)
         return np.memmap(self._path(name), dtype=dtype, mode="r+", offset=len(header), shape=shape)
 
-    def keep(self, name: str, array: np.ndarray) -> np.ndarray:
-        out = self.array(name, shape=array.shape, dtype=array.dtype)
+    def copy(self, name: str, array: np.ndarray) -> np.ndarray:
+        out = self.create(name, shape=array.shape, dtype=array.dtype)
         step = max(1, _BLOCK * len(array) // max(1, array.nbytes))
         for start in range(0, len(array), step):
             out[start : start + step] = array[start : start + step]
         return out
 
-    def shorten(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+    def truncate(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
         shape = (count, *array.shape[1:])
-        header = written_header(shape, array.dtype)
+        header = format_header(shape, array.dtype)
         array.flush()  # type: ignore[attr-defined]
         with self._path(name).open("r+b") as file:
             file.write(header)
@@ -276,7 +276,7 @@ class FolderRoom:
 
 
 def _reserve(file: BinaryIO, length: int) -> None:
-    """Takes the disk space now: a full disk must be an error here, not a dead process at a later page fault."""
+    """Reserve the disk space now: a full disk must be an error here, not a crash at a later page fault."""
     file.flush()
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, length)

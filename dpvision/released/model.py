@@ -128,7 +128,7 @@ def predict(
             rest = [f"{chance:.4f}" for chance in each] if probabilities else ()
             write(_line(name, made.classes[best], f"{each[best]:.4f}", "", *rest))
         done += len(some.names)
-        progress(done, some.of)
+        progress(done, some.total)
     return failed
 
 

@@ -1,4 +1,4 @@
-"""What a hostile file is in these tests, and the code that every payload would run if anything executed it."""
+"""A hostile file in these tests, and the code that every payload would run if anything executed it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MARKER = "executed-by-payload"
 
 @dataclass(frozen=True)
 class Case:
-    """`build` writes the files into an empty folder and returns the source; `want` says what must happen.
+    """`build` writes the files into an empty folder and returns the source; `want` is the required outcome.
 
     "refused": a DataError. "same": a DataError, or exactly the data that was there before the damage.
-    "valid": a DataError, or some data that keeps every promise (JPEG has no check sums).
+    "valid": a DataError, or data that satisfies every condition of `Split` (JPEG has no checksums).
     """
 
     name: str
@@ -25,7 +25,7 @@ class Case:
     verb: str = "load"
     options: dict[str, object] = field(default_factory=dict)
     only_load: bool = False
-    """`check` would honestly look for each of a great many files."""
+    """`check` would open each of a very large number of files."""
 
 
 def pickle_payload(folder: Path) -> bytes:

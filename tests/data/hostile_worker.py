@@ -1,4 +1,4 @@
-"""Loads every source of a manifest in a process of its own, and reports what happened, how long and how much memory."""
+"""Loads every source of a manifest in a separate process, and reports outcome, time and memory of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dpvision import data
 from dpvision.errors import DataError
 
 SECONDS = 20
-"""By the clock: generous, because other processes may have the core. The test bounds the time on the processor."""
+"""Wall-clock time, generous because other processes share the cores. The test limits processor time."""
 
 
 class Hang(BaseException):
-    """Not an Exception, so that nothing can take it for a broken file."""
+    """Not an Exception, so that no handler can take it for a broken file."""
 
 
 def on_alarm(number: int, frame: object) -> None:
@@ -37,7 +37,7 @@ def peak_memory() -> int:
 
 
 def validate(split: data.Split, classes: int) -> None:
-    """Every promise of `Split`."""
+    """Assert every documented condition of `Split`."""
     count, _, _, channels = split.images.shape
     assert count > 0 and channels in (1, 3) and split.images.dtype in (np.uint8, np.float32)
     if split.images.dtype == np.float32:
@@ -50,15 +50,15 @@ def validate(split: data.Split, classes: int) -> None:
 
 def attempt(job: dict) -> tuple[str, str]:
     if job["verb"] == "image_batches":
-        for some in data.image_batches(job["source"], size=(6, 6), channels=1):
-            assert len(some.names) == len(some.problems) == len(some.images) + sum(map(bool, some.problems))
-            if any(some.problems):
-                raise DataError(f"{job['source']}: {some.problems}")
+        for batch in data.image_batches(job["source"], size=(6, 6), channels=1):
+            assert len(batch.names) == len(batch.problems) == len(batch.images) + sum(map(bool, batch.problems))
+            if any(batch.problems):
+                raise DataError(f"{job['source']}: {batch.problems}")
         return "loaded", ""
-    found = data.load(job["source"], **job["options"])
-    parts = [part for part in (found.train, found.val, found.test) if part is not None]
+    dataset = data.load(job["source"], **job["options"])
+    parts = [part for part in (dataset.train, dataset.val, dataset.test) if part is not None]
     for part in parts:
-        validate(part, len(found.classes))
+        validate(part, len(dataset.classes))
     return "loaded", " ".join(data.fingerprint(part) for part in parts)
 
 
@@ -68,7 +68,7 @@ def check(job: dict) -> str:
 
 
 def pack(job: dict) -> str:
-    """A store that is written here, in the working folder, is removed at once; one that fails must leave nothing."""
+    """Pack into the working folder and remove the store; a failed attempt must leave nothing."""
     shutil.rmtree(data.pack(job["source"], "store", **job["options"]))
     return "loaded"
 
@@ -105,8 +105,8 @@ def main(manifest: str, report: str) -> None:
         checked = "found" if job["only_load"] else outcome_of(check, job)
         packed = outcome_of(pack, job) if len(results) % 4 == 0 and not job["only_load"] else ""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        told = {"outcome": outcome, "text": text, "seconds": seconds, "memory": peak_memory() - base}
-        results.append({**told, "checked": checked, "packed": packed})
+        result = {"outcome": outcome, "text": text, "seconds": seconds, "memory": peak_memory() - base}
+        results.append({**result, "checked": checked, "packed": packed})
     Path(report).write_text(json.dumps(results))
 
 

@@ -16,10 +16,10 @@ from dpvision.errors import DataError
 def test_check_of_arrays(tmp_path: Path) -> None:
     npz = save_npz(tmp_path / "a.npz", good_arrays(persons=True))
     for source in (npz, pack(npz, tmp_path / "s")):
-        found = check(source)
-        assert found.counts["train"] == {"0": 4, "1": 4, "2": 4} and found.counts["val"]["1"] == 1
-        assert found.sizes == {(6, 6): 21} and found.channels == {1: 21}
-        assert found.persons == 4 and found.broken == () and found.problems == ()
+        findings = check(source)
+        assert findings.counts["train"] == {"0": 4, "1": 4, "2": 4} and findings.counts["val"]["1"] == 1
+        assert findings.sizes == {(6, 6): 21} and findings.channels == {1: 21}
+        assert findings.persons == 4 and findings.broken == () and findings.problems == ()
     assert check("digits").sizes == {(8, 8): 1797}
 
 
@@ -29,14 +29,14 @@ def test_check_of_files(tmp_path: Path) -> None:
     os.mkfifo(folder / "train" / "2" / "fifo.png")
     cut = folder / "train" / "0" / "00000.png"
     cut.write_bytes(cut.read_bytes()[:-30])
-    found = check(folder, classes=["0", "1"])
-    assert found.counts["train"] == {"0": 3, "1": 4, "2": 5}
-    assert found.sizes == {(6, 6): 20, (12, 9): 1} and found.channels == {1: 20, 3: 1}
-    assert {(b.path, b.reason) for b in found.broken} == {
+    findings = check(folder, classes=["0", "1"])
+    assert findings.counts["train"] == {"0": 3, "1": 4, "2": 5}
+    assert findings.sizes == {(6, 6): 20, (12, 9): 1} and findings.channels == {1: 20, 3: 1}
+    assert {(b.path, b.reason) for b in findings.broken} == {
         ("train/2/fifo.png", "is a FIFO, not a regular file."),
-        ("train/0/00000.png", "is cut short."),
+        ("train/0/00000.png", "is truncated."),
     }
-    assert len(found.problems) == 2 and "'2'" in found.problems[0] and "12x9" in found.problems[1]
+    assert len(findings.problems) == 2 and "'2'" in findings.problems[0] and "12x9" in findings.problems[1]
     assert check(folder, size=6).problems == ()
 
 
@@ -44,11 +44,11 @@ def test_check_of_a_table(tmp_path: Path) -> None:
     path = save_csv(tmp_path / "c", good_arrays(persons=True))
     with path.open("a") as file:
         file.write("../outside.png,1,train,p1\nmissing.png,1,train,p1\n")
-    found = check(path)
-    assert found.persons == 4 and [b.path for b in found.broken] == ["../outside.png", "missing.png"]
+    findings = check(path)
+    assert findings.persons == 4 and [b.path for b in findings.broken] == ["../outside.png", "missing.png"]
 
 
-def test_check_raises_for_what_is_no_source(tmp_path: Path) -> None:
+def test_check_refuses_what_is_not_a_source(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"hello")
     for name in ("a.npz", "b.npz", "c.csv"):
         with pytest.raises(DataError, match=name):

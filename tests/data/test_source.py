@@ -53,8 +53,8 @@ def test_npz(tmp_path: Path, compressed: bool, channels: int) -> None:
         assert part.images.shape[3] == channels and part.labels.dtype == np.int64
         assert np.array_equal(part.labels, arrays[f"{split}_labels"])
     ids = np.concatenate([arrays[f"{split}_persons"] for split in ("train", "val", "test")])
-    found = np.concatenate([part.persons for part in (data.train, data.val, data.test)])
-    assert np.array_equal(np.unique(ids)[found], ids), "one numbering, sorted, for all splits"
+    indices = np.concatenate([part.persons for part in (data.train, data.val, data.test)])
+    assert np.array_equal(np.unique(ids)[indices], ids), "one numbering, sorted, for all splits"
 
 
 def test_npz_declared_facts(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_npz_declared_facts(tmp_path: Path) -> None:
     assert load(path, classes=5).inferred == ("image size", "channels")
     with pytest.raises(DataError, match=r"has the label 2 in train, but the classes are 0 to 1"):
         load(path, classes=2)
-    with pytest.raises(DataError, match=r"holds images of 6x6, not 8x8"):
+    with pytest.raises(DataError, match=r"contains images of 6x6, not 8x8"):
         load(path, size=8)
 
 
@@ -102,7 +102,7 @@ def test_npz_of_the_size_of_cifar_is_fast(tmp_path: Path) -> None:
     assert images.nbytes / (process_time() - start) > 100e6, "300 MB/s on an idle core"
 
 
-def test_npz_near_constant_images_are_no_bomb(tmp_path: Path) -> None:
+def test_npz_of_near_constant_images_loads(tmp_path: Path) -> None:
     images = np.zeros((40_000, 32, 32), np.uint8)
     arrays = {"train_images": images, "train_labels": np.arange(40_000) % 2}
     assert len(load(save_npz(tmp_path / "masks.npz", arrays, compressed=True)).train) == 40_000
@@ -158,12 +158,32 @@ def test_folder_modes_of_png(tmp_path: Path, mode: str) -> None:
 def test_folder_of_several_sizes(tmp_path: Path) -> None:
     path = save_folder(tmp_path / "a", good_arrays())
     Image.new("L", (9, 12), 50).save(path / "train" / "1" / "z.png")
-    with pytest.raises(DataError, match=r"train/1/z.png is 12x9, most are 6x6 .* such as --size 6") as caught:
+    with pytest.raises(
+        DataError, match=r"train/1/z.png is 12x9, the most frequent is 6x6 .* such as --size 6\."
+    ) as caught:
         load(path)
     assert str(caught.value).startswith(str(path))
     data = load(path, size=(4, 5))
     assert data.train.images.shape[1:] == (4, 5, 1) and "image size" not in data.inferred
     assert any((image == 50).all() for image in data.train.images)
+
+
+def test_the_suggested_size_is_one_that_the_option_takes(tmp_path: Path) -> None:
+    """`--size` takes one number, so images that are not square get a square size suggested."""
+    path = save_folder(tmp_path / "a", good_arrays())
+    for number in range(30):
+        Image.new("L", (8, 5)).save(path / "train" / "1" / f"z{number}.png")
+    with pytest.raises(DataError, match=r"the most frequent is 5x8 \(height x width\)\. .* such as --size 5\.$"):
+        load(path)
+    assert load(path, size=5).train.images.shape == (42, 5, 5, 1)
+
+
+def test_a_folder_without_train_gets_an_example_of_each_layout(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match=r"has no folder named train\. Fix: ") as caught:
+        load(tmp_path)
+    message, folder, table = str(caught.value).split("\n")
+    assert message.startswith(f"{tmp_path}: ") and "train/cat/1.png" in folder and "path,label" in table
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -236,14 +256,14 @@ def test_impossible_sizes(tmp_path: Path, size: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.npz", "notes.txt", "empty", "x\0.npz"])
-def test_what_is_no_source(tmp_path: Path, name: str) -> None:
+def test_what_is_not_a_source(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"^.*(nothing\.npz|notes\.txt|empty|x\\x00\.npz): "):
         load(tmp_path / name)
 
 
-def test_memory_is_refused_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_refused_before_it_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpvision.data import limits
 
     monkeypatch.setattr(limits, "TOTAL_BYTES", 400)

@@ -1,4 +1,4 @@
-"""The packed store: what goes in comes out, whole or not at all."""
+"""The packed store: it holds exactly its source, complete or not at all."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_what_was_inferred_stays_inferred(tmp_path: Path) -> None:
         load(tmp_path / "t", classes=["x", "y", "w"])
     with pytest.raises(DataError, match="none of"):
         load(tmp_path / "t", classes=4)
-    with pytest.raises(DataError, match="holds images of 6x6"):
+    with pytest.raises(DataError, match="contains images of 6x6"):
         load(tmp_path / "t", size=7)
 
 
-def test_names_that_were_read_off_are_not_declared_by_their_number(tmp_path: Path) -> None:
+def test_inferred_names_are_not_declared_by_their_number(tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "f", good_arrays())
     for split in ("train", "val", "test"):
         for number, name in enumerate(("anna", "ben", "cleo")):
@@ -70,8 +70,8 @@ def test_names_that_were_read_off_are_not_declared_by_their_number(tmp_path: Pat
     assert load(store, classes=["anna", "ben", "cleo"]).inferred == ()
 
 
-def test_a_store_says_whether_broken_files_may_have_been_left_out(tmp_path: Path) -> None:
-    """Whether it was asked for, not whether there were any; a store that does not say may have been packed so."""
+def test_a_store_records_whether_broken_files_may_have_been_left_out(tmp_path: Path) -> None:
+    """Whether skip_broken was set, not whether any file was broken; a store without the record may have left some out."""
     folder = save_folder(tmp_path / "f", good_arrays())
     for skip in (False, True):
         store = pack(folder, tmp_path / f"s{skip}", skip_broken=skip)
@@ -125,7 +125,7 @@ def test_progress_and_skipped_files(tmp_path: Path) -> None:
     assert load(store).val is None and len(load(store).train) == 12
     assert sorted(file.name for file in store.iterdir()) == [
         "meta.json",
-        *(f"{split}_{what}.npy" for split in ("test", "train") for what in ("images", "labels", "originals")),
+        *(f"{split}_{field}.npy" for split in ("test", "train") for field in ("images", "labels", "originals")),
     ]
 
 
@@ -144,7 +144,7 @@ def test_an_interrupted_pack_leaves_nothing(tmp_path: Path, stop: type[BaseExcep
 
 def test_pack_never_overwrites(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    with pytest.raises(DataError, match=r"s: is there already"):
+    with pytest.raises(DataError, match=r"s: exists already"):
         pack("digits", tmp_path / "s")
     with pytest.raises(DataError, match=r"its folder does not exist"):
         pack("digits", tmp_path / "no" / "s")

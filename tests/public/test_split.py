@@ -166,7 +166,7 @@ def test_every_image_of_a_class_is_as_likely(tmp_path: Path) -> None:
         (("--public", "many"), 2, "many"),
         (("--public", 6, "--seed", -1), 2, "seed is -1"),
         (("--public", 6, "--classes", "5"), 2, "class '3' has 0 images"),
-        (("--public", 6, "--size", "9"), 3, "holds images of 6x5"),
+        (("--public", 6, "--size", "9"), 3, "contains images of 6x5"),
         ((), 2, "public"),
     ],
 )

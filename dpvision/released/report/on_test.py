@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dpvision.data.files import Refusal
-from dpvision.data.picture import SIGNATURE, check_chunks
+from dpvision.data.picture import SIGNATURE, require_valid_png
 from dpvision.errors import DataError
 from dpvision.released.evaluation import (
     BINS,
@@ -226,7 +226,7 @@ def _png(text: str) -> str:
     data = base64.b64decode(text, validate=True)
     _require(data[:8] == SIGNATURE and len(data) > 24, "picture")
     _require(max(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) <= MOST_SIDE, "picture")
-    check_chunks(io.BytesIO(data), len(data))
+    require_valid_png(io.BytesIO(data), len(data))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

@@ -1,4 +1,4 @@
-"""`image_batches` reads what has no labels, a few images at a time."""
+"""`image_batches` reads images without labels, a batch at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dpvision.errors import DataError
 def _all(
     path: Path, *, size: tuple[int, int] = (6, 6), channels: int = 3, at_a_time: int = 2
 ) -> tuple[list[str], np.ndarray]:
-    """Names and images, of what has no problem."""
-    names, found = [], []
-    for some in image_batches(path, size=size, channels=channels, at_a_time=at_a_time):
-        assert len(some.names) <= at_a_time and not any(some.problems)
-        names += some.names
-        found.append(some.images)
-    assert some.of == len(names)
-    return names, np.concatenate(found)
+    """Names and images of a source without problems."""
+    names, images = [], []
+    for batch in image_batches(path, size=size, channels=channels, at_a_time=at_a_time):
+        assert len(batch.names) <= at_a_time and not any(batch.problems)
+        names += batch.names
+        images.append(batch.images)
+    assert batch.total == len(names)
+    return names, np.concatenate(images)
 
 
 def test_images_of_a_folder_a_file_and_an_array(tmp_path: Path) -> None:
@@ -44,19 +44,19 @@ def test_images_of_a_folder_a_file_and_an_array(tmp_path: Path) -> None:
     assert _all(tmp_path / "gray.npz")[1].shape == (3, 6, 6, 3)
 
 
-def test_images_that_can_not_be_read(tmp_path: Path) -> None:
+def test_unreadable_images(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match=r"in: has no \.png"):
+    with pytest.raises(DataError, match=r"in: contains no \.png"):
         _all(tmp_path / "in")
     (tmp_path / "in" / "a.png").write_text("text")
     Image.new("L", (6, 6)).save(tmp_path / "in" / "b.png")
     (tmp_path / "in" / "notes.txt").write_text("text")
-    (some,) = image_batches(tmp_path / "in", size=(6, 6), channels=1)
-    assert some.names == ["a.png", "b.png", "notes.txt"] and some.images.shape == (1, 6, 6, 1)
-    first, second, third = some.problems
+    (batch,) = image_batches(tmp_path / "in", size=(6, 6), channels=1)
+    assert batch.names == ["a.png", "b.png", "notes.txt"] and batch.images.shape == (1, 6, 6, 1)
+    first, second, third = batch.problems
     assert second is None and "neither a PNG nor a JPEG" in str(first) and "is not a .png" in str(third)
-    (some,) = image_batches(tmp_path / "in" / "a.png", size=(6, 6), channels=1)
-    assert some.images.shape == (0, 6, 6, 1) and "neither a PNG nor a JPEG" in str(some.problems[0])
+    (batch,) = image_batches(tmp_path / "in" / "a.png", size=(6, 6), channels=1)
+    assert batch.images.shape == (0, 6, 6, 1) and "neither a PNG nor a JPEG" in str(batch.problems[0])
     np.savez(tmp_path / "a.npz", train_images=np.zeros((2, 4, 4), np.uint8))
     with pytest.raises(DataError, match="neither test_images nor images"):
         _all(tmp_path / "a.npz")
@@ -73,7 +73,7 @@ def test_an_array_is_read_a_few_images_at_a_time(tmp_path: Path) -> None:
     np.savez(tmp_path / "many.npz", images=np.zeros((1000, 256, 256), np.uint8))
     tracemalloc.start()
     names = sum(
-        len(some.names) for some in image_batches(tmp_path / "many.npz", size=(256, 256), channels=1, at_a_time=4)
+        len(batch.names) for batch in image_batches(tmp_path / "many.npz", size=(256, 256), channels=1, at_a_time=4)
     )
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -86,6 +86,6 @@ def test_images_in_folders_of_the_folder_and_never_through_a_link(tmp_path: Path
         place.mkdir(parents=True)
         Image.new("L", (6, 6)).save(place / "1.png")
     (folder / "link").symlink_to(outside)
-    (some,) = image_batches(folder, size=(6, 6), channels=1)
-    assert some.names == ["cat/1.png", "dog/young/1.png", "link"] and len(some.images) == 2
-    assert some.problems[:2] == [None, None] and "is a folder" in str(some.problems[2])
+    (batch,) = image_batches(folder, size=(6, 6), channels=1)
+    assert batch.names == ["cat/1.png", "dog/young/1.png", "link"] and len(batch.images) == 2
+    assert batch.problems[:2] == [None, None] and "is a folder" in str(batch.problems[2])
