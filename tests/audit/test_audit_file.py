@@ -1,4 +1,4 @@
-"""audit.json is taken as an audit writes it, and not otherwise: it is released, and a card quotes it."""
+"""audit.json is accepted only as an audit writes it: it is released, and a card quotes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _write(folder: Path, whole: Any) -> None:
     (folder / "audit.json").write_text(whole if isinstance(whole, str) else json.dumps(whole))
 
 
-def test_what_is_written_is_read_and_one_section_leaves_the_other(tmp_path: Path) -> None:
+def test_sections_are_read_as_written_and_do_not_replace_each_other(tmp_path: Path) -> None:
     assert audit_file.read_sections(tmp_path) == {}
     audit_file.write_section(tmp_path, "mechanism", MECHANISM)
     audit_file.write_section(tmp_path, "one_run", ONE_RUN)
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_and_one_section_leaves_the_other(tmp_path: Path
 
 
 @pytest.mark.parametrize("bound, refuted", [(2.4, False), (2.6, True), (3.5, True)])
-def test_a_bound_above_what_is_proved_or_tested_is_refuted_whatever_the_file_says(
+def test_a_bound_above_the_proved_or_tested_epsilon_is_refuted_whatever_the_file_states(
     bound: float, refuted: bool, tmp_path: Path
 ) -> None:
     _write(tmp_path, {"format": audit_file.FORMAT, "mechanism": MECHANISM | {"epsilon_at_least": bound}})
@@ -47,19 +47,23 @@ def test_a_bound_above_what_is_proved_or_tested_is_refuted_whatever_the_file_say
     [
         ((2.4, 2.9), 3.0, 2.5, (False, False)),
         ((2.6, 3.1), 3.0, 2.5, (True, True)),
-        ((3.2, 2.9), 3.0, 9.0, (False, False)),  # there was more noise before the last settings, which were tested
+        ((3.2, 2.9), 3.0, 9.0, (False, False)),  # more noise before the last settings, which were tested
         ((9.1, 2.9), 3.0, 9.0, (True, False)),
         ((50.0, 50.0), math.inf, math.inf, (False, False)),  # nothing is claimed
     ],
 )
-def test_a_bound_is_judged_by_what_the_run_claims(
+def test_a_bound_is_judged_by_the_claim_of_the_run(
     bound: tuple[float, float], proved: float, tested: float, refuted: tuple[bool, bool], tmp_path: Path
 ) -> None:
-    told = {"epsilon_proved": audit_file.finite_or_none(proved)}
-    lenient = MECHANISM | told | {"epsilon_at_least": bound[0], "epsilon_tested": 1e5}
+    proved_field = {"epsilon_proved": audit_file.finite_or_none(proved)}
+    lenient = MECHANISM | proved_field | {"epsilon_at_least": bound[0], "epsilon_tested": 1e5}
     _write(
         tmp_path,
-        {"format": audit_file.FORMAT, "mechanism": lenient, "one_run": ONE_RUN | told | {"epsilon_at_least": bound[1]}},
+        {
+            "format": audit_file.FORMAT,
+            "mechanism": lenient,
+            "one_run": ONE_RUN | proved_field | {"epsilon_at_least": bound[1]},
+        },
     )
     found = audit_file.read_and_judge(tmp_path, proved=proved, tested=tested, delta=1e-5)
     assert (found["mechanism"]["refuted"], found["one_run"]["refuted"]) == refuted
@@ -70,7 +74,7 @@ def test_a_bound_is_judged_by_what_the_run_claims(
     [{"epsilon_proved": None}, {"epsilon_proved": 60.0}, {"epsilon_proved": 2.9}, {"delta": 1e-9}, {"delta": 0.5}],
 )
 @pytest.mark.parametrize("name", ["mechanism", "one_run"])
-def test_a_file_that_claims_something_else_is_of_another_run(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_with_another_claim_belongs_to_another_run(name: str, change: dict[str, Any], tmp_path: Path) -> None:
     both: dict[str, Any] = {"mechanism": MECHANISM, "one_run": ONE_RUN}
     of = {"proved": 3.0, "tested": 2.5, "delta": 1e-5}
     _write(tmp_path, {"format": audit_file.FORMAT, **both})
@@ -119,7 +123,7 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("whole", HOSTILE)
-def test_anything_else_is_refused_and_left_as_it_is(whole: Any, tmp_path: Path) -> None:
+def test_any_other_content_is_refused_and_left_unchanged(whole: Any, tmp_path: Path) -> None:
     _write(tmp_path, whole)
     before = (tmp_path / "audit.json").read_bytes()
     with pytest.raises(DataError, match=r"audit\.json"):

@@ -1,4 +1,4 @@
-"""The lower bound is rarely above the truth, near it with many runs, and zero without evidence."""
+"""Lower bounds are rarely above the truth, near it with many runs, and zero without evidence; false claims are refuted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_clopper_pearson_is_scipys(hits: int, miss: float) -> None:
     assert bounds.clopper_pearson_high(hits, 100, miss) == pytest.approx(exact.high, rel=1e-9)
 
 
-# At mu 3 and 300 runs and at delta 0.1 the bound is tightest; at mu 0 anything above 0 is a false alarm.
+# The bound is tightest at mu 3 with 300 runs and at delta 0.1; at mu 0 anything above 0 is a false alarm.
 @pytest.mark.parametrize(
     ("mu", "delta", "runs"), [(0.0, 0.0, 400), (1.0, 0.1, 4000), (1.0, 1e-5, 400), (3.0, 0.5, 300)]
 )
@@ -42,8 +42,8 @@ def test_false_alarms_are_as_rare_as_stated(mu: float, delta: float, runs: int) 
     assert above <= stats.binom.isf(1e-4, trials, 0.05)
 
 
-def test_the_false_alarm_check_has_teeth() -> None:
-    """The threshold that is best on all runs, tested on the same runs without correction, is above the truth often."""
+def test_the_test_of_false_alarms_detects_an_invalid_bound() -> None:
+    """The best threshold of all runs, tested on the same runs without correction, often exceeds the truth."""
     trials, truth, above = 200, gdp.gaussian_epsilon(1.0, 0.1), 0
     for seed in range(trials):
         out, into = _worlds(1.0, 4000, seed)
@@ -51,21 +51,21 @@ def test_the_false_alarm_check_has_teeth() -> None:
     assert above > stats.binom.isf(1e-4, trials, 0.05)
 
 
-def test_many_runs_come_near_the_truth() -> None:
+def test_many_runs_approach_the_truth() -> None:
     truth = gdp.gaussian_epsilon(1.0, 0.05)
     found = lower_bound(*_worlds(1.0, 400_000, 1), delta=0.05)
     assert 0.93 * truth < found.epsilon <= truth
     assert found.runs == 800_000 and found.confidence == 0.95 and found.delta == 0.05
 
 
-def test_more_confidence_is_a_lower_bound() -> None:
+def test_more_confidence_gives_a_lower_bound() -> None:
     worlds = _worlds(1.0, 20_000, 2)
     sure, less = (lower_bound(*worlds, delta=DELTA, confidence=c) for c in (0.999, 0.9))
     assert 0 < sure.epsilon < less.epsilon
 
 
 def test_no_evidence_is_zero() -> None:
-    """Not even where the score points the wrong way, is constant, or there are two runs."""
+    """Also if the score points the wrong way, is constant, or there are only two runs."""
     out, into = _worlds(2.0, 5000, 3)
     assert lower_bound(into, out, delta=DELTA).epsilon == 0
     assert estimate(into, out, delta=DELTA).mu == estimate(into, out, delta=DELTA).epsilon == 0
@@ -73,13 +73,13 @@ def test_no_evidence_is_zero() -> None:
     assert lower_bound([0.0, 0.0], [1.0, 1.0], delta=DELTA).epsilon == 0
 
 
-def test_each_side_is_found() -> None:
-    """A score that now and then proves the record present, and one that now and then proves it absent."""
+def test_evidence_of_either_side_is_found() -> None:
+    """A score that occasionally proves the record present, and one that occasionally proves it absent."""
     rng = np.random.default_rng(4)
-    coin, rare = np.zeros(20_000), rng.random(20_000) < 0.01
+    zeros, rare = np.zeros(20_000), rng.random(20_000) < 0.01
     present, absent = (
-        lower_bound(coin, np.where(rare, np.inf, 0), delta=DELTA),
-        lower_bound(np.where(rare, -np.inf, 0), coin, delta=DELTA),
+        lower_bound(zeros, np.where(rare, np.inf, 0), delta=DELTA),
+        lower_bound(np.where(rare, -np.inf, 0), zeros, delta=DELTA),
     )
     assert (present.guess, absent.guess) == ("with", "without")
     assert present.threshold == math.inf and absent.threshold == -math.inf
@@ -115,13 +115,13 @@ def test_the_estimate_of_mu_covers_the_truth() -> None:
         ([1.0, 2.0], [1.0, 2.0], {"confidence": 1.0}, "confidence is 1.0"),
     ],
 )
-def test_what_can_not_be_used_is_named(without: list, with_record: list, options: dict, reason: str) -> None:
-    for by in (lower_bound, estimate):
+def test_invalid_arguments_are_refused_by_name(without: list, with_record: list, options: dict, reason: str) -> None:
+    for function in (lower_bound, estimate):
         with pytest.raises(ConfigError, match=reason):
-            by(without, with_record, **{"delta": DELTA, **options})
+            function(without, with_record, **{"delta": DELTA, **options})
 
 
-def test_an_estimate_needs_a_spread() -> None:
+def test_an_estimate_needs_scores_that_vary() -> None:
     with pytest.raises(ConfigError, match="not all equal"):
         estimate([1.0, 1.0], [1.0, 1.0], delta=DELTA)
 
@@ -137,36 +137,36 @@ def test_a_true_claim_is_refuted_as_rarely_as_stated(mu: float) -> None:
     assert wrong <= stats.binom.isf(1e-4, trials, 0.05)
 
 
-def test_a_false_claim_is_refuted_where_the_bound_at_one_delta_is_blind() -> None:
-    """The square root of 2 in the noise, 1,000 runs: 1e-5 alone shows nothing."""
-    found, alone = 0, 0
+def test_the_profile_refutes_a_false_claim_where_the_bound_at_one_delta_does_not() -> None:
+    """Noise too small by the square root of 2, and 1,000 runs: delta 1e-5 alone shows nothing."""
+    by_profile, by_bound = 0, 0
     for seed in range(20):
         worlds = _worlds(1.5 * 2**0.5, 1000, seed)
-        found += profile_test(*worlds, _curve(1.5), top=gdp.gaussian_epsilon(1.5, 1e-3)).refuted
-        alone += lower_bound(*worlds, delta=DELTA).refutes(gdp.gaussian_epsilon(1.5, DELTA))
-    assert found >= 16 and alone == 0
+        by_profile += profile_test(*worlds, _curve(1.5), top=gdp.gaussian_epsilon(1.5, 1e-3)).refuted
+        by_bound += lower_bound(*worlds, delta=DELTA).refutes(gdp.gaussian_epsilon(1.5, DELTA))
+    assert by_profile >= 16 and by_bound == 0
 
 
-# Draws that have nothing to do with the world: continuous, with many ties, all the same.
+# Scores that are independent of the world: continuous, with many ties, constant.
 NULLS = {
     "normal": lambda rng, size: rng.normal(size=size),
-    "coins": lambda rng, size: rng.integers(0, 2, size).astype(float),
+    "fair bits": lambda rng, size: rng.integers(0, 2, size).astype(float),
     "few values": lambda rng, size: rng.poisson(0.5, size).astype(float),
-    "all the same": lambda rng, size: np.zeros(size),
-    "mostly one": lambda rng, size: (rng.random(size) < 1e-3).astype(float),
+    "constant": lambda rng, size: np.zeros(size),
+    "mostly zero": lambda rng, size: (rng.random(size) < 1e-3).astype(float),
 }
 
 
 @pytest.mark.parametrize("kind", NULLS)
 def test_null_scores_give_epsilon_0(kind: str) -> None:
-    """Not even the true claim of no privacy loss at all is refuted, and the bound is 0: by chance once in 100."""
+    """Not even a claim of no privacy loss is refuted, and the bound is 0; except by chance once in 100."""
     above, refuted, trials = 0, 0, 100
     for seed in range(trials):
         rng = np.random.default_rng(seed)
         out, into = NULLS[kind](rng, 600), NULLS[kind](rng, 600)
         above += lower_bound(out, into, delta=DELTA).epsilon > 0
         refuted += profile_test(out, into, lambda epsilons: np.zeros(len(epsilons)), top=1.0).refuted
-    most = 0 if kind == "all the same" else stats.binom.isf(1e-4, trials, 0.01)
+    most = 0 if kind == "constant" else stats.binom.isf(1e-4, trials, 0.01)
     assert above <= most and refuted <= most
 
 
@@ -180,8 +180,8 @@ def test_scores_that_point_the_wrong_way_are_no_evidence() -> None:
     assert not judge(Scores(same, same, Gaussian(5.0), mu, 500), delta=DELTA).refuted
 
 
-def test_the_alarm_is_rare_for_scores_with_heavy_tails() -> None:
-    """Few steps at a low rate: scores are far from normal, and the interval must know."""
+def test_false_alarms_are_rare_for_scores_with_heavy_tails() -> None:
+    """Few steps at a low rate: scores are far from normal, and the interval must account for it."""
     met, trials, above = Exposure(0.02, 0.7, 4), 200, 0
     claimed = claimed_mu((met,))
     for seed in range(trials):
@@ -192,8 +192,8 @@ def test_the_alarm_is_rare_for_scores_with_heavy_tails() -> None:
     assert above <= stats.binom.isf(1e-4, trials, 0.025)
 
 
-def test_no_alarm_where_canaries_were_hardly_drawn() -> None:
-    """The interval of the matched filter does not hold there; the profile test does."""
+def test_no_alarm_if_canaries_were_rarely_sampled() -> None:
+    """The interval of the matched filter is not valid there; the profile test is."""
     met, trials, above = Exposure(0.01, 0.4, 2), 100, 0
     mu, event = claimed_mu((met,)), PoissonGaussian(met.rate, met.sigma, met.steps)
     for seed in range(trials):
@@ -204,14 +204,14 @@ def test_no_alarm_where_canaries_were_hardly_drawn() -> None:
     assert above <= stats.binom.isf(1e-3, trials, 0.025)
 
 
-def test_it_asks_for_what_it_needs() -> None:
+def test_invalid_arguments_of_a_profile_test_are_refused() -> None:
     with pytest.raises(ConfigError, match="confidence"):
         profile_test([0, 1], [0, 1], _curve(1.0), top=1.0, confidence=1.0)
     with pytest.raises(ConfigError, match="without"):
         profile_test([0], [0, 1], _curve(1.0), top=1.0)
 
 
-def test_the_verdict_tells_what_was_claimed() -> None:
+def test_the_verdict_states_the_claim() -> None:
     rng = np.random.default_rng(0)
     event = PoissonGaussian(0.2, 2.0, 10)
     mu = claimed_mu((Exposure(0.2, 2.0, 10),))

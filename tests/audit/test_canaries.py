@@ -1,4 +1,4 @@
-"""Canaries in every mechanism: no claim is refuted, and every one is when the noise is cut to 0.83."""
+"""Canaries in every mechanism: no claim is refuted, and every claim is if the noise is reduced to 0.83 of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dpvision.errors import ConfigError
 DELTA = 1e-5
 CASES = mechanisms(Budget(3.0, DELTA))
 FAMILY_WISE = 1 - 0.05 / len(CASES)
-SLOW = {"K views", "self-mix", "weight multiplicity"}  # more images of each: fewer canaries
+SLOW = {"K views", "self-mix", "weight multiplicity"}  # several images per canary: fewer canaries
 SAMPLER, SIGMA = PoissonSampler(10, 40, 8), 1.2
 
 
 def _canaries(name: str) -> int:
-    """At epsilon 3 here mu is 0.5, and with 10,000 a share of 1.2 of it is 5 standard errors off."""
+    """At epsilon 3 mu is 0.5 here, and with 10,000 canaries 1.2 times that is 5 standard errors away."""
     return 4000 if name in SLOW else 10_000
 
 
@@ -38,22 +38,22 @@ def test_no_claim_is_refuted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_noise_of_0_83_is_found_out(name: str) -> None:
+def test_noise_of_0_83_of_the_claim_is_detected(name: str) -> None:
     found = judge(CASES[name](_canaries(name), CanaryRandom(f"cut {name}", 0.83)), delta=DELTA)
     assert found.refuted, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_both_at_epsilon_1_with_fresh_coins(name: str) -> None:
+def test_both_at_epsilon_1_with_fresh_randomness(name: str) -> None:
     case = mechanisms(Budget(1.0, DELTA))[name]
-    # Fresh coins each time: a chance of 1 in 1,000 for all clean ones together, and less for the cut ones.
+    # A false alarm has a probability of 1 in 1,000 over all mechanisms, and a missed one less.
     assert not judge(case(40_000, CanaryRandom()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
     assert judge(case(100_000, CanaryRandom(noise=0.83)), delta=DELTA).refuted
 
 
-def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charge and claim are as they should be; only the noise is not."""
+def test_too_little_noise_in_the_code_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charge and claim are correct; only the noise is not."""
     original = noise.add_noise
 
     def too_quiet(total, stream, *, sensitivity, sigma):
@@ -64,28 +64,28 @@ def test_too_little_noise_in_the_code_itself_is_found_out(monkeypatch: pytest.Mo
     assert found.alarm and found.profile.refuted
 
 
-def test_raw_gradients_instead_of_clipped_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_not_clipped_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flat, "factors", lambda self, squares, names: 3e-4 * squares.new_ones(squares.shape).double())
     scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("raw"))  # of norm 3 C
     assert judge(scores, delta=DELTA).profile.refuted
 
 
-def test_a_rate_that_is_not_the_claimed_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 / len(loader) where the claim is batch / n: here, everyone is drawn."""
+def test_a_sampling_rate_above_the_claim_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 / len(loader) where the claim is batch / n: here, every unit is drawn."""
     monkeypatch.setattr(Gate, "draw", lambda self, step, units, **ranks: np.arange(units))
     scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("everyone"))
     assert judge(scores, delta=DELTA).profile.refuted
 
 
 def test_canaries_that_share_a_run_are_independent() -> None:
-    """Or the number of scores would say more than they do: means of runs spread as means of independent scores."""
+    """The means of runs vary like means of independent scores; otherwise the scores would be worth less than counted."""
     scores = training_scores(Training(SAMPLER, SIGMA), canaries=100, runs=100, rng=CanaryRandom("together"))
     for world in (scores.without, scores.with_record):
         means = world.reshape(100, 50).mean(1)
         assert 0.5 < means.var(ddof=1) * 50 / world.var() < 1.7
 
 
-def test_fresh_coins_are_fresh_and_words_are_not() -> None:
+def test_fresh_randomness_is_fresh_and_a_word_is_reproducible() -> None:
     def one(rng: CanaryRandom) -> bytes:
         return training_scores(Training(SAMPLER, SIGMA), canaries=20, runs=1, rng=rng).without.tobytes()
 
@@ -96,8 +96,10 @@ def test_fresh_coins_are_fresh_and_words_are_not() -> None:
 @pytest.mark.parametrize("rate", [1.0, 0.3, 1e-3])
 def test_the_score_is_the_log_likelihood_ratio(rate: float) -> None:
     z, sigma = np.linspace(-4, 5, 50), 0.9
-    there, away = (np.exp(-((z - b) ** 2) / (2 * sigma**2)) for b in (1.0, 0.0))
-    assert log_ratio(z, rate=rate, sigma=sigma) == pytest.approx(np.log(((1 - rate) * away + rate * there) / away))
+    present, absent = (np.exp(-((z - b) ** 2) / (2 * sigma**2)) for b in (1.0, 0.0))
+    assert log_ratio(z, rate=rate, sigma=sigma) == pytest.approx(
+        np.log(((1 - rate) * absent + rate * present) / absent)
+    )
     assert np.isfinite(log_ratio(np.array([-1e6, 1e6]), rate=rate, sigma=0.01)).all()
 
 

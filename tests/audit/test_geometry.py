@@ -1,4 +1,4 @@
-"""The verb geometry on real runs: what is private stays in the operator folder, what is public is said to be so."""
+"""The verb geometry on real runs: private results stay in the operator folder, and public images are labelled public."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 def _public(path: Path, *, seed: int = 0, count: int = 300) -> Path:
-    """Images of ten classes and of digits' size that nobody took."""
+    """Synthetic images of ten classes and the size of digits."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 10
     pixels = rng.integers(0, 120, (count, 8, 8))
@@ -79,7 +79,7 @@ def _files(folder: Path) -> dict[str, str]:
     return {str(p): hashlib.blake2b(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_private_figures_go_to_the_operator_folder_and_nowhere_else(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_private_results_are_written_to_the_operator_folder_only(run: Run, trained: Path, tmp_path: Path) -> None:
     before = _files(tmp_path)
     code, out, err = run("geometry", trained, "digits", "--private", *FEW)
     assert code == 0, err
@@ -87,17 +87,17 @@ def test_private_figures_go_to_the_operator_folder_and_nowhere_else(run: Run, tr
     folder = trained / "operator" / "geometry"
     new = {Path(p) for p in _files(tmp_path).keys() - before.keys()}
     assert new == {folder / name for name in ("geometry.json", "spectrum.svg", "gradients.svg")}
-    assert all(_files(tmp_path)[p] == digest for p, digest in before.items()), "and nothing else is changed"
+    assert all(_files(tmp_path)[p] == digest for p, digest in before.items()), "nothing else is changed"
     assert folder.stat().st_mode & 0o777 == 0o700 and all(p.stat().st_mode & 0o777 == 0o600 for p in new)
-    found = json.loads((folder / "geometry.json").read_text())
-    assert found["private"] is True and "NOT FOR RELEASE" in found["warning"]
+    content = json.loads((folder / "geometry.json").read_text())
+    assert content["private"] is True and "NOT FOR RELEASE" in content["warning"]
     assert b"NOT FOR RELEASE" in (folder / "spectrum.svg").read_bytes()
     assert b"NOT FOR RELEASE" in (folder / "gradients.svg").read_bytes()
-    assert f"lambda_1           {found['eigenvalues'][0]:.5g}" in out
+    assert f"lambda_1           {content['eigenvalues'][0]:.5g}" in out
 
 
-def test_private_images_are_refused_as_public_ones(run: Run, trained: Path, tmp_path: Path) -> None:
-    """Also a part of them, beside other ones, under another name."""
+def test_private_images_are_refused_as_public_images(run: Run, trained: Path, tmp_path: Path) -> None:
+    """Also a part of them among others, in a file of another name."""
     digits = load("digits").train
     part = tmp_path / "part.npz"
     pixels = np.concatenate([digits.images[:40], np.load(_public(tmp_path / "p.npz"))["train_images"][..., None]])
@@ -112,7 +112,7 @@ def test_private_images_are_refused_as_public_ones(run: Run, trained: Path, tmp_
 
 
 @pytest.mark.parametrize("out", ["../elsewhere", "a/b", "..", "."])
-def test_private_figures_can_not_be_sent_elsewhere(run: Run, trained: Path, tmp_path: Path, out: str) -> None:
+def test_private_results_cannot_be_written_elsewhere(run: Run, trained: Path, tmp_path: Path, out: str) -> None:
     before = _files(tmp_path)
     code, _, err = run("geometry", trained, "digits", "--private", "--out", out, *FEW)
     assert code == 2 and "stay in" in err
@@ -127,15 +127,15 @@ def test_private_figures_can_not_be_sent_elsewhere(run: Run, trained: Path, tmp_
     assert _files(tmp_path) == before
 
 
-def test_the_library_refuses_it_too(trained: Path, tmp_path: Path) -> None:
-    looked = load_subject(trained, "digits", private=True, most=40)
-    found = geometry.measure(looked, probes=2)
-    place = geometry.choose_output(trained, tmp_path / "shown", private=False)
+def test_the_library_refuses_to_release_private_results_too(trained: Path, tmp_path: Path) -> None:
+    subject = load_subject(trained, "digits", private=True, most=40)
+    measured = geometry.measure(subject, probes=2)
+    output = geometry.choose_output(trained, tmp_path / "shown", private=False)
     with pytest.raises(PrivacyError, match="private images"):
-        geometry.save(place, looked, found)
+        geometry.save(output, subject, measured)
     public = load_subject(trained, str(_public(tmp_path / "p.npz")), private=False, most=40)
     with pytest.raises(PrivacyError, match="private images"):
-        geometry.save(place, public, geometry.measure(public, probes=2, other=looked))
+        geometry.save(output, public, geometry.measure(public, probes=2, other=subject))
     assert not (tmp_path / "shown").exists()
 
 
@@ -151,19 +151,19 @@ def test_public_images_with_a_run_and_with_a_file(run: Run, trained: Path, tmp_p
     assert code == 2 and "exists already" in err
     code, _, err = run("geometry", trained / "weights.safetensors", source, *FEW, "--out", "again")
     assert code == 0, err
-    assert json.loads(Path("again/geometry.json").read_text()) == of_run, "the file of a run says what it is"
+    assert json.loads(Path("again/geometry.json").read_text()) == of_run, "the header of a run's file names its model"
     assert Path("again/gradients.svg").read_bytes() == Path("geometry/gradients.svg").read_bytes()
 
 
-def test_figures_of_a_weights_file_are_those_of_the_function(run: Run, tmp_path: Path) -> None:
+def test_results_of_a_weights_file_equal_those_of_the_function(run: Run, tmp_path: Path) -> None:
     source, weights = _public(tmp_path / "public.npz"), _weights(tmp_path / "cnn.safetensors", "small-cnn")
     code, out, err = run("geometry", weights, source, "--model", "small-cnn", "--pair", "3,7", "--top", 3, *FEW)
     assert code == 0, err
     found = json.loads(Path("geometry/geometry.json").read_text())
     network = build("small-cnn", (1, 8, 8), classes=10, seed=0)
     network.load_state_dict(safetensors.load(weights, network.state_dict())[0])
-    looked = load_subject(weights, str(source), private=False, model="small-cnn", most=60)
-    again = curvature(network, each_loss, looked.inputs, looked.targets, top=3, probes=4)
+    subject = load_subject(weights, str(source), private=False, model="small-cnn", most=60)
+    again = curvature(network, each_loss, subject.inputs, subject.targets, top=3, probes=4)
     assert found["eigenvalues"] == pytest.approx(list(again.eigenvalues.values), rel=1e-6)
     assert found["trace"] == pytest.approx(again.trace.value, rel=1e-6) and found["parameters"] == again.weights
     assert "lambda_1/lambda_3" in out and "within '3'" in out and "within '7'" in out
@@ -171,7 +171,7 @@ def test_figures_of_a_weights_file_are_those_of_the_function(run: Run, tmp_path:
     assert all(len(g["points"]) == len(g["norms"]) > 1 for g in found["plane"]["groups"])
 
 
-def test_two_data_sets_beside_each_other(run: Run, tmp_path: Path) -> None:
+def test_the_plane_of_two_data_sets(run: Run, tmp_path: Path) -> None:
     one, two = _public(tmp_path / "one.npz"), _public(tmp_path / "two.npz", seed=1)
     weights = _weights(tmp_path / "w.safetensors")
     code, out, err = run("geometry", weights, one, "--model", "linear", "--beside", two, "--pair", "4", *FEW)
@@ -179,12 +179,12 @@ def test_two_data_sets_beside_each_other(run: Run, tmp_path: Path) -> None:
     assert "one (train)" in out and "two (train)" in out
     plane = json.loads(Path("geometry/geometry.json").read_text())["plane"]
     assert [g["of"] for g in plane["groups"]] == ["one (train)", "two (train)"]
-    assert plane["between"] > 0.5, "of the same class and the same kind"
+    assert plane["between"] > 0.5, "both are of one class and one distribution"
     code, _, err = run("geometry", weights, one, "--model", "linear", "--beside", two, "--pair", "4,5", "-o", "b")
     assert code == 2 and "one class or none" in err
 
 
-def test_a_head_that_was_trained_alone_is_looked_at_alone(run: Run, tmp_path: Path) -> None:
+def test_a_head_that_was_trained_alone_is_measured_alone(run: Run, tmp_path: Path) -> None:
     source = _public(tmp_path / "public.npz")
     prepared = train.prepare("digits", Config(epsilon=3.0, batch=200, steps=3, model="small-cnn", part="head"))
     made = train.begin(prepared, tmp_path / "head")
@@ -196,7 +196,7 @@ def test_a_head_that_was_trained_alone_is_looked_at_alone(run: Run, tmp_path: Pa
     assert found["part"] == "head" and found["parameters"] == sum(p.numel() for p in head.parameters())
 
 
-def test_every_mistake_is_told_with_its_fix(run: Run, tmp_path: Path) -> None:
+def test_every_mistake_is_refused_with_a_fix(run: Run, tmp_path: Path) -> None:
     source, weights = _public(tmp_path / "public.npz"), _weights(tmp_path / "w.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     linear = ("--model", "linear")
@@ -216,9 +216,9 @@ def test_every_mistake_is_told_with_its_fix(run: Run, tmp_path: Path) -> None:
         ((weights, source, *linear, "--most", 5), 3, "larger --most"),
         ((weights, tmp_path / "no.npz", *linear), 3, "no.npz"),
     ]
-    for words, expected, said in mistakes:
+    for words, expected, text in mistakes:
         code, _, err = run("geometry", *words)
-        assert code == expected and said in err, (words, code, err)
+        assert code == expected and text in err, (words, code, err)
     assert not Path("geometry").exists()
 
 

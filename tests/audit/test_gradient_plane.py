@@ -1,4 +1,4 @@
-"""Gradients that were made by hand: a linear loss has the image itself as its gradient."""
+"""Gradients with known directions: the gradient of a linear loss is the image itself."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dpvision.errors import ConfigError, DataError
 SIZE = 30
 
 
-def _itself(outputs: Tensor, targets: Tensor) -> Tensor:
+def _output(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs[:, 0]
 
 
-def _look(first: Tensor, second: Tensor) -> Concentration:
+def _measure(first: Tensor, second: Tensor) -> Concentration:
     groups: list[Group] = [(g.float(), torch.zeros(len(g), dtype=torch.int64)) for g in (first, second)]
-    return measure_concentration(nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 1, bias=False)), _itself, groups)
+    return measure_concentration(nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 1, bias=False)), _output, groups)
 
 
 def _vectors(*entries: dict[int, float]) -> Tensor:
@@ -31,9 +31,9 @@ def _vectors(*entries: dict[int, float]) -> Tensor:
     return found
 
 
-def test_points_by_hand() -> None:
-    """Means (2, 0) and (0, 3) in the first two weights; what lies outside of the plane shortens the direction."""
-    found = _look(
+def test_points_computed_by_hand() -> None:
+    """Means (2, 0) and (0, 3) in the first two weights; components outside the plane shorten the direction."""
+    found = _measure(
         _vectors({0: 1.0}, {0: 3.0, 5: 4.0}, {0: 2.0, 5: -4.0}), _vectors({1: 3.0, 0: 4.0}, {1: 3.0, 0: -4.0})
     )
     assert found.first.points.flatten().tolist() == pytest.approx([1, 0, 3, 0, 2, 0])
@@ -44,10 +44,10 @@ def test_points_by_hand() -> None:
     assert found.means == pytest.approx(0, abs=1e-12)
 
 
-def test_cosines_are_means_over_pairs_and_parts_make_no_difference() -> None:
+def test_cosines_are_means_over_pairs_for_any_chunking() -> None:
     torch.manual_seed(0)
     first, second = torch.randn(2 * AT_A_TIME + 3, SIZE) + 0.5, torch.randn(AT_A_TIME, SIZE) - 0.2
-    found = _look(first, second)
+    found = _measure(first, second)
     one, two = (g / g.norm(dim=1, keepdim=True) for g in (first.double(), second.double()))
     for cloud, rows in ((found.first, one), (found.second, two)):
         pairs = [float(a @ b) for a, b in itertools.permutations(rows, 2)]
@@ -56,34 +56,34 @@ def test_cosines_are_means_over_pairs_and_parts_make_no_difference() -> None:
     assert found.between == pytest.approx(float((one @ two.T).mean()), rel=1e-5)
     means = first.double().mean(0), second.double().mean(0)
     assert found.means == pytest.approx(float(torch.cosine_similarity(*means, dim=0)), rel=1e-5)
-    # Angles and lengths in the plane are those of the whole space for what lies in it.
+    # The plane preserves angles and lengths of vectors in it.
     a, b = (torch.tensor(cloud.mean) for cloud in (found.first, found.second))
     assert float(a.norm()) == pytest.approx(float(means[0].norm()), rel=1e-5)
     assert float(a @ b) == pytest.approx(float(means[0] @ means[1]), rel=1e-4)
 
 
-def test_own_part_in_the_mean_shows_in_the_points_but_not_in_the_cosines() -> None:
-    """Gradients at right angles to each other have nothing in common, and lie 1 / sqrt(n) from the centre."""
+def test_the_contribution_to_its_own_mean_affects_points_but_not_cosines() -> None:
+    """Orthogonal gradients have a mean cosine of 0, and lie 1 / sqrt(n) from the centre."""
     rows = torch.eye(SIZE)
-    found = _look(rows[:16], rows[16:20])
+    found = _measure(rows[:16], rows[16:20])
     assert found.first.within == pytest.approx(0, abs=1e-9) and found.between == pytest.approx(0, abs=1e-9)
     assert found.first.directions[:, 0].tolist() == pytest.approx([0.25] * 16)
 
 
 def test_a_zero_gradient_is_at_the_centre_and_in_no_pair() -> None:
-    found = _look(_vectors({0: 1.0}, {}, {0: 2.0}), _vectors({1: 1.0}, {1: 1.0}))
+    found = _measure(_vectors({0: 1.0}, {}, {0: 2.0}), _vectors({1: 1.0}, {1: 1.0}))
     assert found.first.directions[1].tolist() == [0, 0] and found.first.within == pytest.approx(1)
 
 
-def test_what_spans_no_plane_is_refused() -> None:
+def test_gradients_that_span_no_plane_are_refused() -> None:
     one = _vectors({0: 1.0}, {0: 2.0})
     with pytest.raises(DataError, match="parallel"):
-        _look(one, -3 * one)
+        _measure(one, -3 * one)
     with pytest.raises(DataError, match="parallel or zero"):
-        _look(_vectors({0: 1.0}, {0: -1.0}), one)
+        _measure(_vectors({0: 1.0}, {0: -1.0}), one)
     with pytest.raises(DataError, match="fewer than 2 images"):
-        _look(one, _vectors({}, {1: 1.0}))
+        _measure(one, _vectors({}, {1: 1.0}))
     with pytest.raises(DataError, match="not finite"):
-        _look(one, _vectors({1: float("inf")}, {1: 1.0}))
+        _measure(one, _vectors({1: float("inf")}, {1: 1.0}))
     with pytest.raises(ConfigError, match="at least 2 images"):
-        _look(one, one[:1])
+        _measure(one, one[:1])

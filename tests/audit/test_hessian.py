@@ -39,13 +39,13 @@ def _of(matrix: Tensor) -> Product:
 
 
 SPECTRA = {
-    "one repeated more often than asked for": [5.0] * 9 + list(np.linspace(-3, 1, 291)),
+    "one repeated more often than requested": [5.0] * 9 + list(np.linspace(-3, 1, 291)),
     "a cluster at the top, a large negative end": [5.0, 5.0, 5.0, 4.999, 4.998, *np.linspace(-30, 4, 295)],
     "rank five": [1.0, 0.5, 0.1, 0.05, 0.01] + [0.0] * 200,
     "smaller than the basis": [3.0, 2.0, 1.0, -1.0, -2.0, -100.0],
-    "as many as are asked for": [3.0, 2.0, 1.0, -1.0, -2.0],
+    "the number requested": [3.0, 2.0, 1.0, -1.0, -2.0],
     "all negative": list(-np.linspace(1, 9, 100)),
-    "nothing": [0.0] * 50,
+    "zero": [0.0] * 50,
 }
 
 
@@ -63,14 +63,14 @@ def test_known_spectra(name: str) -> None:
         assert float((matrix @ vector - value * vector).norm()) == pytest.approx(error, rel=1e-3, abs=1e-8)
 
 
-def test_restarts_lose_nothing() -> None:
+def test_restarts_keep_the_accuracy() -> None:
     spectrum = list(np.linspace(0, 1, 600))
     found = largest_eigenvalues(_of(_matrix(spectrum)), 600, top=2, tolerance=1e-5)
     assert found.converged and found.products > 3 * hessian.BLOCKS * 2, "several restarts"
     assert found.values == pytest.approx(spectrum[-1:-3:-1], abs=1e-6)
 
 
-def test_what_is_not_known_yet_is_said_and_bounded() -> None:
+def test_eigenvalues_that_have_not_converged_are_marked_and_bounded() -> None:
     spectrum = np.linspace(-1, 1, 400)
     matrix = _matrix(list(spectrum))
     found = largest_eigenvalues(_of(matrix), 400, most=15)
@@ -83,7 +83,7 @@ def test_what_is_not_known_yet_is_said_and_bounded() -> None:
     assert largest_eigenvalues(_of(matrix), 400, most=15, seed=1).values != found.values
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="--top"):
         largest_eigenvalues(_of(torch.eye(3, dtype=torch.float64)), 3, top=4)
     with pytest.raises(DataError, match="not finite"):
@@ -121,13 +121,13 @@ def _case(model: nn.Module, *, images: int = 7, classes: int = 3) -> tuple[nn.Mo
 NETWORKS = {
     "convolutions, some frozen": lambda: _case(_convolutions()),
     "attention": lambda: _case(Attention()),
-    # At zero weights each eigenvalue of a linear classifier is there once less than there are classes.
+    # At zero weights a linear classifier has each eigenvalue (classes - 1) times.
     "linear from zero": lambda: _case(build("linear", (1, 4, 4), classes=10, seed=0), images=30, classes=10),
 }
 
 
 def _exact(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
-    """The whole Hessian, in float64, by torch."""
+    """The full Hessian in float64, by torch."""
     model = model.double()
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     parameters = [p.detach() for p in model.parameters() if p.requires_grad]
@@ -143,7 +143,7 @@ def _exact(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_against_their_exact_hessian(name: str) -> None:
+def test_curvature_of_networks_equals_that_of_the_exact_hessian(name: str) -> None:
     torch.manual_seed(1)
     model, images, targets = NETWORKS[name]()
     found = curvature(model, each_loss, images, targets, probes=64)
@@ -163,7 +163,7 @@ def test_networks_against_their_exact_hessian(name: str) -> None:
         assert float(values[-1] - values[-9]) < 1e-9
 
 
-def test_no_ratio_of_a_curvature_that_is_not_positive() -> None:
+def test_there_is_no_ratio_if_an_eigenvalue_is_not_positive() -> None:
     values = Eigenvalues((2.0, 0.5, -1.0), (0.0,) * 3, -1.0, 0.0, torch.zeros(3, 3), 3, True)
     assert Curvature(values, Trace(1.0, 0.1, 2), 3).ratio is None
 
@@ -173,12 +173,12 @@ def _estimates(matrix: Tensor, known: Eigenvalues | None, runs: int = 300) -> tu
     return np.array([t.value for t in found]), np.array([t.error for t in found])
 
 
-def test_the_traces_error_bar_covers_as_often_as_it_should() -> None:
+def test_the_standard_error_of_the_trace_covers_as_often_as_stated() -> None:
     """Within two standard errors of 16 probes: 93.6% by Student's distribution."""
     spectrum = [40.0, 20.0, 10.0, *np.linspace(-1, 1, 57)]
     matrix = _matrix(spectrum)
     rough = largest_eigenvalues(_of(matrix), 60, top=3, most=6)
-    assert not rough.converged, "any orthonormal vectors will do"
+    assert not rough.converged, "any orthonormal vectors are valid"
     exact, plain = float(matrix.trace()), _estimates(matrix, None)
     deflated = _estimates(matrix, rough)
     for values, errors in (plain, deflated):

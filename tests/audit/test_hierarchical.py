@@ -1,4 +1,4 @@
-"""The simulated attack is the attack on the whole mechanism; it refutes the paper's account and not ours."""
+"""The simulated attack equals the attack on the whole mechanism; it refutes the paper's account and not the sound one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SMALL = Setting(rows=30, chance=0.3, rate=0.25, others=12, balance=1.5)
 CLASSES, SIGMA, RUNS = 4, 1.2, 1500
 
 
-def _direct(found: Attack, *, present: bool, seed: int, one_coin: bool = True) -> np.ndarray:
-    """Scores of the attack on the mechanism itself: every record, every coordinate, every coin.
+def _direct(found: Attack, *, present: bool, seed: int, one_draw: bool = True) -> np.ndarray:
+    """Scores of the attack on the mechanism itself: every record, every coordinate, every draw.
 
-    Features: the target has its own direction, the last; all others lie anywhere in the first ones. With `one_coin`
-    false, each record of the class has a class coin of its own: the sampling that the paper's account describes.
+    Features: the target has its own direction, the last; all others lie anywhere in the first ones. With
+    `one_draw` false, each record has a class draw of its own: the sampling that the paper's account describes.
     """
     at, rng = found.setting, np.random.default_rng(seed)
     labels = np.repeat(np.arange(CLASSES), at.others)
@@ -39,7 +39,7 @@ def _direct(found: Attack, *, present: bool, seed: int, one_coin: bool = True) -
     scores = []
     for _ in range(RUNS):
         drawn = rng.random((at.rows, CLASSES)) < at.chance
-        drawn = drawn[:, labels] if one_coin else rng.random((at.rows, labels.size)) < at.chance
+        drawn = drawn[:, labels] if one_draw else rng.random((at.rows, labels.size)) < at.chance
         taken = drawn & (rng.random((at.rows, labels.size)) < at.rate)
         x = taken @ features / mixed + rng.normal(0, spread / at.balance / mixed, (at.rows, 6))
         y = taken @ one_hot / mixed + rng.normal(0, spread / mixed, (at.rows, CLASSES))
@@ -48,37 +48,39 @@ def _direct(found: Attack, *, present: bool, seed: int, one_coin: bool = True) -
 
 
 @pytest.mark.parametrize("at", [SMALL, replace(SMALL, rows=8, chance=1.0), replace(SMALL, rate=1.0, balance=0.7)])
-def test_it_is_the_attack_on_the_whole_mechanism(at: Setting) -> None:
+def test_the_simulation_equals_the_attack_on_the_whole_mechanism(at: Setting) -> None:
     found = attack(at, SIGMA)
     simulated = found.scores(20_000, np.random.default_rng(1))
     direct = [_direct(found, present=present, seed=seed) for seed, present in enumerate((False, True))]
     for ours, whole in zip(simulated, direct, strict=True):
         assert stats.ks_2samp(ours, whole).pvalue > 1e-4
-    assert stats.ks_2samp(simulated[0], direct[1]).pvalue < 1e-8, "the two worlds must differ for the test to see"
+    assert stats.ks_2samp(simulated[0], direct[1]).pvalue < 1e-8, (
+        "the two worlds must differ for this test to have power"
+    )
 
 
-def test_the_comparison_sees_a_wrong_mechanism() -> None:
+def test_the_comparison_detects_another_mechanism() -> None:
     found = attack(SMALL, SIGMA)
     without, with_record = found.scores(20_000, np.random.default_rng(1))
-    poisson = [_direct(found, present=present, seed=5, one_coin=False) for present in (False, True)]
+    poisson = [_direct(found, present=present, seed=5, one_draw=False) for present in (False, True)]
     assert stats.ks_2samp(without, poisson[0]).pvalue < 1e-6
     assert stats.ks_2samp(with_record, poisson[1]).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.2, 6.0])
-def test_a_score_is_the_logarithm_of_the_ratio_to_half_a_step(sigma: float) -> None:
+def test_scores_are_log_ratios_rounded_to_half_a_step(sigma: float) -> None:
     found = attack(PAPER, sigma)
     for law in (found.without, found.with_record):
         assert law.sum() == pytest.approx(1, abs=1e-12) and (law >= 0).all()
     certain = found.without > 1e-12
-    certain[[0, -1]] = False  # where scores are cut
+    certain[[0, -1]] = False  # where scores are limited
     ratio = np.log(found.with_record[certain] / found.without[certain])
     assert np.abs(ratio / found.step - found.values[certain]).max() < 0.51
     assert certain.sum() > 30
 
 
 def test_the_computed_bound_lies_between_the_sampled_one_and_the_account() -> None:
-    """From below, from inside and from above: at a delta where few runs are enough, and where the coins are known."""
+    """At a delta for which few runs suffice, and with a public schedule."""
     at, delta = Setting(rows=40, chance=1.0, rate=0.3, others=1), 0.01
     found = attack(at, 1.5)
     sampled = lower_bound(*found.scores(100_000, np.random.default_rng(2)), delta=delta)
@@ -86,15 +88,15 @@ def test_the_computed_bound_lies_between_the_sampled_one_and_the_account() -> No
     assert 0.7 * found.epsilon(delta) < sampled.epsilon <= found.epsilon(delta) < upper
 
 
-def test_with_no_other_record_nearly_nothing_is_lost_to_the_attack() -> None:
-    """The target alone in its class: u and v are all there is, and the attack is as good as the account says."""
+def test_without_other_records_the_attack_nearly_reaches_the_account() -> None:
+    """If the target is alone in its class, u and v are everything, and the attack is nearly tight."""
     at = Setting(rows=200, chance=1.0, rate=0.1, others=0)
     upper = accountant.epsilon(ClassScheduled(2.0, (at.rate,), (at.rows,)), 1e-4)
     assert 0.97 * upper < attack(at, 2.0).epsilon(1e-4) < upper
 
 
 def test_the_target_alone_in_its_class_is_sampled_at_the_product_of_the_rates() -> None:
-    """There the paper's account of a row holds: nothing else shows the class coin."""
+    """There the paper's account of a row holds: nothing else reveals the class draw."""
     alone = replace(PAPER, others=0)
     assert attack(alone, paper_sigma(PAPER, BUDGET)).epsilon(BUDGET.delta) < 1.02
 
@@ -107,20 +109,20 @@ def test_the_papers_account_is_refuted() -> None:
     assert lower_bound(*found.scores(8000, np.random.default_rng(3)), delta=BUDGET.delta, confidence=0.99).refutes(1.0)
 
 
-def test_ours_is_not_with_a_public_schedule() -> None:
+def test_the_sound_account_is_not_refuted_with_a_public_schedule() -> None:
     at = scheduled(PAPER)
     assert (at.rows, at.chance) == (1500, 1.0)
     sigma = sound_sigma(at, BUDGET)
     found = attack(at, sigma)
     assert 0.8 < found.epsilon(BUDGET.delta) <= 1.0
     assert not lower_bound(*found.scores(20_000, np.random.default_rng(4)), delta=BUDGET.delta).refutes(1.0)
-    # The same attack refutes the same claim with a third of that noise, so it is not blind.
+    # The same attack refutes the same claim with a third of that noise, so it has power.
     weak = attack(at, sigma / 3).scores(20_000, np.random.default_rng(4))
     assert lower_bound(*weak, delta=BUDGET.delta).refutes(1.0)
 
 
 @pytest.mark.slow
-def test_ours_is_not_with_secret_coins_either() -> None:
+def test_the_sound_account_is_not_refuted_with_secret_class_draws() -> None:
     sigma = sound_sigma(PAPER, BUDGET)
     assert 4.9 < sigma / paper_sigma(PAPER, BUDGET) < 5.1
     assert attack(PAPER, sigma).epsilon(BUDGET.delta) <= 1.0
@@ -159,7 +161,7 @@ def test_the_sound_sigma_keeps_the_budget_and_wastes_little() -> None:
     sigma = sound_sigma(SECRET, budget)
     assert sound_delta(SECRET, sigma, epsilon=2.0, beyond=1e-8) <= budget.delta
     assert sound_delta(SECRET, sigma * 0.97, epsilon=2.0, beyond=1e-8) > budget.delta
-    # Between the noise for the expected number and for the largest.
+    # Between the noise for the expected number of rows and for the largest.
     assert (
         calibrate.sigma(budget, rate=SECRET.rate, steps=6)
         < sigma

@@ -1,4 +1,4 @@
-"""Inversion finds an image from what is clean, also behind known others, and not from what is noise."""
+"""Inversion reconstructs an image from noiseless features, also from a mixture with known others, and not from noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (1, 12, 12)
 
 
 class Features(nn.Module):
-    """Smooth, and with more outputs than pixels, so that an image can be found; the benchmark attacks scattering."""
+    """Smooth, with more outputs than pixels, so that an image can be reconstructed; the benchmark attacks scattering."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return shorten(FEATURES(x))
 
 
-def test_scattering_has_the_slope_that_autograd_says() -> None:
-    """Along a random direction, against the difference quotient, in double precision."""
+def test_the_gradient_of_scattering_equals_a_difference_quotient() -> None:
+    """In a random direction, in double precision."""
     module, generator = Scattering((1, 8, 8)).double(), torch.Generator().manual_seed(0)
     module.together = 1
     x, direction = (torch.rand(1, 1, 8, 8, dtype=torch.double, generator=generator) * 2 - 1 for _ in range(2))
@@ -60,7 +60,7 @@ def test_scattering_has_the_slope_that_autograd_says() -> None:
     assert (slope * direction).sum().item() == pytest.approx((ahead - behind).item() / 2e-5, rel=1e-6)
 
 
-def test_clean_features_give_the_image_and_noise_does_not() -> None:
+def test_clean_features_reveal_the_image_and_noisy_ones_do_not() -> None:
     x = _images(3)
     rows = _rows(x)
     found = invert(FEATURES, rows, shape=SHAPE, steps=150)
@@ -71,8 +71,8 @@ def test_clean_features_give_the_image_and_noise_does_not() -> None:
     assert correlations(invert(FEATURES, noisy, shape=SHAPE, steps=150)[:, 0], x).diag().max() < 0.6
 
 
-def test_known_others_are_taken_off() -> None:
-    """With all but one known, a clean mixture hides nothing; without, one image cannot explain it."""
+def test_known_records_are_subtracted() -> None:
+    """If all but one are known, a noiseless mixture hides nothing; otherwise one image cannot explain it."""
     x = _images(8)
     rows = _rows(x)
     mixture = rows.mean(0, keepdim=True)
@@ -82,8 +82,8 @@ def test_known_others_are_taken_off() -> None:
     assert correlations(blind[:, 0], x[:1]).item() < 0.9
 
 
-def test_several_members_at_once() -> None:
-    """Of a linear module the sum of the images is all that can be found; it is found."""
+def test_several_members_are_reconstructed_together() -> None:
+    """A linear module reveals only the sum of the images, which is reconstructed."""
     pixels = nn.Sequential(
         nn.AvgPool2d(1, divisor_override=20), nn.Flatten()
     )  # over 20: shorter than 1, so not shorten
@@ -94,8 +94,8 @@ def test_several_members_at_once() -> None:
     assert torch.allclose(found[0].sum(0), x.sum(0), atol=0.05)
 
 
-def test_an_image_of_one_colour_stops_nothing() -> None:
-    """There a modulus has no slope: torch says NaN, and the attack goes on."""
+def test_an_image_of_one_colour_does_not_stop_the_attack() -> None:
+    """A modulus has no gradient there: torch returns NaN, and the attack continues."""
 
     scattering = Scattering(SHAPE)
     scattering.together = 1
@@ -129,7 +129,7 @@ def test_variation_correlation_and_clipping() -> None:
         invert(nn.Flatten(), torch.zeros(3, 144), shape=SHAPE, known=torch.zeros(2, 144))
 
 
-def test_a_sheet_shows_its_pictures(tmp_path: Path) -> None:
+def test_a_sheet_contains_its_pictures(tmp_path: Path) -> None:
     white, black = np.ones((4, 8, 8)), np.zeros((4, 8, 8, 3))
     named_lines(tmp_path / "sheet.png", {"white": white, "black": black})
     with Image.open(tmp_path / "sheet.png") as picture:

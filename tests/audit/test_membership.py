@@ -1,4 +1,4 @@
-"""Membership attacks: LiRA is right about a model that remembers, all are at a half about one that does not."""
+"""Membership attacks: LiRA succeeds against a model that memorises, and no attack against one of other records."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ RECORDS, WIDTH, CLASSES = 400, 60, 3
 
 
 def _data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Classes that are hard to tell, so that a model with many weights remembers its records instead."""
+    """Classes that are hard to learn, so that a model with many weights memorises its records instead."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, RECORDS)
     return rng.normal(size=(RECORDS, WIDTH)) + 0.4 * np.eye(WIDTH)[labels], labels
 
 
 def _weights(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Least squares."""
+    """Weights by regularised least squares."""
     return np.linalg.solve(x.T @ x + np.eye(WIDTH), x.T @ np.eye(CLASSES)[labels])
 
 
 def _attacks(seed: int, *, trained_on_them: bool = True) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     x, labels = _data(seed)
-    there = np.zeros(RECORDS, bool)
-    there[np.random.default_rng(100 + seed).permutation(RECORDS)[: RECORDS // 2]] = True
-    weights = _weights(x[there], labels[there]) if trained_on_them else _weights(*_data(1000 + seed))
+    members = np.zeros(RECORDS, bool)
+    members[np.random.default_rng(100 + seed).permutation(RECORDS)[: RECORDS // 2]] = True
+    weights = _weights(x[members], labels[members]) if trained_on_them else _weights(*_data(1000 + seed))
     target = 3 * x @ weights
     phi, inside = train_shadows(lambda rows: 3 * x @ _weights(x[rows], labels[rows]), labels, count=16, seed=seed)
     scores = {
@@ -47,27 +47,27 @@ def _attacks(seed: int, *, trained_on_them: bool = True) -> dict[str, tuple[np.n
         "offline": lira_scores(logit_confidences(target, labels), phi, inside, online=False),
         "online": lira_scores(logit_confidences(target, labels), phi, inside, online=True),
     }
-    return {name: (found[there], found[~there]) for name, found in scores.items()}
+    return {name: (attack[members], attack[~members]) for name, attack in scores.items()}
 
 
-def test_lira_finds_more_than_the_loss_where_a_model_remembers() -> None:
-    found = {name: [] for name in ("loss", "offline", "online")}
+def test_lira_finds_more_members_than_the_loss_threshold() -> None:
+    results = {name: [] for name in ("loss", "offline", "online")}
     for seed in range(5):
         for name, scores in _attacks(seed).items():
-            found[name].append(evaluate_attack(*scores))
-    auc = {name: np.mean([f.auc for f in each]) for name, each in found.items()}
-    rare = {name: np.mean([f.true_positive_rates[0.01] for f in each]) for name, each in found.items()}
+            results[name].append(evaluate_attack(*scores))
+    auc = {name: np.mean([r.auc for r in attacks]) for name, attacks in results.items()}
+    rare = {name: np.mean([r.true_positive_rates[0.01] for r in attacks]) for name, attacks in results.items()}
     assert auc["loss"] > 0.7 and auc["offline"] > auc["loss"] + 0.03 and auc["online"] > auc["loss"] + 0.03
     assert rare["online"] > 2 * rare["loss"]
 
 
 @pytest.mark.parametrize("name", ["loss", "offline", "online"])
-def test_nothing_is_found_about_a_model_of_other_records(name: str) -> None:
+def test_no_attack_succeeds_against_a_model_of_other_records(name: str) -> None:
     aucs = [evaluate_attack(*_attacks(seed, trained_on_them=False)[name]).auc for seed in range(8)]
     assert abs(np.mean(aucs) - 0.5) < 0.04
 
 
-def test_the_curve_is_that_of_the_auc() -> None:
+def test_the_area_under_the_curve_is_the_auc() -> None:
     rng = np.random.default_rng(0)
     inside, outside = np.round(rng.normal(0.5, 1, 300), 1), np.round(rng.normal(0, 1, 200), 1)  # with ties
     false, true = roc_curve(inside, outside)
@@ -76,7 +76,7 @@ def test_the_curve_is_that_of_the_auc() -> None:
     assert np.trapezoid(true, false) == pytest.approx(membership_auc(-inside, -outside))
 
 
-def test_found_at_a_rate_is_never_beyond_that_rate() -> None:
+def test_true_positive_rates_respect_the_false_positive_rate() -> None:
     found = evaluate_attack(np.arange(1000) + 500.0, np.arange(1000.0))
     assert found.true_positive_rates == {0.001: 0.501, 0.01: 0.51, 0.1: 0.6} and (found.members, found.others) == (
         1000,
@@ -84,7 +84,7 @@ def test_found_at_a_rate_is_never_beyond_that_rate() -> None:
     )
 
 
-def test_by_class_names_the_class_that_is_remembered() -> None:
+def test_the_memorised_class_has_a_high_auc() -> None:
     rng = np.random.default_rng(0)
     classes = np.repeat([0, 1, 2], [500, 500, 5])
     members = rng.normal(size=1005) + 2.0 * (classes == 1)
@@ -93,7 +93,7 @@ def test_by_class_names_the_class_that_is_remembered() -> None:
     assert found.by_class[1] > 0.9 and abs(found.by_class[0] - 0.5) < 0.05
 
 
-def test_confidences_are_logits_of_the_right_class() -> None:
+def test_confidences_are_logits_of_the_true_class() -> None:
     scores = np.array([[2.0, 0.0, -1.0], [800.0, -800.0, 0.0]])
     p = np.exp(2) / (np.exp(2) + 1 + np.exp(-1))
     assert logit_confidences(scores, [0, 1]) == pytest.approx([np.log(p / (1 - p)), -1600])
@@ -104,7 +104,7 @@ def test_each_record_is_in_half_of_the_shadow_models() -> None:
     assert phi.shape == (6, 50) and (inside.sum(0) == 3).all() and (inside.sum(1) == 25).all()
 
 
-def test_wrong_shadow_models_are_refused() -> None:
+def test_shadow_models_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="even number"):
         train_shadows(lambda rows: np.zeros((4, 2)), [0, 0, 1, 1], count=3)
     with pytest.raises(ConfigError, match="do not fit"):
@@ -115,10 +115,10 @@ def test_wrong_shadow_models_are_refused() -> None:
         lira_scores(np.zeros(3), np.zeros((2, 3)), np.zeros((2, 3), bool), online=True)
 
 
-def test_the_picture_is_the_same_each_time() -> None:
+def test_plots_are_reproducible() -> None:
     curve = roc_curve([1.0, 2.0], [0.0, 1.0])
-    made = [plot_roc({"losses": curve}, allowed=([0.01, 1.0], [0.05, 1.0]), title="a & b") for _ in range(2)]
-    assert made[0] == made[1] and b"allowed by the claim" in made[0] and b"a &amp; b" in made[0]
+    plots = [plot_roc({"losses": curve}, allowed=([0.01, 1.0], [0.05, 1.0]), title="a & b") for _ in range(2)]
+    assert plots[0] == plots[1] and b"allowed by the claim" in plots[0] and b"a &amp; b" in plots[0]
 
 
 LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf")]), min_size=1, max_size=12)
@@ -126,12 +126,12 @@ LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf")]), min_size=
 
 @settings(max_examples=100, deadline=None)
 @given(LOSSES, LOSSES)
-def test_pair_by_pair(members: list[float], others: list[float]) -> None:
+def test_the_auc_counts_pairs(members: list[float], others: list[float]) -> None:
     pairs = [1.0 if a < b else 0.5 if a == b else 0.0 for a in members for b in others]
     assert membership_auc(members, others) == pytest.approx(np.mean(pairs), abs=1e-12)
 
 
-def test_ends_and_middle() -> None:
+def test_the_auc_of_separated_and_of_equal_losses() -> None:
     assert membership_auc([0, 1], [2, 3]) == 1 and membership_auc([2, 3], [0, 1]) == 0
     assert membership_auc([1, 1, 1], [1]) == 0.5
     for bad in ([], [float("nan")], [[1.0]]):
@@ -139,14 +139,14 @@ def test_ends_and_middle() -> None:
             membership_auc([1.0], bad)
 
 
-def test_cross_entropies_are_torchs() -> None:
+def test_cross_entropies_equal_those_of_torch() -> None:
     scores, labels = torch.randn(20, 5, dtype=torch.double) * 300, torch.arange(20) % 5
-    wanted = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
-    assert np.allclose(cross_entropies(scores.numpy(), labels.numpy()), wanted.numpy())
+    expected = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+    assert np.allclose(cross_entropies(scores.numpy(), labels.numpy()), expected.numpy())
 
 
-def test_it_finds_who_was_learned_by_heart() -> None:
-    """Random labels: only memory can make a loss small."""
+def test_losses_reveal_memorised_records() -> None:
+    """Labels are random: only memorising makes a loss small."""
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(120, 80)), rng.integers(0, 2, 120)
     w = np.linalg.lstsq(x[:60], 2.0 * labels[:60] - 1, rcond=None)[0]

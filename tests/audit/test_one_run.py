@@ -28,8 +28,8 @@ from tests.system.runs.commands import write_data
 DELTA = 1e-5
 
 
-def _in_words(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """Theorem 5.2 spelled out."""
+def _by_definition(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """Theorem 5.2, term by term."""
     law = stats.binom(r, math.exp(epsilon) / (1 + math.exp(epsilon)))
     worst = max((sum(law.pmf(k) for k in range(v - i, v)) / i for i in range(1, v + 1)), default=0.0)
     return min(1.0, sum(law.pmf(k) for k in range(v, r + 1)) + 2 * m * delta * worst)
@@ -37,9 +37,9 @@ def _in_words(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 @pytest.mark.parametrize("right", [0, 1, 12, 20])
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
-def test_the_p_value_is_the_theorems(right: int, delta: float) -> None:
+def test_the_p_value_is_that_of_the_theorem(right: int, delta: float) -> None:
     found = p_value(canaries=50, guesses=20, right=right, epsilon=0.7, delta=delta)
-    assert found == pytest.approx(_in_words(50, 20, right, 0.7, delta), abs=1e-12)
+    assert found == pytest.approx(_by_definition(50, 20, right, 0.7, delta), abs=1e-12)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
@@ -53,10 +53,10 @@ def test_randomised_response_at_its_epsilon_is_rarely_refuted(epsilon: float) ->
         right = count_right_guesses(response + 1e-3 * rng.random(300), inside, guesses=200)
         wrong += p_value(canaries=300, guesses=200, right=right, epsilon=epsilon, delta=0.0) <= 0.05
     assert wrong <= stats.binom.isf(1e-4, trials, 0.05)
-    assert epsilon == 0 or wrong >= 2  # and no more cautious than it needs to be
+    assert epsilon == 0 or wrong >= 2  # and the test is not needlessly conservative
 
 
-def test_without_noise_the_bound_is_large_and_without_evidence_it_is_0() -> None:
+def test_the_bound_is_large_without_noise_and_zero_without_evidence() -> None:
     inside = np.random.default_rng(0).random(1000) < 0.5
     assert one_run(inside.astype(float), inside, guesses=800, delta=DELTA).epsilon > 4
     assert one_run(-inside.astype(float), inside, guesses=800, delta=DELTA).epsilon == 0
@@ -67,7 +67,7 @@ def test_without_noise_the_bound_is_large_and_without_evidence_it_is_0() -> None
     assert above <= stats.binom.isf(1e-4, 200, 0.05)
 
 
-def test_more_right_guesses_more_epsilon_and_delta_takes_some() -> None:
+def test_the_bound_grows_with_right_guesses_and_shrinks_with_delta() -> None:
     def bound(right: int, delta: float = DELTA) -> float:
         return largest_refuted(canaries=1000, guesses=100, right=right, delta=delta, miss=0.05)
 
@@ -79,7 +79,7 @@ def test_few_guesses_for_small_claims_and_all_for_large_ones() -> None:
     assert choose_guesses(1000, 0.3, delta=DELTA) < choose_guesses(1000, 4.0, delta=DELTA)
 
 
-def test_it_asks_for_what_it_needs() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 scores and 3 insertions"):
         one_run([0, 1], [True, False, True], guesses=1, delta=DELTA)
     with pytest.raises(ConfigError, match="guesses is 3"):
@@ -87,12 +87,12 @@ def test_it_asks_for_what_it_needs() -> None:
 
 
 def _carried(count: int = 4, units: int = 3) -> Carried:
-    there = np.arange(count) % 2 == 0
-    return Carried(there, PoissonSampler(1, 2, 5), sigma=1.0, seed=0, units=units)
+    inside = np.arange(count) % 2 == 0
+    return Carried(inside, PoissonSampler(1, 2, 5), sigma=1.0, seed=0, units=units)
 
 
 def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> None:
-    """What the sum is without them, and each canary that was drawn on top: orthogonal, of norm C."""
+    """The sum without them, plus a vector for each drawn canary: orthogonal, of norm C."""
     model, clip = nn.Linear(8, 1, bias=False), 0.7
     clipped_sum, carried = ClippedSum(model, lambda out, _: out[:, 0], clip=clip), _carried()
     wrapped = carried.sum_of(clipped_sum)
@@ -115,7 +115,7 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
     assert not torch.equal(total([0], 2), first), "another direction in another step"
 
 
-def test_coins_are_fair_secret_and_checked() -> None:
+def test_insertions_are_fair_secret_and_checked() -> None:
     key = Key.for_tests("a")
     draws = toss(key, 2000)
     assert draws == toss(key, 2000) != toss(Key.for_tests("b"), 2000) and 880 < draws.count("1") < 1120
@@ -142,15 +142,15 @@ def _train(tmp_path: Path, name: str, *, stops: int = 0, **changes) -> run_folde
     return run
 
 
-def test_a_training_with_canaries_is_audited_by_itself_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_training_with_canaries_is_audited_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     write_data(tmp_path / "data.npz")
     whole = _train(tmp_path, "whole")
     found = run_folder.read_json(whole.folder / "audit.json")["one_run"]
     kept = run_folder.read_json(whole.operator / "canaries.json")
     assert found["canaries"] == 200 == len(kept["scores"]) and not found["refuted"]
-    scores, there = np.array(kept["scores"]), np.array(kept["inside"], dtype=bool)
-    assert scores[there].mean() > scores[~there].mean()
-    assert whole.config().n == 200, "n counts the units of the data alone"
+    scores, inserted = np.array(kept["scores"]), np.array(kept["inside"], dtype=bool)
+    assert scores[inserted].mean() > scores[~inserted].mean()
+    assert whole.config().n == 200, "n counts only the units of the data"
     broken = _train(tmp_path, "broken", stops=7)
     assert broken.weights.read_bytes() == whole.weights.read_bytes()
     assert (broken.operator / "canaries.json").read_text() == (whole.operator / "canaries.json").read_text()
@@ -182,8 +182,8 @@ def test_too_many_canaries_are_refused_before_anything_is_charged(tmp_path: Path
     assert not (tmp_path / "run").exists() and not list(run_folder.home().glob("ledgers/*.jsonl"))
 
 
-def test_other_coins_are_other_data(tmp_path: Path) -> None:
-    """Coins that were changed in run.json would be other data under the same noise."""
+def test_changed_insertions_are_refused(tmp_path: Path) -> None:
+    """Other insertions in run.json would be other data under the same noise."""
     from dpvision.errors import LedgerMismatch
 
     write_data(tmp_path / "data.npz")
@@ -195,6 +195,6 @@ def test_other_coins_are_other_data(tmp_path: Path) -> None:
         proceed(run, prepared)
 
 
-def test_settings_of_runs_without_canaries_keep_their_name() -> None:
+def test_settings_without_canaries_keep_their_hash() -> None:
     config = Config().complete(1000)
     assert replace(config, canaries=10).hash() != config.hash() == replace(config, canaries=0).hash()

@@ -1,4 +1,4 @@
-"""`dpvision audit` of a release: canaries in its own mechanism, a card bound to its rows, attacks for the operator."""
+"""`dpvision audit` of a release: canaries in its mechanism, a card bound to its rows, attacks that are not for release."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.released.finished import finished
 from dpvision.released.report import wording
 from dpvision.settings.release import round_robin
+from tests.audit.fixed_randomness import fixed_randomness
 from tests.private.statistics.releases.small import files, made, small
 from tests.system.runs.commands import write_data
 
+pytestmark = pytest.mark.usefixtures("fixed")
 PUBLISHED = ("dp-merf", "dp-hp", "p3gm")
 RECIPES = ("moments", "class-schedule", "neuromix", "neuromix-hs", "dpmix", *PUBLISHED)
 
 
-def _say(*words: str | Path) -> None:
+def _run(*words: str | Path) -> None:
     app([str(w) for w in words], exit_on_error=False, print_error=False, result_action="return_value")
 
 
@@ -38,7 +40,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data.npz and a release of it by each recipe, and one by a fixed key."""
     folder = tmp_path_factory.mktemp("released")
     source = str(write_data(folder / "data.npz"))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, fixed_randomness("released"):
         patch.setenv("DPVISION_HOME", str(folder / "home"))
         for recipe in RECIPES:
             made(folder / recipe, small(recipe, rank=0, budget=1e3), source=source)
@@ -53,8 +55,8 @@ def copied(released: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_canaries_show_all_that_the_releases_own_claim_allows(recipe: str, released: Path) -> None:
-    """No more, and no less: mu is what the claimed mechanism would give to a record that fares worst."""
+def test_canaries_reach_what_the_claim_of_the_release_allows(recipe: str, released: Path) -> None:
+    """No more, and no less: mu is that of the claimed mechanism for the most exposed record."""
     release = finished(released / recipe)
     scores = release_audit.score_canaries(release, canaries=2000, rng=CanaryRandom("release"))
     assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
@@ -64,13 +66,13 @@ def test_canaries_show_all_that_the_releases_own_claim_allows(recipe: str, relea
 
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix-hs", *PUBLISHED])
-def test_less_noise_than_the_card_says_is_refuted(recipe: str, released: Path) -> None:
+def test_less_noise_than_on_the_card_is_refuted(recipe: str, released: Path) -> None:
     scores = release_audit.score_canaries(finished(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
     assert judge(scores, delta=1e-5).refuted
 
 
-def test_canaries_are_of_the_class_that_fares_worst() -> None:
-    """Of four classes one is small, so its records are in more of their rows."""
+def test_canaries_belong_to_the_most_exposed_class() -> None:
+    """One of four classes is small, so its records are sampled more often."""
     scores = mixture_scores(
         round_robin(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
     )
@@ -85,7 +87,7 @@ def test_canaries_are_of_the_class_that_fares_worst() -> None:
 def test_declared_counts_and_random_weights_are_audited_too(
     recipe: str, values: dict[str, Any], least: float, released: Path
 ) -> None:
-    """Random weights are mostly below what they are accounted at, so canaries show less."""
+    """Random weights are mostly below the accounted maximum, so canaries reveal less."""
     release = finished(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
     scores = release_audit.score_canaries(release, canaries=1000, rng=CanaryRandom("others"))
@@ -93,46 +95,48 @@ def test_declared_counts_and_random_weights_are_audited_too(
     assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
 
 
-def test_an_audit_is_on_the_card_and_what_images_tell_is_not(
+def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
     released: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, operator = Path(shutil.copytree(released / "dpmix", tmp_path / "out")), tmp_path / "for me" / "alone"
     before = files(folder)
     words = ("--operator", operator, "--runs", "2000", "--confidence", "0.999")
-    _say("audit", folder, released / "data.npz", *words)
-    said, after = capsys.readouterr().out, files(folder)
-    assert "not refuted" in said and "not for release" in said
+    _run("audit", folder, released / "data.npz", *words)
+    output, after = capsys.readouterr().out, files(folder)
+    assert "not refuted" in output and "not for release" in output
     assert after.keys() - before.keys() == {"audit.json", "audit.svg"}
     assert [name for name in before if after[name] != before[name]] == ["card.json", "card.md"]
     old, new = json.loads(before["card.json"]), json.loads(after["card.json"])
     assert {k: v for k, v in new.items() if k != "audit"} == {k: v for k, v in old.items() if k != "audit"}
     assert old["audit"] is None and new["audit"]["mechanism"]["canaries"] == 2000
     assert b"2,000 canaries; not refuted" in after["card.md"] and b"allowed by the claim" in after["audit.svg"]
-    assert finished(folder).private, "and can be audited again"
-    told = {p.name: p for p in operator.iterdir()}
-    assert told.keys() == {"membership.json", "membership.svg", "inversion.json", "inversion.png"}
-    assert os.stat(operator).st_mode & 0o077 == 0 and not any(os.stat(p).st_mode & 0o077 for p in told.values())
-    membership, inversion = (json.loads(told[f"{name}.json"].read_text()) for name in ("membership", "inversion"))
+    assert finished(folder).private, "it can be audited again"
+    private = {p.name: p for p in operator.iterdir()}
+    assert private.keys() == {"membership.json", "membership.svg", "inversion.json", "inversion.png"}
+    assert os.stat(operator).st_mode & 0o077 == 0 and not any(os.stat(p).st_mode & 0o077 for p in private.values())
+    membership, inversion = (json.loads(private[f"{name}.json"].read_text()) for name in ("membership", "inversion"))
     assert 0.3 < membership["auc"] < 0.7 and (membership["members"], membership["others"]) == (200, 60)
-    assert inversion["alone"] > 0.9 and inversion["members"] < 0.9, "the attack works, but not on released rows"
+    assert inversion["alone"] > 0.9 and inversion["members"] < 0.9, (
+        "the attack works without noise, but not on released rows"
+    )
     for name, content in after.items():
         assert f"{membership['auc']:.6f}".encode() not in content and b"by_class" not in content, name
 
 
 @pytest.mark.parametrize(("recipe", "how"), [("moments", "drawn by public coins"), ("dp-hp", "made by a network")])
-def test_rows_of_noisy_sums_are_nobodys(recipe: str, how: str, released: Path) -> None:
-    found = str(release_audit.attack_rows(finished(released / recipe), "digits"))
-    assert found.startswith(f"the rows were {how}") and "no row belongs to a record" in found
+def test_rows_drawn_from_noisy_sums_belong_to_no_record(recipe: str, how: str, released: Path) -> None:
+    reason = str(release_audit.attack_rows(finished(released / recipe), "digits"))
+    assert reason.startswith(f"the rows were {how}") and "no row belongs to a record" in reason
 
 
-def test_a_fixed_key_can_not_be_edited_away(released: Path, tmp_path: Path) -> None:
+def test_a_fixed_key_cannot_be_hidden_by_editing_the_card(released: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(released / "fixed", tmp_path / "copy"))
     card = json.loads((folder / "card.json").read_text())
     private = json.loads((released / "dpmix" / "card.json").read_text())
     (folder / "card.json").write_text(json.dumps(card | {k: private[k] for k in ("status", "guarantee")}))
-    _say("audit", folder, "--runs", "100", "--confidence", "0.999")
-    told = json.loads((folder / "card.json").read_text())
-    assert told["status"] == wording.FIXED_KEY and told["guarantee"]["epsilon"] is None
+    _run("audit", folder, "--runs", "100", "--confidence", "0.999")
+    rewritten = json.loads((folder / "card.json").read_text())
+    assert rewritten["status"] == wording.FIXED_KEY and rewritten["guarantee"]["epsilon"] is None
     assert "gives no privacy guarantee" in (folder / "card.md").read_text()
 
 
@@ -157,61 +161,61 @@ def test_a_fixed_key_can_not_be_edited_away(released: Path, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_a_card_by_other_means_is_refused(change: dict[str, Any], copied: Path) -> None:
+def test_an_edited_card_is_refused(change: dict[str, Any], copied: Path) -> None:
     card = json.loads((copied / "card.json").read_text())
     config = card["config"] | change.get("config", {})
     (copied / "card.json").write_text(json.dumps(card | change | {"config": config}))
     with pytest.raises(DataError, match=r"card\.json"):
-        _say("audit", copied, "--runs", "100")
+        _run("audit", copied, "--runs", "100")
     assert not (copied / "audit.json").exists()
 
 
-def test_a_card_of_many_brackets_is_refused(copied: Path) -> None:
+def test_a_deeply_nested_card_is_refused(copied: Path) -> None:
     card = (copied / "card.json").read_text().rstrip().removesuffix("}")
     (copied / "card.json").write_text(card + ', "data_set": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(DataError, match="not the card of a release"):
         finished(copied)
 
 
-def test_other_rows_are_refused(copied: Path, released: Path) -> None:
+def test_changed_or_missing_rows_are_refused(copied: Path, released: Path) -> None:
     (path,) = copied.glob("rows-*.safetensors")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match="by their digests"):
-        _say("audit", copied)
+        _run("audit", copied)
     path.unlink()
     with pytest.raises(DataError, match="by their digests"):
-        _say("audit", copied)
+        _run("audit", copied)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"format": "other"}', '{"format": "dpvision-audit-2", "mechanism": 3}'])
-def test_an_audit_file_by_other_means_is_refused_and_left(text: str, copied: Path) -> None:
+def test_an_audit_file_of_another_origin_is_refused_and_left(text: str, copied: Path) -> None:
     (copied / "audit.json").write_text(text)
     with pytest.raises(DataError, match=r"audit\.json"):
-        _say("audit", copied, "--runs", "100")
+        _run("audit", copied, "--runs", "100")
     assert (copied / "audit.json").read_text() == text
 
 
-def test_what_does_not_go_together_is_told(copied: Path, released: Path) -> None:
-    source, finished_elsewhere = released / "data.npz", next(released.glob("*/schema.json")).parent
+def test_options_that_do_not_fit_are_refused(copied: Path, released: Path) -> None:
+    source, other_release = released / "data.npz", next(released.glob("*/schema.json")).parent
     for words, match in (
         ((source,), "--operator FOLDER"),
         (("--operator", copied.parent / "x"), "or neither"),
         ((source, "--operator", copied / "mine"), "is in the release"),
-        ((source, "--operator", finished_elsewhere), "is a release or a run"),
+        ((source, "--operator", other_release), "is a release or a run"),
         ((source, "--operator", copied.parent / "x", "--shadows", "8"), "no model to compare with"),
     ):
         with pytest.raises(ConfigError, match=match):
-            _say("audit", copied, *words, "--runs", "100")
+            _run("audit", copied, *words, "--runs", "100")
     assert sorted(p.name for p in copied.parent.iterdir()) == ["copy"] and not (copied / "audit.json").exists()
 
 
-def test_coins_of_canaries_that_share_rows_are_their_own(released: Path) -> None:
-    """With noisy labels each has a class of its own: scores of one release are not correlated."""
+def test_canaries_that_share_rows_are_sampled_independently(released: Path) -> None:
+    """With noisy labels each has a class of its own: scores of one release are uncorrelated."""
     release = finished(released / "neuromix-hs")
     runs = [
         release_audit.score_canaries(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
     ]
-    together = np.corrcoef(np.stack(runs).T)
-    assert abs(together[np.triu_indices(10, 1)].mean()) < 0.06
+    correlations = np.corrcoef(np.stack(runs).T)
+    assert abs(correlations[np.triu_indices(10, 1)].mean()) < 0.06

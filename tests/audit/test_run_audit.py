@@ -1,4 +1,4 @@
-"""`dpvision audit`: bounds beside the claim, into the card; what private images tell stays in operator/."""
+"""`dpvision audit` of a run: bounds next to the claim on the card; results from private images stay in operator/."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ from dpvision.private.training.train import begin, proceed, reopen
 from dpvision.released.report import audits
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder
+from tests.audit.fixed_randomness import fixed_randomness
 from tests.system.runs.commands import write_data
 
+pytestmark = pytest.mark.usefixtures("fixed")
 
-def _say(*words: str | Path) -> None:
+
+def _run(*words: str | Path) -> None:
     app([str(w) for w in words], exit_on_error=False, print_error=False, result_action="return_value")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(home, folder) of one run for all tests here, which carries canaries."""
+    """(home, folder) of one run with canaries, for all tests of this file."""
     folder = tmp_path_factory.mktemp("audited")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, fixed_randomness("audited"):
         patch.setenv("DPVISION_HOME", str(folder / "home"))
         write_data(folder / "data.npz")
         words = ("--epsilon", "3", "--steps", "30", "--batch", "100", "--canaries", "200", "--out", folder / "run")
-        _say("train", folder / "data.npz", *words)
+        _run("train", folder / "data.npz", *words)
     return folder / "home", folder
 
 
-def test_an_audit_writes_its_figures_into_the_run_and_its_card(
+def test_an_audit_writes_its_results_to_the_run_and_its_card(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, folder = finished
     monkeypatch.setenv("DPVISION_HOME", str(home))
-    _say("audit", folder / "run", folder / "data.npz", "--runs", "3000", "--confidence", "0.999")
-    said, run = capsys.readouterr().out, run_folder.Run(folder / "run")
-    assert "epsilon at most 2.99" in said and "not refuted" in said and "not for release" in said
-    found = run_folder.read_json(run.folder / "audit.json")
-    mechanism, carried = found["mechanism"], found["one_run"]
+    _run("audit", folder / "run", folder / "data.npz", "--runs", "3000", "--confidence", "0.999")
+    output, run = capsys.readouterr().out, run_folder.Run(folder / "run")
+    assert "epsilon at most 2.99" in output and "not refuted" in output and "not for release" in output
+    sections = run_folder.read_json(run.folder / "audit.json")
+    mechanism, carried = sections["mechanism"], sections["one_run"]
     assert mechanism["epsilon_at_least"] <= mechanism["epsilon_proved"] < 3 and mechanism["canaries"] == 3000
     assert mechanism["mu"]["low"] < mechanism["mu"]["claimed"] and carried["canaries"] == 200
     assert b"allowed by the claim" in (run.folder / "audit.svg").read_bytes()
@@ -60,20 +63,20 @@ def test_an_audit_writes_its_figures_into_the_run_and_its_card(
     assert "3,000 canaries; not refuted" in (run.folder / "report.html").read_text()
 
 
-def test_what_private_images_tell_is_for_the_operator(finished: tuple[Path, Path]) -> None:
+def test_results_from_private_images_are_only_in_the_operator_folder(finished: tuple[Path, Path]) -> None:
     run = run_folder.Run(finished[1] / "run")
-    told = run_folder.read_json(run.operator / "membership.json")
-    assert 0.3 < told["auc"] < 0.7 and told["members"] == 200 and told["others"] == 60
+    membership = run_folder.read_json(run.operator / "membership.json")
+    assert 0.3 < membership["auc"] < 0.7 and (membership["members"], membership["others"]) == (200, 60)
     released = [p for p in run.folder.iterdir() if p.is_file()]
     assert not any(p.name.startswith("membership") for p in released)
     for path in released:
         text = path.read_text(errors="replace")
-        assert repr(told["auc"])[:7] not in text and "by_class" not in text, path
+        assert repr(membership["auc"])[:7] not in text and "by_class" not in text, path
         assert run.facts()["canaries"] not in text, path
     assert os.stat(run.operator).st_mode & 0o077 == 0
 
 
-def test_an_audit_of_less_noise_than_the_settings_say_is_refuted() -> None:
+def test_less_noise_than_in_the_settings_is_refuted() -> None:
     config = Config(batch=100, n=200, steps=20, sigma=3.0)
     assert not judge(run_audit.score_canaries(config, canaries=4000, rng=CanaryRandom("clean")), delta=1e-5).refuted
     assert judge(run_audit.score_canaries(config, canaries=4000, rng=CanaryRandom("cut", 0.8)), delta=1e-5).refuted
@@ -99,16 +102,16 @@ def test_every_kind_of_training_can_be_audited(changes: dict) -> None:
     assert scores.with_record.mean() > scores.without.mean()
 
 
-def test_what_can_not_be_audited_is_told(
+def test_a_run_that_cannot_be_audited_is_refused_with_a_reason(
     tmp_path: Path, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPVISION_HOME", str(finished[0]))
     with pytest.raises(ConfigError, match="not the folder of a run"):
-        _say("audit", tmp_path)
+        _run("audit", tmp_path)
     with pytest.raises(ConfigError, match="fewer than 100"):
-        _say("audit", finished[1] / "run", "--runs", "10")
+        _run("audit", finished[1] / "run", "--runs", "10")
     with pytest.raises(ConfigError, match="confidence"):
-        _say("audit", finished[1] / "run", "--confidence", "1.5")
+        _run("audit", finished[1] / "run", "--confidence", "1.5")
     with pytest.raises(ConfigError, match="sigma are required"):
         run_audit.training_of(Config(batch=1, n=2, steps=1))
 
@@ -116,7 +119,7 @@ def test_what_can_not_be_audited_is_told(
 def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The mechanism in the code has too little noise: the audit says so, and so does the card."""
+    """The mechanism in the code has too little noise: the audit reports it, and so does the card."""
     from dpvision.core import noise
 
     home, folder = finished
@@ -127,12 +130,12 @@ def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(
     )
     monkeypatch.setattr(noise, "add_noise", quiet)
     with pytest.raises(SystemExit) as ended:
-        _say("audit", folder / "run", "--runs", "2000")
+        _run("audit", folder / "run", "--runs", "2000")
     assert ended.value.code == 4 and "REFUTED" in capsys.readouterr().out
     assert "REFUTED" in (folder / "run" / "card.md").read_text()
 
 
-def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Path) -> None:
+def test_canaries_of_the_run_itself_are_in_the_file_and_on_the_card(tmp_path: Path) -> None:
     run = run_folder.Run(tmp_path)
     (tmp_path / "operator").mkdir()
     config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
@@ -140,21 +143,21 @@ def test_canaries_that_were_carried_are_in_the_file_and_on_the_card(tmp_path: Pa
     rng = np.random.default_rng(0)
     inside = rng.random(100) < 0.5
     one_run.audit_one_run(run, rng.normal(size=100), inside, event=event, delta=1e-5)
-    found = audits.on_card(audits.of_run(tmp_path, event, config))
-    assert found is not None and found["one_run"]["canaries"] == 100 and list(found) == ["one_run"]
+    section = audits.on_card(audits.of_run(tmp_path, event, config))
+    assert section is not None and section["one_run"]["canaries"] == 100 and list(section) == ["one_run"]
 
 
-def test_what_is_proved_is_of_all_steps_also_where_settings_changed_on_the_way(
+def test_the_proved_epsilon_covers_all_steps_even_if_settings_changed_during_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not of the last settings alone, which claim less."""
+    """Not the last settings alone, which claim less."""
     write_data(tmp_path / "data.npz")
     settings = {"epsilon": 3.0, "steps": 20, "batch": 100, "budget": 50.0}
     prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), settings, source="test"))
     run, left = begin(prepared, tmp_path / "run", test_key="audit"), iter([False] * 15 + [True])
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     assert proceed(run, reopen(run, {"sigma": 20.0})).complete
-    _say("audit", run.folder, "--runs", "200")
-    told, event = audit_file.read_sections(run.folder)["mechanism"], from_json(run.facts()["event"])
-    assert told["epsilon_proved"] == accountant.epsilon(event, 1e-5) > 4 * told["epsilon_tested"]
+    _run("audit", run.folder, "--runs", "200")
+    section, event = audit_file.read_sections(run.folder)["mechanism"], from_json(run.facts()["event"])
+    assert section["epsilon_proved"] == accountant.epsilon(event, 1e-5) > 4 * section["epsilon_tested"]
     assert "the last settings alone" in " ".join(capsys.readouterr().out.split())
