@@ -65,8 +65,8 @@ def test_a_bound_is_judged_by_the_claim_of_the_run(
             "one_run": ONE_RUN | proved_field | {"epsilon_at_least": bound[1]},
         },
     )
-    found = audit_file.read_and_judge(tmp_path, proved=proved, tested=tested, delta=1e-5)
-    assert (found["mechanism"]["refuted"], found["one_run"]["refuted"]) == refuted
+    sections = audit_file.read_and_judge(tmp_path, proved=proved, tested=tested, delta=1e-5)
+    assert (sections["mechanism"]["refuted"], sections["one_run"]["refuted"]) == refuted
 
 
 @pytest.mark.parametrize(

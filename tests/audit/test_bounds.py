@@ -53,9 +53,9 @@ def test_the_test_of_false_alarms_detects_an_invalid_bound() -> None:
 
 def test_many_runs_approach_the_truth() -> None:
     truth = gdp.gaussian_epsilon(1.0, 0.05)
-    found = lower_bound(*_worlds(1.0, 400_000, 1), delta=0.05)
-    assert 0.93 * truth < found.epsilon <= truth
-    assert found.runs == 800_000 and found.confidence == 0.95 and found.delta == 0.05
+    bound = lower_bound(*_worlds(1.0, 400_000, 1), delta=0.05)
+    assert 0.93 * truth < bound.epsilon <= truth
+    assert bound.runs == 800_000 and bound.confidence == 0.95 and bound.delta == 0.05
 
 
 def test_more_confidence_gives_a_lower_bound() -> None:
@@ -83,9 +83,9 @@ def test_evidence_of_either_side_is_found() -> None:
     )
     assert (present.guess, absent.guess) == ("with", "without")
     assert present.threshold == math.inf and absent.threshold == -math.inf
-    for found in (present, absent):
-        assert 3.0 < found.epsilon < math.log(0.01 * 15_000)
-        assert found.right < 0.01 and 0 < found.wrong < 1e-3
+    for bound in (present, absent):
+        assert 3.0 < bound.epsilon < math.log(0.01 * 15_000)
+        assert bound.right < 0.01 and 0 < bound.wrong < 1e-3
 
 
 def test_the_order_of_runs_does_not_matter() -> None:
@@ -99,10 +99,10 @@ def test_the_order_of_runs_does_not_matter() -> None:
 def test_the_estimate_of_mu_covers_the_truth() -> None:
     covered = 0
     for seed in range(200):
-        found = estimate(*_worlds(1.0, 500, seed), delta=DELTA)
-        covered += found.low <= 1.0 <= found.high
+        estimated = estimate(*_worlds(1.0, 500, seed), delta=DELTA)
+        covered += estimated.low <= 1.0 <= estimated.high
     assert 180 <= covered <= 199  # 190 expected, of 200
-    assert found.epsilon == pytest.approx(gdp.gaussian_epsilon(found.mu, DELTA))
+    assert estimated.epsilon == pytest.approx(gdp.gaussian_epsilon(estimated.mu, DELTA))
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_null_scores_give_epsilon_0(kind: str) -> None:
 def test_scores_that_point_the_wrong_way_are_no_evidence() -> None:
     out, into = _worlds(3.0, 2000, 0)
     mu = 0.2
-    found = judge(Scores(into, out, Gaussian(5.0), mu, 2000), delta=DELTA)
-    assert not found.refuted and found.bound.epsilon == 0 and found.estimate.mu == found.estimate.high == 0
+    verdict = judge(Scores(into, out, Gaussian(5.0), mu, 2000), delta=DELTA)
+    assert not verdict.refuted and verdict.bound.epsilon == 0 and verdict.estimate.mu == verdict.estimate.high == 0
     assert judge(Scores(out, into, Gaussian(5.0), mu, 2000), delta=DELTA).refuted
     same = np.zeros(500)
     assert not judge(Scores(same, same, Gaussian(5.0), mu, 500), delta=DELTA).refuted
@@ -215,5 +215,5 @@ def test_the_verdict_states_the_claim() -> None:
     rng = np.random.default_rng(0)
     event = PoissonGaussian(0.2, 2.0, 10)
     mu = claimed_mu((Exposure(0.2, 2.0, 10),))
-    found = judge(Scores(rng.normal(size=500), rng.normal(size=500), event, mu, 1000), delta=DELTA)
-    assert not found.refuted and found.epsilon > 0 and found.claimed_mu == pytest.approx(0.33, abs=0.05)
+    verdict = judge(Scores(rng.normal(size=500), rng.normal(size=500), event, mu, 1000), delta=DELTA)
+    assert not verdict.refuted and verdict.epsilon > 0 and verdict.claimed_mu == pytest.approx(0.33, abs=0.05)

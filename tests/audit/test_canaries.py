@@ -32,15 +32,15 @@ def _canaries(name: str) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_claim_is_refuted(name: str) -> None:
-    found = judge(CASES[name](_canaries(name), CanaryRandom(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
-    assert not found.refuted, found
-    assert found.bound.epsilon <= found.epsilon
+    verdict = judge(CASES[name](_canaries(name), CanaryRandom(f"clean {name}")), delta=DELTA, confidence=FAMILY_WISE)
+    assert not verdict.refuted, verdict
+    assert verdict.bound.epsilon <= verdict.epsilon
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_noise_of_0_83_of_the_claim_is_detected(name: str) -> None:
-    found = judge(CASES[name](_canaries(name), CanaryRandom(f"cut {name}", 0.83)), delta=DELTA)
-    assert found.refuted, found
+    verdict = judge(CASES[name](_canaries(name), CanaryRandom(f"cut {name}", 0.83)), delta=DELTA)
+    assert verdict.refuted, verdict
 
 
 @pytest.mark.slow
@@ -60,8 +60,8 @@ def test_too_little_noise_in_the_code_is_detected(monkeypatch: pytest.MonkeyPatc
         return original(total, stream, sensitivity=sensitivity, sigma=0.7 * sigma)
 
     monkeypatch.setattr(noise, "add_noise", too_quiet)
-    found = judge(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
-    assert found.alarm and found.profile.refuted
+    verdict = judge(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
+    assert verdict.alarm and verdict.profile.refuted
 
 
 def test_gradients_that_are_not_clipped_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:

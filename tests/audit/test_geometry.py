@@ -159,16 +159,16 @@ def test_results_of_a_weights_file_equal_those_of_the_function(run: Run, tmp_pat
     source, weights = _public(tmp_path / "public.npz"), _weights(tmp_path / "cnn.safetensors", "small-cnn")
     code, out, err = run("geometry", weights, source, "--model", "small-cnn", "--pair", "3,7", "--top", 3, *FEW)
     assert code == 0, err
-    found = json.loads(Path("geometry/geometry.json").read_text())
+    content = json.loads(Path("geometry/geometry.json").read_text())
     network = build("small-cnn", (1, 8, 8), classes=10, seed=0)
     network.load_state_dict(safetensors.load(weights, network.state_dict())[0])
     subject = load_subject(weights, str(source), private=False, model="small-cnn", most=60)
     again = curvature(network, each_loss, subject.inputs, subject.targets, top=3, probes=4)
-    assert found["eigenvalues"] == pytest.approx(list(again.eigenvalues.values), rel=1e-6)
-    assert found["trace"] == pytest.approx(again.trace.value, rel=1e-6) and found["parameters"] == again.weights
+    assert content["eigenvalues"] == pytest.approx(list(again.eigenvalues.values), rel=1e-6)
+    assert content["trace"] == pytest.approx(again.trace.value, rel=1e-6) and content["parameters"] == again.weights
     assert "lambda_1/lambda_3" in out and "within '3'" in out and "within '7'" in out
-    assert [g["of"] for g in found["plane"]["groups"]] == ["3", "7"]
-    assert all(len(g["points"]) == len(g["norms"]) > 1 for g in found["plane"]["groups"])
+    assert [g["of"] for g in content["plane"]["groups"]] == ["3", "7"]
+    assert all(len(g["points"]) == len(g["norms"]) > 1 for g in content["plane"]["groups"])
 
 
 def test_the_plane_of_two_data_sets(run: Run, tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_a_head_that_was_trained_alone_is_measured_alone(run: Run, tmp_path: Pat
     assert train.proceed(made, prepared).complete
     code, _, err = run("geometry", made.folder, source, *FEW)
     assert code == 0, err
-    found = json.loads(Path("geometry/geometry.json").read_text())
+    content = json.loads(Path("geometry/geometry.json").read_text())
     head = prepared.model()[-1]
-    assert found["part"] == "head" and found["parameters"] == sum(p.numel() for p in head.parameters())
+    assert content["part"] == "head" and content["parameters"] == sum(p.numel() for p in head.parameters())
 
 
 def test_every_mistake_is_refused_with_a_fix(run: Run, tmp_path: Path) -> None:

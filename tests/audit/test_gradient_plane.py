@@ -24,40 +24,40 @@ def _measure(first: Tensor, second: Tensor) -> Concentration:
 
 
 def _vectors(*entries: dict[int, float]) -> Tensor:
-    found = torch.zeros(len(entries), SIZE)
-    for row, entry in zip(found, entries, strict=True):
+    rows = torch.zeros(len(entries), SIZE)
+    for vector, entry in zip(rows, entries, strict=True):
         for place, value in entry.items():
-            row[place] = value
-    return found
+            vector[place] = value
+    return rows
 
 
 def test_points_computed_by_hand() -> None:
     """Means (2, 0) and (0, 3) in the first two weights; components outside the plane shorten the direction."""
-    found = _measure(
+    measured = _measure(
         _vectors({0: 1.0}, {0: 3.0, 5: 4.0}, {0: 2.0, 5: -4.0}), _vectors({1: 3.0, 0: 4.0}, {1: 3.0, 0: -4.0})
     )
-    assert found.first.points.flatten().tolist() == pytest.approx([1, 0, 3, 0, 2, 0])
-    assert found.first.norms.tolist() == pytest.approx([1, 5, 20**0.5])
-    assert found.first.directions.flatten().tolist() == pytest.approx([1, 0, 0.6, 0, 2 / 20**0.5, 0])
-    assert found.second.directions.flatten().tolist() == pytest.approx([0.8, 0.6, -0.8, 0.6])
-    assert found.first.mean == pytest.approx((2, 0)) and found.second.mean == pytest.approx((0, 3))
-    assert found.means == pytest.approx(0, abs=1e-12)
+    assert measured.first.points.flatten().tolist() == pytest.approx([1, 0, 3, 0, 2, 0])
+    assert measured.first.norms.tolist() == pytest.approx([1, 5, 20**0.5])
+    assert measured.first.directions.flatten().tolist() == pytest.approx([1, 0, 0.6, 0, 2 / 20**0.5, 0])
+    assert measured.second.directions.flatten().tolist() == pytest.approx([0.8, 0.6, -0.8, 0.6])
+    assert measured.first.mean == pytest.approx((2, 0)) and measured.second.mean == pytest.approx((0, 3))
+    assert measured.means == pytest.approx(0, abs=1e-12)
 
 
 def test_cosines_are_means_over_pairs_for_any_chunking() -> None:
     torch.manual_seed(0)
     first, second = torch.randn(2 * AT_A_TIME + 3, SIZE) + 0.5, torch.randn(AT_A_TIME, SIZE) - 0.2
-    found = _measure(first, second)
+    measured = _measure(first, second)
     one, two = (g / g.norm(dim=1, keepdim=True) for g in (first.double(), second.double()))
-    for cloud, rows in ((found.first, one), (found.second, two)):
+    for cloud, rows in ((measured.first, one), (measured.second, two)):
         pairs = [float(a @ b) for a, b in itertools.permutations(rows, 2)]
         assert cloud.within == pytest.approx(sum(pairs) / len(pairs), rel=1e-5)
         assert (cloud.directions.norm(dim=1) <= 1 + 1e-9).all()
-    assert found.between == pytest.approx(float((one @ two.T).mean()), rel=1e-5)
+    assert measured.between == pytest.approx(float((one @ two.T).mean()), rel=1e-5)
     means = first.double().mean(0), second.double().mean(0)
-    assert found.means == pytest.approx(float(torch.cosine_similarity(*means, dim=0)), rel=1e-5)
+    assert measured.means == pytest.approx(float(torch.cosine_similarity(*means, dim=0)), rel=1e-5)
     # The plane preserves angles and lengths of vectors in it.
-    a, b = (torch.tensor(cloud.mean) for cloud in (found.first, found.second))
+    a, b = (torch.tensor(cloud.mean) for cloud in (measured.first, measured.second))
     assert float(a.norm()) == pytest.approx(float(means[0].norm()), rel=1e-5)
     assert float(a @ b) == pytest.approx(float(means[0] @ means[1]), rel=1e-4)
 
@@ -65,14 +65,14 @@ def test_cosines_are_means_over_pairs_for_any_chunking() -> None:
 def test_the_contribution_to_its_own_mean_affects_points_but_not_cosines() -> None:
     """Orthogonal gradients have a mean cosine of 0, and lie 1 / sqrt(n) from the centre."""
     rows = torch.eye(SIZE)
-    found = _measure(rows[:16], rows[16:20])
-    assert found.first.within == pytest.approx(0, abs=1e-9) and found.between == pytest.approx(0, abs=1e-9)
-    assert found.first.directions[:, 0].tolist() == pytest.approx([0.25] * 16)
+    plane = _measure(rows[:16], rows[16:20])
+    assert plane.first.within == pytest.approx(0, abs=1e-9) and plane.between == pytest.approx(0, abs=1e-9)
+    assert plane.first.directions[:, 0].tolist() == pytest.approx([0.25] * 16)
 
 
 def test_a_zero_gradient_is_at_the_centre_and_in_no_pair() -> None:
-    found = _measure(_vectors({0: 1.0}, {}, {0: 2.0}), _vectors({1: 1.0}, {1: 1.0}))
-    assert found.first.directions[1].tolist() == [0, 0] and found.first.within == pytest.approx(1)
+    plane = _measure(_vectors({0: 1.0}, {}, {0: 2.0}), _vectors({1: 1.0}, {1: 1.0}))
+    assert plane.first.directions[1].tolist() == [0, 0] and plane.first.within == pytest.approx(1)
 
 
 def test_gradients_that_span_no_plane_are_refused() -> None:

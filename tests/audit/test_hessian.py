@@ -53,34 +53,34 @@ SPECTRA = {
 def test_known_spectra(name: str) -> None:
     spectrum = SPECTRA[name]
     matrix = _matrix(spectrum)
-    found = largest_eigenvalues(_of(matrix), len(spectrum))
-    assert found.converged
-    assert found.values == pytest.approx(
+    eigenvalues = largest_eigenvalues(_of(matrix), len(spectrum))
+    assert eigenvalues.converged
+    assert eigenvalues.values == pytest.approx(
         sorted(spectrum, reverse=True)[:5], rel=1e-4, abs=1e-4 * max(map(abs, spectrum))
     )
-    assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(5, dtype=torch.float64), atol=1e-10)
-    for value, error, vector in zip(found.values, found.errors, found.vectors, strict=True):
+    assert torch.allclose(eigenvalues.vectors @ eigenvalues.vectors.T, torch.eye(5, dtype=torch.float64), atol=1e-10)
+    for value, error, vector in zip(eigenvalues.values, eigenvalues.errors, eigenvalues.vectors, strict=True):
         assert float((matrix @ vector - value * vector).norm()) == pytest.approx(error, rel=1e-3, abs=1e-8)
 
 
 def test_restarts_keep_the_accuracy() -> None:
     spectrum = list(np.linspace(0, 1, 600))
-    found = largest_eigenvalues(_of(_matrix(spectrum)), 600, top=2, tolerance=1e-5)
-    assert found.converged and found.products > 3 * hessian.BLOCKS * 2, "several restarts"
-    assert found.values == pytest.approx(spectrum[-1:-3:-1], abs=1e-6)
+    eigenvalues = largest_eigenvalues(_of(_matrix(spectrum)), 600, top=2, tolerance=1e-5)
+    assert eigenvalues.converged and eigenvalues.products > 3 * hessian.BLOCKS * 2, "several restarts"
+    assert eigenvalues.values == pytest.approx(spectrum[-1:-3:-1], abs=1e-6)
 
 
 def test_eigenvalues_that_have_not_converged_are_marked_and_bounded() -> None:
     spectrum = np.linspace(-1, 1, 400)
     matrix = _matrix(list(spectrum))
-    found = largest_eigenvalues(_of(matrix), 400, most=15)
-    assert not found.converged and found.products == 15
-    pairs = [*zip(found.values, found.errors, strict=True), (found.lowest, found.lowest_error)]
+    eigenvalues = largest_eigenvalues(_of(matrix), 400, most=15)
+    assert not eigenvalues.converged and eigenvalues.products == 15
+    pairs = [*zip(eigenvalues.values, eigenvalues.errors, strict=True), (eigenvalues.lowest, eigenvalues.lowest_error)]
     for value, error in pairs:
         assert error > 1e-3 and np.abs(spectrum - value).min() <= error + 1e-12
     again = largest_eigenvalues(_of(matrix), 400, most=15)
-    assert again.values == found.values and torch.equal(again.vectors, found.vectors)
-    assert largest_eigenvalues(_of(matrix), 400, most=15, seed=1).values != found.values
+    assert again.values == eigenvalues.values and torch.equal(again.vectors, eigenvalues.vectors)
+    assert largest_eigenvalues(_of(matrix), 400, most=15, seed=1).values != eigenvalues.values
 
 
 def test_invalid_arguments_are_refused() -> None:
@@ -146,8 +146,8 @@ def _exact(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
 def test_curvature_of_networks_equals_that_of_the_exact_hessian(name: str) -> None:
     torch.manual_seed(1)
     model, images, targets = NETWORKS[name]()
-    found = curvature(model, each_loss, images, targets, probes=64)
-    size = found.weights
+    measured = curvature(model, each_loss, images, targets, probes=64)
+    size = measured.weights
     rows = torch.randn(3, size, dtype=torch.float64)
     whole = hessian.hessian(model, each_loss, images, targets)(rows)
     in_parts = hessian.hessian(model, each_loss, images, targets, physical=3)(rows)
@@ -155,10 +155,10 @@ def test_curvature_of_networks_equals_that_of_the_exact_hessian(name: str) -> No
     assert exact.shape == (size, size)
     assert torch.allclose(whole, rows @ exact, rtol=1e-4, atol=1e-5) and torch.allclose(in_parts, whole, atol=1e-5)
     values = torch.linalg.eigvalsh(exact)
-    assert found.eigenvalues.converged
-    assert found.eigenvalues.values == pytest.approx(values.flip(0)[:5].tolist(), rel=1e-3, abs=1e-5)
-    assert found.ratio == pytest.approx(float(values[-1] / values[-5]), rel=1e-3)
-    assert abs(found.trace.value - float(exact.trace())) <= 4 * found.trace.error
+    assert measured.eigenvalues.converged
+    assert measured.eigenvalues.values == pytest.approx(values.flip(0)[:5].tolist(), rel=1e-3, abs=1e-5)
+    assert measured.ratio == pytest.approx(float(values[-1] / values[-5]), rel=1e-3)
+    assert abs(measured.trace.value - float(exact.trace())) <= 4 * measured.trace.error
     if name == "linear from zero":
         assert float(values[-1] - values[-9]) < 1e-9
 
@@ -169,8 +169,8 @@ def test_there_is_no_ratio_if_an_eigenvalue_is_not_positive() -> None:
 
 
 def _estimates(matrix: Tensor, known: Eigenvalues | None, runs: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    found = [estimate_trace(_of(matrix), len(matrix), probes=16, seed=seed, known=known) for seed in range(runs)]
-    return np.array([t.value for t in found]), np.array([t.error for t in found])
+    traces = [estimate_trace(_of(matrix), len(matrix), probes=16, seed=seed, known=known) for seed in range(runs)]
+    return np.array([t.value for t in traces]), np.array([t.error for t in traces])
 
 
 def test_the_standard_error_of_the_trace_covers_as_often_as_stated() -> None:

@@ -21,13 +21,13 @@ SMALL = Setting(rows=30, chance=0.3, rate=0.25, others=12, balance=1.5)
 CLASSES, SIGMA, RUNS = 4, 1.2, 1500
 
 
-def _direct(found: Attack, *, present: bool, seed: int, one_draw: bool = True) -> np.ndarray:
+def _direct(attacked: Attack, *, present: bool, seed: int, one_draw: bool = True) -> np.ndarray:
     """Scores of the attack on the mechanism itself: every record, every coordinate, every draw.
 
     Features: the target has its own direction, the last; all others lie anywhere in the first ones. With
     `one_draw` false, each record has a class draw of its own: the sampling that the paper's account describes.
     """
-    at, rng = found.setting, np.random.default_rng(seed)
+    at, rng = attacked.setting, np.random.default_rng(seed)
     labels = np.repeat(np.arange(CLASSES), at.others)
     features = rng.normal(size=(labels.size, 6))
     features[:, -1] = 0
@@ -35,7 +35,7 @@ def _direct(found: Attack, *, present: bool, seed: int, one_draw: bool = True) -
     if present:
         labels, features = np.append(labels, 0), np.vstack([features, np.eye(6)[-1]])
     one_hot, mixed = np.eye(CLASSES)[labels], 5.0
-    spread = found.sigma * np.sqrt(at.balance**2 + 1)
+    spread = attacked.sigma * np.sqrt(at.balance**2 + 1)
     scores = []
     for _ in range(RUNS):
         drawn = rng.random((at.rows, CLASSES)) < at.chance
@@ -43,15 +43,15 @@ def _direct(found: Attack, *, present: bool, seed: int, one_draw: bool = True) -
         taken = drawn & (rng.random((at.rows, labels.size)) < at.rate)
         x = taken @ features / mixed + rng.normal(0, spread / at.balance / mixed, (at.rows, 6))
         y = taken @ one_hot / mixed + rng.normal(0, spread / mixed, (at.rows, CLASSES))
-        scores.append(found.score(mixed * x[:, -1], mixed * y[:, 0]))
+        scores.append(attacked.score(mixed * x[:, -1], mixed * y[:, 0]))
     return np.array(scores)
 
 
 @pytest.mark.parametrize("at", [SMALL, replace(SMALL, rows=8, chance=1.0), replace(SMALL, rate=1.0, balance=0.7)])
 def test_the_simulation_equals_the_attack_on_the_whole_mechanism(at: Setting) -> None:
-    found = attack(at, SIGMA)
-    simulated = found.scores(20_000, np.random.default_rng(1))
-    direct = [_direct(found, present=present, seed=seed) for seed, present in enumerate((False, True))]
+    attacked = attack(at, SIGMA)
+    simulated = attacked.scores(20_000, np.random.default_rng(1))
+    direct = [_direct(attacked, present=present, seed=seed) for seed, present in enumerate((False, True))]
     for ours, whole in zip(simulated, direct, strict=True):
         assert stats.ks_2samp(ours, whole).pvalue > 1e-4
     assert stats.ks_2samp(simulated[0], direct[1]).pvalue < 1e-8, (
@@ -60,32 +60,32 @@ def test_the_simulation_equals_the_attack_on_the_whole_mechanism(at: Setting) ->
 
 
 def test_the_comparison_detects_another_mechanism() -> None:
-    found = attack(SMALL, SIGMA)
-    without, with_record = found.scores(20_000, np.random.default_rng(1))
-    poisson = [_direct(found, present=present, seed=5, one_draw=False) for present in (False, True)]
+    simulated = attack(SMALL, SIGMA)
+    without, with_record = simulated.scores(20_000, np.random.default_rng(1))
+    poisson = [_direct(simulated, present=present, seed=5, one_draw=False) for present in (False, True)]
     assert stats.ks_2samp(without, poisson[0]).pvalue < 1e-6
     assert stats.ks_2samp(with_record, poisson[1]).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.2, 6.0])
 def test_scores_are_log_ratios_rounded_to_half_a_step(sigma: float) -> None:
-    found = attack(PAPER, sigma)
-    for law in (found.without, found.with_record):
+    simulated = attack(PAPER, sigma)
+    for law in (simulated.without, simulated.with_record):
         assert law.sum() == pytest.approx(1, abs=1e-12) and (law >= 0).all()
-    certain = found.without > 1e-12
+    certain = simulated.without > 1e-12
     certain[[0, -1]] = False  # where scores are limited
-    ratio = np.log(found.with_record[certain] / found.without[certain])
-    assert np.abs(ratio / found.step - found.values[certain]).max() < 0.51
+    ratio = np.log(simulated.with_record[certain] / simulated.without[certain])
+    assert np.abs(ratio / simulated.step - simulated.values[certain]).max() < 0.51
     assert certain.sum() > 30
 
 
 def test_the_computed_bound_lies_between_the_sampled_one_and_the_account() -> None:
     """At a delta for which few runs suffice, and with a public schedule."""
     at, delta = Setting(rows=40, chance=1.0, rate=0.3, others=1), 0.01
-    found = attack(at, 1.5)
-    sampled = lower_bound(*found.scores(100_000, np.random.default_rng(2)), delta=delta)
+    simulated = attack(at, 1.5)
+    sampled = lower_bound(*simulated.scores(100_000, np.random.default_rng(2)), delta=delta)
     upper = accountant.epsilon(ClassScheduled(1.5, (at.rate,), (at.rows,)), delta)
-    assert 0.7 * found.epsilon(delta) < sampled.epsilon <= found.epsilon(delta) < upper
+    assert 0.7 * simulated.epsilon(delta) < sampled.epsilon <= simulated.epsilon(delta) < upper
 
 
 def test_without_other_records_the_attack_nearly_reaches_the_account() -> None:
@@ -104,18 +104,20 @@ def test_the_target_alone_in_its_class_is_sampled_at_the_product_of_the_rates() 
 def test_the_papers_account_is_refuted() -> None:
     sigma = paper_sigma(PAPER, BUDGET)
     assert sigma == pytest.approx(1.2602, abs=1e-4)
-    found = attack(PAPER, sigma)
-    assert found.epsilon(BUDGET.delta) > 4.5
-    assert lower_bound(*found.scores(8000, np.random.default_rng(3)), delta=BUDGET.delta, confidence=0.99).refutes(1.0)
+    simulated = attack(PAPER, sigma)
+    assert simulated.epsilon(BUDGET.delta) > 4.5
+    assert lower_bound(*simulated.scores(8000, np.random.default_rng(3)), delta=BUDGET.delta, confidence=0.99).refutes(
+        1.0
+    )
 
 
 def test_the_sound_account_is_not_refuted_with_a_public_schedule() -> None:
     at = scheduled(PAPER)
     assert (at.rows, at.chance) == (1500, 1.0)
     sigma = sound_sigma(at, BUDGET)
-    found = attack(at, sigma)
-    assert 0.8 < found.epsilon(BUDGET.delta) <= 1.0
-    assert not lower_bound(*found.scores(20_000, np.random.default_rng(4)), delta=BUDGET.delta).refutes(1.0)
+    simulated = attack(at, sigma)
+    assert 0.8 < simulated.epsilon(BUDGET.delta) <= 1.0
+    assert not lower_bound(*simulated.scores(20_000, np.random.default_rng(4)), delta=BUDGET.delta).refutes(1.0)
     # The same attack refutes the same claim with a third of that noise, so it has power.
     weak = attack(at, sigma / 3).scores(20_000, np.random.default_rng(4))
     assert lower_bound(*weak, delta=BUDGET.delta).refutes(1.0)

@@ -63,9 +63,9 @@ def test_the_gradient_of_scattering_equals_a_difference_quotient() -> None:
 def test_clean_features_reveal_the_image_and_noisy_ones_do_not() -> None:
     x = _images(3)
     rows = _rows(x)
-    found = invert(FEATURES, rows, shape=SHAPE, steps=150)
-    assert found.shape == (3, 1, *SHAPE) and found.abs().max() <= 1
-    table = correlations(found[:, 0], x)
+    images = invert(FEATURES, rows, shape=SHAPE, steps=150)
+    assert images.shape == (3, 1, *SHAPE) and images.abs().max() <= 1
+    table = correlations(images[:, 0], x)
     assert table.diag().min() > 0.9 and (table.argmax(1) == torch.arange(3)).all()
     noisy = rows + torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
     assert correlations(invert(FEATURES, noisy, shape=SHAPE, steps=150)[:, 0], x).diag().max() < 0.6
@@ -76,8 +76,8 @@ def test_known_records_are_subtracted() -> None:
     x = _images(8)
     rows = _rows(x)
     mixture = rows.mean(0, keepdim=True)
-    found = invert(FEATURES, mixture, shape=SHAPE, degree=8, known=rows[1:].sum(0, keepdim=True), steps=150)
-    assert correlations(found[:, 0], x[:1]).item() > 0.9
+    images = invert(FEATURES, mixture, shape=SHAPE, degree=8, known=rows[1:].sum(0, keepdim=True), steps=150)
+    assert correlations(images[:, 0], x[:1]).item() > 0.9
     blind = invert(FEATURES, mixture, shape=SHAPE, degree=8, steps=150)
     assert correlations(blind[:, 0], x[:1]).item() < 0.9
 
@@ -89,9 +89,9 @@ def test_several_members_are_reconstructed_together() -> None:
     )  # over 20: shorter than 1, so not shorten
     x = _images(2)
     row = pixels(x).mean(0, keepdim=True)
-    found = invert(pixels, row, shape=SHAPE, degree=2, members=2, tv=0.0, steps=200)
-    assert found.shape == (1, 2, *SHAPE)
-    assert torch.allclose(found[0].sum(0), x.sum(0), atol=0.05)
+    pair = invert(pixels, row, shape=SHAPE, degree=2, members=2, tv=0.0, steps=200)
+    assert pair.shape == (1, 2, *SHAPE)
+    assert torch.allclose(pair[0].sum(0), x.sum(0), atol=0.05)
 
 
 def test_an_image_of_one_colour_does_not_stop_the_attack() -> None:

@@ -77,8 +77,11 @@ def test_the_area_under_the_curve_is_the_auc() -> None:
 
 
 def test_true_positive_rates_respect_the_false_positive_rate() -> None:
-    found = evaluate_attack(np.arange(1000) + 500.0, np.arange(1000.0))
-    assert found.true_positive_rates == {0.001: 0.501, 0.01: 0.51, 0.1: 0.6} and (found.members, found.others) == (
+    success = evaluate_attack(np.arange(1000) + 500.0, np.arange(1000.0))
+    assert success.true_positive_rates == {0.001: 0.501, 0.01: 0.51, 0.1: 0.6} and (
+        success.members,
+        success.others,
+    ) == (
         1000,
         1000,
     )
@@ -88,9 +91,9 @@ def test_the_memorised_class_has_a_high_auc() -> None:
     rng = np.random.default_rng(0)
     classes = np.repeat([0, 1, 2], [500, 500, 5])
     members = rng.normal(size=1005) + 2.0 * (classes == 1)
-    found = evaluate_attack(members, rng.normal(size=1005), classes=(classes, classes))
-    assert found.by_class.keys() == {0, 1}, "5 records are too few"
-    assert found.by_class[1] > 0.9 and abs(found.by_class[0] - 0.5) < 0.05
+    success = evaluate_attack(members, rng.normal(size=1005), classes=(classes, classes))
+    assert success.by_class.keys() == {0, 1}, "5 records are too few"
+    assert success.by_class[1] > 0.9 and abs(success.by_class[0] - 0.5) < 0.05
 
 
 def test_confidences_are_logits_of_the_true_class() -> None:

@@ -38,8 +38,8 @@ def _by_definition(m: int, r: int, v: int, epsilon: float, delta: float) -> floa
 @pytest.mark.parametrize("right", [0, 1, 12, 20])
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
 def test_the_p_value_is_that_of_the_theorem(right: int, delta: float) -> None:
-    found = p_value(canaries=50, guesses=20, right=right, epsilon=0.7, delta=delta)
-    assert found == pytest.approx(_by_definition(50, 20, right, 0.7, delta), abs=1e-12)
+    p = p_value(canaries=50, guesses=20, right=right, epsilon=0.7, delta=delta)
+    assert p == pytest.approx(_by_definition(50, 20, right, 0.7, delta), abs=1e-12)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
@@ -145,9 +145,9 @@ def _train(tmp_path: Path, name: str, *, stops: int = 0, **changes) -> run_folde
 def test_a_training_with_canaries_is_audited_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     write_data(tmp_path / "data.npz")
     whole = _train(tmp_path, "whole")
-    found = run_folder.read_json(whole.folder / "audit.json")["one_run"]
+    section = run_folder.read_json(whole.folder / "audit.json")["one_run"]
     kept = run_folder.read_json(whole.operator / "canaries.json")
-    assert found["canaries"] == 200 == len(kept["scores"]) and not found["refuted"]
+    assert section["canaries"] == 200 == len(kept["scores"]) and not section["refuted"]
     scores, inserted = np.array(kept["scores"]), np.array(kept["inside"], dtype=bool)
     assert scores[inserted].mean() > scores[~inserted].mean()
     assert whole.config().n == 200, "n counts only the units of the data"

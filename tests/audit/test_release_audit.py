@@ -60,9 +60,9 @@ def test_canaries_reach_what_the_claim_of_the_release_allows(recipe: str, releas
     release = finished(released / recipe)
     scores = release_audit.score_canaries(release, canaries=2000, rng=CanaryRandom("release"))
     assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
-    found = judge(scores, delta=release.settings.delta, confidence=0.999)
-    assert not found.refuted and found.bound.epsilon <= found.epsilon <= 8
-    assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
+    verdict = judge(scores, delta=release.settings.delta, confidence=0.999)
+    assert not verdict.refuted and verdict.bound.epsilon <= verdict.epsilon <= 8
+    assert verdict.estimate.low < verdict.claimed_mu < verdict.estimate.high and verdict.claimed_mu > 1
 
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix-hs", *PUBLISHED])
@@ -76,8 +76,8 @@ def test_canaries_belong_to_the_most_exposed_class() -> None:
     scores = mixture_scores(
         round_robin(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
     )
-    found = judge(scores, delta=1e-5, confidence=0.999)
-    assert found.estimate.low < found.claimed_mu < found.estimate.high and found.claimed_mu > 1
+    verdict = judge(scores, delta=1e-5, confidence=0.999)
+    assert verdict.estimate.low < verdict.claimed_mu < verdict.estimate.high and verdict.claimed_mu > 1
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_declared_counts_and_random_weights_are_audited_too(
     release = finished(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
     scores = release_audit.score_canaries(release, canaries=1000, rng=CanaryRandom("others"))
-    found = judge(scores, delta=1e-5, confidence=0.999)
-    assert not found.refuted and least < found.estimate.mu < found.claimed_mu + 0.2
+    verdict = judge(scores, delta=1e-5, confidence=0.999)
+    assert not verdict.refuted and least < verdict.estimate.mu < verdict.claimed_mu + 0.2
 
 
 def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
