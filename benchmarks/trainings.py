@@ -22,7 +22,7 @@ from dpvision.models import digest_file
 from dpvision.models.patches import CONSTANTS
 from dpvision.private.training import train
 from dpvision.public import dictionary
-from dpvision.released.report.on_test import last_accuracy, read_metrics
+from dpvision.released.evaluation import last_accuracy, read_metrics
 from dpvision.settings.recipes import recipe
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import Config

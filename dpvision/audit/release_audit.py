@@ -36,8 +36,7 @@ from dpvision.private.statistics.baselines import synthesis
 from dpvision.private.statistics.kinds import mechanism_of
 from dpvision.private.statistics.mechanism import Described
 from dpvision.private.statistics.mixtures import weights_of
-from dpvision.released.finished import Finished
-from dpvision.released.folder import read_rows
+from dpvision.released.folder import FinishedRelease, read_rows
 from dpvision.released.learners import DiscriminantLearner
 
 # Canaries that share a release: the size of moments grows with the square, and P3GM keeps at most 20 directions.
@@ -47,7 +46,7 @@ SHOWN, STEPS, COMPARED = 8, 1000, 2000
 
 
 def score_canaries(
-    release: Finished, *, canaries: int, rng: CanaryRandom = FRESH, progress: OnProgress = lambda *_: None
+    release: FinishedRelease, *, canaries: int, rng: CanaryRandom = FRESH, progress: OnProgress = lambda *_: None
 ) -> Scores:
     """Run the release's mechanism with at least `canaries` canaries in all, half of them inserted, and score them."""
     settings, sigma = release.settings, release.sigma
@@ -83,7 +82,7 @@ def score_canaries(
 
 
 def attack_losses(
-    release: Finished,
+    release: FinishedRelease,
     source: str,
     *,
     weights: Path | None = None,
@@ -103,7 +102,7 @@ def attack_losses(
     return success, {"members": scores["train"], "others": scores["test"]}
 
 
-def _describe(release: Finished) -> Described:
+def _describe(release: FinishedRelease) -> Described:
     return mechanism_of(Rows.none(len(release.classes)), release.settings).describe(release.settings)
 
 
@@ -118,7 +117,9 @@ class Inversion:
     lines: dict[str, NDArray[np.float32]]
 
 
-def attack_rows(release: Finished, source: str, *, weights: Path | None = None, steps: int = STEPS) -> Inversion | str:
+def attack_rows(
+    release: FinishedRelease, source: str, *, weights: Path | None = None, steps: int = STEPS
+) -> Inversion | str:
     """Invert the first released rows; or the reason why they cannot be inverted."""
     if not release.settings.is_sampled:
         return f"the rows were {_describe(release).rows_are}, so no row belongs to a record"

@@ -93,7 +93,7 @@ def _audit_run(place: Path, data: str | None, canaries: int, confidence: float, 
     from dpvision.cli import screen
     from dpvision.cli.report import write_report
     from dpvision.core.events import from_json
-    from dpvision.released.report import audits
+    from dpvision.released.report.cards import read_audits
     from dpvision.storage.run_folder import Run, fact
 
     folder = Run(place)
@@ -103,7 +103,7 @@ def _audit_run(place: Path, data: str | None, canaries: int, confidence: float, 
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     event = from_json(fact(folder.facts(), "event", dict))
-    carried = audits.of_run(place, event, config).get("one_run")  # a forged file is refused first
+    carried = read_audits(place, event, config).get("one_run")  # a forged file is refused first
     planned = None
     if data is not None and shadows is not None:
         from dpvision.audit.shadow_models import plan_shadows
@@ -135,11 +135,12 @@ def _audit_release(
 ) -> bool:
     from dpvision.audit import release_audit
     from dpvision.cli import screen
-    from dpvision.released.finished import finished
-    from dpvision.released.report import audits, release_card
+    from dpvision.released.folder import read_release
+    from dpvision.released.report import rewrite_release
+    from dpvision.released.report.cards import read_release_audits
 
-    release = finished(place)
-    audits.of_release(place, release.event, release.settings.delta)  # a forged file is refused first
+    release = read_release(place)
+    read_release_audits(place, release.event, release.settings.delta)  # a forged file is refused first
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is inside the release. Fix: a folder elsewhere.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
@@ -149,7 +150,7 @@ def _audit_release(
     finding, allowed = _report_canaries(
         place, scores, release.event, delta=release.settings.delta, confidence=confidence
     )
-    for path in release_card.write_audited(release):
+    for path in rewrite_release(release):
         screen.say(f"wrote {path}")
     if data is not None and operator is not None:
         from dpvision.core import files

@@ -15,28 +15,38 @@ from dpvision.errors import ConfigError
 
 @verb
 def report(
-    run: Annotated[Path, Parameter(help="Folder of a finished run.")],
+    run: Annotated[Path, Parameter(help="Folder of a finished run or release.")],
     /,
     *,
     no_examples: Annotated[
         bool, flag("Output", "Leave out pictures of test images; examples.json is removed.")
     ] = False,
 ) -> None:
-    """Regenerate the report and privacy card of a run.
+    """Regenerate the report and privacy card of a run or a release.
 
     These are report.html, card.md and card.json in its folder.
 
-    Example: `dpvision report runs/first`
+    Example: `dpvision report runs/first`, or `dpvision report releases/1`
     """
     from dpvision.cli import screen
-    from dpvision.released.evaluation import PICTURES
+    from dpvision.released.evaluation import EXAMPLES
     from dpvision.storage.run_folder import Run
 
-    folder = Run(Path(os.path.abspath(run)))
-    folder.config()
-    if no_examples:
-        (folder.folder / PICTURES).unlink(missing_ok=True)
-    for path in write_report(folder):
+    place = Path(os.path.abspath(run))
+    if (place / "schema.json").exists():
+        from dpvision.released.folder import read_release
+        from dpvision.released.report import rewrite_release
+
+        if no_examples:
+            raise ConfigError("--no-examples: a release has no pictures of test images. Fix: leave it out.")
+        written = rewrite_release(read_release(place))
+    else:
+        folder = Run(place)
+        folder.config()
+        if no_examples:
+            (folder.folder / EXAMPLES).unlink(missing_ok=True)
+        written = write_report(folder)
+    for path in written:
         screen.say(f"wrote {path}")
 
 

@@ -1,10 +1,12 @@
-"""What a released model does on the test split: confusions, calibration and, only where asked for, a few pictures.
+"""What a released model does on the test split: measured and written into the run folder, and read again, checked.
 
-    evaluation.json   how often each class was named for each, and how sure the model was when it was right
-    examples.json     some test images, half of them named right and half wrong; by default there are none
+    metrics.jsonl     epsilon so far and test accuracy, at a few steps of the training
+    evaluation.json   confusions of classes, and calibration
+    examples.json     some test images, half classified correctly and half not; none unless they are asked for
 
-Both are at the top of the run folder, for its report. They are computed from the test split alone, exactly: no noise
+All are at the top of the run folder, for its report. They are computed from the test split alone, exactly: no noise
 protects test images, and epsilon does not cover them. Nothing here looks at a training image or steers a training.
+Anybody may have edited the files, so they are read strictly: a file that is not what dpvision writes is a DataError.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +26,19 @@ from numpy.typing import NDArray
 
 from dpvision.core import files
 from dpvision.data import Split
+from dpvision.data.files import Refusal
+from dpvision.data.picture import SIGNATURE, require_valid_png
+from dpvision.errors import DataError
+from dpvision.storage.run_folder import Run, read_json, read_lines
 
 FILE, FORMAT = "evaluation.json", "dpvision-evaluation-1"
-PICTURES, FORMAT_OF_PICTURES = "examples.json", "dpvision-examples-1"
-BINS = 15  # of how sure the model was (Guo et al. 2017)
-MOST_CLASSES = 100  # whose whole table of confusions is kept
-MOST_PAIRS = 20  # of classes that are taken for each other
-MOST_SIDE = 128  # pixels of a picture; larger images are shrunk
+EXAMPLES, EXAMPLES_FORMAT = "examples.json", "dpvision-examples-1"
+BINS = 15  # of confidence (Guo et al. 2017)
+MOST_CLASSES = 100  # whose whole confusion matrix is kept
+MOST_PAIRS = 20  # of classes that are most often confused
+MOST_SIDE = 128  # pixels of an example; larger images are shrunk
+MOST_EXAMPLES = 48
+MOST_STEPS = 2**53
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,16 +47,16 @@ Floats = NDArray[np.float64]
 def write(
     folder: Path, split: Split, guesses: Ints, chances: Floats, *, classes: int, weights: str, examples: int
 ) -> list[Path]:
-    """Write both files for the model whose weights have this digest; without examples, those of before are removed."""
+    """Write both files for the model whose weights have this digest; with `examples` 0, remove earlier examples."""
     labels = np.asarray(split.labels, dtype=np.int64)
-    found = {"format": FORMAT, "weights_digest": weights, **measured(guesses, chances, labels, classes=classes)}
-    files.write(folder / FILE, json.dumps(found, allow_nan=False) + "\n", mode=0o644)
+    figures = {"format": FORMAT, "weights_digest": weights, **measure(guesses, chances, labels, classes=classes)}
+    files.write(folder / FILE, json.dumps(figures, allow_nan=False) + "\n", mode=0o644)
     if not examples:
-        (folder / PICTURES).unlink(missing_ok=True)
+        (folder / EXAMPLES).unlink(missing_ok=True)
         return [folder / FILE]
-    right, wrong = (_some(rows, examples) for rows in (guesses == labels, guesses != labels))
+    right, wrong = (_spread_evenly(rows, examples) for rows in (guesses == labels, guesses != labels))
     shown = {
-        "format": FORMAT_OF_PICTURES,
+        "format": EXAMPLES_FORMAT,
         "weights_digest": weights,
         "examples": [
             {
@@ -56,12 +68,12 @@ def write(
             for row in (*right, *wrong)
         ],
     }
-    files.write(folder / PICTURES, json.dumps(shown, allow_nan=False) + "\n", mode=0o644)
-    return [folder / FILE, folder / PICTURES]
+    files.write(folder / EXAMPLES, json.dumps(shown, allow_nan=False) + "\n", mode=0o644)
+    return [folder / FILE, folder / EXAMPLES]
 
 
-def measured(guesses: Ints, chances: Floats, labels: Ints, *, classes: int) -> dict[str, Any]:
-    """Plain values: counts for every class, confusions, and the reliability of the model's own probabilities."""
+def measure(guesses: Ints, chances: Floats, labels: Ints, *, classes: int) -> dict[str, Any]:
+    """Return counts for every class, confusions and calibration, as plain values."""
     right = guesses == labels
     pairs, times = np.unique(labels[~right] * classes + guesses[~right], return_counts=True)
     often = np.argsort(-times, kind="stable")[:MOST_PAIRS]
@@ -83,20 +95,20 @@ def measured(guesses: Ints, chances: Floats, labels: Ints, *, classes: int) -> d
 
 
 def calibration(chances: Floats, right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Bins of equal width, and the expected calibration error: the mean distance of accuracy from confidence."""
-    sure = np.clip(np.nan_to_num(chances, nan=0.0), 0.0, 1.0)
-    place = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    """Return bins of equal width, and the expected calibration error: the mean distance of accuracy from confidence."""
+    confidence = np.clip(np.nan_to_num(chances, nan=0.0), 0.0, 1.0)
+    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     counts = np.bincount(place, minlength=BINS)
-    hits, sums = (np.bincount(place, weights=w, minlength=BINS) for w in (right.astype(np.float64), sure))
+    hits, sums = (np.bincount(place, weights=w, minlength=BINS) for w in (right.astype(np.float64), confidence))
     bins = [
         {"images": int(c), "accuracy": float(h / c) if c else None, "confidence": float(s / c) if c else None}
         for c, h, s in zip(counts, hits, sums, strict=True)
     ]
-    return {"bins": bins, "calibration_error": float(np.abs(hits - sums).sum() / len(sure))}
+    return {"bins": bins, "calibration_error": float(np.abs(hits - sums).sum() / len(confidence))}
 
 
-def _some(rows: NDArray[np.bool_], most: int) -> list[int]:
-    """At most so many of these rows, evenly over the split: not the best ones, nor the worst."""
+def _spread_evenly(rows: NDArray[np.bool_], most: int) -> list[int]:
+    """Return at most `most` of the marked rows, evenly over the split: neither the best nor the worst."""
     places = np.flatnonzero(rows)
     if len(places) > most:
         places = places[np.linspace(0, len(places) - 1, most).round().astype(np.int64)]
@@ -104,7 +116,7 @@ def _some(rows: NDArray[np.bool_], most: int) -> list[int]:
 
 
 def as_png(image: NDArray[Any]) -> str:
-    """(H, W, C) as the base64 of a PNG file, shrunk to what a page needs."""
+    """Return an image (H, W, C) as the base64 of a PNG file, shrunk to what a page needs."""
     from PIL import Image
 
     pixels = image if image.dtype == np.uint8 else (np.clip(image, 0.0, 1.0) * 255).round().astype(np.uint8)
@@ -113,3 +125,153 @@ def as_png(image: NDArray[Any]) -> str:
     file = io.BytesIO()
     picture.save(file, format="PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One line of metrics.jsonl. Accuracies are None where the data has no test split."""
+
+    step: int
+    epsilon: float
+    ema: float | None
+    last: float | None
+
+
+def read_metrics(run: Run) -> list[Point]:
+    """Return the points of metrics.jsonl by their steps; keys that the report does not use are ignored."""
+    points = []
+    for number, line in enumerate(read_lines(run.metrics), 1):
+        step, epsilon = line.get("step"), line.get("epsilon")
+        if not (type(step) is int and 0 <= step <= MOST_STEPS and isinstance(epsilon, int | float) and epsilon >= 0):
+            raise DataError(f"{run.metrics}: line {number} has no step or no epsilon.")
+        ema, last = (_accuracy(line.get(f"test_accuracy_{name}")) for name in ("ema", "last"))
+        points.append(Point(step, float(epsilon) if epsilon <= MOST_STEPS else math.inf, ema, last))
+    return sorted(points, key=lambda p: p.step)
+
+
+def last_accuracy(points: list[Point], *, release: str) -> dict[str, Any] | None:
+    """Return the final test accuracy of both sets of weights; which is released was fixed before the training."""
+    if not points or points[-1].ema is None or points[-1].last is None:
+        return None
+    test = {"ema": points[-1].ema, "last": points[-1].last}
+    return {"test": test, "released": release, "released_test_accuracy": test[release]}
+
+
+def _accuracy(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None  # NaN is not in the range
+
+
+def read_evaluation(run: Run, *, classes: int, weights: str) -> dict[str, Any] | None:
+    """Return the figures of evaluation.json; None where there is no test split, or the run is older than the file."""
+    return _read(run.folder / FILE, FORMAT, weights, lambda content: _figures(content, classes))
+
+
+def read_examples(run: Run, *, classes: int, weights: str) -> list[dict[str, Any]]:
+    """Return the pictures of examples.json; none where it does not exist."""
+    return _read(run.folder / EXAMPLES, EXAMPLES_FORMAT, weights, lambda content: _examples(content, classes)) or []
+
+
+def summary(figures: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the figures of an evaluation that are on the card."""
+    if figures is None:
+        return None
+    counts = zip(figures["classes"]["right"], figures["classes"]["images"], strict=True)
+    recalls = [right / images for right, images in counts if images]
+    return {
+        "images": figures["images"],
+        "accuracy": figures["right"] / figures["images"],
+        "balanced_accuracy": sum(recalls) / len(recalls),
+        "calibration_error": figures["calibration_error"],
+    }
+
+
+def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]], Any]) -> Any:
+    if not path.exists():
+        return None
+    content = read_json(path)
+    fix = "Fix: remove it, then `dpvision eval RUN DATA --keep`."
+    if content.get("format") != form:
+        raise DataError(f"{path}: not what an evaluation writes. {fix}")
+    if content.get("weights_digest") != weights:
+        raise DataError(f"{path}: is about other weights than those next to it. {fix}")
+    try:
+        return check(content)
+    except (KeyError, ValueError, TypeError, OverflowError, Refusal) as exc:
+        raise DataError(f"{path}: not what an evaluation writes ({exc}). {fix}") from exc
+
+
+def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
+    images, right = _count(content["images"]), _count(content["right"])
+    by_class = {key: [_count(v) for v in content["classes"][key]] for key in ("images", "named", "right")}
+    table = content["confusion"]
+    if table is not None:
+        table = [[_count(v) for v in row] for row in table]
+        _require(len(table) == classes <= MOST_CLASSES and all(len(row) == classes for row in table), "confusion")
+        _require([sum(row) for row in table] == by_class["images"], "confusion")
+    pairs = [[_count(v) for v in pair] for pair in content["confused"]]
+    _require(len(pairs) <= MOST_PAIRS and all(len(p) == 3 and max(p[:2]) < classes for p in pairs), "confused")
+    _require(all(len(v) == classes for v in by_class.values()), "classes")
+    _require(images > 0 and sum(by_class["images"]) == sum(by_class["named"]) == images, "images")
+    _require(all(r <= n for r, n in zip(by_class["right"], by_class["images"], strict=True)), "right")
+    _require(sum(by_class["right"]) == right, "right")
+    bins: list[dict[str, Any]] = [
+        {
+            "images": _count(b["images"]),
+            **{key: _share(b[key]) if b["images"] else None for key in ("accuracy", "confidence")},
+        }
+        for b in content["bins"]
+    ]
+    _require(len(bins) == BINS and sum(b["images"] for b in bins) == images, "bins")
+    return {
+        "images": images,
+        "right": right,
+        "classes": by_class,
+        "confusion": table,
+        "confused": pairs,
+        "bins": bins,
+        "calibration_error": _share(content["calibration_error"]),
+    }
+
+
+def _examples(content: dict[str, Any], classes: int) -> list[dict[str, Any]]:
+    entries = content["examples"]
+    _require(isinstance(entries, list) and len(entries) <= MOST_EXAMPLES, "examples")
+    examples: list[dict[str, Any]] = [
+        {"class": _count(x["class"]), "named": _count(x["named"]), "chance": _share(x["chance"]), "png": _png(x["png"])}
+        for x in entries
+    ]
+    _require(all(max(x["class"], x["named"]) < classes for x in examples), "class")
+    return examples
+
+
+def _png(text: str) -> str:
+    """Encode the pixels of a picture again, so that nothing else of the file gets on the page."""
+    from PIL import Image
+
+    data = base64.b64decode(text, validate=True)
+    _require(data[:8] == SIGNATURE and len(data) > 24, "picture")
+    _require(max(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) <= MOST_SIDE, "picture")
+    require_valid_png(io.BytesIO(data), len(data))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+                pixels = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+        except Exception as exc:  # Pillow raises nearly every kind of exception for damaged files
+            raise ValueError("picture is damaged") from exc
+    return as_png(pixels.reshape(*pixels.shape[:2], -1))
+
+
+def _count(value: Any) -> int:
+    _require(type(value) is int and 0 <= value < 1 << 53, "a count")
+    return int(value)
+
+
+def _share(value: Any) -> float:
+    _require(type(value) in (int, float) and 0 <= value <= 1, "a share")
+    return float(value)
+
+
+def _require(valid: bool, what: str) -> None:
+    if not valid:
+        raise ValueError(f"{what} is not valid")

@@ -1,14 +1,20 @@
 """A released data set is a folder that anyone can read without dpvision.
 
 rows-00000.safetensors ...   "features" (rows, d) float32; "labels" (rows,) int64 of classes, or (rows, classes) float32
-moments.safetensors          of a release of moments: the noisy numbers that the rows were drawn from
+moments.safetensors          for a release of moments: the noisy sums that the rows were drawn from
 map.safetensors              the public map from the encoder's features to these, where there is one
-schema.json                  what is in the files
+schema.json                  what the files hold
 card.json, card.md           the guarantee, how it was made, and the licence
-README.md                    how to read it
-audit.json, audit.svg        what `dpvision audit` showed from below, where it was asked to
+report.html                  the same as a page
+README.md                    how to read and use it
+audit.json, audit.svg        lower bounds found by `dpvision audit`, where one was made
 
-It is made beside its place and gets its name when it is whole. No row is ever left out: how many there are is public.
+It is written under a temporary name and renamed when it is complete. No row is ever left out: their number is public.
+
+`read_release` reads such a folder from anywhere, strictly: settings, event and files must agree. What can be computed
+is not taken from card.json: the event follows from the settings, and the headers of the rows state whether their noise
+is secret. The digests on the card bind it to the bytes of its rows. They detect damage and careless edits, not forgery:
+whoever makes a whole folder by hand can claim anything.
 """
 
 from __future__ import annotations
@@ -20,8 +26,9 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,24 +37,38 @@ from safetensors.numpy import load as read_safetensors
 from safetensors.numpy import save as write_safetensors
 
 from dpvision.core import files
+from dpvision.core.events import Event, to_json
 from dpvision.errors import ConfigError, DataError
+from dpvision.settings.release import Release
+from dpvision.settings.setting import checked
 from dpvision.storage.run_folder import FIXED_KEY
 
-FORMAT = "dpvision-release-1"
+FORMAT, CARD_FORMAT = "dpvision-release-1", "dpvision-release-card-1"
 SHARD = 8192  # rows in a file
-MOST, MOST_TEXT = 4 << 30, 1 << 24  # bytes of one file that is read
-HEADER = 1 << 16  # bytes that a file of arrays may have beside them
-# What each file says of itself, and what that means.
+MOST, MOST_TEXT = 4 << 30, 1 << 24  # bytes of one file of arrays, and of one text
+HEADER = 1 << 16  # bytes that a file of arrays may have in addition to them
+# The status in the header of each file, and what it means.
 STATUS = {
-    "private": "may leave: its noise is secret, and card.json has the guarantee",
-    "NOT PRIVATE": f"must not leave: {FIXED_KEY}",
+    "private": "may be released: its noise is secret, and card.json has the guarantee",
+    "NOT PRIVATE": f"must not be released: {FIXED_KEY}",
+}
+# The parts of card.json that only its maker knew and that are kept when it is written again, and their types.
+KEPT = {
+    "run": str,
+    "licence": str,
+    "mechanism": dict,
+    "features": dict,
+    "classes": list,
+    "read_off": list,
+    "not_covered": list,
+    "config": dict,
 }
 Block = tuple[NDArray[np.float32], NDArray[Any]]
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `folder` if all went well."""
+def create_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to write into; it is renamed to `folder` if nothing was raised."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
     files.make_folder(folder.parent, mode=0o755)
@@ -66,21 +87,21 @@ def whole(folder: Path) -> Iterator[Path]:
 
 
 def require_free(folder: Path) -> None:
-    """A release never writes into a folder that holds something; and its folder can be made."""
+    """Refuse a folder that holds something, or that cannot be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists already. Fix: another --out.")
     above = next(path for path in Path(os.path.abspath(folder)).parents if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise ConfigError(f"{folder}: {above} is no folder that can be written into. Fix: another --out.")
+        raise ConfigError(f"{folder}: {above} is not a folder that can be written to. Fix: another --out.")
 
 
 def next_free() -> Path:
-    """releases/1, releases/2 and so on."""
+    """Return the first of releases/1, releases/2, ... that does not exist."""
     return next(p for p in (Path("releases") / str(i) for i in itertools.count(1)) if not p.exists())
 
 
 def write_rows(folder: Path, blocks: Iterator[Block], mark: Mapping[str, str] | None = None) -> int:
-    """Shards of rows, in order, each with the mark in its header; how many rows there were."""
+    """Write the rows as shards, in order, each with the mark in its header; return the number of rows."""
     waiting: list[Block] = []
     count = shard = held = 0
     for block in blocks:
@@ -102,12 +123,13 @@ def _write_shard(folder: Path, number: int, blocks: list[Block], mark: Mapping[s
 def write_arrays(
     path: Path, arrays: Mapping[str, NDArray[Any]], mark: Mapping[str, str] | None = None, *, mode: int = 0o644
 ) -> None:
+    """Write arrays by name as a safetensors file, with the mark in its header."""
     plain = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     files.write(path, write_safetensors(plain, dict(mark) if mark else None), mode=mode)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """File name -> BLAKE2b of its bytes, of every file of arrays in the folder: what a card is about."""
+def digest_files(folder: Path) -> dict[str, str]:
+    """Return the BLAKE2b digest of every file of arrays in the folder, by its name: what a card is about."""
     try:
         return {
             path.name: hashlib.blake2b(files.read(path, most=MOST), digest_size=20).hexdigest()
@@ -117,23 +139,24 @@ def digests(folder: Path) -> dict[str, str]:
         raise DataError(f"{folder}: its files cannot be read ({exc}). Fix: copy it again.") from exc
 
 
-def mark_of(path: Path) -> str | None:
-    """What a file of arrays says of itself; None where it says nothing."""
+def _read_status(path: Path) -> str | None:
+    """Return the status in the header of a file of arrays; None where it has none."""
     try:
         with files.open_regular(path) as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), HEADER)))
-        found = header["__metadata__"]["status"]
+        status = header["__metadata__"]["status"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, str) else None
+    return status if isinstance(status, str) else None
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file that everyone may read."""
     files.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode=0o644)
 
 
 def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """All rows and labels of a released folder, checked against its schema; a file too large for it is not read."""
+    """Return all rows and labels of a released folder. A file that is larger than its schema allows is not read."""
     schema = read_schema(folder)
     left = schema["rows"] * (4 * schema["width"] + max(8, 4 * len(schema["classes"])))
     parts = []
@@ -144,14 +167,14 @@ def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
         raise DataError(f"{folder}: its files have no features and labels.")
     kinds = {_kind(part["features"], part["labels"], schema) for part in parts}
     if len(kinds) != 1 or None in kinds or sum(len(part["features"]) for part in parts) != schema["rows"]:
-        raise DataError(f"{folder}: its rows are not what schema.json says. Fix: copy it again.")
+        raise DataError(f"{folder}: its rows do not match schema.json. Fix: copy it again.")
     with _enough_memory(folder):
         features, labels = (np.concatenate([part[k] for part in parts]) for k in ("features", "labels"))
     return features, labels
 
 
 def _kind(features: NDArray[Any], labels: NDArray[Any], schema: dict[str, Any]) -> str | None:
-    """Of labels: "class" or "shares"; None where the arrays are not rows of this schema."""
+    """Return the kind of labels, "class" or "shares"; None where the arrays are not rows of this schema."""
     count = len(features) if features.ndim == 2 else -1
     if features.dtype != np.float32 or features.shape != (count, schema["width"]):
         return None
@@ -163,23 +186,30 @@ def _kind(features: NDArray[Any], labels: NDArray[Any], schema: dict[str, Any]) 
 
 
 def read_schema(folder: str | Path) -> dict[str, Any]:
+    """Return schema.json of a released folder, checked."""
     path = Path(folder) / "schema.json"
     try:
-        found = json.loads(files.read(path, most=MOST_TEXT))
-        fine = found["format"] == FORMAT and all(type(found[k]) is int and found[k] > 0 for k in ("rows", "width"))
-        names, classes = found["files"], found["classes"]
-        fine = fine and isinstance(names, list) and isinstance(classes, list) and len(classes) > 0
-        fine = fine and len(set(names)) == len(names)
-        fine = fine and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
-        fine = fine and all(isinstance(c, str) for c in classes)
+        schema = json.loads(files.read(path, most=MOST_TEXT))
+        names, classes = schema["files"], schema["classes"]
+        valid = (
+            schema["format"] == FORMAT
+            and all(type(schema[key]) is int and schema[key] > 0 for key in ("rows", "width"))
+            and isinstance(names, list)
+            and isinstance(classes, list)
+            and len(classes) > 0
+            and len(set(names)) == len(names)
+            and all(isinstance(n, str) and os.path.basename(n) == n and n.startswith("rows-") for n in names)
+            and all(isinstance(c, str) for c in classes)
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise DataError(f"{folder}: not a released data set (schema.json: {str(exc).rstrip('.')}).") from exc
-    if not fine:
+    if not valid:
         raise DataError(f"{folder}: schema.json is not of format {FORMAT}.")
-    return dict(found)
+    return dict(schema)
 
 
 def read_arrays(path: Path, *, most: int = MOST) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a safetensors file of at most `most` bytes, by name."""
     try:
         with _enough_memory(path):
             return dict(read_safetensors(files.read(path, most=min(most, MOST))))
@@ -192,4 +222,79 @@ def _enough_memory(path: str | Path) -> Iterator[None]:
     try:
         yield
     except MemoryError as exc:
-        raise DataError(f"{path}: takes more memory than there is. Fix: read it where there is more.") from exc
+        raise DataError(f"{path}: needs more memory than this machine has. Fix: read it on a larger one.") from exc
+
+
+@dataclass(frozen=True)
+class FinishedRelease:
+    """A released folder whose settings, event and files agree with each other."""
+
+    folder: Path
+    card: dict[str, Any]
+    settings: Release  # complete
+    event: Event
+    private: bool  # whether its noise is secret, by the headers of its rows
+
+    @property
+    def sigma(self) -> float:
+        """The noise multiplier."""
+        assert self.settings.sigma
+        return self.settings.sigma
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their labels."""
+        return tuple(self.card["classes"])
+
+
+def read_release(folder: Path) -> FinishedRelease:
+    """Read the release in a folder; refuse it with a DataError where its files do not agree."""
+    schema, path = read_schema(folder), folder / "card.json"
+    card = _read_card(path)
+    if card.get("files") != digest_files(folder) or not set(schema["files"]) <= set(card["files"]):
+        raise DataError(
+            f"{folder}: its rows are not those that card.json is about (by their digests). Fix: copy it again; a card "
+            "without digests is of an earlier version, and cannot be bound to rows any more."
+        )
+    read_rows(folder)  # checks their number and width
+    settings = _settings(path, card, schema)
+    event = settings.event(settings.sigma or 0.0, len(schema["classes"]))
+    if card["classes"] != schema["classes"] or card.get("events") != [json.loads(json.dumps(to_json(event)))]:
+        raise DataError(f"{path}: what was charged, or the classes, are not those of its settings and of schema.json.")
+    statuses = {_read_status(folder / name) for name in schema["files"]}
+    return FinishedRelease(folder, card, settings, event, private=statuses == {"private"})
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        card = json.loads(files.read(path, most=MOST_TEXT), parse_constant=_refuse_constant)
+        json.dumps(card, indent=1)  # it will be written again
+        if card["format"] != CARD_FORMAT:
+            raise ValueError(f"its format is {card['format']!r}")
+        wrong = [name for name, kind in KEPT.items() if not isinstance(card[name], kind)]
+        wrong += [name for name in ("not_covered", "read_off") if not all(isinstance(x, str) for x in card[name])]
+        accuracy = card["accuracy"]
+        if accuracy is not None and not all(isinstance(x, int | float) for x in accuracy.values()):
+            wrong.append("accuracy")
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: of another type")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise DataError(f"{path}: not the card of a release ({exc}). Fix: copy the folder again.") from exc
+    return dict(card)
+
+
+def _settings(path: Path, card: dict[str, Any], schema: dict[str, Any]) -> Release:
+    try:
+        settings = Release(**checked(Release, card["config"], source=str(path)))
+        if not settings.is_complete or settings.rows != schema["rows"]:
+            raise ConfigError("they are not complete, or of another number of rows")
+        if settings.class_counts is not None and len(settings.class_counts) != len(schema["classes"]):
+            raise ConfigError("class_counts must be one number for each class")
+        settings.event(settings.sigma or 0.0, len(schema["classes"]))
+    except ConfigError as exc:
+        raise DataError(f"{path}: its settings are not those of a release ({exc}).") from exc
+    return settings
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")

@@ -25,7 +25,7 @@ from dpvision.storage.run_folder import Run
 
 @dataclass(frozen=True)
 class Model:
-    """A model with the shape of its images (channels, height, width) and its classes."""
+    """A released model with the shape of its images (channels, height, width) and its classes."""
 
     model: nn.Module
     shape: tuple[int, int, int]
@@ -33,10 +33,14 @@ class Model:
 
 
 def load_model(run: Path) -> Model:
-    """The model of a run folder, or of a weights.safetensors file given by name."""
+    """Load the model of a run folder, or of a weights.safetensors file given by name."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
-        fix = f"finish the run with `dpvision resume {run}`" if (run / "operator").is_dir() else "the folder of a run"
+        fix = (
+            f"finish the run with `dpvision resume {run}`"
+            if (run / "operator").is_dir()
+            else "name the folder of a run"
+        )
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
     header = safetensors.read(path).header
     try:
@@ -60,36 +64,38 @@ def load_model(run: Path) -> Model:
 def evaluate(
     run: Path, source: str, *, split: str, size: int | None = None, keep: bool = False, examples: int = 0
 ) -> dict[str, Any]:
-    """Accuracy on one split of a data set whose classes and shape are the model's.
+    """Return accuracy on one split of a data set whose classes and shape are the model's.
 
-    With `keep`, what was found on the test split of the run's own data goes into its folder, for the report.
+    With `keep`, the evaluation on the test split of the run's own data is written into its folder, for the report.
     """
     if keep and (split != "test" or not (run / "operator").is_dir()):
-        raise ConfigError(f"{run}: only what a run does on its test split is kept. Fix: --split test, and its folder.")
-    made = load_model(run)
-    data = load(source, classes=list(made.classes), size=size or made.shape[1:], channels=made.shape[0])
-    part = {"train": data.train, "val": data.val, "test": data.test}[split]
-    if part is None or not len(part.labels):
-        raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
-    _same_shape(source, part.images.shape, made)
-    labels = np.asarray(part.labels)
-    named, chances = predict_classes(made.model, Inputs(part))
+        raise ConfigError(f"{run}: --keep is for a run's own test split. Fix: --split test, and the folder of the run.")
+    network = load_model(run)
+    data = load(source, classes=list(network.classes), size=size or network.shape[1:], channels=network.shape[0])
+    chosen = {"train": data.train, "val": data.val, "test": data.test}[split]
+    if chosen is None or not len(chosen.labels):
+        raise DataError(f"{source}: has no {split} split. Fix: --split train, or data with one.")
+    _require_same_shape(source, chosen.images.shape, network)
+    labels = np.asarray(chosen.labels)
+    named, chances = predict_classes(network.model, Inputs(chosen))
     right = named == labels
     if keep:
         if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
-            raise ConfigError(f"{source}: not the data that {run} was trained on, so it is not kept. Fix: that data.")
-        digest, classes = safetensors.read(Run(run).weights).header["digest"], len(made.classes)
-        evaluation.write(run, part, named, chances, classes=classes, weights=digest, examples=examples)
-    counts = np.bincount(labels, minlength=len(made.classes))
+            raise ConfigError(
+                f"{source}: not the data that {run} was trained on, so --keep is refused. Fix: name that data."
+            )
+        digest, classes = safetensors.read(Run(run).weights).header["digest"], len(network.classes)
+        evaluation.write(run, chosen, named, chances, classes=classes, weights=digest, examples=examples)
+    counts = np.bincount(labels, minlength=len(network.classes))
     recalls = {
         name: {"images": int(counts[i]), "recall": float(right[labels == i].mean())}
-        for i, name in enumerate(made.classes)
+        for i, name in enumerate(network.classes)
         if counts[i]
     }
     return {
         "accuracy": float(right.mean()),
         "balanced_accuracy": float(np.mean([r["recall"] for r in recalls.values()])),
-        "majority_class": made.classes[int(counts.argmax())],
+        "majority_class": network.classes[int(counts.argmax())],
         "majority_share": float(counts.max() / len(labels)),
         "images": len(labels),
         "split": split,
@@ -106,29 +112,29 @@ def predict(
     progress: Callable[[int, int], None] = lambda done, of: None,
     at_a_time: int = 256,
 ) -> int:
-    """Lines of CSV to `write`, as they are found: file, class, probability, problem. Returns how many have a problem.
+    """Pass lines of CSV to `write` one by one: file, class, probability, problem. Return the number of problems.
 
     A file that cannot be read has a line with the reason and no class. With `probabilities`, a column for each class
     follows. Memory holds `at_a_time` images, however many there are.
     """
-    made = load_model(run)
-    channels, *sides = made.shape
-    write(_line("file", "class", "probability", "problem", *_columns(made.classes if probabilities else ())))
+    network = load_model(run)
+    channels, *sides = network.shape
+    write(_line("file", "class", "probability", "problem", *_columns(network.classes if probabilities else ())))
     done = failed = 0
-    for some in image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time):
+    for batch in image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time):
         with torch.no_grad():
-            chances = iter(made.model(to_tensor(some.images)).softmax(1) if len(some.images) else ())
-        for name, problem in zip(some.names, some.problems, strict=True):
+            chances = iter(network.model(to_tensor(batch.images)).softmax(1) if len(batch.images) else ())
+        for name, problem in zip(batch.names, batch.problems, strict=True):
             if problem is not None:
                 failed += 1
-                write(_line(name, "", "", problem, *([""] * len(made.classes) if probabilities else ())))
+                write(_line(name, "", "", problem, *([""] * len(network.classes) if probabilities else ())))
                 continue
-            each = next(chances).tolist()
-            best = max(range(len(each)), key=each.__getitem__)
-            rest = [f"{chance:.4f}" for chance in each] if probabilities else ()
-            write(_line(name, made.classes[best], f"{each[best]:.4f}", "", *rest))
-        done += len(some.names)
-        progress(done, some.total)
+            shares = next(chances).tolist()
+            best = max(range(len(shares)), key=shares.__getitem__)
+            rest = [f"{share:.4f}" for share in shares] if probabilities else ()
+            write(_line(name, network.classes[best], f"{shares[best]:.4f}", "", *rest))
+        done += len(batch.names)
+        progress(done, batch.total)
     return failed
 
 
@@ -143,15 +149,15 @@ def _line(*cells: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """A cell that a spreadsheet will not take for a formula, nor a terminal for an order."""
+    """Return a cell that a spreadsheet does not take for a formula, nor a terminal for a control sequence."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
 
 
-def _same_shape(source: str, shape: tuple[int, ...], made: Model) -> None:
+def _require_same_shape(source: str, shape: tuple[int, ...], network: Model) -> None:
     height, width, channels = shape[1:]
-    if (channels, height, width) != made.shape:
+    if (channels, height, width) != network.shape:
         raise DataError(
             f"{source}: its images are {height}x{width}x{channels}; the model takes "
-            f"{made.shape[1]}x{made.shape[2]}x{made.shape[0]}."
+            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}."
         )

@@ -19,7 +19,7 @@ from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
 from dpvision.core.events import from_json
 from dpvision.errors import ConfigError, DataError
-from dpvision.released.finished import finished
+from dpvision.released.folder import read_release
 from dpvision.released.report import wording
 from dpvision.settings.release import round_robin
 from tests.audit.fixed_randomness import fixed_randomness
@@ -57,7 +57,7 @@ def copied(released: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_canaries_reach_what_the_claim_of_the_release_allows(recipe: str, released: Path) -> None:
     """No more, and no less: mu is that of the claimed mechanism for the most exposed record."""
-    release = finished(released / recipe)
+    release = read_release(released / recipe)
     scores = release_audit.score_canaries(release, canaries=2000, rng=CanaryRandom("release"))
     assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
     verdict = judge(scores, delta=release.settings.delta, confidence=0.999)
@@ -67,7 +67,7 @@ def test_canaries_reach_what_the_claim_of_the_release_allows(recipe: str, releas
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix-hs", *PUBLISHED])
 def test_less_noise_than_on_the_card_is_refuted(recipe: str, released: Path) -> None:
-    scores = release_audit.score_canaries(finished(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
+    scores = release_audit.score_canaries(read_release(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
     assert judge(scores, delta=1e-5).refuted
 
 
@@ -88,7 +88,7 @@ def test_declared_counts_and_random_weights_are_audited_too(
     recipe: str, values: dict[str, Any], least: float, released: Path
 ) -> None:
     """Random weights are mostly below the accounted maximum, so canaries reveal less."""
-    release = finished(released / recipe)
+    release = read_release(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
     scores = release_audit.score_canaries(release, canaries=1000, rng=CanaryRandom("others"))
     verdict = judge(scores, delta=1e-5, confidence=0.999)
@@ -110,7 +110,7 @@ def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
     assert {k: v for k, v in new.items() if k != "audit"} == {k: v for k, v in old.items() if k != "audit"}
     assert old["audit"] is None and new["audit"]["mechanism"]["canaries"] == 2000
     assert b"2,000 canaries; not refuted" in after["card.md"] and b"allowed by the claim" in after["audit.svg"]
-    assert finished(folder).private, "it can be audited again"
+    assert read_release(folder).private, "it can be audited again"
     private = {p.name: p for p in operator.iterdir()}
     assert private.keys() == {"membership.json", "membership.svg", "inversion.json", "inversion.png"}
     assert os.stat(operator).st_mode & 0o077 == 0 and not any(os.stat(p).st_mode & 0o077 for p in private.values())
@@ -125,7 +125,7 @@ def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
 
 @pytest.mark.parametrize(("recipe", "how"), [("moments", "drawn by public coins"), ("dp-hp", "made by a network")])
 def test_rows_drawn_from_noisy_sums_belong_to_no_record(recipe: str, how: str, released: Path) -> None:
-    reason = str(release_audit.attack_rows(finished(released / recipe), "digits"))
+    reason = str(release_audit.attack_rows(read_release(released / recipe), "digits"))
     assert reason.startswith(f"the rows were {how}") and "no row belongs to a record" in reason
 
 
@@ -174,7 +174,7 @@ def test_a_deeply_nested_card_is_refused(copied: Path) -> None:
     card = (copied / "card.json").read_text().rstrip().removesuffix("}")
     (copied / "card.json").write_text(card + ', "data_set": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(DataError, match="not the card of a release"):
-        finished(copied)
+        read_release(copied)
 
 
 def test_changed_or_missing_rows_are_refused(copied: Path, released: Path) -> None:
@@ -213,7 +213,7 @@ def test_options_that_do_not_fit_are_refused(copied: Path, released: Path) -> No
 
 def test_canaries_that_share_rows_are_sampled_independently(released: Path) -> None:
     """With noisy labels each has a class of its own: scores of one release are uncorrelated."""
-    release = finished(released / "neuromix-hs")
+    release = read_release(released / "neuromix-hs")
     runs = [
         release_audit.score_canaries(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
     ]

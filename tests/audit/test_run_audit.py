@@ -18,7 +18,7 @@ from dpvision.core.events import Gaussian, from_json
 from dpvision.errors import ConfigError
 from dpvision.private.training.prepare import prepare
 from dpvision.private.training.train import begin, proceed, reopen
-from dpvision.released.report import audits
+from dpvision.released.report.cards import audits_on_card, read_audits
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder
 from tests.audit.fixed_randomness import fixed_randomness
@@ -139,11 +139,11 @@ def test_canaries_of_the_run_itself_are_in_the_file_and_on_the_card(tmp_path: Pa
     run = run_folder.Run(tmp_path)
     (tmp_path / "operator").mkdir()
     config, event = Config(batch=10, n=20, steps=3, sigma=3.0), Gaussian(5.0)
-    assert audits.on_card(audits.of_run(tmp_path, event, config)) is None
+    assert audits_on_card(read_audits(tmp_path, event, config)) is None
     rng = np.random.default_rng(0)
     inside = rng.random(100) < 0.5
     one_run.audit_one_run(run, rng.normal(size=100), inside, event=event, delta=1e-5)
-    section = audits.on_card(audits.of_run(tmp_path, event, config))
+    section = audits_on_card(read_audits(tmp_path, event, config))
     assert section is not None and section["one_run"]["canaries"] == 100 and list(section) == ["one_run"]
 
 

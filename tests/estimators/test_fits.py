@@ -20,7 +20,7 @@ from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError, PrivacyWarning
 from dpvision.estimators import PrivateImageClassifier, account_of, ledger
 from dpvision.private.training import train
-from dpvision.released.finished import finished
+from dpvision.released.folder import read_release
 from dpvision.released.learners import DiscriminantLearner
 from dpvision.released.report import card
 from dpvision.storage import run_folder
@@ -140,11 +140,11 @@ def test_a_release_is_what_the_verb_writes() -> None:
     found = release().fit(x[:1200], y[:1200])
     jsonschema.validate(found.card_, json.loads((files("dpvision.released.report") / "card.schema.json").read_text()))
     assert {"card.md", "README.md", "schema.json"} <= {path.name for path in found.run_folder_.iterdir()}
-    folder = finished(found.run_folder_)
+    folder = read_release(found.run_folder_)
     assert folder.private and folder.event == found.event_ and folder.card == found.card_
     command = ["audit", str(found.run_folder_), "--runs", "1000", "--confidence", "0.999"]
     app(command, exit_on_error=False, print_error=False, result_action="return_value")
-    audited = finished(found.run_folder_).card
+    audited = read_release(found.run_folder_).card
     assert audited["audit"]["mechanism"]["refuted"] is False
     assert {**audited, "audit": None} == found.card_
 

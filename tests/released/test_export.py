@@ -16,8 +16,8 @@ from dpvision.cli.report import write_report
 from dpvision.errors import ConfigError
 from dpvision.models import MODELS, build
 from dpvision.private.training import train
+from dpvision.released.export import MAX_DIFFERENCE, require_same_outputs, to_onnx
 from dpvision.released.model import load_model
-from dpvision.released.onnx_graph import MOST_APART, graph_of, require_same
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
@@ -53,8 +53,8 @@ def test_every_network_can_be_exported(name: str) -> None:
         for weight in network.parameters():
             if not weight.any():  # a head of zeros would hide what comes before it
                 nn.init.normal_(weight, std=0.1)
-    graph = graph_of(network, shape, name=name)
-    assert require_same(graph, network, shape, name=name) < MOST_APART / 10
+    graph = to_onnx(network, shape, name=name)
+    assert require_same_outputs(graph, network, shape, name=name) < MAX_DIFFERENCE / 10
     assert b"/dpvision/" not in graph and str(Path.home()).encode() not in graph
 
 
@@ -75,7 +75,7 @@ def test_the_verb_writes_a_graph_with_its_card(run: Run, monkeypatch: pytest.Mon
         wanted = network.model((torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
     assert np.abs(wanted.numpy() - scores).max() < 1e-4 and chances.sum(1) == pytest.approx(1)
     with pytest.raises(ConfigError, match="so no file was written"):  # a graph of other weights
-        require_same(out.read_bytes(), build("linear", (1, 8, 8), classes=10, seed=0), (1, 8, 8), name="linear")
+        require_same_outputs(out.read_bytes(), build("linear", (1, 8, 8), classes=10, seed=0), (1, 8, 8), name="linear")
     before = out.read_bytes()
     assert call(words, monkeypatch) == 2 and out.read_bytes() == before
     assert call(["export", str(run.folder), "--to", "safetensors", "--out", str(out), "--force"], monkeypatch) == 2
@@ -124,4 +124,4 @@ def test_what_has_no_place_in_a_graph_is_named() -> None:
             return torch.linalg.eigvalsh(x[:, 0] + x[:, 0].mT)
 
     with pytest.raises(ConfigError, match=r"mine: cannot become an ONNX graph.*linalg.*--to safetensors"):
-        graph_of(Eigen(), (1, 4, 4), name="mine")
+        to_onnx(Eigen(), (1, 4, 4), name="mine")

@@ -39,8 +39,8 @@ from dpvision.private.features.public_map import PROCESS, whitening
 from dpvision.private.statistics.kinds import mechanism_of
 from dpvision.private.statistics.mechanism import Described, Made
 from dpvision.released import folder as folders
+from dpvision.released import report
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
-from dpvision.released.report import release_card
 from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
 from dpvision.settings.setting import to_dict
@@ -159,7 +159,7 @@ def make(
 
     with _only_one(place, out):
         _require_free(out, place)
-        with folders.whole(out) as folder:  # before the charge: where it cannot be made, nothing is paid for
+        with folders.create_folder(out) as folder:  # before the charge: where it cannot be made, nothing is paid for
             key = _key(place, test_key)
             charge, accounts = accounts.charge(
                 prepared.event(),
@@ -185,10 +185,10 @@ def make(
             facts = _facts(prepared, encoded, described)
             facts["accounts"] = accounts.to_facts()
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
-            facts["files"] = folders.digests(folder)
+            facts["files"] = folders.digest_files(folder)
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, made, described)
-            card = release_card.write(folder, facts, accounts.first.account())
+            card = report.write_release(folder, facts, accounts.first.account())
         Key.destroy(place)
     return card
 

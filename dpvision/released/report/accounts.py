@@ -1,9 +1,4 @@
-"""The accounts of a data set on a card: its own with its charges, and others with some of the same images.
-
-data_set          the account whose total the card states
-ledger_lines      its charges as lines that anyone may read, for ledger.jsonl
-overlaps_on_card  other accounts that have some of the images: which, roughly how many, and what was charged to them
-"""
+"""The ledger's accounts on a card: the data set's own, with its charges, and others with some of the same images."""
 
 from __future__ import annotations
 
@@ -14,10 +9,8 @@ from dpvision.core.account import Account
 from dpvision.core.events import Tuned, to_json
 from dpvision.errors import DataError
 from dpvision.released.report.guarantee import composition, proven
-from dpvision.released.report.numbers import plain
 from dpvision.storage.home import CHARGED_SHARE
 
-Row = tuple[str, ...]
 READ_OFF = (
     "Which other accounts of the ledger have some of the same images, and about how many, was read off the data. "
     "Epsilon does not cover it."
@@ -28,8 +21,8 @@ APART = (
 )
 
 
-def data_set(account: Account | None) -> dict[str, Any] | None:
-    """What all runs on the data add up to; None where no ledger was read."""
+def total(account: Account | None) -> dict[str, Any] | None:
+    """Return the total of all runs on the data, as on a card; None where no ledger was read."""
     if account is None:
         return None
     return {
@@ -44,16 +37,17 @@ def data_set(account: Account | None) -> dict[str, Any] | None:
 
 
 def budget_changes(account: Account) -> list[dict[str, Any]]:
-    """What the budget was changed to after it was first set, and when."""
+    """Return the budgets that replaced the first one, each with its time."""
     return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
 
 
 def ledger_lines(account: Account) -> list[dict[str, Any]]:
-    """One line per charge. `epsilon` is that of all charges up to this one, at the budget's delta: a meter of what is
-    used of the budget, which is what holds for all of them together.
+    """Return one line per charge, for ledger.jsonl, which anyone may read.
 
-    The fingerprint of the data and the name of the charge, which is made from it, are left out. Where a tuning was
-    charged, days are given instead of times: how long it took shows how many trials there were.
+    `epsilon` is that of all charges up to this one, at the budget's delta: a meter of the use of the budget; the
+    guarantee for all charges together is the budget. The fingerprint of the data and the id of the charge, which is
+    made from it, are left out. Where a tuning was charged, days are given instead of times: its duration would reveal
+    the number of trials.
     """
     tuned = any(isinstance(charge.event, Tuned) for charge in account.charges)
     return [
@@ -69,29 +63,20 @@ def ledger_lines(account: Account) -> list[dict[str, Any]]:
     ]
 
 
-def overlaps_on_card(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card lists of other accounts, as plain JSON values."""
+def overlaps(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a card lists about other accounts, as plain JSON values."""
     return {"overlapping_accounts": _overlaps(facts), "new_account": _reason(facts)}
 
 
-def rows(card: dict[str, Any]) -> list[Row]:
-    """Of other accounts, lines of the table of figures. Cards of earlier versions list nothing."""
-    reason = card.get("new_account")
-    return [
-        *([] if reason is None else [("counted apart from other accounts because", plain(reason))]),
-        *((f"account {plain(each['account'])}", _describe(each)) for each in card.get("overlapping_accounts", [])),
-    ]
-
-
 def not_covered(facts: Mapping[str, Any], account: Account | None) -> list[str]:
-    """Sentences on the accounts for the list of what epsilon says nothing about."""
-    overlaps = _overlaps(facts)
-    apart = any(not each["charged"] for each in overlaps)
-    return [*_fixed_keys(facts["run"], account), *([READ_OFF] if overlaps else []), *([APART] if apart else [])]
+    """Return what epsilon does not cover because of other charges and accounts, in sentences."""
+    entries = _overlaps(facts)
+    apart = any(not entry["charged"] for entry in entries)
+    return [*_fixed_keys(facts["run"], account), *([READ_OFF] if entries else []), *([APART] if apart else [])]
 
 
 def _fixed_keys(run: str, account: Account | None) -> list[str]:
-    """Runs on the same data whose noise hides nothing void the data set's total, not this run's guarantee."""
+    """Name runs on the same data with a fixed key: they void the data set's total, not this run's guarantee."""
     others = sorted({c.run for c in account.charges if not c.private and c.run != run}) if account else []
     if not others:
         return []
@@ -99,37 +84,29 @@ def _fixed_keys(run: str, account: Account | None) -> list[str]:
     return [f"The total of the data set does not hold if a run with a fixed key is released as well: {names}."]
 
 
-def _describe(each: dict[str, Any]) -> str:
-    charged = "charged with all of this run" if each["charged"] else "not charged"
-    return f"has {each['share']} of these images, which are {each['share_of_account']} of a data set on it; {charged}"
-
-
 def _overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The overlaps of a run as its card lists them: accounts that were charged, or that the owner set apart.
+    """Return the overlaps that a card lists: accounts that were charged, or that the owner set apart.
 
-    Shares are rounded, and smaller overlaps are for the operator alone: they come from the data, without noise.
+    They come from the data, without noise. So shares are rounded, and smaller overlaps are for the operator alone.
     """
-    entry = facts.get("accounts")
-    overlaps = entry.get("overlaps", []) if isinstance(entry, dict) else []
-    kinds = {"account": (str,), "share": (int, float), "share_of_account": (int, float), "charged": (bool,)}
-    if not isinstance(overlaps, list) or not all(
-        isinstance(each, dict) and all(type(each.get(key)) in kind for key, kind in kinds.items()) for each in overlaps
+    recorded = _recorded(facts)
+    entries = recorded.get("overlaps", [])
+    types = {"account": (str,), "share": (int, float), "share_of_account": (int, float), "charged": (bool,)}
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and all(type(entry.get(key)) in kinds for key, kinds in types.items())
+        for entry in entries
     ):
         raise DataError("operator/run.json: accounts is not what a run writes.")
-    decided = isinstance(entry, dict) and (entry.get("new_account") is not None or entry.get("named") is True)
-    overlaps = [
-        each
-        for each in overlaps
-        if each["charged"] or (decided and max(each["share"], each["share_of_account"]) >= CHARGED_SHARE)
-    ]
+    decided = recorded.get("new_account") is not None or recorded.get("named") is True
     return [
         {
-            "account": each["account"],
-            "share": _round_share(each["share"]),
-            "share_of_account": _round_share(each["share_of_account"]),
-            "charged": each["charged"],
+            "account": entry["account"],
+            "share": _round_share(entry["share"]),
+            "share_of_account": _round_share(entry["share_of_account"]),
+            "charged": entry["charged"],
         }
-        for each in overlaps
+        for entry in entries
+        if entry["charged"] or (decided and max(entry["share"], entry["share_of_account"]) >= CHARGED_SHARE)
     ]
 
 
@@ -141,9 +118,13 @@ def _round_share(share: float) -> str:
 
 
 def _reason(facts: Mapping[str, Any]) -> str | None:
-    """Why these images are counted apart from other accounts, in the owner's words."""
-    entry = facts.get("accounts")
-    reason = entry.get("new_account") if isinstance(entry, dict) else None
+    """Return why these images are counted apart from other accounts, in the owner's words."""
+    reason = _recorded(facts).get("new_account")
     if reason is not None and not isinstance(reason, str):
         raise DataError("operator/run.json: new_account is not what a run writes.")
     return reason
+
+
+def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    entry = facts.get("accounts")
+    return entry if isinstance(entry, dict) else {}

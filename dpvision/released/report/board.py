@@ -1,7 +1,7 @@
-"""board.html: runs side by side, from their cards: accuracy against epsilon, and a table that can be sorted.
+"""board.html: runs compared by their cards, as accuracy against epsilon and as a table that can be sorted.
 
-It tells what the cards tell and the names of the folders, nothing else, and is one file like the report. Runs of the
-same settings on the same data, but for the seed, are one point with the spread of their accuracies.
+It shows what the cards state and the names of the folders, nothing else, and is one file like the report.
+Runs on the same data that differ only in their seed are one point, with the standard deviation of their accuracies.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from urllib.parse import quote
 from dpvision.core import files as atomic
 from dpvision.errors import DataError
 from dpvision.released.report import pictures, reference
-from dpvision.released.report.numbers import percent, plain
-from dpvision.released.report.page import drawn, filled
+from dpvision.released.report.cards import FORMAT
+from dpvision.released.report.page import as_markup, fill
 from dpvision.released.report.pictures import Group
-from dpvision.released.report.run_card import FORMAT
+from dpvision.released.report.tables import percent, plain
 from dpvision.settings.figures import upper
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import read_json
 
 MOST_RUNS = 1000
-# Runs that differ in these alone are runs of the same settings.
-LOOKED_AFTER = {name for name, of in declared(Config).items() if of.names_branch == "never"}
-LOOKED_AFTER |= {"seed", "sigma", "physical"}
+# Runs that differ only in these are runs of the same settings.
+IGNORED = {name for name, of in declared(Config).items() if of.names_branch == "never"}
+IGNORED |= {"seed", "sigma", "physical"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the board shows of one run."""
+    """What the board shows about one run."""
 
     folder: Path
-    settings: str  # same text: same settings and data, but for the seed
+    settings: str  # equal for runs that differ only in the seed
     data: str
     recipe: str
     model: str
@@ -54,22 +54,22 @@ class Entry:
 
 
 def write(folders: list[Path], out: Path) -> int:
-    """The page of all runs in these folders, themselves or one level below; how many there are."""
-    entries = [entry(folder) for folder in _with_cards(folders)]
-    atomic.write(out, render(entries, beside=out.parent), mode=0o644)
+    """Write the page of all runs in these folders, themselves or one level below; return their number."""
+    entries = [read_entry(folder) for folder in _find_runs(folders)]
+    atomic.write(out, render(entries, folder=out.parent), mode=0o644)
     return len(entries)
 
 
-def render(entries: list[Entry], *, beside: Path) -> str:
-    """The whole page; links are to the reports, from the folder that the page is in."""
+def render(entries: list[Entry], *, folder: Path) -> str:
+    """Return the page; its links lead to the reports, relative to the folder that the page is in."""
     numbers = {text: i for i, text in enumerate(dict.fromkeys(e.settings for e in entries), 1)}
     script = (files("dpvision.released.report") / "board.js").read_text("utf-8")
     groups = _groups(entries, numbers)
-    return filled(
+    return fill(
         "board.html",
-        **drawn({"script": script, "picture": pictures.board(groups) if groups else None}),
+        **as_markup({"script": script, "picture": pictures.board(groups) if groups else None}),
         script_hash=_hash(script),
-        rows=[_row(e, numbers[e.settings], beside) for e in entries],
+        rows=[_row(e, numbers[e.settings], folder) for e in entries],
         groups=[
             (f"{g.number}", f"{len(g.accuracies)}", upper(g.epsilon), percent(g.mean), _spread(g.spread))
             for g in groups
@@ -78,18 +78,18 @@ def render(entries: list[Entry], *, beside: Path) -> str:
     )
 
 
-def entry(folder: Path) -> Entry:
-    """One run, by its card; checked, for the file can be edited."""
+def read_entry(folder: Path) -> Entry:
+    """Read one run from its card, checked, for the file can be edited."""
     path = folder / "card.json"
     card = read_json(path)
     if card.get("format") != FORMAT:
-        raise DataError(f"{path}: not the card of a run. Fix: name folders that `dpvision train` made.")
+        raise DataError(f"{path}: not the card of a run. Fix: folders of `dpvision train`.")
     try:
         config, guarantee, accuracy = card["config"], card["guarantee"], card["accuracy"]
         account = (card["data_set"] or {}).get("account", "unknown")
         known, facts = card.get("known_data_set"), card["public_facts"]
         about = [known or account, facts["n"]["value"], facts["image_shape"]["value"], len(facts["classes"]["value"])]
-        shaping = {k: v for k, v in config.items() if k not in LOOKED_AFTER}
+        shaping = {k: v for k, v in config.items() if k not in IGNORED}
         evaluation, audit = card.get("evaluation"), card.get("audit")
         return Entry(
             folder=folder,
@@ -111,8 +111,8 @@ def entry(folder: Path) -> Entry:
         raise DataError(f"{path}: not what dpvision writes ({exc!r}). Fix: `dpvision report {folder}`.") from exc
 
 
-def _with_cards(folders: list[Path]) -> list[Path]:
-    found: dict[Path, None] = {}
+def _find_runs(folders: list[Path]) -> list[Path]:
+    runs: dict[Path, None] = {}
     for folder in folders:
         here = [folder] if (folder / "card.json").is_file() else []
         if not here and folder.is_dir():
@@ -120,30 +120,30 @@ def _with_cards(folders: list[Path]) -> list[Path]:
                 p for p in sorted(folder.iterdir()) if (p / "card.json").is_file() and (p / "config.toml").is_file()
             ]
         if not here:
-            raise DataError(f"{folder}: no finished run is here. Fix: the folder of a run, or one that holds runs.")
-        found |= dict.fromkeys(Path(os.path.abspath(p)) for p in here)
-    if len(found) > MOST_RUNS:
-        raise DataError(f"{len(found):,} runs are more than one page can show. Fix: at most {MOST_RUNS:,}.")
-    return list(found)
+            raise DataError(f"{folder}: has no finished run. Fix: the folder of a run, or a folder that holds runs.")
+        runs |= dict.fromkeys(Path(os.path.abspath(p)) for p in here)
+    if len(runs) > MOST_RUNS:
+        raise DataError(f"{len(runs):,} runs are more than one page can show. Fix: at most {MOST_RUNS:,}.")
+    return list(runs)
 
 
 def _groups(entries: list[Entry], numbers: dict[str, int]) -> list[Group]:
-    """Points of the picture: private runs with an accuracy."""
-    found = []
+    """Return the points of the picture: private runs with an accuracy."""
+    groups = []
     for text, number in numbers.items():
         same = [e for e in entries if e.settings == text and e.epsilon is not None and e.accuracy is not None]
         if same:
             epsilon = max(e.epsilon or 0.0 for e in same)
-            found.append(Group(number, epsilon, tuple(e.accuracy or 0.0 for e in same)))
-    return found
+            groups.append(Group(number, epsilon, tuple(e.accuracy or 0.0 for e in same)))
+    return groups
 
 
-def _row(entry: Entry, number: int, beside: Path) -> dict[str, Any]:
-    """Cells: what is shown, and what it is sorted by."""
-    place = os.path.relpath(entry.folder / "report.html", beside)
+def _row(entry: Entry, number: int, folder: Path) -> dict[str, Any]:
+    """Return a row as cells: what is shown, and what it is sorted by."""
+    report = os.path.relpath(entry.folder / "report.html", folder)
     return {
         "name": plain(entry.folder.name),
-        "link": "./" + quote(place) if (entry.folder / "report.html").is_file() else None,
+        "link": "./" + quote(report) if (entry.folder / "report.html").is_file() else None,
         "cells": [
             (str(number), number),
             (entry.data, entry.data),
@@ -160,12 +160,12 @@ def _row(entry: Entry, number: int, beside: Path) -> dict[str, Any]:
 
 
 def _hash(script: str) -> str:
-    """For the page's policy: this script runs, and no other."""
+    """Return the digest that lets the page's policy run this script and no other."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _order(value: float | None) -> float:
-    """What is not known comes first."""
+    """Return the key to sort by: unknown values come first."""
     return -1.0 if value is None else value
 
 
@@ -186,7 +186,7 @@ def _number(value: Any) -> float | None:
 
 
 def _share(value: Any) -> float:
-    found = _number(value)
-    if found is None or not 0 <= found <= 1:
+    share = _number(value)
+    if share is None or not 0 <= share <= 1:
         raise ValueError(f"{value!r} is not a share")
-    return found
+    return share

@@ -1,8 +1,8 @@
-"""What an event guarantees, in numbers: everything that a card claims, be it of a training, a release or a head.
+"""What an event guarantees, in numbers: everything that a card claims, of a training, a release or a head.
 
-    claims               status, epsilon with its cross-checks, and how often any membership test can be right
-    most_true_positives  the guarantee as the errors of the best attack there is
-    epsilon_by_phase     what each stretch of a run adds to what was revealed before it
+    claims               status, epsilon with its cross-checks, and the bound on every membership test
+    most_true_positives  the guarantee as the true positive rate of the best possible attack
+    epsilon_by_phase     what each phase of a run adds to epsilon
 
 A test that reports a share f of the units outside finds a share t of those inside. For every epsilon, both directions
 of (epsilon, delta(epsilon))-differential privacy bound t:
@@ -55,7 +55,7 @@ CAPPED = (
 
 @dataclass(frozen=True)
 class Claims:
-    """All of a card that follows from what was charged, and from whether the noise is secret; plain JSON values."""
+    """The part of a card that follows from the event and from whether the noise is secret, as plain JSON values."""
 
     status: str
     noise: str
@@ -64,7 +64,7 @@ class Claims:
 
 
 def claims(event: Event, delta: float, *, secret: bool) -> Claims:
-    """What may be claimed of results of this event. Where the noise is not secret, that is nothing."""
+    """Return what may be claimed for results of this event: nothing, where the noise is not secret."""
     figures, bounds = _figures(event, delta_of(event, delta)), [1.0] * len(FALSE_POSITIVE_RATES)
     if not secret:
         status, figures = wording.FIXED_KEY, {**_no_figures(delta), "if_the_noise_were_secret": figures}
@@ -80,12 +80,12 @@ def claims(event: Event, delta: float, *, secret: bool) -> Claims:
 
 
 def delta_of(event: Event, delta: float) -> float:
-    """The delta at which epsilon is stated: an account's budget holds at its own delta and no smaller one."""
+    """Return the delta at which epsilon is stated: an account's budget holds at its own delta and no smaller one."""
     return max(delta, event.delta) if isinstance(event, Capped) else delta
 
 
 def _figures(event: Event, delta: float) -> dict[str, Any]:
-    """The bound that counts, its cross-check, and the approximation. None where nothing finite can be said."""
+    """Return the bound that counts, its cross-check, and the approximation; None where nothing finite is proven."""
     epsilon = proven(event, delta)
     limit = gdp.central_limit_mu(event)
     return {
@@ -106,7 +106,7 @@ def _figures(event: Event, delta: float) -> dict[str, Any]:
 
 
 def _no_figures(delta: float) -> dict[str, Any]:
-    """The same keys where there is no guarantee."""
+    """Return the keys of `_figures` where there is no guarantee."""
     return {
         "epsilon": None,
         "delta": delta,
@@ -121,7 +121,7 @@ def _no_figures(delta: float) -> dict[str, Any]:
 
 
 def composition(event: Event) -> str:
-    """Which composition the figures of an event rest on."""
+    """Return which composition the figures of an event rest on."""
     if isinstance(event, Capped):
         return CAPPED
     return CHOSEN_LATER if isinstance(event, Adaptive) else PLANNED
@@ -132,13 +132,13 @@ def _accounting() -> dict[str, str]:
 
 
 def software() -> dict[str, str]:
-    """What made the card."""
+    """Return the versions of the software that writes a card."""
     packages = {name: version(name) for name in ("dpvision", "dp-accounting", "numpy")}
     return {**packages, "python": platform.python_version()}
 
 
 def proven(event: Event, delta: float) -> float | None:
-    """Epsilon, or None where it is so large that it says nothing."""
+    """Return epsilon at delta, or None where it is too large to mean anything."""
     epsilon = accountant.epsilon(event, delta)
     return epsilon if epsilon < accountant.MOST_LOSS else None
 
@@ -153,7 +153,7 @@ def _finite(value: float) -> float | None:
 
 
 def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> NDArray[np.float64]:
-    """For each false positive rate, what no test's true positive rate exceeds."""
+    """Return, for each false positive rate, a bound on the true positive rate of every membership test."""
     f = np.asarray(false_positive_rates, dtype=np.float64)[:, None]
     epsilons = np.linspace(0.0, _furthest(event), GRID_POINTS)
     deltas = accountant.profile(event, epsilons.tolist())
@@ -163,22 +163,22 @@ def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> 
 
 
 def _furthest(event: Event) -> float:
-    """The epsilon at which a curve of the event may end."""
+    """Return the epsilon at which a curve of the event may end."""
     return min(accountant.epsilon(event, given_up(event) + LEAST_DELTA), accountant.MOST_LOSS)
 
 
 def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:
-    """Phases in their order: name, steps, and epsilon of all up to the end of each.
+    """Return the phases in their order: name, steps, and epsilon up to the end of each.
 
-    First comes what the weights to start from revealed, the first `before` events; then the mean of features, the head
-    alone, everything. A run that was resumed with other settings has one more for each branch.
+    The first `before` events are those of the initial weights; then come the mean of the features, the head alone,
+    everything. A run that was resumed with other settings has one more phase for each branch.
     """
     own = list(parts(event))
     phases: list[dict[str, Any]] = []
     done: list[list[Event]] = []
     if before:
         done += [[own.pop(0)] for _ in range(before)]
-        phases.append(_phase("weights to start from, trained privately", None, done, config.delta))
+        phases.append(_phase("initial weights, trained privately", None, done, config.delta))
     step, heads = 0, [config.probe_steps, 1 if config.part == "centred-head" else 0]
     for part in own:
         if not isinstance(part, PoissonGaussian):
@@ -197,16 +197,16 @@ def _phase(name: str, steps: int | None, done: list[list[Event]], delta: float) 
     return {"name": name, "steps": steps, "epsilon_so_far": so_far}
 
 
-def _joined(stretches: list[Event]) -> Event:
-    """Stretches of one part: of one mechanism, so they are one again, as the card counts it."""
-    first = stretches[0]
+def _joined(events: list[Event]) -> Event:
+    """Return consecutive steps of one mechanism as one event, as the card counts them."""
+    first = events[0]
     if not isinstance(first, PoissonGaussian):
         return first
-    return replace(first, steps=sum(each.steps for each in stretches if isinstance(each, PoissonGaussian)))
+    return replace(first, steps=sum(event.steps for event in events if isinstance(event, PoissonGaussian)))
 
 
 def _phase_from(config: Config, first: int) -> str:
-    """The name of the phase that begins with this step."""
+    """Return the name of the phase that begins with this step."""
     if first < config.probe_steps:
         return "the head first"
     if config.part == "centred-head":
@@ -214,20 +214,17 @@ def _phase_from(config: Config, first: int) -> str:
     return {"all": "all weights", "head": "the head", "probe": "head and norm", "bias": "biases"}[config.part]
 
 
-def epsilon_of_probe(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
-    """What the steps that learn the head alone are charged for, and its share of the whole run's epsilon.
+def epsilon_of_head(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
+    """Return epsilon of the steps that train the head alone, and its share of the whole run's epsilon.
 
-    None where settings changed on the way: the steps of a branch that were never done are charged, too.
+    Epsilon is None where settings changed on the way: the steps of a branch that were never done are charged, too.
     """
     if not config.probe_steps:
         return None
-    alone = proven(_first_steps(own[0], config.probe_steps), config.delta) if len(own) == 1 else None
+    alone = None
+    if len(own) == 1:
+        if not isinstance(own[0], PoissonGaussian):
+            raise DataError("the run's event does not consist of steps, so epsilon of its first steps is not known.")
+        alone = proven(replace(own[0], steps=min(own[0].steps, config.probe_steps)), config.delta)
     share = alone / whole if alone is not None and whole else None
     return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
-
-
-def _first_steps(event: Event, steps: int) -> Event:
-    """The first of its steps alone."""
-    if not isinstance(event, PoissonGaussian):
-        raise DataError("the run's event is not one of steps, so what the first of them revealed is not known.")
-    return replace(event, steps=min(event.steps, steps))

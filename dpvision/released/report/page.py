@@ -1,4 +1,4 @@
-"""report.html: the card as one self-contained page, without scripts and without anything from another host."""
+"""report.html of a run or a released data set: one self-contained page, without scripts and network requests."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import math
 from importlib.resources import files
 from typing import Any
 
-from dpvision.core.events import Composed, from_json
-from dpvision.released.report import audits, on_test, pictures, reference, tables
-from dpvision.released.report.numbers import names, percent, plain, upper_percent
-from dpvision.released.report.on_test import Point
-from dpvision.released.report.reference import Result
+from dpvision.core.events import Composed, Event, from_json
+from dpvision.released.evaluation import Point, summary
+from dpvision.released.report import markdown, pictures, reference, tables
+from dpvision.released.report.tables import names, percent, plain, upper_percent
 from dpvision.released.report.wording import sentence
-from dpvision.settings.figures import describe, upper
+from dpvision.settings.figures import upper
+
+MOST_SHADED = 20  # classes of a whole confusion matrix; with more, the pairs that are confused most
+MOST_ROWS = 40  # classes that are listed; with more, those with the lowest recall
+MOST_CONFUSED = 10
+# Shades of the confusion matrix begin at these shares of a row: one confusion is visible, as is a half from nearly all.
+SHADES = (0.0, 0.05, 0.2, 0.5, 0.8)
 
 
-def render(
+def run_page(
     card: dict[str, Any],
     charges: list[dict[str, Any]],
     *,
@@ -23,132 +28,239 @@ def render(
     evaluation: dict[str, Any] | None = None,
     examples: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The whole page. `evaluation` and `examples` are what the model does on the test split, where that is known."""
-    private = card["status"] == "private"
+    """Return the page of a run. `evaluation` and `examples` are about the test split, where it has one."""
     shown, earlier = tables.latest(charges)
+    results = reference.results(card["known_data_set"])
     class_names, more_classes = names(card["public_facts"]["classes"]["value"])
-    of = reference.results(card["known_data_set"])
-    return filled(
+    return fill(
         "page.html",
-        pictures=drawn(_pictures(card, points, of)),
-        known=reference.KNOWN[card["known_data_set"]].name if of else None,
+        **_shared(card),
+        kind="run",
+        pictures=as_markup(_pictures(card) | _run_pictures(card, points, results)),
+        known=reference.KNOWN[card["known_data_set"]].name if results else None,
         references=[
-            (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in of.items() for r in rs
+            (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in results.items() for r in rs
         ],
-        on_test=_on_test(evaluation, examples or [], card),
+        test=_test_section(evaluation, examples or [], card),
+        use=None,
+        learners=[],
         phases=tables.phases(card),
-        audited=audits.rows(card),
-        private=private,
-        status=card["status"],
-        sentence=sentence(card),
-        run=plain(card["run"]),
-        unit=card["unit"],
-        big=_big(card),
         figures=tables.overview(card),
-        attack_head=tables.ATTACK_HEAD,
-        attack=tables.attack(card),
         public=tables.public(card),
         class_names=class_names,
         more_classes=more_classes,
-        not_covered=card["not_covered"],
-        accountant=tables.accountant(card),
-        settings=tables.settings(card),
-        ledger=tables.account(card) if card["data_set"] else None,
-        charges=[_charge(c, this=c["run"] == card["run"]) for c in shown],
+        charges=[{"cells": tables.charge(c), "this": c["run"] == card["run"]} for c in shown],
         earlier=earlier,
         bar=_bar(card, charges),
     )
 
 
-def filled(template: str, **values: Any) -> str:
-    """A template of ours with these values. Everything is escaped but our own style sheet and what `drawn` marks."""
+def release_page(card: dict[str, Any]) -> str:
+    """Return the page of a released data set."""
+    class_names, more_classes = names(card["classes"])
+    return fill(
+        "page.html",
+        **_shared(card),
+        kind="release",
+        pictures=as_markup(_pictures(card)),
+        known=None,
+        references=[],
+        test=None,
+        use={
+            "rows": f"{card['rows']:,}",
+            "read": markdown.READ_ROWS,
+            "moments": markdown.USE_MOMENTS if markdown.has_moments(card) else None,
+            "files": markdown.files_of(card),
+        },
+        learners=[(plain(name), percent(share)) for name, share in (card["accuracy"] or {}).items()],
+        phases=[],
+        figures=tables.release_overview(card),
+        public=tables.release_public(card),
+        class_names=class_names,
+        more_classes=more_classes,
+        charges=[],
+        earlier=0,
+        bar=None,
+    )
+
+
+def fill(template: str, **values: Any) -> str:
+    """Fill one of our templates. Everything is escaped except our own style sheet and what `as_markup` marks."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     here = files("dpvision.released.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    whole = environment.from_string((here / template).read_text("utf-8"))
-    return whole.render(css=Markup((here / "page.css").read_text("utf-8")), **values)
+    page = environment.from_string((here / template).read_text("utf-8"))
+    return page.render(css=Markup((here / "page.css").read_text("utf-8")), **values)
 
 
-def drawn(pictures: dict[str, str | None]) -> dict[str, str]:
-    """Pictures of ours, to be put on the page as they are; those that are None are left out."""
+def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
+    """Mark drawings of ours as safe to insert unescaped; leave out those that are None."""
     from markupsafe import Markup
 
-    return {name: Markup(text) for name, text in pictures.items() if text}
+    return {name: Markup(text) for name, text in drawings.items() if text}
 
 
-def _on_test(
-    evaluation: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
-) -> dict[str, Any] | None:
-    if evaluation is None:
-        return None
-    shown = on_test.section(evaluation, examples, card["public_facts"]["classes"]["value"])
-    calibration = pictures.calibration(evaluation["bins"], error=evaluation["calibration_error"])
-    return {**shown, **drawn({"calibration": calibration})}
+def _shared(card: dict[str, Any]) -> dict[str, Any]:
+    """Return what every page shows."""
+    return {
+        "private": card["status"] == "private",
+        "status": card["status"],
+        "sentence": sentence(card),
+        "name": plain(card["run"]),
+        "what": card.get("what", "model"),
+        "unit": card["unit"],
+        "big": _big(card),
+        "attack": tables.attack(card),
+        "audited": tables.audits(card),
+        "ledger": tables.account(card) if card["data_set"] else None,
+        "not_covered": card["not_covered"],
+        "accountant": tables.accountant(card),
+        "settings": tables.settings(card),
+        "heads": {
+            "attack": tables.ATTACK_HEAD,
+            "phases": tables.PHASES_HEAD,
+            "public": tables.PUBLIC_HEAD,
+            "accountant": tables.ACCOUNTANT_HEAD,
+            "charges": tables.CHARGES_HEAD,
+        },
+    }
 
 
 def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The four figures at the top: name, value, what it means."""
-    accuracy, data_set = card["accuracy"], card["data_set"]
-    epsilon = card["guarantee"]["epsilon"]
-    hint = f"at delta {card['guarantee']['delta']:g}, for any one {card['unit']}; smaller is more private"
-    one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
-    many = "people" if card["unit"] == "person" else "images"
+    """Return the four figures at the top: name, value, meaning."""
+    epsilon, data_set = card["guarantee"]["epsilon"], card["data_set"]
+    delta = f"at delta {card['guarantee']['delta']:g}, for any one {card['unit']}; lower is more private"
+    attack = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
     return [
-        ("epsilon", upper(epsilon), "no guarantee" if epsilon is None else hint),
+        ("epsilon", upper(epsilon), "no guarantee" if epsilon is None else delta),
         (
-            "best attack",
-            upper_percent(one["true_positive_rate_at_most"]),
-            f"of the {many} inside found at most, if 1% of those outside are wrongly reported",
+            "best possible attack",
+            upper_percent(attack["true_positive_rate_at_most"]),
+            "of members found, at most, when 1% of non-members are wrongly reported",
         ),
-        (
-            "test accuracy",
-            percent(accuracy["released_test_accuracy"]) if accuracy else "unknown",
-            "of the released weights" if accuracy else "there is no test split",
-        ),
+        ("test accuracy", *_accuracy(card)),
         (
             "budget left",
-            tables.left(card),
-            f"of epsilon {data_set['epsilon_budget']:g}, for all runs on this data"
+            tables.budget_left(card),
+            f"of epsilon {data_set['epsilon_budget']:g} for this data, when this was made"
             if data_set
             else "no ledger was read",
         ),
     ]
 
 
-def _pictures(card: dict[str, Any], points: list[Point], of: dict[str, list[Result]]) -> dict[str, str | None]:
-    """Curves of epsilon are drawn only where epsilon means something."""
+def _accuracy(card: dict[str, Any]) -> tuple[str, str]:
+    accuracy = card["accuracy"]
+    if not accuracy:
+        return "unknown", "there is no test split"
+    if card.get("what") == "data set":
+        best = max(accuracy, key=lambda name: accuracy[name])
+        return percent(accuracy[best]), plain(best)
+    return percent(accuracy["released_test_accuracy"]), "of the released weights"
+
+
+def _event(card: dict[str, Any]) -> Event:
+    return Composed(tuple(from_json(e) for e in card["events"]))
+
+
+def _pictures(card: dict[str, Any]) -> dict[str, str | None]:
+    """Draw what every private card has: the bound on attacks, and the audits."""
+    if card["status"] != "private":
+        return {}
+    audit = card["audit"]
+    bounds = pictures.audit(audit, tables.AUDITS_IN_PICTURE, epsilon=card["guarantee"]["epsilon"]) if audit else None
+    return {"attack": pictures.attack_success(_event(card)), "audit": bounds}
+
+
+def _run_pictures(
+    card: dict[str, Any], points: list[Point], results: dict[str, list[reference.Result]]
+) -> dict[str, str | None]:
+    """Draw the training of a run; curves of epsilon only where epsilon means something."""
     private = card["status"] == "private"
-    release = card["config"]["release"]
     points = [p for p in points if not private or math.isfinite(p.epsilon)]
-    made = {"accuracy": pictures.accuracy(points, released=release)}
+    drawings = {"accuracy": pictures.accuracy(points, released=card["config"]["release"])}
     if private:
-        event = Composed(tuple(from_json(e) for e in card["events"]))
-        made["epsilon"] = pictures.epsilon_by_length(
-            event, card["guarantee"]["delta"], budget=card["config"]["epsilon"], phases=card["phases"]
+        drawings["epsilon"] = pictures.epsilon_by_length(
+            _event(card), card["guarantee"]["delta"], target=card["config"]["epsilon"], phases=card["phases"]
         )
-        made["attack"] = pictures.attack_success(event)
-        made["trade_off"] = pictures.trade_off(
-            card["guarantee"]["epsilon"], (card["accuracy"] or {}).get("released_test_accuracy"), of=of
+        drawings["trade_off"] = pictures.trade_off(
+            card["guarantee"]["epsilon"], (card["accuracy"] or {}).get("released_test_accuracy"), results=results
         )
-        if card["audit"]:
-            made["audit"] = pictures.audit(card["audit"], audits.SHORT, epsilon=card["guarantee"]["epsilon"])
-    return made
+    return drawings
 
 
-def _charge(charge: dict[str, Any], *, this: bool) -> dict[str, Any]:
+def _test_section(
+    evaluation: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return what the page shows about the test split, as plain values."""
+    overall = summary(evaluation)
+    if evaluation is None or overall is None:
+        return None
+    class_names = [plain(name) for name in card["public_facts"]["classes"]["value"]]
+    counts = zip(class_names, *(evaluation["classes"][key] for key in ("images", "named", "right")), strict=True)
+    rows = [(name, images, _ratio(right, images), _ratio(right, named)) for name, images, named, right in counts]
+    shown = rows if len(rows) <= MOST_ROWS else sorted(rows, key=lambda r: (r[2] is None, r[2]))[:MOST_ROWS]
+    table = evaluation["confusion"]
+    drawing = pictures.calibration(evaluation["bins"], error=evaluation["calibration_error"])
     return {
-        "time": plain(charge["time"]).replace("T", " ").removesuffix("+00:00"),
-        "run": plain(charge["run"]),
-        "this": this,
-        "event": describe(from_json(charge["event"])),
-        "epsilon": upper(charge["epsilon"]),
+        "images": f"{evaluation['images']:,}",
+        "accuracy": percent(overall["accuracy"]),
+        "balanced": percent(overall["balanced_accuracy"]),
+        "calibration_error": percent(evaluation["calibration_error"]),
+        **as_markup({"calibration": drawing}),
+        "classes": [
+            {
+                "name": name,
+                "images": f"{images:,}",
+                "width": f"{100 * (recall or 0):.1f}",
+                "recall": "none" if recall is None else percent(recall),
+                "precision": "none" if precision is None else percent(precision),
+            }
+            for name, images, recall, precision in shown
+        ],
+        "left_out": len(rows) - len(shown),
+        "table": _shade(table, class_names) if table and len(class_names) <= MOST_SHADED else None,
+        "confused": [
+            (class_names[a], class_names[b], f"{times:,}") for a, b, times in evaluation["confused"][:MOST_CONFUSED]
+        ],
+        "examples": [
+            {
+                "right": x["class"] == x["named"],
+                "png": x["png"],
+                "is": class_names[x["class"]],
+                "named": class_names[x["named"]],
+                "chance": f"{100 * x['chance']:.0f}%",
+            }
+            for x in examples
+        ],
     }
 
 
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _shade(table: list[list[int]], class_names: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of a confusion matrix as cells: a count, and its shade by its share of the row."""
+    shaded = []
+    for row_number, (name, row) in enumerate(zip(class_names, table, strict=True)):
+        whole = sum(row) or 1
+        cells = [
+            {
+                "count": f"{count:,}" if count else "",
+                "shade": sum(count / whole > share for share in SHADES),
+                "right": row_number == column,
+            }
+            for column, count in enumerate(row)
+        ]
+        shaded.append({"name": name, "cells": cells})
+    return shaded
+
+
 def _bar(card: dict[str, Any], charges: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The budget as a bar: what each run added to the total, this run's own part marked."""
+    """Return the budget as a bar: what each run added to the total, with this run's part marked."""
     data_set = card["data_set"]
     if data_set is None or data_set["epsilon_spent"] is None:
         return None

@@ -1,9 +1,8 @@
-"""The curves of the page: the best attack there is, what privacy cost, epsilon and test accuracy over steps.
+"""The pictures of the pages: the best possible attack, epsilon and accuracy over steps, calibration, audits, the board.
 
 No name that others chose is drawn: every word in a picture is ours. A figure of matplotlib becomes an inline SVG that
-follows the page: its fonts, its colours, light or dark. Figures are drawn in the stand-in colours below; each becomes a
-CSS variable of the page. Everything that would make the picture differ from one writing to the next (dates, random
-ids), or that names another host, is left out.
+follows the page: its fonts, its colours, light or dark. Figures are drawn in placeholder colours; each becomes a CSS
+variable of the page. Dates and random ids, which would differ each time, and names of other hosts are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpvision.core.events import Event, PoissonGaussian, parts
+from dpvision.released.evaluation import Point
 from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES, most_true_positives
-from dpvision.released.report.numbers import percent, upper_percent
-from dpvision.released.report.on_test import Point
 from dpvision.released.report.reference import Result
+from dpvision.released.report.tables import percent, upper_percent
 from dpvision.settings import quick
 from dpvision.settings.figures import upper
 
@@ -43,14 +42,14 @@ _VARIABLES = {
     THIRD: "--third",
     SHEET: "--sheet",
 }
-# Inches of 72 points: about as wide as a phone shows it, so that text keeps its size there.
+# Inches of 72 points: about the width of a phone, so that text keeps its size there.
 _SIZE = (4.6, 3.2)
 _NAMES = {"ema": "moving average", "last": "last weights"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same settings, on a board."""
+    """Runs of the same settings, as one point of the board."""
 
     number: int
     epsilon: float
@@ -58,15 +57,17 @@ class Group:
 
     @property
     def mean(self) -> float:
+        """The mean test accuracy."""
         return mean(self.accuracies)
 
     @property
     def spread(self) -> float | None:
+        """The standard deviation of the test accuracies; None for one run."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
-def epsilon_by_length(event: Event, delta: float, *, budget: float, phases: list[dict[str, Any]]) -> str | None:
-    """What a training planned to have so many steps of this kind is charged for; none for one of several branches."""
+def epsilon_by_length(event: Event, delta: float, *, target: float, phases: list[dict[str, Any]]) -> str | None:
+    """Draw the epsilon that a training is charged for by its planned steps; None for one of several branches."""
     whole = parts(event)
     if len(whole) != 1 or not isinstance(whole[0], PoissonGaussian):
         return None
@@ -77,49 +78,49 @@ def epsilon_by_length(event: Event, delta: float, *, budget: float, phases: list
         spent = [0.0, *(quick.epsilon(replace(whole[0], steps=n), delta) for n in lengths)]
         if not all(map(math.isfinite, spent)):
             return None
-        axes.axhline(budget, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(f"asked for: {budget:g}", (0, budget), (4, -5), textcoords="offset points", va="top", color=SOFT)
+        axes.axhline(target, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(f"target: {target:g}", (0, target), (4, -5), textcoords="offset points", va="top", color=SOFT)
         axes.plot(steps, spent, color=FIRST)
         axes.plot(steps[-1:], spent[-1:], "o", color=FIRST, clip_on=False)
         axes.set_xlim(0, steps[-1])
-        axes.set_ylim(0, 1.08 * max(budget, *spent))
+        axes.set_ylim(0, 1.08 * max(target, *spent))
         done = 0
         for phase in [p for p in phases if p["steps"]][:-1]:
             done += phase["steps"]
             axes.axvline(done, color=SOFT, linewidth=1, linestyle=(0, (1, 2)))
         end = f"epsilon {upper(spent[-1])} with {steps[-1]} steps"
-        return _inline(figure, label=f"Curve of epsilon by planned steps, from 0 to {end}; {budget:g} was asked for.")
+        return _inline(figure, label=f"Curve of epsilon by planned steps, from 0 to {end}; the target is {target:g}.")
 
 
-def trade_off(epsilon: float, accuracy: float | None, *, of: dict[str, list[Result]]) -> str | None:
-    """Accuracy of this run against its epsilon, and what dpvision reached on the same data, by recipe."""
-    if accuracy is None or not of:
+def trade_off(epsilon: float, accuracy: float | None, *, results: dict[str, list[Result]]) -> str | None:
+    """Draw accuracy against epsilon: this run, and results of dpvision on the same data, by recipe."""
+    if accuracy is None or not results:
         return None
     with _style("trade-off"):
         figure, axes = _axes("epsilon", "test accuracy")
-        for (recipe, found), colour, mark in zip(of.items(), (SECOND, THIRD, SOFT), ("s", "^", "D"), strict=False):
-            there = [r.epsilon for r in found], [r.accuracy for r in found]
-            axes.plot(*there, color=colour, marker=mark, markersize=6, linewidth=1, label=recipe, zorder=3)
+        for (recipe, line), colour, mark in zip(results.items(), (SECOND, THIRD, SOFT), ("s", "^", "D"), strict=False):
+            points = [r.epsilon for r in line], [r.accuracy for r in line]
+            axes.plot(*points, color=colour, marker=mark, markersize=6, linewidth=1, label=recipe, zorder=3)
         axes.plot(
             epsilon, accuracy, "o", color=FIRST, markersize=13, markerfacecolor="none", markeredgewidth=2.5,
             linewidth=0, label="this run", zorder=4,
         )  # fmt: skip
-        there_too = [r for found in of.values() for r in found]
-        axes.set_xlim(0, 1.06 * max(epsilon, *(r.epsilon for r in there_too)))
-        reached = [accuracy, *(r.accuracy for r in there_too)]
+        measured = [r for line in results.values() for r in line]
+        axes.set_xlim(0, 1.06 * max(epsilon, *(r.epsilon for r in measured)))
+        reached = [accuracy, *(r.accuracy for r in measured)]
         axes.set_ylim(*_range(min(reached), max(reached)))
         axes.yaxis.set_major_formatter(_percent)
         axes.legend(loc="lower right")
-        said = [f"this run reached {percent(accuracy)} at epsilon {upper(epsilon)}"]
-        said += [
-            f"{recipe} {', '.join(f'{percent(r.accuracy)} at {r.epsilon:g}' for r in found)}"
-            for recipe, found in of.items()
+        values = [f"this run reached {percent(accuracy)} at epsilon {upper(epsilon)}"]
+        values += [
+            f"{recipe} {', '.join(f'{percent(r.accuracy)} at {r.epsilon:g}' for r in line)}"
+            for recipe, line in results.items()
         ]
-        return _inline(figure, label=f"Test accuracy against epsilon: {'; '.join(said)}.")
+        return _inline(figure, label=f"Test accuracy against epsilon: {'; '.join(values)}.")
 
 
 def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
-    """How often the model was right, by how sure it was; below, how many images were in each bin."""
+    """Draw accuracy by confidence, and below it the number of images in each bin."""
     from matplotlib.figure import Figure
 
     with _style("calibration"):
@@ -127,48 +128,48 @@ def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
         upper_part, lower_part = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
         width = 1 / len(bins)
         middle = [(i + 0.5) * width for i in range(len(bins))]
-        there = [(m, b) for m, b in zip(middle, bins, strict=True) if b["images"]]
-        upper_part.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right")
+        filled = [(m, b) for m, b in zip(middle, bins, strict=True) if b["images"]]
+        upper_part.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration")
         upper_part.bar(
-            [m for m, _ in there], [b["accuracy"] for _, b in there], width=0.86 * width, color=FIRST, alpha=0.35,
+            [m for m, _ in filled], [b["accuracy"] for _, b in filled], width=0.86 * width, color=FIRST, alpha=0.35,
             linewidth=0,
         )  # fmt: skip
         upper_part.plot(
-            [b["confidence"] for _, b in there], [b["accuracy"] for _, b in there], color=FIRST, marker="o",
-            markersize=4, linewidth=1.5, label="right", clip_on=False,
+            [b["confidence"] for _, b in filled], [b["accuracy"] for _, b in filled], color=FIRST, marker="o",
+            markersize=4, linewidth=1.5, label="this model", clip_on=False,
         )  # fmt: skip
         upper_part.set_ylim(0, 1)
-        upper_part.set_ylabel("how often right")
+        upper_part.set_ylabel("accuracy")
         upper_part.yaxis.set_major_formatter(_percent)
         upper_part.legend(loc="upper left")
         lower_part.bar(middle, [b["images"] for b in bins], width=0.86 * width, color=SECOND, linewidth=0)
         lower_part.set_ylabel("images")
-        lower_part.set_xlabel("how sure the model was")
+        lower_part.set_xlabel("confidence")
         lower_part.set_xlim(0, 1)
         lower_part.xaxis.set_major_formatter(_percent)
         lower_part.yaxis.set_major_locator(_few())
-        said = "; ".join(
-            f"{100 * b['confidence']:.0f}% sure, {100 * b['accuracy']:.0f}% right, {b['images']} images"
-            for _, b in there
+        values = "; ".join(
+            f"confidence {100 * b['confidence']:.0f}%, accuracy {100 * b['accuracy']:.0f}%, {b['images']} images"
+            for _, b in filled
         )
-        label = f"Reliability diagram. Expected calibration error {percent(error)}. {said}."
+        label = f"Reliability diagram. Expected calibration error {percent(error)}. {values}."
         return _inline(figure, label=label)
 
 
-def audit(found: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: float) -> str:
-    """What audits showed from below, and what is proved from above, on one line for each audit."""
+def audit(audits: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: float) -> str:
+    """Draw the lower bound of each audit on a line of its own, up to the proven epsilon."""
     from matplotlib.figure import Figure
 
     with _style("audit"):
-        figure = Figure(figsize=(_SIZE[0], 1.0 + 0.75 * len(found)), layout="constrained")
+        figure = Figure(figsize=(_SIZE[0], 1.0 + 0.75 * len(audits)), layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel("epsilon")
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
-        most = 1.12 * max(epsilon, *(one["epsilon_at_least"] for one in found.values()))
+        most = 1.12 * max(epsilon, *(result["epsilon_at_least"] for result in audits.values()))
         axes.axvline(epsilon, color=FIRST, linewidth=2)
-        for row, (name, one) in enumerate(reversed(found.items())):
-            shown = one["epsilon_at_least"]
+        for row, (name, result) in enumerate(reversed(audits.items())):
+            shown = result["epsilon_at_least"]
             axes.plot([min(shown, epsilon), epsilon], [row, row], color=FIRST, linewidth=7, alpha=0.18)
             axes.plot([0, shown], [row, row], color=SECOND, linewidth=7, solid_capstyle="butt")
             axes.plot([shown], [row], "o", color=SECOND, markersize=8)
@@ -176,18 +177,18 @@ def audit(found: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: f
                 f"{names[name]}: at least {shown:.2f}", (0, row), (0, 11), textcoords="offset points", color=INK
             )
         axes.annotate(
-            f"proved: at most {upper(epsilon)}", (epsilon, len(found) - 0.38), (-5, 0), textcoords="offset points",
+            f"proven: at most {upper(epsilon)}", (epsilon, len(audits) - 0.38), (-5, 0), textcoords="offset points",
             ha="right", va="center", color=FIRST,
         )  # fmt: skip
         axes.set_xlim(0, most)
-        axes.set_ylim(-0.5, len(found) - 0.15)
+        axes.set_ylim(-0.5, len(audits) - 0.15)
         axes.set_yticks([])
-        said = "; ".join(f"{names[n]}: epsilon at least {one['epsilon_at_least']:.3f}" for n, one in found.items())
-        return _inline(figure, label=f"Lower bounds of audits beside the proved epsilon {upper(epsilon)}. {said}.")
+        values = "; ".join(f"{names[n]}: epsilon at least {x['epsilon_at_least']:.3f}" for n, x in audits.items())
+        return _inline(figure, label=f"Lower bounds of audits, up to the proven epsilon {upper(epsilon)}. {values}.")
 
 
 def accuracy(points: list[Point], *, released: str) -> str | None:
-    """Test accuracy of both sets of weights, over steps."""
+    """Draw the test accuracy of both sets of weights over steps."""
     points = [p for p in points if p.ema is not None and p.last is not None]
     if not points:
         return None
@@ -214,16 +215,16 @@ def accuracy(points: list[Point], *, released: str) -> str | None:
 
 
 def attack_success(event: Event) -> str:
-    """The most that any membership test finds, against what it wrongly reports; a guess lies on the diagonal."""
+    """Draw the bound on membership tests: members found against non-members wrongly reported."""
     with _style("attack"):
-        figure, axes = _axes("wrongly reported outside", "found inside, at most")
+        figure, axes = _axes("non-members wrongly reported", "members found, at most")
         rates = np.logspace(-4, 0, 120)
         bound = most_true_positives(event, rates.tolist())
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.fill_between(rates, rates, bound, color=FIRST, alpha=0.12, linewidth=0)
-        axes.plot(rates, bound, color=FIRST, label="best test")
-        axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="a guess")
+        axes.plot(rates, bound, color=FIRST, label="bound on every test")
+        axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="guessing")
         stated = FALSE_POSITIVE_RATES
         most = most_true_positives(event, stated)
         axes.plot(stated, most, "o", color=FIRST, clip_on=False)
@@ -234,12 +235,13 @@ def attack_success(event: Event) -> str:
             axis.set_minor_locator(_fixed([]))
             axis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
         axes.legend(loc="lower right")
-        said = "; ".join(f"{100 * f:g}% outside, {upper_percent(t)} inside" for f, t in zip(stated, most, strict=True))
-        return _inline(figure, label=f"Curve of the best membership test, above the diagonal of a guess: {said}.")
+        values = "; ".join(f"{upper_percent(t)} at {100 * f:g}%" for f, t in zip(stated, most, strict=True))
+        label = f"Bound on members found by non-members wrongly reported, above the line of guessing: {values}."
+        return _inline(figure, label=label)
 
 
 def board(groups: list[Group]) -> str:
-    """Groups of runs by their numbers, each with the spread of its accuracies."""
+    """Draw groups of runs by their numbers, each with the standard deviation of its accuracies."""
     with _style("board"):
         figure, axes = _axes("epsilon", "test accuracy")
         for group in groups:
@@ -255,12 +257,12 @@ def board(groups: list[Group]) -> str:
         ends = [g.mean + s * (g.spread or 0.0) for g in groups for s in (-1, 1)]
         axes.set_ylim(*_range(max(0.0, min(ends)), min(1.0, max(ends))))
         axes.yaxis.set_major_formatter(_percent)
-        said = "; ".join(
+        values = "; ".join(
             f"group {g.number}, {percent(g.mean)} at {upper(g.epsilon)}"
             + ("" if g.spread is None else f", deviation {100 * g.spread:.1f} points of {len(g.accuracies)} runs")
             for g in groups
         )
-        return _inline(figure, label=f"Test accuracy against epsilon: {said}.")
+        return _inline(figure, label=f"Test accuracy against epsilon: {values}.")
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
@@ -278,7 +280,7 @@ def _percent(share: float, _: float) -> str:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """Where an axis of shares begins and ends: at whole tenths, with some air."""
+    """Return where an axis of shares begins and ends: at whole tenths, with some room."""
     low = max(0.0, np.floor(10 * (low - 0.04)) / 10)
     return low, min(1.0, max(low + 0.2, np.ceil(10 * (high + 0.02)) / 10))
 
@@ -297,7 +299,7 @@ def _fixed(places: list[float]) -> Locator:
 
 @contextmanager
 def _style(name: str) -> Iterator[None]:
-    """matplotlib's own defaults, whatever the user has set, and ours on top; `name` keeps the ids of pictures apart."""
+    """Use matplotlib's defaults, whatever the user has set, with our style; `name` keeps the ids of pictures apart."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -335,7 +337,7 @@ def _style(name: str) -> Iterator[None]:
 
 
 def _inline(figure: Figure, *, label: str) -> str:
-    """The figure as an <svg> element with `label` as its text alternative."""
+    """Return the figure as an <svg> element with `label` as its text alternative."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     root = ET.fromstring(file.getvalue())  # our own drawing: no untrusted XML comes here
@@ -361,13 +363,13 @@ def _clean(root: ET.Element) -> None:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace: inside HTML, SVG needs none."""
+    """Return a name without its namespace: inside HTML, SVG needs none."""
     return name.rpartition("}")[2]
 
 
 def _themed(value: str) -> str:
-    for stand_in, variable in _VARIABLES.items():
-        value = value.replace(stand_in, f"var({variable})")
+    for colour, variable in _VARIABLES.items():
+        value = value.replace(colour, f"var({variable})")
     # The page's own font, at the size that the figure asks for.
     value = re.sub(r"font: (?:[\w-]+ )*?([\d.]+)px [^;]*", r"font-size: \1px", value)
     return re.sub(r"font-family: [^;]*;? ?", "", value)

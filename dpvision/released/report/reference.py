@@ -1,7 +1,7 @@
-"""What dpvision itself reached on public data sets, to hold a run against: delta 1e-5, test accuracy, as measured.
+"""Results of dpvision on public data sets, for comparison with a run: test accuracy at delta 1e-5, as measured.
 
-Every figure is in README.md or benchmarks/RESULTS.md, with date, machine and command. A run is held against them only
-where its data carries the name of the data set and has its size, shape and number of classes.
+Every figure is in README.md or benchmarks/RESULTS.md, with date, machine and command. A run is compared with them only
+where its data has the name of the data set, and its size, shape and number of classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Known:
-    """A public data set, as its training split is."""
+    """A public data set, by the facts of its training split."""
 
     name: str
     n: int
@@ -23,7 +23,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Result:
-    """Mean test accuracy of so many runs."""
+    """The mean test accuracy of some runs."""
 
     data: str
     recipe: str
@@ -65,19 +65,20 @@ RESULTS = (
 
 
 def known(source: Any, *, n: int | None, shape: list[Any], classes: int) -> str | None:
-    """The public data set that a run was trained on, by its file's name and its public facts; None if it is none."""
+    """Return the public data set that a run was trained on, by its file's name and public facts; None if unknown."""
     key = _key(source)
-    found = KNOWN.get(key)
-    fits = found is not None and (list(found.shape), found.classes) == (shape, classes)
-    return key if found and fits and n and abs(n - found.n) <= found.n / 100 else None
+    data = KNOWN.get(key)
+    if data is None or (list(data.shape), data.classes) != (shape, classes):
+        return None
+    return key if n and abs(n - data.n) <= data.n / 100 else None
 
 
 def results(key: str | None) -> dict[str, list[Result]]:
-    """By recipe, each by rising epsilon."""
-    of: dict[str, list[Result]] = {}
+    """Return the results on a data set by recipe, each by rising epsilon."""
+    by_recipe: dict[str, list[Result]] = {}
     for result in sorted((r for r in RESULTS if r.data == key), key=lambda r: r.epsilon):
-        of.setdefault(result.recipe, []).append(result)
-    return of
+        by_recipe.setdefault(result.recipe, []).append(result)
+    return by_recipe
 
 
 def _key(source: Any) -> str:

@@ -1,45 +1,100 @@
-"""The rows of the tables that card.md and report.html share, as plain text that is not escaped yet."""
+"""The rows of the tables that card.md, README.md and report.html share, and how numbers and names are printed.
+
+A bound is rounded up, never down. Text is not escaped yet, but a name that others chose cannot break a line.
+"""
 
 from __future__ import annotations
 
+import math
+import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
-from dpvision.released.report import accounts, audits
-from dpvision.released.report.numbers import percent, plain, setting, upper_percent
-from dpvision.settings.figures import lower, upper
+from dpvision.core.events import from_json
+from dpvision.settings.figures import ARITHMETIC, describe, lower, upper
 
 Row = tuple[str, ...]
 
-# A page shows the newest charges of a long ledger; ledger.jsonl has all.
+# A page shows this much of a list, a name or a ledger; card.json and ledger.jsonl have all of it.
+MOST_NAMES = 40
+MOST_LETTERS = 60
+MOST_TEXT = 1000  # letters of a sentence
 MOST_CHARGES = 300
-ATTACK_HEAD = ("wrongly reported outside", "found inside, at most")
+
+ATTACK_HEAD = ("non-members wrongly reported", "members found, at most")
+PHASES_HEAD = ("phase", "steps", "epsilon added", "epsilon up to its end")
+PUBLIC_HEAD = ("fact", "value", "known")
+ACCOUNTANT_HEAD = ("figure", "value", "meaning")
+CHARGES_HEAD = ("time (UTC)", "run", "charged for", "epsilon so far")
+
+# What the audits of a card are called, in a table and in a picture.
+AUDITS = {"mechanism": "audit with canaries in this mechanism", "one_run": "audit with canaries in this run"}
+AUDITS_IN_PICTURE = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this run"}
+
+MECHANISM = {
+    "name": "mechanism",
+    "sigma": "noise multiplier sigma",
+    "noise_x": "noise in a feature, standard deviation",
+    "noise_y": "noise in a label, standard deviation",
+    "degree": "records in a row, expected",
+}
 
 
-def _composition(proved: dict[str, Any]) -> list[Row]:
-    """What the epsilon rests on. Cards of version 0.1 do not state it."""
-    rows: list[Row] = [("epsilon rests on", proved["composition"])] if proved.get("composition") else []
-    return rows + ([("meter, not a bound", upper(proved["meter"]))] if proved.get("meter") is not None else [])
+def upper_percent(share: float) -> str:
+    """Format a share as a percentage of three digits, rounded up: 0.14251 is 14.3%."""
+    percent = 100 * share
+    if percent <= 0 or percent >= 100:
+        return "0%" if percent <= 0 else "100%"
+    digits = 2 - math.floor(math.log10(percent))
+    return f"{min(math.ceil(percent * 10.0**digits - ARITHMETIC) / 10.0**digits, 100.0):.6g}%"
+
+
+def percent(share: float) -> str:
+    """Format a share as a percentage with one digit, rounded to the nearest."""
+    return f"{100 * share:.1f}%"
+
+
+def plain(text: object, *, most: int = MOST_LETTERS) -> str:
+    """Put a name that others chose on one line, without control characters and marks of the writing direction."""
+    shown = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def names(values: Sequence[object]) -> tuple[list[str], int]:
+    """Return the first names of a list, and the number of those left out."""
+    return [plain(v) for v in values[:MOST_NAMES]], max(0, len(values) - MOST_NAMES)
+
+
+def setting(value: Any) -> str:
+    """Format one value of the settings."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        shown, more = names(value)
+        return ", ".join(shown) + (f" and {more:,} more" if more else "")
+    return plain(value)
 
 
 def overview(card: dict[str, Any]) -> list[Row]:
-    """What one looks for first."""
+    """Return the main figures of a run."""
     accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
     evaluation = card["evaluation"]
     rows: list[Row] = [
-        ("epsilon", upper(card["guarantee"]["epsilon"])),
-        ("delta", f"{card['guarantee']['delta']:g}"),
-        *_composition(card["guarantee"]),
-        ("unit", f"one {card['unit']}"),
-        ("neighbouring data sets", card["adjacency"]),
+        *_guarantee(card),
         (
             "test accuracy of the released weights",
             percent(accuracy["released_test_accuracy"]) if accuracy else "unknown",
         ),
-        ("test accuracy of the average and of the last weights", _both(accuracy)),
+        ("test accuracy, averaged and last weights", _both(accuracy)),
     ]
     if evaluation:
         rows += [
-            ("test accuracy, mean over the classes", percent(evaluation["balanced_accuracy"])),
+            ("test accuracy, mean over classes", percent(evaluation["balanced_accuracy"])),
             ("expected calibration error on the test split", percent(evaluation["calibration_error"])),
         ]
     if data_set:
@@ -47,7 +102,7 @@ def overview(card: dict[str, Any]) -> list[Row]:
             ("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
         )
     rows += [
-        *accounts.rows(card),
+        *_overlaps(card),
         ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
         *([("of these, for the mean of the features", "1")] if card["config"].get("part") == "centred-head" else []),
@@ -56,7 +111,7 @@ def overview(card: dict[str, Any]) -> list[Row]:
         ("clipping norm", setting(card["mechanism"]["clip"])),
         ("noise multiplier sigma", setting(card["mechanism"]["sigma"])),
         ("noise", card["mechanism"]["noise"]),
-        *audits.rows(card),
+        *audits(card),
         ("tuning", card["tuning"]),
         ("settings chosen by hand", _by_hand(card["chosen_by_hand"])),
         ("licence of the weights", plain(card["licence"] or "not stated")),
@@ -65,18 +120,42 @@ def overview(card: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def phases(card: dict[str, Any]) -> list[Row]:
-    """What each phase added; nothing where there is only one."""
-    told: list[Row] = []
-    before = 0.0
-    for phase in card["phases"]:
-        so_far = phase["epsilon_so_far"]
-        if so_far is None:
-            return []
-        steps = "before" if phase["steps"] is None else f"{phase['steps']:,}"
-        told.append((phase["name"], steps, f"{max(0.0, so_far - before):.3f}", upper(so_far, 3)))
-        before = so_far
-    return told if len(told) > 1 else []
+def release_overview(card: dict[str, Any]) -> list[Row]:
+    """Return the main figures of a released data set."""
+    return [
+        *_guarantee(card),
+        ("how a record is counted", card["account_of_a_record"]),
+        ("charged for", describe(from_json(card["events"][0]))),
+        *((MECHANISM.get(key, key.replace("_", " ")), _long(value)) for key, value in card["mechanism"].items()),
+        *((f"features: {key}", _long(value)) for key, value in card["features"].items()),
+        ("rows", f"{card['rows']:,}"),
+        *audits(card),
+        *_overlaps(card),
+        *release_accuracy(card),
+        ("tuning", card["tuning"]),
+        ("licence", plain(card["licence"])),
+        ("release", plain(card["run"])),
+    ]
+
+
+def _long(value: Any) -> str:
+    return plain(value, most=MOST_TEXT) if isinstance(value, str) else setting(value)
+
+
+def release_accuracy(card: dict[str, Any]) -> list[Row]:
+    """Return the test accuracy of each classifier that was trained on the released data set."""
+    return [(f"test accuracy: {plain(name)}", percent(share)) for name, share in (card["accuracy"] or {}).items()]
+
+
+def _guarantee(card: dict[str, Any]) -> list[Row]:
+    """Return epsilon, delta, and what they rest on. Cards of version 0.1 do not state the composition."""
+    proved = card["guarantee"]
+    rows: list[Row] = [("epsilon", upper(proved["epsilon"], 4)), ("delta", f"{proved['delta']:g}")]
+    if proved.get("composition"):
+        rows.append(("epsilon rests on", proved["composition"]))
+    if proved.get("meter") is not None:
+        rows.append(("meter, not a bound", upper(proved["meter"])))
+    return [*rows, ("unit", f"one {card['unit']}"), ("neighbouring data sets", card["adjacency"])]
 
 
 def _probe(probe: dict[str, Any] | None) -> list[Row]:
@@ -84,87 +163,166 @@ def _probe(probe: dict[str, Any] | None) -> list[Row]:
     if not probe:
         return []
     share = probe["share_of_epsilon"]
-    told = f"epsilon {upper(probe['epsilon'])} by themselves" + (f", {percent(share)} of the whole" if share else "")
-    return [("of these, for the head first", f"{probe['steps']:,}; {told}")]
+    alone = f"epsilon {upper(probe['epsilon'])} by themselves" + (f", {percent(share)} of the whole" if share else "")
+    return [("of these, for the head first", f"{probe['steps']:,}; {alone}")]
 
 
-def _by_hand(names: list[str] | None) -> str:
-    return "all" if names is None else ", ".join(name.replace("_", " ") for name in names) or "none"
+def _by_hand(settings: list[str] | None) -> str:
+    return "all" if settings is None else ", ".join(name.replace("_", " ") for name in settings) or "none"
 
 
 def _both(accuracy: dict[str, Any] | None) -> str:
     return " and ".join(percent(accuracy["test"][k]) for k in ("ema", "last")) if accuracy else "unknown"
 
 
+def _overlaps(card: dict[str, Any]) -> list[Row]:
+    """Return what is stated about other accounts with the same images. Cards of earlier versions have nothing."""
+    reason = card.get("new_account")
+    rows: list[Row] = [] if reason is None else [("counted apart from other accounts because", plain(reason))]
+    for overlap in card.get("overlapping_accounts", []):
+        charged = "charged with all of this run" if overlap["charged"] else "not charged"
+        rows.append(
+            (
+                f"account {plain(overlap['account'])}",
+                f"has {overlap['share']} of these images, which are {overlap['share_of_account']} of a data set on it; "
+                f"{charged}",
+            )
+        )
+    return rows
+
+
+def audits(card: dict[str, Any]) -> list[Row]:
+    """Return the canaries of a run, and the lower bound of each audit."""
+    rows: list[Row] = []
+    canaries = card["config"].get("canaries", 0)
+    if canaries:
+        rows.append(
+            (
+                "canaries in the training",
+                f"{canaries:,} synthetic records, each inserted with probability 1/2, secretly; not counted in the "
+                f"number of {card['unit']}s; they cost some accuracy",
+            )
+        )
+    for name, audit in (card.get("audit") or {}).items():
+        verdict = "REFUTED: more than the claim allows" if audit["refuted"] else "not refuted"
+        bound = f"epsilon at least {audit['epsilon_at_least']:.3f} with {percent(audit['confidence'])} confidence"
+        rows.append((AUDITS[name], f"{bound}, {audit['canaries']:,} canaries; {verdict}"))
+    return rows
+
+
 def attack(card: dict[str, Any]) -> list[Row]:
+    """Return the bound on membership tests at a few false positive rates."""
     return [
         (f"{100 * x['false_positive_rate']:g}%", upper_percent(x["true_positive_rate_at_most"]))
         for x in card["attack_success"]
     ]
 
 
+def phases(card: dict[str, Any]) -> list[Row]:
+    """Return what each phase added to epsilon; nothing where there is only one."""
+    rows: list[Row] = []
+    before = 0.0
+    for phase in card["phases"]:
+        so_far = phase["epsilon_so_far"]
+        if so_far is None:
+            return []
+        steps = "before" if phase["steps"] is None else f"{phase['steps']:,}"
+        rows.append((phase["name"], steps, f"{max(0.0, so_far - before):.3f}", upper(so_far, 3)))
+        before = so_far
+    return rows if len(rows) > 1 else []
+
+
 def public(card: dict[str, Any]) -> list[Row]:
-    """Facts that the guarantee takes as known to everyone."""
+    """Return the facts about a run that the guarantee takes as known to everyone."""
     facts = card["public_facts"]
     units = "images" if card["unit"] == "image" else "persons"
-    shape = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}".join(str(int(v)) for v in facts["image_shape"]["value"])
     rows: list[Row] = [
         (f"number of {units}", f"{facts['n']['value']:,}", facts["n"]["known"]),
         ("classes", f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
-        ("image: channels, height, width", shape, facts["image_shape"]["known"]),
+        (
+            "image: channels, height, width",
+            _shape(facts["image_shape"]["value"]),
+            facts["image_shape"]["known"],
+        ),
     ]
     for kind, entry in card["public_inputs"].items():
-        what = f"public images ({entry.get('images', 0):,})" if kind == "synthetic" else "weights to start from"
-        whence = "made of random images" if kind == "prior" else "given"
+        what = f"public images ({entry.get('images', 0):,})" if kind == "synthetic" else "initial weights"
+        origin = "made from random images" if kind == "prior" else "given"
         digest = plain(str(entry.get("digest")))[:16]
-        rows.append((what, plain(str(entry.get("file"))), f"{whence}; digest {digest}"))
+        rows.append((what, plain(str(entry.get("file"))), f"{origin}; digest {digest}"))
     return rows
 
 
+def release_public(card: dict[str, Any]) -> list[Row]:
+    """Return the facts about a released data set that the guarantee takes as known to everyone."""
+
+    def known(*facts: str) -> str:
+        return "read off the data" if set(facts) & set(card["read_off"]) else "declared"
+
+    return [
+        ("number of images", setting(card.get("n")), known("number of images")),
+        ("classes", f"{len(card['classes']):,}", known("classes")),
+        ("image: height, width, channels", _shape(card["image_shape"]), known("image size", "channels")),
+    ]
+
+
+def _shape(sides: list[Any]) -> str:
+    return "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}".join(str(int(side)) for side in sides)
+
+
 def accountant(card: dict[str, Any]) -> list[Row]:
-    """The figure that counts, its cross-check, and the approximation under its own name."""
+    """Return the figure that counts, its cross-check, and the approximation under its own name."""
     guarantee = card["guarantee"]
     would_be = guarantee.get("if_the_noise_were_secret")
     shown = would_be or guarantee
     note = " if the noise were secret, which it is not" if would_be else ""
     approximate = shown["approximate"]
-    about = approximate["gdp_central_limit_epsilon"], approximate["gdp_central_limit_mu"]
     name = f"{shown['accountant']}, version {shown['dp_accounting_version']}"
     return [
         (f"epsilon{note}", upper(shown["epsilon"], 4), f"an upper bound, and the figure that counts: {name}"),
-        (
-            f"epsilon by Rényi accounting{note}",
-            upper(shown["rdp_epsilon"], 4),
-            "a cross-check: an upper bound too, looser",
-        ),
+        (f"epsilon by Rényi accounting{note}", upper(shown["rdp_epsilon"], 4), "a cross-check: a looser upper bound"),
         (
             f"mu{note}",
             upper(shown["mu"], 4),
-            "the Gaussian whose curve lies above the privacy curve down to this delta",
+            "the Gaussian mechanism whose curve lies above the privacy curve down to this delta",
         ),
-        (f"epsilon by the central limit{note}", _about(about[0]), approximate["label"]),
-        (f"mu by the central limit{note}", _about(about[1]), approximate["label"]),
+        (
+            f"epsilon by the central limit{note}",
+            _about(approximate["gdp_central_limit_epsilon"]),
+            approximate["label"],
+        ),
+        (f"mu by the central limit{note}", _about(approximate["gdp_central_limit_mu"]), approximate["label"]),
     ]
 
 
+def _about(value: float | None) -> str:
+    return "none" if value is None else f"about\N{NO-BREAK SPACE}{value:.4f}"
+
+
 def settings(card: dict[str, Any]) -> list[Row]:
-    rows = [(key, setting(value)) for key, value in card["config"].items()]
-    return [*rows, ("hash of the settings", card["config_hash"]), ("card made by", _software(card["software"]))]
+    """Return all settings, and the software that wrote the card."""
+    rows: list[Row] = [(plain(key), setting(value)) for key, value in card["config"].items()]
+    if "config_hash" in card:
+        rows.append(("hash of the settings", card["config_hash"]))
+    software = ", ".join(f"{name} {number}" for name, number in card["software"].items())
+    return [*rows, ("card written by", software)]
 
 
 def account(card: dict[str, Any]) -> str:
-    """The state of the account in a sentence."""
+    """Describe the state of the data set's account in a sentence."""
     data_set = card["data_set"]
     charges = "1 charge" if data_set["charges"] == 1 else f"{data_set['charges']:,} charges"
+    times = len(data_set["budget_changes"])
+    changes = f" (the budget was changed {times:,} time{'s' if times > 1 else ''})" if times else ""
     return (
-        f"Account {data_set['account']}: {charges}, epsilon {_spent(data_set)} of {data_set['epsilon_budget']:g} spent "
-        f"at delta {data_set['delta']:g}{_changes(data_set)}. "
+        f"Account {plain(data_set['account'])}: {charges}, epsilon {_spent(data_set)} of "
+        f"{data_set['epsilon_budget']:g} spent at delta {data_set['delta']:g}{changes}. "
         "Epsilons of several runs do not simply add up; the ledger composes them."
     )
 
 
-def left(card: dict[str, Any]) -> str:
-    """What is left of the data set's budget, never too much."""
+def budget_left(card: dict[str, Any]) -> str:
+    """Return what remains of the data set's budget, rounded down."""
     data_set = card["data_set"]
     if data_set is None:
         return "unknown"
@@ -173,23 +331,15 @@ def left(card: dict[str, Any]) -> str:
 
 
 def latest(charges: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The charges that a page shows, and how many earlier ones it leaves out."""
+    """Return the charges that a page shows, and the number of earlier ones left out."""
     return charges[-MOST_CHARGES:], max(0, len(charges) - MOST_CHARGES)
+
+
+def charge(entry: dict[str, Any]) -> Row:
+    """Return one line of ledger.jsonl as cells under CHARGES_HEAD."""
+    time = plain(entry["time"]).replace("T", " ").removesuffix("+00:00")
+    return time, plain(entry["run"]), describe(from_json(entry["event"])), upper(entry["epsilon"])
 
 
 def _spent(data_set: dict[str, Any]) -> str:
     return "without a bound" if data_set["epsilon_spent"] is None else upper(data_set["epsilon_spent"])
-
-
-def _changes(data_set: dict[str, Any]) -> str:
-    """How often the owner's first word on the budget was changed."""
-    times = len(data_set["budget_changes"])
-    return f" (the budget was changed {times:,} time{'s' if times > 1 else ''})" if times else ""
-
-
-def _about(value: float | None) -> str:
-    return "none" if value is None else f"about\N{NO-BREAK SPACE}{value:.4f}"
-
-
-def _software(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in versions.items())

@@ -125,7 +125,7 @@ def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> 
         ("private/features/cache.py", True),
         ("private/features/encoders.py", True),
         ("private/training/train.py", False),
-        ("released/report/run_card.py", False),
+        ("released/report/cards.py", False),
         ("core/ledger.py", False),
         ("private/training/state.py", False),
     ],

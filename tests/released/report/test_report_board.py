@@ -29,8 +29,8 @@ def test_runs_of_the_same_settings_are_one_point(tmp_path: Path, private_run: Ru
     _copy(private_run, runs / "a", accuracy=0.8, seed=1)
     _copy(private_run, runs / "b", accuracy=0.9, seed=2, checkpoint_every=7)
     _copy(private_run, runs / "c", accuracy=0.7, lr=1.0)
-    entries = [board.entry(runs / name) for name in "abc"]
-    entries.append(board.entry(fixed_key_run.folder))
+    entries = [board.read_entry(runs / name) for name in "abc"]
+    entries.append(board.read_entry(fixed_key_run.folder))
     numbers = {text: i for i, text in enumerate(dict.fromkeys(e.settings for e in entries), 1)}
     first, second = board._groups(entries, numbers)  # a run without a guarantee is no point
     assert (first.accuracies, second.accuracies) == ((0.8, 0.9), (0.7,))
@@ -71,5 +71,5 @@ def test_a_broken_card_is_refused(tmp_path: Path, private_run: Run, edit: dict[s
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no finished run"):
+    with pytest.raises(DataError, match="has no finished run"):
         board.write([tmp_path], tmp_path / "board.html")

@@ -68,7 +68,7 @@ def test_an_audit_is_held_against_the_run_and_not_against_itself(tmp_path: Path)
         and card(run, None)["audit"]["one_run"]["refuted"]
     )
     audit_file.write_section(run.folder, "one_run", both | {"epsilon_proved": None})
-    with pytest.raises(DataError, match="is of another run"):
+    with pytest.raises(DataError, match="belongs to another run"):
         card(run, None)
 
 
@@ -90,7 +90,7 @@ def test_weights_say_the_guarantee_and_nothing_that_changes_later(private_run: R
     ],
 )
 def test_the_head_of_the_card_is_yaml(private_run: Run, licence: str | None, told: dict[str, str]) -> None:
-    head = markdown.front_matter_of_model(card_of(private_run) | {"licence": licence})
+    head = markdown._front_matter_of_model(card_of(private_run) | {"licence": licence})
     first, body, last = head.split("---")
     assert first == last == ""
     read = yaml.safe_load(body)
@@ -111,7 +111,7 @@ def test_phases_add_up_to_the_whole() -> None:
     earlier, changed = Gaussian(9.0), replace(EVENT, sigma=3.0, steps=50)
     told = guarantee.epsilon_by_phase(Composed((earlier, EVENT, changed)), config, before=1)
     assert [(p["name"], p["steps"]) for p in told] == [
-        ("weights to start from, trained privately", None),
+        ("initial weights, trained privately", None),
         ("the head first", 40),
         ("all weights", 160),
         ("all weights", 50),

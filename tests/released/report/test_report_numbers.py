@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpvision.released.report.numbers import plain, setting, upper_percent
+from dpvision.released.report.tables import plain, setting, upper_percent
 from dpvision.settings.figures import lower, upper
 
 

@@ -180,21 +180,21 @@ def _report(place: Path, corpus: Path) -> None:
     write_report(run)
 
 
-def _on_test(place: Path, corpus: Path) -> None:
+def _evaluation(place: Path, corpus: Path) -> None:
     import json
 
-    from dpvision.released.report import on_test
+    from dpvision.released import evaluation
     from dpvision.storage.run_folder import Run
 
     weights = json.loads((corpus / "run" / "card.json").read_text())["weights_digest"]
-    on_test.read_evaluation(Run(place), classes=4, weights=weights)
-    on_test.read_examples(Run(place), classes=4, weights=weights)
+    evaluation.read_evaluation(Run(place), classes=4, weights=weights)
+    evaluation.read_examples(Run(place), classes=4, weights=weights)
 
 
 def _board(place: Path, corpus: Path) -> None:
-    from dpvision.released.report.board import entry
+    from dpvision.released.report.board import read_entry
 
-    entry(place)
+    read_entry(place)
 
 
 def _model(place: Path, corpus: Path) -> None:
@@ -311,7 +311,7 @@ READERS: dict[str, tuple[Reader, ...]] = {
     "packed": (_load, _check),
     "settings": (_settings, _release_settings),
     "home": (_account, _spend, _overlap, _keys, _kept_features),
-    "run": (_state, _reopen, _report, _on_test, _board, _model, _pretrained, _study, _audit, _losses, _looked_at),
+    "run": (_state, _reopen, _report, _evaluation, _board, _model, _pretrained, _study, _audit, _losses, _looked_at),
     "stopped": (_state, _reopen, _resume),
     "released": (_rows, _features),
     "mapped": (_rows, _features),

@@ -26,8 +26,7 @@ from dpvision.private.training.train import _drop_after
 from dpvision.private.training.units import units
 from dpvision.public.contrastive import Settings
 from dpvision.public.random import gallery
-from dpvision.released import model
-from dpvision.released.report import on_test
+from dpvision.released import evaluation, model
 from dpvision.settings.setting import class_list, read_toml
 from dpvision.settings.training import Config, merged
 from dpvision.storage import run_folder, safetensors
@@ -259,9 +258,9 @@ def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
     for line in ('{"step": 1e400, "epsilon": 1}', '{"step": true, "epsilon": 1}', '{"step": 1, "epsilon": NaN}'):
         run.metrics.write_text(line + "\n")
         with pytest.raises(DataError, match="line 1 has no step or no epsilon"):
-            on_test.read_metrics(run)
+            evaluation.read_metrics(run)
     run.metrics.write_text(f'{{"step": 1, "epsilon": {10**400}, "test_accuracy_ema": {10**400}}}\n')
-    assert on_test.read_metrics(run) == [on_test.Point(1, float("inf"), None, None)]
+    assert evaluation.read_metrics(run) == [evaluation.Point(1, float("inf"), None, None)]
 
 
 def test_a_header_with_a_shape_beyond_all_numbers(tmp_path: Path) -> None:

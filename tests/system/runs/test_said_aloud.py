@@ -53,7 +53,7 @@ def test_a_card_tells_that_settings_changed_on_the_way(tmp_path: Path) -> None:
     assert "changed during the training (changes: 1)" in said["changed"]
     assert "changed during" not in said["straight"]
     for text in said.values():
-        assert "who is in both is not covered" in text and "every class has an image" in text
+        assert "for anyone in both splits, these figures are not covered" in text and "every class has an image" in text
 
 
 def test_a_model_of_grey_images_takes_colour_photos(tmp_path: Path) -> None:

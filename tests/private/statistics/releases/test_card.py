@@ -19,7 +19,7 @@ from dpvision.core.keys import Key
 from dpvision.data import load, pack
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.release import make, prepare
-from dpvision.released.report import release_card, wording
+from dpvision.released.report import cards, wording
 from dpvision.released.report.wording import FIXED_NOISE
 from dpvision.settings.figures import upper
 from dpvision.storage.home import ledger_of
@@ -81,7 +81,7 @@ def test_nothing_is_told_that_must_not_be(recipe: str, tmp_path: Path, small_hom
     assert len(counts) == 4 and min(counts) > 40
     for name in ("card.json", "schema.json"):
         assert not counts & set(_numbers(json.loads((out / name).read_text()))), name
-    for name in ("card.md", "README.md"):
+    for name in ("card.md", "README.md", "report.html"):
         assert not counts & {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", (out / name).read_text())}, name
 
 
@@ -114,9 +114,7 @@ def test_a_private_one_says_what_holds(recipe: str, tmp_path: Path) -> None:
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     event = from_json(card["events"][0])
     epsilon = accountant.epsilon(event, 1e-5)
-    assert card["guarantee"]["epsilon"] == epsilon and card["account_of_a_record"] == release_card.account_of_a_record(
-        event
-    )
+    assert card["guarantee"]["epsilon"] == epsilon and card["account_of_a_record"] == cards.account_of_a_record(event)
     assert card["adjacency"] == wording.ADD_OR_REMOVE and not card["read_off"], "digits: all of it is public"
     for name in ("card.md", "README.md"):
         text = (tmp_path / "out" / name).read_text()
@@ -128,7 +126,7 @@ def test_a_private_one_says_what_holds(recipe: str, tmp_path: Path) -> None:
         "sigma"
     ]
     (line,) = (line for line in card["not_covered"] if "Accuracy is that of classifiers" in line)
-    assert "who is in both splits is not covered" in line
+    assert "anyone in both splits, the accuracy is not covered" in line
     assert facts["accuracy"] == card["accuracy"]
 
 
@@ -160,7 +158,7 @@ def test_what_was_left_out_when_a_store_was_packed_is_said(tmp_path: Path) -> No
     for skip in (False, True):
         store = pack(tmp_path / "images", tmp_path / f"store{skip}", classes=10, size=8, channels=1, skip_broken=skip)
         made(tmp_path / f"{skip}", declared, source=str(store))
-    assert "tells that all images could be read" in _not_covered(tmp_path / "False")
+    assert "reveals that all images could be read" in _not_covered(tmp_path / "False")
     said = _not_covered(tmp_path / "True")
     assert "may have been left out" in said and "all images could be read" not in said
 

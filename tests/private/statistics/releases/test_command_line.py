@@ -16,8 +16,7 @@ from safetensors.numpy import load_file
 
 from dpvision.cli import main
 from dpvision.core.events import Gaussian
-from dpvision.released.finished import finished
-from dpvision.released.folder import read_rows
+from dpvision.released.folder import read_release, read_rows
 from dpvision.released.learners import DiscriminantLearner
 from dpvision.settings.recipes import RELEASES
 from tests.private.statistics.releases.small import RANK
@@ -87,7 +86,7 @@ def test_a_published_method_from_the_release_to_a_classifier(
     assert code == 0 and "test accuracy, linear discriminant of the rows" in out, err
     card = json.loads(Path("a/card.json").read_text())
     jsonschema.validate(card, json.loads((resources("dpvision.released.report") / "card.schema.json").read_text()))
-    release = finished(Path("a"))
+    release = read_release(Path("a"))
     assert release.private and isinstance(release.event, Gaussian) and release.event.count == releases
     assert ("the one release" in card["account_of_a_record"]) == (releases == 1)
     assert "noise_x" not in card["mechanism"] and "moments" not in Path("a/README.md").read_text()
@@ -103,7 +102,7 @@ def test_a_published_method_from_the_release_to_a_classifier(
     code, _, err = run(*words, "--out", "b")
     assert code == 4 and "budget" in err and not Path("b").exists()
     code, out, err = run("audit", "a", "--runs", 200, "--confidence", 0.999)
-    assert code == 0 and "not refuted" in out and finished(Path("a")).card["audit"], err
+    assert code == 0 and "not refuted" in out and read_release(Path("a")).card["audit"], err
     code, _, err = run(*words, "--accounting", "paper")
     assert code == 2 and "not one of NeuroMixGDP" in err
 

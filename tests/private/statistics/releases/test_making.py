@@ -19,8 +19,8 @@ from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.statistics import release
 from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
 from dpvision.private.training.prepare import prepare as prepare_training
+from dpvision.released import report
 from dpvision.released.folder import read_arrays, read_rows
-from dpvision.released.report import release_card
 from dpvision.settings.recipes import RELEASES
 from dpvision.settings.recipes import recipe as training_recipe
 from dpvision.storage.home import ledger_of
@@ -104,7 +104,7 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
         raise RuntimeError("power")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power"):
-        patch.setattr(release_card, "write", crash)
+        patch.setattr(report, "write_release", crash)
         make(prepared, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home"]
     (key,) = (small_home / "keys").glob("*.key")
@@ -132,7 +132,7 @@ def test_after_a_crash_other_settings_do_not_find_the_key(tmp_path: Path, monkey
     def crash(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(release_card, "write", crash)
+    monkeypatch.setattr(report, "write_release", crash)
     for config, out in (
         (prepared.config, "a"),
         (replace(prepared.config, share=0.3), "a"),
@@ -154,7 +154,7 @@ def test_a_fixed_key_left_by_a_crash_is_not_taken_for_a_secret_one(
         raise RuntimeError
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(release_card, "write", crash)
+        patch.setattr(report, "write_release", crash)
         make(prepared, tmp_path / "out", test_key="known")
     card = make(prepared, tmp_path / "out")
     assert card["status"] == "private"

@@ -17,7 +17,7 @@ from sklearn.metrics import confusion_matrix
 from dpvision.data import Split
 from dpvision.errors import DataError
 from dpvision.released import evaluation
-from dpvision.released.report import on_test, write
+from dpvision.released.report import write
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 
@@ -44,7 +44,7 @@ def _evaluate(run: Run, *, examples: int = 0) -> str:
 
 def test_figures_are_those_of_scikit_learn() -> None:
     guesses, chances, labels = _answers(classes=7)
-    found = evaluation.measured(guesses, chances, labels, classes=7)
+    found = evaluation.measure(guesses, chances, labels, classes=7)
     table = confusion_matrix(labels, guesses, labels=range(7))
     assert found["confusion"] == table.tolist()
     assert found["right"] == table.trace()
@@ -56,7 +56,7 @@ def test_figures_are_those_of_scikit_learn() -> None:
         if inside.any():
             error += inside.mean() * abs(right[inside].mean() - chances[inside].mean())
     assert found["calibration_error"] == pytest.approx(error)
-    many = evaluation.measured(guesses * 10_000, chances, labels * 10_000, classes=70_000)
+    many = evaluation.measure(guesses * 10_000, chances, labels * 10_000, classes=70_000)
     assert many["confusion"] is None and many["confused"][0][2] == apart.max()
 
 
@@ -70,19 +70,22 @@ def test_a_sure_model_that_is_right_is_calibrated() -> None:
 def test_it_is_on_card_and_page_and_there_are_no_pictures_unless_asked_for(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     write(run, account())
-    assert card_of(run)["evaluation"] is None and "What it does on test images" not in released(run)["report.html"]
+    assert card_of(run)["evaluation"] is None and "<h2>Test images" not in released(run)["report.html"]
     _evaluate(run)
     write(run, account())
     texts = released(run)
     assert "examples.json" not in texts and "<img" not in texts["report.html"]
-    assert "None are shown" in texts["report.html"] and "Epsilon does not cover the test split" in texts["report.html"]
+    assert (
+        "No test images are shown" in texts["report.html"]
+        and "Epsilon does not cover the test split" in texts["report.html"]
+    )
     guesses, _, labels = _answers()
     assert card_of(run)["evaluation"]["accuracy"] == (guesses == labels).mean()
     _evaluate(run, examples=4)
     write(run, account())
     texts = released(run)
     assert texts["report.html"].count("<img") == 8
-    assert texts["report.html"].count('alt="Test image of class cat, named dog"') >= 1
+    assert texts["report.html"].count('alt="Test image of class cat, classified as dog"') >= 1
     assert any("Pictures of test images" in line for line in card_of(run)["not_covered"])
     shown = json.loads(texts["examples.json"])["examples"]
     assert [x["class"] == x["named"] for x in shown] == [True] * 4 + [False] * 4
@@ -109,11 +112,11 @@ def test_it_is_on_card_and_page_and_there_are_no_pictures_unless_asked_for(tmp_p
 def test_an_edited_evaluation_is_refused(tmp_path: Path, edit: dict[str, Any]) -> None:
     run = make(tmp_path / "run")
     digest = _evaluate(run)
-    assert on_test.read_evaluation(run, classes=CLASSES, weights=digest)
+    assert evaluation.read_evaluation(run, classes=CLASSES, weights=digest)
     path = run.folder / evaluation.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
     with pytest.raises(DataError, match=r"evaluation\.json.*--keep"):
-        on_test.read_evaluation(run, classes=CLASSES, weights=digest)
+        evaluation.read_evaluation(run, classes=CLASSES, weights=digest)
 
 
 def _png(mode: str, size: tuple[int, int], kind: str = "PNG") -> str:
@@ -139,21 +142,21 @@ def _png(mode: str, size: tuple[int, int], kind: str = "PNG") -> str:
 def test_an_edited_picture_is_refused(tmp_path: Path, edit: dict[str, Any]) -> None:
     run = make(tmp_path / "run")
     digest = _evaluate(run, examples=1)
-    path = run.folder / evaluation.PICTURES
+    path = run.folder / evaluation.EXAMPLES
     found = json.loads(path.read_text())
     found["examples"][0] |= edit
     path.write_text(json.dumps(found))
     with pytest.raises(DataError, match=r"examples\.json"):
-        on_test.read_examples(run, classes=CLASSES, weights=digest)
+        evaluation.read_examples(run, classes=CLASSES, weights=digest)
 
 
 def test_of_a_picture_only_the_pixels_get_on_the_page(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     digest = _evaluate(run, examples=1)
-    path = run.folder / evaluation.PICTURES
+    path = run.folder / evaluation.EXAMPLES
     found = json.loads(path.read_text())
     before = found["examples"][0]["png"]
     hidden = base64.b64decode(found["examples"][0]["png"]) + b"ward-7 of somebody"
     found["examples"][0]["png"] = base64.b64encode(hidden).decode()
     path.write_text(json.dumps(found))
-    assert on_test.read_examples(run, classes=CLASSES, weights=digest)[0]["png"] == before
+    assert evaluation.read_examples(run, classes=CLASSES, weights=digest)[0]["png"] == before

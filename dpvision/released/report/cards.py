@@ -1,0 +1,365 @@
+"""card.json: the guarantee of a run, of its weights or of a released data set, what it rests on, and its limits.
+
+    card             a finished run: a training, a tuning or an estimator's fit
+    on_weights       the part that is known before the weights are written; it goes into their header
+    release_card     a released data set
+    audited_card     a released data set again, from its folder, with its audits
+
+All are plain JSON values, built around one core, `_proved`; card.schema.json describes them. Files that may have been
+edited are read strictly.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from dpvision.audit import audit_file
+from dpvision.core import accountant
+from dpvision.core.account import Account
+from dpvision.core.events import (
+    Capped,
+    ClassScheduled,
+    Composed,
+    Event,
+    Exposure,
+    Gaussian,
+    Kind,
+    PoissonGaussian,
+    apart,
+    exposures,
+    from_json,
+    parts,
+    to_json,
+)
+from dpvision.core.sampling import PoissonSampler
+from dpvision.errors import ConfigError, DataError, LedgerMismatch
+from dpvision.released import evaluation
+from dpvision.released.folder import CARD_FORMAT, FinishedRelease
+from dpvision.released.report import accounts, guarantee, reference, wording
+from dpvision.settings.setting import to_dict
+from dpvision.settings.training import Config
+from dpvision.storage import safetensors
+from dpvision.storage.run_folder import NOT_PRIVATE, Run
+
+FORMAT, FORMAT_ON_WEIGHTS = "dpvision-card-1", "dpvision-card-on-weights-1"
+# The sections and figures of audit.json that are on a card.
+AUDITS = ("mechanism", "one_run")
+AUDIT_FIGURES = ("epsilon_at_least", "confidence", "canaries", "refuted")
+# How a record of a released data set is accounted, by the type of the event.
+ACCOUNTS = {
+    Gaussian: "every record is in {every}; composition of Gaussian noise, exact",
+    PoissonGaussian: "each record is in each row by its own secret draw; PLD of the subsampled Gaussian",
+    ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: the classes of a row "
+    "are public, for labels and features show them. The published account of hierarchical sampling takes the "
+    "rate over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
+}
+
+
+def card(run: Run, account: Account | None) -> dict[str, Any]:
+    """Return the card of a finished run. `account` is the ledger of the data set, where there is one."""
+    facts, config = _facts(run), run.config()
+    event, classes = from_json(facts["event"]), len(facts["class_names"])
+    weights = _require_weights_of(run, facts, config)
+    own = _own_events(run.operator / "run.json", event, facts["public"])
+    if account is not None:
+        _require_charged(run, facts["run"], event=Composed(own), account=account)
+    proved = _proved_of_run(facts, config, event)
+    private, by_hand = proved["status"] == "private", wording.chosen_by_hand(config)
+    before = len(parts(event)) - len(own)
+    return {
+        "format": FORMAT,
+        "run": facts["run"],
+        **proved,
+        "licence": config.licence,
+        "known_data_set": reference.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
+        "public_facts": _public_facts(facts, config),
+        "probe": guarantee.epsilon_of_head(own, config, proved["guarantee"]["epsilon"]),
+        "phases": guarantee.epsilon_by_phase(event, config, before=before) if private else [],
+        "audit": audits_on_card(read_audits(run.folder, event, config)),
+        "data_set": accounts.total(account),
+        **accounts.overlaps(run.facts()),
+        "accuracy": evaluation.last_accuracy(evaluation.read_metrics(run), release=config.release),
+        "evaluation": evaluation.summary(evaluation.read_evaluation(run, classes=classes, weights=weights)),
+        "chosen_by_hand": by_hand,
+        "not_covered": wording.not_covered(
+            unit=config.unit,
+            read_off=facts["read_off"],
+            public=facts["public"],
+            fixed_key=facts["private"] is not True,
+            ledger=account is not None,
+            branches=len(own),
+            bounded=len(own) < 2 or isinstance(event, Capped),
+            tuned=facts["tuning"] is not None,
+            examples=bool(evaluation.read_examples(run, classes=classes, weights=weights)),
+            public_licence=config.public_licence,
+            by_hand=by_hand,
+            recipe=config.recipe,
+        )
+        + accounts.not_covered(run.facts(), account),
+        "config": to_dict(config),
+        "weights_digest": weights,
+    }
+
+
+def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Return the part of a run's card for the header of its weights: nothing that may change later or names the run."""
+    facts = _checked(facts, Path("run.json"))
+    return {"format": FORMAT_ON_WEIGHTS, **_proved_of_run(facts, config, from_json(facts["event"]))}
+
+
+def release_card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
+    """Return the card of a released data set."""
+    config, event, secret = facts["config"], from_json(facts["event"]), facts["private"] is True
+    return {
+        "format": CARD_FORMAT,
+        "what": "data set",
+        "run": facts["run"],
+        "licence": config["licence"],
+        "features": facts["features"],
+        "image_shape": facts["image_shape"],
+        "rows": config["rows"],
+        "classes": facts["class_names"],
+        "n": config["n"],
+        "read_off": facts["read_off"],
+        **_proved_of_release(
+            event,
+            delta=config["delta"],
+            secret=secret,
+            read_off=facts["read_off"],
+            mechanism={**facts["mechanism"], "sigma": config["sigma"]},
+        ),
+        "audit": None,
+        "data_set": accounts.total(account),
+        **accounts.overlaps(facts),
+        "accuracy": facts.get("accuracy"),
+        "not_covered": wording.not_covered_by_release(facts, fixed_key=not secret)
+        + accounts.not_covered(facts, account),
+        "config": config,
+        "files": facts["files"],
+    }
+
+
+def audited_card(release: FinishedRelease) -> dict[str, Any]:
+    """Return the card of a released folder again, with its audit.json.
+
+    Claims are computed again, not taken from the old card. What only its maker knew (the data set's account, what was
+    read off the data, the accuracy) stays as it was.
+    """
+    delta = release.settings.delta
+    return {
+        **release.card,
+        "what": "data set",
+        "rows": release.settings.rows,
+        **_proved_of_release(
+            release.event,
+            delta=delta,
+            secret=release.private,
+            read_off=release.card["read_off"],
+            mechanism={**release.card["mechanism"], "sigma": release.sigma},
+        ),
+        "audit": audits_on_card(read_release_audits(release.folder, release.event, delta)),
+    }
+
+
+def _proved(
+    event: Event,
+    *,
+    delta: float,
+    secret: bool,
+    unit: str,
+    read_off: list[str],
+    mechanism: dict[str, Any],
+    tuning: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the core of every card: the guarantee and the mechanism that it is about."""
+    claims = guarantee.claims(event, delta, secret=secret)
+    return {
+        "status": claims.status,
+        "unit": unit,
+        "adjacency": wording.adjacency(read_off, unit=unit),
+        "mechanism": {**mechanism, "noise": claims.noise},
+        "events": [to_json(e) for e in (event.events if isinstance(event, Composed) else (event,))],
+        "guarantee": claims.guarantee,
+        "attack_success": claims.attack_success,
+        "tuning": wording.tuning(tuning),
+        "software": guarantee.software(),
+    }
+
+
+def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[str, Any]:
+    return {
+        **_proved(
+            event,
+            delta=config.delta,
+            secret=facts["private"] is True,
+            unit=config.unit,
+            read_off=facts["read_off"],
+            mechanism={"clip": config.clip, "sigma": config.sigma, "views": config.views},
+            tuning=facts["tuning"],
+        ),
+        "sampler": _sampler(config),
+        "public_inputs": facts["public"],
+        "config_hash": config.hash(),
+    }
+
+
+def _proved_of_release(
+    event: Event, *, delta: float, secret: bool, read_off: list[str], mechanism: dict[str, Any]
+) -> dict[str, Any]:
+    proved = _proved(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
+    return {**proved, "account_of_a_record": account_of_a_record(event)}
+
+
+def account_of_a_record(event: Event) -> str:
+    """Describe how one record of a released data set is accounted."""
+    count = event.count if isinstance(event, Gaussian) else 1
+    return ACCOUNTS[type(event)].format(every="the one release" if count == 1 else f"each of {count} releases")
+
+
+def read_audits(folder: Path, event: Event, config: Config) -> dict[str, dict[str, Any]]:
+    """Return a run's audit.json, judged by the run's own event and settings; nothing where no audit was made."""
+    if not (folder / audit_file.FILE).exists():
+        return {}
+    if not (config.batch and config.n and config.steps and config.sigma):
+        raise ConfigError("config.toml: batch, n, steps and sigma must be set, as they are in a finished run.")
+    # Where settings changed on the way, an audit's runs have the last ones in all steps: that claims less, or more.
+    last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
+    proved = accountant.epsilon(event, guarantee.delta_of(event, config.delta))
+    tested = accountant.epsilon(last, config.delta)
+    return audit_file.read_and_judge(folder, proved=proved, tested=tested, delta=config.delta)
+
+
+def read_release_audits(folder: Path, event: Event, delta: float) -> dict[str, dict[str, Any]]:
+    """Return a release's audit.json, judged by its event. It has one mechanism, and no canaries among its records."""
+    if not (folder / audit_file.FILE).exists():
+        return {}
+    proved = accountant.epsilon(event, delta)
+    sections = audit_file.read_and_judge(folder, proved=proved, tested=proved, delta=delta)
+    return {name: section for name, section in sections.items() if name == "mechanism"}
+
+
+def audits_on_card(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """Return the figures of audits that a card states; None where no audit was made."""
+    stated = {name: {key: sections[name][key] for key in AUDIT_FIGURES} for name in AUDITS if name in sections}
+    return stated or None
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Return the facts that a card may use, and no others, checked."""
+    facts = run.facts()
+    if facts.get("complete") is not True:
+        fix = "a new tuning: this one cannot go on" if "tuning" in facts else f"`dpvision resume {run.folder}`"
+        raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
+    return _checked(facts, run.operator / "run.json")
+
+
+def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    types = {
+        "run": str,
+        "data": str,
+        "read_off": list,
+        "shape": list,
+        "class_names": list,
+        "event": dict,
+        "private": bool,
+    }
+    for key, kind in types.items():
+        if not isinstance(facts.get(key), kind):
+            raise DataError(f"{path}: {key} is missing or is not a JSON {kind.__name__}.")
+    for key in ("read_off", "class_names"):
+        if not all(isinstance(v, str) for v in facts[key]):
+            raise DataError(f"{path}: {key} must be a list of texts.")
+    public, tuning = _public_inputs(path, facts.get("public", {})), _tuning(path, facts.get("tuning"))
+    return {"public": public, "tuning": tuning, **{key: facts[key] for key in types}}
+
+
+def _tuning(path: Path, entry: Any) -> dict[str, Any] | None:
+    """Return what may be stated about a tuning, which does not include the number of trials."""
+    if entry is None:
+        return None
+    types = {"candidates": int, "expected_trials": float, "score": str}
+    if not isinstance(entry, dict) or not all(type(entry.get(key)) is kind for key, kind in types.items()):
+        raise DataError(f"{path}: tuning is not what a tuning writes.")
+    return {key: entry[key] for key in types}
+
+
+def _public_inputs(path: Path, inputs: Any) -> dict[str, dict[str, Any]]:
+    """Return the public weights and images that went into a run, by file name and digest."""
+    types = {"file": str, "digest": str, "images": int, "event": dict, "learned_from": str}
+    named = isinstance(inputs, dict) and set(inputs) <= {"pretrained", "prior", "synthetic"}
+    if not named or not all(
+        isinstance(entry, dict) and all(isinstance(value, types.get(key, NoneType)) for key, value in entry.items())
+        for entry in inputs.values()
+    ):
+        raise DataError(f"{path}: public is not what a run writes.")
+    return inputs
+
+
+def _require_weights_of(run: Run, facts: dict[str, Any], config: Config) -> str:
+    """Return the digest of the run's weights; refuse weights whose header does not match the run's other files."""
+    header = safetensors.read(run.weights).header
+    expected = {"event": json.dumps(facts["event"]), "config": config.hash(), "delta": repr(config.delta)}
+    expected["private"] = "yes" if facts["private"] else NOT_PRIVATE
+    for key, value in expected.items():
+        if header.get(key) != value:
+            raise DataError(
+                f"{run.weights}: its {key} is not the one of the run's other files, so no card can be written. Fix: "
+                "restore the run folder from a backup, or train again."
+            )
+    return header["digest"]
+
+
+def _own_events(path: Path, event: Event, public: dict[str, dict[str, Any]]) -> tuple[Event, ...]:
+    """Return what the run itself was charged for, without the events of its initial weights, charged elsewhere."""
+    initial = public.get("pretrained", {}).get("event")
+    if initial is None:
+        return parts(event)
+    before = parts(from_json(initial))
+    if parts(event)[: len(before)] != before or len(parts(event)) == len(before):
+        raise DataError(f"{path}: its event leaves out what the initial weights reveal.")
+    return parts(event)[len(before) :]
+
+
+def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> None:
+    """Refuse a run whose steps are not all on the account; a resumed branch may have charged more."""
+    charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
+
+    def paid(met: Kind) -> bool:
+        steps, points = apart(met)
+        return any(set(points) <= set(kind) and all(_within(x, kind) for x in steps) for kind in charged)
+
+    if not all(paid(met) for met in exposures(event)):
+        raise LedgerMismatch(
+            f"{run.folder}: the ledger {account.id} does not charge what this run did. Fix: name the data set that the "
+            "run was trained on, or restore its ledger from a backup."
+        )
+
+
+def _within(wanted: Exposure, kind: Kind) -> bool:
+    return any(x[:2] == wanted[:2] and x.steps >= wanted.steps for x in apart(kind)[0])
+
+
+def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
+    def known(*names: str) -> str:
+        return "read off the data" if set(names) & set(facts["read_off"]) else "declared"
+
+    return {
+        "n": {"value": config.n, "known": known(f"number of {config.unit}s")},
+        "classes": {"value": facts["class_names"], "known": known("classes")},
+        "image_shape": {"value": facts["shape"], "known": known("image size", "channels")},
+    }
+
+
+def _sampler(config: Config) -> dict[str, Any]:
+    if not (config.batch and config.n and config.steps):
+        raise ConfigError("config.toml: batch, n and steps must be set, as they are in a finished run.")
+    return {
+        "name": "Poisson",
+        "rate": config.batch / config.n,
+        "batch": config.batch,
+        "n": config.n,
+        "steps": config.steps,
+    }
