@@ -103,7 +103,7 @@ def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
     tuned = Tuned((Gaussian(5.0),), 1.0, 0.3, 2.9, 4.9e-6)
     ledger.plan(tuned, run="r")
     ledger.plan(tuned, run="r")
-    with pytest.raises(BudgetSpent, match=r"0 of delta for good and this 4.9e-06 .* smaller --delta"):
+    with pytest.raises(BudgetSpent, match=r"0 of delta for good and this 4.9e-06: .* smaller --delta"):
         ledger.plan(tuned, run="r")
     ledger.spend(tuned, id="a", run="r")
     ledger.spend(tuned, id="b", run="r")
