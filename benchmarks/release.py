@@ -26,7 +26,7 @@ from dpvision.core.ledger import Ledger
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
 from dpvision.settings.recipes import release_recipe
-from dpvision.settings.release import changed
+from dpvision.settings.release import with_changes
 from dpvision.storage.home import home
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -47,7 +47,7 @@ class Releases:
 
     def prepared(self, recipe: str, epsilon: float, seed: int = 0) -> Prepared:
         settings = {**self.settings, "epsilon": epsilon, "budget": 1e6, "seed": seed}
-        return prepare(self.source, changed(release_recipe(recipe), settings))
+        return prepare(self.source, with_changes(release_recipe(recipe), settings))
 
     def accuracy(self, recipe: str, epsilon: float, *, seeds: int = SEEDS) -> dict[str, list[float]]:
         prepared = self.prepared(recipe, epsilon)

@@ -62,8 +62,8 @@ from dpvision.released.model import load_model
 from dpvision.settings.figures import upper
 from dpvision.settings.recipes import recipe as recipe_of
 from dpvision.settings.recipes import release_recipe
-from dpvision.settings.release import Release, changed
-from dpvision.settings.training import Config, checked, merged
+from dpvision.settings.release import Release, with_changes
+from dpvision.settings.training import Config, check_values, merge
 from dpvision.storage.home import home, ledger_of
 from dpvision.storage.leftovers import key_of_fit
 
@@ -186,7 +186,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
 
     def _config(self) -> Config:
         given = self._given("n", "model", "lr", "steps", "batch", "clip", "budget")
-        return merged(recipe_of(self.recipe or "default", epsilon=self.epsilon), given, source="PrivateImageClassifier")
+        return merge(recipe_of(self.recipe or "default", epsilon=self.epsilon), given, source="PrivateImageClassifier")
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
@@ -281,7 +281,9 @@ class PrivateRelease(TransformerMixin, _OnImages):
 
     def _config(self) -> Release:
         given = self._given("n", "encoder", "rank", "rows", "budget")
-        return changed(release_recipe(self.recipe or "moments"), checked(Release, given, source="PrivateRelease"))
+        return with_changes(
+            release_recipe(self.recipe or "moments"), check_values(Release, given, source="PrivateRelease")
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

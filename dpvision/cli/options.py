@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Common", *GROUPS))}
 # Options that most people need, in this order: verbs with many options show them in a panel of their own.
@@ -180,10 +180,10 @@ def training_settings(recipe: str, file: Path | None, flags: Mapping[str, Any]) 
 
     given, from_file = read(Config, flags), read_settings_file(Config, file)
     asked = {k: v for k, v in {**from_file, **given}.items() if k == "epsilon"}  # recipes of some papers depend on it
-    epsilon = merged(Config(), asked, source="epsilon").epsilon if asked else None
-    settings = merged(named(recipe, epsilon=epsilon), from_file, source=str(file))
+    epsilon = merge(Config(), asked, source="epsilon").epsilon if asked else None
+    settings = merge(named(recipe, epsilon=epsilon), from_file, source=str(file))
     require_epsilon(asked, whom="any one image or person")
-    return merged(settings, given, source="command line")
+    return merge(settings, given, source="command line")
 
 
 def require_epsilon(*places: Iterable[str], whom: str) -> None:

@@ -30,7 +30,7 @@ def recipes(
     from dpvision.core import files
     from dpvision.settings.recipes import RECIPES, RELEASES
     from dpvision.settings.recipes import recipe as named
-    from dpvision.settings.release import Release, useless
+    from dpvision.settings.release import Release, unused_settings
     from dpvision.settings.setting import write_toml
 
     if action == "list":
@@ -43,7 +43,7 @@ def recipes(
     verb_name = "release" if name in RELEASES else "train"
     settings = RELEASES[name]() if name in RELEASES else named(name)
     # Epsilon is a decision, which no recipe makes.
-    left_out = {"epsilon"} | (useless(settings) if isinstance(settings, Release) else set())
+    left_out = {"epsilon"} | (unused_settings(settings) if isinstance(settings, Release) else set())
     lines = write_toml(settings).splitlines(keepends=True)
     text = "".join(line for line in lines if line.split(" = ")[0] not in left_out)
     if action == "show":

@@ -56,16 +56,16 @@ def release(
     Example: `dpvision release digits --epsilon 1`
     """
     from dpvision.settings.recipes import release_recipe
-    from dpvision.settings.release import changed
-    from dpvision.settings.setting import checked
+    from dpvision.settings.release import with_changes
+    from dpvision.settings.setting import check_values
 
     given, from_file = read(Release, flags), read_settings_file(Release, config)
     require_epsilon(given, from_file, whom="any one image")
     named = str(from_file.pop("recipe", recipe or "moments"))
     if recipe not in (None, named):
         raise ConfigError(f"{config}: is of recipe {named}, and --recipe is {recipe}. Fix: leave one of them out.")
-    settings = changed(release_recipe(named), checked(Release, from_file, source=str(config)))
-    settings = changed(settings, checked(Release, given, source="command line"))
+    settings = with_changes(release_recipe(named), check_values(Release, from_file, source=str(config)))
+    settings = with_changes(settings, check_values(Release, given, source="command line"))
 
     from dpvision.cli import screen
     from dpvision.cli.plan import show_planned_runs, show_release

@@ -40,7 +40,7 @@ from dpvision.core import files
 from dpvision.core.events import Event, to_json
 from dpvision.errors import ConfigError, DataError
 from dpvision.settings.release import Release
-from dpvision.settings.setting import checked
+from dpvision.settings.setting import check_values
 from dpvision.storage.run_folder import FIXED_KEY
 
 FORMAT, CARD_FORMAT = "dpvision-release-1", "dpvision-release-card-1"
@@ -285,7 +285,7 @@ def _read_card(path: Path) -> dict[str, Any]:
 
 def _settings(path: Path, card: dict[str, Any], schema: dict[str, Any]) -> Release:
     try:
-        settings = Release(**checked(Release, card["config"], source=str(path)))
+        settings = Release(**check_values(Release, card["config"], source=str(path)))
         if not settings.is_complete or settings.rows != schema["rows"]:
             raise ConfigError("they are not complete, or of another number of rows")
         if settings.class_counts is not None and len(settings.class_counts) != len(schema["classes"]):

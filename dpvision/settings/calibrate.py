@@ -1,4 +1,4 @@
-"""Solve for the one number that is missing, sigma, steps or rate, so that the budget is used and never exceeded.
+"""Solve for the noise multiplier, the steps or the sampling rate, so that the budget is used and never exceeded.
 
 Each search moves along a monotone function and returns the end that satisfies the budget. It is driven by the quick
 accountant, which is an upper bound itself; with `confirm` (the default) dp-accounting has the last word, and the
@@ -32,9 +32,9 @@ def sigma_of(
     """The least noise multiplier with which the event of that multiplier, after `before`, stays within the budget."""
     kinds = [exposure for kind in exposures(event(1.0)) for exposure in apart(kind)[0]]
     if not kinds:
-        raise ConfigError("there is nothing to calibrate: the number of steps and the sample rate must be above 0.")
+        raise ConfigError("nothing to calibrate: the number of steps and the sampling rate must be above 0.")
     _check_room(budget, before)
-    # The central limit is no bound, but a good place to start; from there the bracket grows until it holds the answer.
+    # The central limit is not a bound, but a good start: the bracket grows from there until it contains the answer.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
     high = min(max(start, LEAST_SIGMA), MOST_SIGMA)
@@ -55,7 +55,7 @@ def sigma_of(
 
 
 def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
-    """The largest sample rate with which `steps` steps at `sigma`, after `before`, stay within the budget."""
+    """The largest sampling rate with which `steps` steps at `sigma`, after `before`, stay within the budget."""
 
     def event(x: float) -> Event:
         return PoissonGaussian(min(x, 1.0), sigma, steps)
@@ -67,7 +67,10 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
     while not _within(budget, event(low), before):
         low /= 2
         if low < 1e-12:
-            raise ConfigError(f"no sample rate keeps {steps:,} steps at sigma {sigma:g} within {budget}.")
+            raise ConfigError(
+                f"no sampling rate keeps {steps:,} steps at sigma {sigma:g} within {budget}. Fix: more noise, "
+                "or fewer steps."
+            )
     value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
     return _confirmed(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
 
@@ -98,7 +101,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
 
 
 def _bisect(bad: float, good: float, holds: Callable[[float], bool]) -> float:
-    """The end that holds of the interval (bad, good), narrowed to PRECISION."""
+    """The end of the interval (bad, good) that holds, after the interval is narrowed to PRECISION."""
     while good - bad > PRECISION:
         mid = (bad + good) / 2
         bad, good = (bad, mid) if holds(mid) else (mid, good)
@@ -128,7 +131,7 @@ def _confirmed(
         if not confirm or _truly_within(budget, event(value), before):
             return value
         value *= factor
-        factor *= factor  # larger steps each time: a hair is usually enough, and the end is near in any case
+        factor *= factor  # larger steps each time; a tiny one is usually enough
     raise ConfigError(
         f"dp-accounting cannot confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
         "its rounding is larger than the budget. Fix: fewer steps, or a larger delta."
@@ -138,5 +141,6 @@ def _confirmed(
 def _check_room(budget: Budget, before: tuple[Event, ...]) -> None:
     if before and quick.epsilon(Composed(before), budget.delta) >= budget.epsilon:
         raise ConfigError(
-            f"what was done before already uses epsilon {budget.epsilon:g} at delta {budget.delta:g}; nothing is left."
+            f"earlier runs already use epsilon {budget.epsilon:g} at delta {budget.delta:g}; nothing is left. Fix: a "
+            "larger epsilon, or other data."
         )

@@ -1,4 +1,4 @@
-"""Other bounds on what an event tells, by other ways, set next to the accountant's: they decide nothing."""
+"""Other bounds on what an event reveals, to compare with the accountant's. They decide nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RDP_ORDERS = [*range(2, 65), *range(72, 257, 8), 320, 512, 1024]
 
 
 def rdp_epsilon(event: Event, delta: float) -> float:
-    """The Rényi bound: independent of the discretisation, so a truth above it would show a mistake."""
+    """Epsilon by Rényi DP. It depends on no discretisation, so an accountant's answer above it shows a mistake."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
     worst = 0.0
     for kind in exposures(event):
         exposed, points = apart(kind)
-        if points:  # with chance delta all is told, so no Rényi divergence is finite
+        if points:  # with probability delta all is revealed, so no Rényi divergence is finite
             return math.inf
         accountant = RdpAccountant(RDP_ORDERS)
         for rate, sigma, steps in exposed:
@@ -30,9 +30,9 @@ def rdp_epsilon(event: Event, delta: float) -> float:
 
 
 def lower_bound(event: Event, delta: float) -> float:
-    """dp-accounting's optimistic epsilon: the truth lies between this and `epsilon`. For tests and reports.
+    """dp-accounting's optimistic epsilon: the true epsilon is between this and `accountant.epsilon`.
 
-    Of a tuning nothing is known from below, so it counts as nothing here.
+    No lower bound is known for a tuning, so it counts as 0.
     """
     kinds: list[Kind] = [steps for kind in exposures(event) if (steps := apart(kind)[0])]
     return max(

@@ -1,7 +1,7 @@
 """Gaussian differential privacy: guarantees as one number mu, and the central limit, which is approximate.
 
 The central limit theorem (Dong, Roth, Su; Bu et al.) is not a bound: at rate 16/50000, T = 50000 and a claimed epsilon
-of 1, the true one is 1.42. It is shown next to the truth under the name "approximate" and decides nothing.
+of 1, the true one is 1.42. It is shown next to the bound under the name "approximate" and decides nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dpvision.core.events import Event, apart, exposures
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """epsilon(delta) of mu-GDP, from above."""
+    """An upper bound on epsilon at `delta` of mu-GDP."""
     if mu <= 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     return find_least(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, start=1.0)
 
 
 def mu_of_point(epsilon: float, delta: float) -> float:
-    """The least mu whose curve reaches the point, from above: mu-GDP implies no better than (epsilon, delta)."""
+    """The least mu, rounded up, such that mu-GDP implies nothing better than (epsilon, delta)."""
     return find_least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
 
 
@@ -53,7 +53,7 @@ def central_limit_mu(event: Event) -> float:
         return steps * rate**2 * math.expm1(sigma**-2) if sigma > 0.04 else math.inf
 
     kinds = [apart(kind) for kind in exposures(event)]
-    if any(points for _, points in kinds):  # of a tuning it says nothing
+    if any(points for _, points in kinds):  # not defined for a tuning
         return math.inf
     return max((math.sqrt(sum(squared(*x) for x in steps)) for steps, _ in kinds), default=0.0)
 

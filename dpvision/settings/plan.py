@@ -12,7 +12,7 @@ from dpvision.errors import ConfigError
 from dpvision.settings import calibrate, cross_checks, gdp, quick
 from dpvision.settings.figures import describe
 from dpvision.settings.recipes import release_recipe
-from dpvision.settings.release import changed
+from dpvision.settings.release import with_changes
 from dpvision.settings.training import Config
 
 
@@ -26,7 +26,7 @@ def plan(
     delta: float = 1e-5,
     confirm: bool = False,
 ) -> dict[str, Any]:
-    """Solve for what is missing.
+    """Solve for the one of sigma, epsilon, steps and batch that is missing.
 
     epsilon given, sigma not    the least sigma (batch and steps have defaults)
     sigma given, epsilon not    epsilon
@@ -69,7 +69,7 @@ def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
     """A cheap rehearsal on public data: batch and sigma by `factor`, the same steps and the same noise in a step.
 
     The noise of a mean gradient is sigma / batch, which stays; so do the steps. What changes is epsilon, which is much
-    larger: settings are found on public data this way and then used at full size (Sander et al. 2023, TAN).
+    larger: settings are chosen on public data this way and then used at full size (Sander et al. 2023, TAN).
     """
     if not factor >= 1:
         raise ConfigError(f"scale-down is {factor:g}: it must be at least 1.")
@@ -81,7 +81,7 @@ def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
         command = f"dpvision train PUBLIC --n {answer['n']} --epsilon {math.ceil(epsilon) + 1} --batch {batch} "
         command += f"--steps {answer['steps']} --sigma {sigma!r}"
     else:
-        command = "none: with so little noise no epsilon can be proven, and every training states one"
+        command = "none: with this little noise no epsilon can be proven, and every training states one"
     return {
         "batch": batch,
         "sigma": sigma,
@@ -137,9 +137,9 @@ def plan_release(
     degree: float | None = None,
     delta: float = 1e-5,
 ) -> dict[str, Any]:
-    """The degree, the noise and what it guarantees, of a release by this recipe."""
+    """The degree, the noise and the guarantee of a release by this recipe, from public numbers."""
     asked = {"n": n, "epsilon": epsilon, "delta": delta, "rows": rows, "degree": degree}
-    settings = changed(release_recipe(recipe), {k: v for k, v in asked.items() if v is not None})
+    settings = with_changes(release_recipe(recipe), {k: v for k, v in asked.items() if v is not None})
     whole = settings.complete(n, classes, channels=1)
     assert whole.sigma
     event = whole.event(whole.sigma, classes)
@@ -159,7 +159,7 @@ def plan_release(
 
 
 def complete(config: Config, n: int) -> Config:
-    """All that was left open, from `n` units and nothing else."""
+    """Compute the settings that are None from `n` units and nothing else."""
     n = n if config.n is None else config.n
     if n < 2:
         raise ConfigError(f"n is {n}: private training needs at least 2 units.")
@@ -172,8 +172,8 @@ def complete(config: Config, n: int) -> Config:
         )
     if config.delta * n >= 1:
         raise ConfigError(
-            f"delta is {config.delta:g} and n is {n}: to tell all about one unit in {1 / config.delta:.3g} would be "
-            f"allowed. Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
+            f"delta is {config.delta:g} and n is {n}: revealing one unit in {1 / config.delta:.3g} completely would "
+            f"be allowed. Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
         )
     steps = default_steps(n, batch) if config.steps is None else config.steps
     sigma = config.sigma
@@ -181,37 +181,42 @@ def complete(config: Config, n: int) -> Config:
         sigma = calibrate.sigma(Budget(config.epsilon, config.delta), rate=batch / n, steps=steps)
     lr = config.lr
     if config.final_noise is not None:
-        lr = rate_of_noise(config.final_noise, config.momentum, sigma=sigma * config.clip / batch, steps=steps)
+        lr = learning_rate_for_noise(
+            config.final_noise, config.momentum, sigma=sigma * config.clip / batch, steps=steps
+        )
     whole = replace(
         config, n=n, model=model, prior=prior, batch=batch, steps=steps, sigma=sigma, lr=lr, final_noise=None
     )
     if config.probe_share is not None:
-        whole = replace(whole, probe_share=None, probe_steps=steps_of_share(config.probe_share, whole))
+        whole = replace(whole, probe_share=None, probe_steps=steps_within_share(config.probe_share, whole))
         if config.probe_share and not whole.probe_steps:
             raise ConfigError(
-                f"probe_share is {config.probe_share:g}: the first step alone tells more than that share of epsilon. "
+                f"probe_share is {config.probe_share:g}: the first step alone uses more than that share of epsilon. "
                 "Fix: a larger share, or --probe-steps."
             )
     if whole.probe_steps > steps:
-        raise ConfigError(f"probe_steps is {whole.probe_steps}, and there are {steps} steps. Fix: fewer of them.")
+        raise ConfigError(
+            f"probe_steps is {whole.probe_steps}, and there are {steps} steps. Fix: a smaller --probe-steps."
+        )
     return whole
 
 
 def default_model(n: int) -> str:
-    """With few units the noise on many weights outweighs what they can learn: measured in benchmarks/RESULTS.md."""
+    """A linear model for few units, where noise on many weights outweighs what they learn (benchmarks/RESULTS.md)."""
     return "linear" if n < 5000 else "small-cnn"
 
 
 def default_batch(n: int) -> int:
+    """Half of the units, at most 4096."""
     return max(1, min(n // 2, 4096))
 
 
 def default_steps(n: int, batch: int) -> int:
-    """50 expected passes over few units, 30 over many: there, more would cost hours and gain little."""
+    """50 expected passes over few units, 30 over many, where more would cost hours and gain little."""
     return max(1, round((50 if n < 5000 else 30) * n / batch))
 
 
-def rate_of_noise(wanted: float, momentum: float, *, sigma: float, steps: int) -> float:
+def learning_rate_for_noise(wanted: float, momentum: float, *, sigma: float, steps: int) -> float:
     """lr such that lr / (1 - momentum) * sigma * sqrt(steps) is `wanted`: `sigma` is the noise in one step's gradient.
 
     Panda et al. 2022 (arXiv 2212.04486): the best total rate grows linearly in epsilon; so it does in n / sigma.
@@ -219,8 +224,8 @@ def rate_of_noise(wanted: float, momentum: float, *, sigma: float, steps: int) -
     return wanted * (1 - momentum) / (sigma * math.sqrt(steps))
 
 
-def steps_of_share(share: float, config: Config) -> int:
-    """How many of the first steps tell at most this share of the whole training's epsilon."""
+def steps_within_share(share: float, config: Config) -> int:
+    """The largest number of first steps that use at most this share of the whole training's epsilon."""
     assert config.batch and config.n and config.sigma and config.steps
     event = PoissonGaussian(config.batch / config.n, config.sigma, config.steps)
     most = share * quick.epsilon(event, config.delta)

@@ -1,6 +1,6 @@
 """A second privacy-loss-distribution accountant in plain numpy: an upper bound too, and ready in 0.1 s.
 
-dp-accounting (core/accountant.py) decides what a run may do and what a card says; importing it alone takes a second.
+dp-accounting (core/accountant.py) decides what a run may do and what a card states; importing it alone takes a second.
 This one answers `dpvision plan`, drives every calibration search, and is the independent check of the other in tests.
 
 For one step of rate q and noise sigma the worst pair is P = (1-q) N(0, sigma^2) + q N(1, sigma^2) against
@@ -9,8 +9,8 @@ Between two points of the loss grid, the mass is moved to the two ends so that b
 ("connect the dots", Doroshenko et al. 2022): the resulting pair dominates the true one, so every composition of it is
 an upper bound. Steps are composed by the Fourier transform; what falls outside the window is counted as a full breach.
 
-A point (epsilon, delta) is the pair that dominates all that satisfies it (Kairouz, Oh, Viswanath 2015): with chance
-delta everything is told, otherwise a coin of chance e^epsilon / (1 + e^epsilon) is right.
+A point (epsilon, delta) is the pair that dominates all that satisfies it (Kairouz, Oh, Viswanath 2015): everything is
+revealed with probability delta, and else one bit, which is right with probability e^epsilon / (1 + e^epsilon).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Losses(NamedTuple):
 
 
 class _Total(NamedTuple):
-    """Composed losses above 0, with sums from the top, ready for both questions."""
+    """Composed losses above 0 with their cumulative sums from the top: all that epsilon and delta are computed from."""
 
     losses: Floats
     above: Floats  # P-mass at this loss or above, infinity included
@@ -66,7 +66,7 @@ def delta(event: Event, epsilon: float) -> float:
 
 
 def profile(event: Event, epsilons: Sequence[float]) -> Floats:
-    """The whole curve delta(epsilon) at the given points."""
+    """The privacy profile: delta at each given epsilon."""
     at = np.asarray(epsilons, dtype=np.float64)
     curves = [np.maximum(*(_deltas(t, at) for t in _both_ways(kind))) for kind in exposures(event) if kind]
     return np.max(curves, axis=0) if curves else np.zeros_like(at)
@@ -137,7 +137,7 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
 
 
 def _point_losses(point: Point, h: float) -> _Losses:
-    """Both ways the same. A loss between two grid points is rounded up."""
+    """The losses of a point, the same for adding and removing. A loss between two grid points is rounded up."""
     high, low = math.ceil(point.epsilon / h), -math.floor(point.epsilon / h)
     mass = np.zeros(high - low + 1)
     mass[-1] += (1 - point.delta) / (1 + math.exp(-point.epsilon))

@@ -1,4 +1,4 @@
-"""The settings of a release, each declared once; what is left open is None, and computed from public numbers only."""
+"""The settings of a release, each declared once. A setting that is None is computed from public numbers alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KINDS: dict[str, ReleaseKind] = {
 
 @dataclass(frozen=True)
 class Release:
-    """Everything that shapes a release. None means: computed, from public numbers, before it is made."""
+    """Everything that shapes a release. None means: computed from public numbers before it is made."""
 
     # fmt: off
     recipe: str = setting(
@@ -166,19 +166,19 @@ class Release:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a sampler decides which records are in a row; otherwise every record is in every noisy sum."""
+        """Whether a sampler decides which records are in a row; if not, every record is in every noisy sum."""
         return self.of_kind.releases == 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything is there that the event is computed from."""
+        """Whether all settings are known that the event is computed from."""
         needed = [self.n, self.rows, self.sigma]
         if self.is_sampled:
             needed += [self.degree, *([self.drawn] if self.sampling == "hierarchical" else [])]
         return all(needed)
 
     def complete(self, n: int, classes: int, channels: int) -> Release:
-        """All that was left open, from `n` records, the number of classes and nothing else."""
+        """Compute the settings that are None from `n` records, the number of classes and nothing else."""
         n = self.n or (sum(self.class_counts) if self.class_counts else n)
         if n < 2:
             raise ConfigError(f"n is {n}: a release needs at least 2 images.")
@@ -213,13 +213,13 @@ class Release:
         return whole
 
     def _require_more_than_delta(self, classes: int) -> None:
-        """A delta as large as a record's chance to be in the rows at all allows that its row has no noise."""
+        """Refuse a delta near the probability that a record is in any row: it would allow a row without noise."""
         chance = max(map(_chance_of, exposures(self.event(1.0, classes))))
         if self.delta > MOST_DELTA * chance:
             raise ConfigError(
-                f"delta is {self.delta:g}, and a record is in any row at all, of {self.rows:,}, with a chance of "
-                f"{chance:.2g}: so much delta allows nearly no noise. Fix: a --delta below a tenth of that chance, "
-                "more --rows or a higher --degree."
+                f"delta is {self.delta:g}, and a record is in any of {self.rows:,} rows with probability "
+                f"{chance:.2g}: a delta that large allows nearly no noise. Fix: a --delta below a tenth of that "
+                "probability, more --rows or a higher --degree."
             )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
@@ -229,17 +229,17 @@ class Release:
         return optimal_degree(n, rows, budget=budget)
 
     def rates(self, classes: int) -> tuple[float, ...]:
-        """Of one class a row: each class's own rate, by its declared count or as if all were alike."""
+        """Sampling rates inside each class, by declared counts or as if classes were equal; for rows of one class."""
         assert self.degree and self.n
         counts = self.class_counts or (self.n / classes,) * classes
         return tuple(min(1.0, self.degree / max(1.0, count)) for count in counts)
 
     def event(self, sigma: float, classes: int) -> Event:
-        """What the release does, at this noise."""
+        """The event of the release at this noise multiplier."""
         return self.sampler(classes).event(sigma) if self.is_sampled else Gaussian(sigma, self.of_kind.releases)
 
     def sampler(self, classes: int) -> MixtureSampler:
-        """Of mixtures: who is in which row."""
+        """The sampler that decides which records are in which row of mixtures."""
         from dpvision.core.sampling import Poisson
 
         n, rows, degree = self.n, self.rows, self.degree
@@ -256,16 +256,16 @@ class Release:
         return without_folders(self)
 
 
-def changed(base: Release, values: Mapping[str, Any]) -> Release:
-    """`base` with checked values. What would change nothing is refused."""
-    made = replace(base, **values)
-    for name in sorted(useless(made) & values.keys()):
-        raise ConfigError(f"{name.replace('_', '-')}: recipe {made.recipe} has no use for it. Fix: leave it out.")
-    return made
+def with_changes(base: Release, values: Mapping[str, Any]) -> Release:
+    """Return `base` with checked values; a setting that this kind of release does not use is refused."""
+    config = replace(base, **values)
+    for name in sorted(unused_settings(config) & values.keys()):
+        raise ConfigError(f"{name.replace('_', '-')}: recipe {config.recipe} does not use it. Fix: leave it out.")
+    return config
 
 
-def useless(config: Release) -> frozenset[str]:
-    """Settings that change nothing in this kind of release."""
+def unused_settings(config: Release) -> frozenset[str]:
+    """The settings that this kind of release does not use."""
     others = frozenset().union(*(kind.own for kind in KINDS.values())) - config.of_kind.own
     if not config.is_sampled:
         return others
@@ -278,7 +278,7 @@ def useless(config: Release) -> frozenset[str]:
 
 
 def _chance_of(kind: Met) -> float:
-    """That such a record is in any of the releases at all."""
+    """The probability that such a record is in any of the releases."""
     steps, points = apart(kind)
     if points or any(x.rate == 1 for x in steps):
         return 1.0

@@ -1,8 +1,8 @@
-"""A setting is declared once, as a field of a frozen dataclass: checks, files, command line, card and docs follow it.
+"""A setting is declared once, as a field of a frozen dataclass; checks, files, command line, card and docs follow it.
 
     epsilon: float = setting(3.0, group="Privacy", help="Privacy budget.", above=0)
 
-`declared(kind)` gives the declarations of a class of settings by name. Nothing here is about one setting in particular.
+`declared(kind)` gives the declarations of a class of settings by name. Nothing here knows any one setting.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Setting:
 
 
 def setting(default: Any, **about: Any) -> Any:
-    """A field of a class of settings, with what a `Setting` says about it. None as the default means: computed."""
+    """Declare a field of a class of settings, with what a `Setting` has. A default of None means: computed."""
     about.setdefault("on_card", about.get("names_branch") != "never")
     return field(default=default, metadata={"setting": Setting(**about)})
 
@@ -135,8 +135,8 @@ def check(config: Any) -> None:
         of.check(getattr(config, name))
 
 
-def checked(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Values for a class of settings, each of the right type; an unknown key is an error with a suggestion."""
+def check_values(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Return the values as the types of their settings; an unknown key is an error with a suggestion."""
     known = declared(kind)
     values = {}
     for raw, value in changes.items():
@@ -148,7 +148,7 @@ def checked(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str,
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values; what is None is left out."""
+    """The settings as plain values, without those that are None."""
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
 
@@ -160,7 +160,7 @@ def without_folders(config: T) -> T:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A settings file as a flat table."""
+    """Read a settings file, a flat table of TOML."""
     try:
         return tomllib.loads(files.read(path, most=1 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
@@ -168,7 +168,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_toml(config: Any) -> str:
-    """The settings as a file that `read_toml` reads back to the last bit."""
+    """The text of a file that `read_toml` reads back to the last bit."""
     lines = []
     for key, value in to_dict(config).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -178,19 +178,19 @@ def write_toml(config: Any) -> str:
 
 
 def class_list(text: str | None) -> int | list[str] | None:
-    """A number of classes, or their names with commas between."""
+    """Read a number of classes, or their names with commas between."""
     if text is None:
         return None
     return int(text) if text.isascii() and text.isdigit() else word_list(text)
 
 
 def word_list(text: str) -> list[str]:
-    """Words with commas between."""
+    """Read words with commas between."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def number_list(text: str) -> list[int]:
-    """Whole numbers with commas between."""
+    """Read whole numbers with commas between."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
@@ -198,7 +198,7 @@ def number_list(text: str) -> list[int]:
 
 
 def _typed(of: Setting, value: Any, source: str) -> Any:
-    """The value as the type of its field, or an error that names what is right."""
+    """The value as the type of its field, or an error that names the right type."""
     kinds = of.kinds
     bad = ConfigError(f"{source}: {of.name} = {_short(value)} is not of the right kind ({_words(kinds)}).")
     if value is None:
@@ -232,7 +232,7 @@ def _is_list_of(kinds: tuple[Any, ...], values: list[Any] | tuple[Any, ...]) -> 
 
 
 def _short(value: Any) -> str:
-    """For a message: as it was given, if that is short."""
+    """The value as it was given, cut short for a message."""
     if isinstance(value, int) and value.bit_length() > 100:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value)

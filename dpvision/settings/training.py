@@ -16,7 +16,7 @@ from dpvision.errors import ConfigError
 from dpvision.settings.setting import (
     REQUIRED,
     check,
-    checked,
+    check_values,
     class_list,
     declared,
     setting,
@@ -62,7 +62,7 @@ MOST_CANARIES, MOST_EXAMPLES = 100_000, 24
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that shapes a private training. None means: computed, from public numbers, before it starts."""
+    """Everything that shapes a private training. None means: computed from public numbers before it starts."""
 
     # fmt: off
     recipe: str = setting(
@@ -266,13 +266,19 @@ class Config:
                 "k_base, k_self and k_diff are all 0, and an image needs at least one view. Fix: --k-base 1."
             )
         if (self.probe_steps or self.probe_share) and self.part != "all":
-            raise ConfigError(f"the head is learned before {self.part!r}. Fix: --part all, or --probe-steps 0.")
+            raise ConfigError(
+                f"part is {self.part!r}, and probe steps train the head before all weights. Fix: --part all, or "
+                "--probe-steps 0."
+            )
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
-            raise ConfigError("centred-head needs one step for the mean of their features and more, and no views.")
+            raise ConfigError(
+                "centred-head needs at least 2 steps, the first for the mean of the features, and no augmented views. "
+                "Fix: --steps 2 or more, --k-base 1, and no --augment."
+            )
         if self.canaries != 0 and not 2 <= self.canaries <= MOST_CANARIES:
             raise ConfigError(
-                f"canaries is {self.canaries}: it must be 0, or from 2 to {MOST_CANARIES:,}; 1,000 is usual, or as "
-                "many as there are weights if these are fewer."
+                f"canaries is {self.canaries}: it must be 0, or from 2 to {MOST_CANARIES:,}; 1,000 is usual, or the "
+                "number of weights if that is smaller."
             )
         if self.full_batch and self.batch not in (None, self.n):
             raise ConfigError(f"full_batch is set, and batch is {self.batch}. Fix: leave one of them out.")
@@ -281,7 +287,7 @@ class Config:
 
     @property
     def views(self) -> int:
-        """K: how many views of an image there are."""
+        """K: the number of views of an image."""
         return self.k_base + self.k_self + self.k_diff
 
     @property
@@ -295,14 +301,14 @@ class Config:
         return self.views == self.k_base == 1 and not self.augment
 
     def complete(self, n: int) -> Config:
-        """All that was left open, from `n` units and nothing else."""
+        """Compute the settings that are None from `n` units and nothing else."""
         from dpvision.settings.plan import complete
 
         self.require_views()
         return complete(self, n)
 
     def require_views(self) -> None:
-        """Views and public inputs that can be what was meant."""
+        """Refuse views and public inputs that contradict each other."""
         if self.k_diff and not self.synthetic:
             raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
         if self.synthetic and not self.k_diff and self.assist == "none":
@@ -329,7 +335,7 @@ class Config:
         self._require_assistance()
 
     def _require_assistance(self) -> None:
-        """A way of being assisted that this training can take."""
+        """Refuse a way of assistance that this training cannot use."""
         if self.assist == "none":
             return
         if not self.synthetic:
@@ -347,16 +353,16 @@ class Config:
         return without_folders(self)
 
     def hash(self) -> str:
-        """Names the settings that shape the result; says nothing about the data."""
+        """A digest of the settings that shape the result; it reveals nothing about the data."""
         names = {name: of.names_branch for name, of in declared(type(self)).items()}
         usual, values = to_dict(type(self)()), to_dict(without_folders(self))
         shaping = {k: v for k, v in values.items() if names[k] == "always" or (names[k] == "changed" and v != usual[k])}
         return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def merged(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
-    """`base` with `changes`, each checked: an unknown key is an error with a suggestion."""
-    values = checked(type(base), changes, source=source)
+def merge(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
+    """Return `base` with checked `changes`; an unknown key is an error with a suggestion."""
+    values = check_values(type(base), changes, source=source)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:

@@ -28,7 +28,7 @@ from typing import Any
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.settings.setting import read_toml, write_toml
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 from dpvision.storage.home import home
 
 READABLE = 0o755  # mode of a run folder, before the umask: others never write there
@@ -66,7 +66,7 @@ class Run:
         path = self.folder / "config.toml"
         if not path.exists():
             raise ConfigError(f"{self.folder}: not the folder of a run (it has no config.toml).")
-        return merged(Config(), read_toml(path), source=str(path))
+        return merge(Config(), read_toml(path), source=str(path))
 
     def facts(self) -> dict[str, Any]:
         """The content of run.json: name, data, public inputs, whether the run is complete."""

@@ -21,7 +21,7 @@ from dpvision.private.engine import ClippedSum
 from dpvision.private.training.canaries import Carried, inside, toss
 from dpvision.private.training.prepare import prepare
 from dpvision.private.training.train import begin, proceed
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder
 from tests.system.runs.commands import write_data
 
@@ -134,7 +134,7 @@ SETTINGS = {"epsilon": 3.0, "canaries": 200, "steps": 30, "batch": 100, "budget"
 
 
 def _train(tmp_path: Path, name: str, *, stops: int = 0, **changes) -> run_folder.Run:
-    prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS | changes, source="test"))
+    prepared = prepare(str(tmp_path / "data.npz"), merge(Config(), SETTINGS | changes, source="test"))
     run, left = begin(prepared, tmp_path / name, test_key="canaries"), iter([False] * stops + [True])
     if stops:
         assert not proceed(run, prepared, stop=lambda: next(left)).complete
@@ -176,7 +176,7 @@ def test_a_run_whose_noise_is_wrong_is_refuted_by_its_own_canaries(
 @pytest.mark.parametrize("changes", [{"canaries": 2000}, {"canaries": 1000, "model": "small-cnn", "probe_steps": 2}])
 def test_too_many_canaries_are_refused_before_anything_is_charged(tmp_path: Path, changes: dict) -> None:
     write_data(tmp_path / "data.npz")
-    prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS | changes, source="test"))
+    prepared = prepare(str(tmp_path / "data.npz"), merge(Config(), SETTINGS | changes, source="test"))
     with pytest.raises(ConfigError, match=r"a step learns .* weights"):
         begin(prepared, tmp_path / "run", test_key="canaries")
     assert not (tmp_path / "run").exists() and not list(run_folder.home().glob("ledgers/*.jsonl"))
@@ -187,7 +187,7 @@ def test_changed_insertions_are_refused(tmp_path: Path) -> None:
     from dpvision.errors import LedgerMismatch
 
     write_data(tmp_path / "data.npz")
-    prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS, source="test"))
+    prepared = prepare(str(tmp_path / "data.npz"), merge(Config(), SETTINGS, source="test"))
     run, left = begin(prepared, tmp_path / "run", test_key="canaries"), iter([False] * 5 + [True])
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     run.write_facts({**run.facts(), "canaries": "1" * 200})

@@ -19,7 +19,7 @@ from dpvision.errors import ConfigError
 from dpvision.private.training.prepare import prepare
 from dpvision.private.training.train import begin, proceed, reopen
 from dpvision.released.report.cards import audits_on_card, read_audits
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder
 from tests.audit.fixed_randomness import fixed_randomness
 from tests.system.runs.commands import write_data
@@ -153,7 +153,7 @@ def test_the_proved_epsilon_covers_all_steps_even_if_settings_changed_during_tra
     """Not the last settings alone, which claim less."""
     write_data(tmp_path / "data.npz")
     settings = {"epsilon": 3.0, "steps": 20, "batch": 100, "budget": 50.0}
-    prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), settings, source="test"))
+    prepared = prepare(str(tmp_path / "data.npz"), merge(Config(), settings, source="test"))
     run, left = begin(prepared, tmp_path / "run", test_key="audit"), iter([False] * 15 + [True])
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     assert proceed(run, reopen(run, {"sigma": 20.0})).complete

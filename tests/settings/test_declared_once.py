@@ -13,8 +13,8 @@ from dpvision.cli.options import PANELS, read, takes
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.settings.recipes import RECIPES
 from dpvision.settings.release import Release
-from dpvision.settings.setting import checked, declared, setting, to_dict, without_folders
-from dpvision.settings.training import Config, merged
+from dpvision.settings.setting import check_values, declared, setting, to_dict, without_folders
+from dpvision.settings.training import Config, merge
 from tests.settings.table import PAGE, page
 
 
@@ -36,10 +36,10 @@ def test_a_new_setting_touches_one_place() -> None:
     with pytest.raises(ConfigError, match=r"sparkle is 2\.0: it must be above 0 and below 2"):
         More(sparkle=2.0)
     with pytest.raises(ConfigError, match=r"mine\.toml: sparkle = 'x' is not of the right kind"):
-        merged(More(), {"sparkle": "x"}, source="mine.toml")
+        merge(More(), {"sparkle": "x"}, source="mine.toml")
     with pytest.raises(ConfigError, match="Did you mean 'sparkle'"):
-        merged(More(), {"sparkel": 1}, source="mine.toml")
-    assert merged(More(), {"sparkle": 1}, source="mine.toml").sparkle == 1.0  # type: ignore[attr-defined]
+        merge(More(), {"sparkel": 1}, source="mine.toml")
+    assert merge(More(), {"sparkle": 1}, source="mine.toml").sparkle == 1.0  # type: ignore[attr-defined]
     # Runs that do not use it keep their names; those that do have others.
     assert More().hash() == Config().hash() == More(glitter="x").hash() != More(sparkle=1.0).hash()
     assert without_folders(More(glitter="a/b/c")).glitter == "c"
@@ -106,7 +106,7 @@ def test_every_option_of_these_verbs_is_in_a_panel_and_has_a_help() -> None:
 def test_declarations_are_whole(kind: type) -> None:
     for name, of in declared(kind).items():
         assert of.help.endswith((".", "...")) and "can not" not in of.help, name
-        assert of.default is None or of.default == checked(kind, {name: of.default}, source="x")[name]
+        assert of.default is None or of.default == check_values(kind, {name: of.default}, source="x")[name]
         of.check(of.default)
         assert not (of.resumable and of.name in ("epsilon", "delta", "unit", "n", "classes")), name
     assert list(declared(kind)) == [f.name for f in fields(kind)]
@@ -153,7 +153,7 @@ def test_ranges(name: str, value: Any, says: str) -> None:
 )
 def test_values_of_a_file_become_those_of_the_field(values: dict[str, Any], right: Any) -> None:
     (name,) = values
-    found = checked(Config, values, source="mine.toml")[name]
+    found = check_values(Config, values, source="mine.toml")[name]
     assert found == right and type(found) is type(right)
 
 
@@ -162,7 +162,7 @@ def test_values_of_a_file_become_those_of_the_field(values: dict[str, Any], righ
 )
 def test_values_of_the_wrong_type_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="not of the right kind"):
-        checked(Config, values, source="mine.toml")
+        check_values(Config, values, source="mine.toml")
 
 
 def test_values_of_a_grid_are_read_as_the_setting_is() -> None:

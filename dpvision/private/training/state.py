@@ -27,7 +27,7 @@ from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.private.training import ranks as distributed
 from dpvision.settings.setting import to_dict
-from dpvision.settings.training import WAYS, Config, merged
+from dpvision.settings.training import WAYS, Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.software import computing
 
@@ -74,7 +74,7 @@ class State:
     @staticmethod
     def config_of(header: dict[str, str], path: Path) -> Config:
         try:
-            return merged(Config(), json.loads(header["config"]), source=str(path))
+            return merge(Config(), json.loads(header["config"]), source=str(path))
         except safetensors.UNSOUND as exc:
             raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
 

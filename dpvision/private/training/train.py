@@ -54,7 +54,7 @@ from dpvision.private.training.units import fetcher, units
 from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
 from dpvision.settings.setting import declared
-from dpvision.settings.training import WAYS, Config, merged
+from dpvision.settings.training import WAYS, Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import clear
 
@@ -207,7 +207,7 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
             f"{run.folder}: is a tuning, which cannot go on where it stopped. Fix: a new one, with its own charge."
         )
     before = State.config_of(safetensors.read(run.state).header, run.state)
-    config = merged(before, changes or {}, source="resume")
+    config = merge(before, changes or {}, source="resume")
     known = declared(Config)  # a change makes a new branch, with fresh noise and its own charge
     fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:

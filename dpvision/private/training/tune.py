@@ -42,7 +42,7 @@ from dpvision.private.training.stopping import Stopping
 from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.setting import declared
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.leftovers import remove_trials, trials_of
 
@@ -86,7 +86,7 @@ def prepare(
         channels=settings.channels,
         skip_broken=settings.skip_broken,
     )
-    configs = [merged(settings, each, source="--grid") for each in given]
+    configs = [merge(settings, each, source="--grid") for each in given]
     samplers = [_sampler(config, data) for config in configs]
     budget = Budget(settings.epsilon, settings.delta)
     event = tuning.calibrated(budget, [(s.rate, s.steps) for s in samplers], stop)

@@ -42,7 +42,7 @@ RECIPES: dict[str, Callable[..., Config]] = {
     "extended-small": public_synthesis.extended_small,
 }
 
-# Of `dpvision release`.
+# Recipes of `dpvision release`.
 RELEASES: dict[str, Callable[[], Release]] = {
     "moments": releases.moments,
     "class-schedule": releases.class_schedule,
@@ -57,14 +57,14 @@ RELEASES: dict[str, Callable[[], Release]] = {
 
 
 def recipe(name: str, *, epsilon: float | None = None) -> Config:
-    """Some papers name other settings for other epsilons; such a recipe is told."""
+    """The training recipe of this name; recipes of papers with settings for each epsilon take those of `epsilon`."""
     _require(name, RECIPES, others=RELEASES, verb="release")
-    told = {"epsilon": epsilon} if epsilon and "epsilon" in signature(RECIPES[name]).parameters else {}
-    return RECIPES[name](**told)
+    arguments = {"epsilon": epsilon} if epsilon and "epsilon" in signature(RECIPES[name]).parameters else {}
+    return RECIPES[name](**arguments)
 
 
 def release_recipe(name: str) -> Release:
-    """Of a release."""
+    """The release recipe of this name."""
     _require(name, RELEASES, others=RECIPES, verb="train")
     return RELEASES[name]()
 
@@ -73,6 +73,6 @@ def _require(name: str, known: Mapping[str, object], *, others: Mapping[str, obj
     if name in known:
         return
     if name in others:
-        raise ConfigError(f"recipe {name!r} is one of `dpvision {verb}`. Here there is: {', '.join(known)}.")
+        raise ConfigError(f"recipe {name!r} is a recipe of `dpvision {verb}`. Recipes here: {', '.join(known)}.")
     hint = did_you_mean(name, known, "`dpvision recipes` lists them.")
     raise ConfigError(f"there is no recipe named {name!r}. {hint}")

@@ -73,7 +73,7 @@ def scatter_cnn() -> Config:
     Differs: learning rate 8 (theirs 4), the better of the two on CIFAR-10, test images included, which no epsilon
     counts. For images that change their meaning in a mirror, such as digits: --model scatter-cnn.
     Command: dpvision train cifar10.npz --epsilon 3 --recipe scatter-cnn
-    Hardware and minutes: 2 CPU cores, 20 min on idle ones (from 2,100 images per second), 29 beside other work.
+    Hardware and minutes: 2 CPU cores, 20 min on idle ones (from 2,100 images per second), 29 next to other work.
     Expect: 69.1% on CIFAR-10 at epsilon 3 (mean of 3, worst 69.0%); published 69.3%.
     """
     return replace(scatter_linear(), recipe="scatter-cnn", model="scatter-cnn-mirrored", lr=8.0)
@@ -118,7 +118,7 @@ def finetune_all() -> Config:
 
     Paper: De et al. 2022 (fine-tuning all layers).
     Command: dpvision train DATA --epsilon 3 --recipe finetune-all --pretrained dinov2.safetensors
-    Hardware and minutes: meant for an accelerator. On 2 CPU cores beside other work an image took 1.8 seconds, so 6
+    Hardware and minutes: meant for an accelerator. On 2 CPU cores next to other work an image took 1.8 seconds, so 6
     steps of 64 images of 154 pixels took 12 minutes.
     Expect: nothing of a few steps (12.0% of CIFAR-10 after those 6); not run to its end here.
     """
@@ -148,7 +148,7 @@ def self_aug() -> Config:
     """16 views of each image, cropped and mirrored, averaged before clipping: augmentation multiplicity.
 
     Paper: De et al. 2022, WRN-16-4 on CIFAR-10 at epsilon 1. Steps for other epsilons in their tables:
-    2: 1125, 3: 1593, 4: 1687, 6: 1843, 8: 2468; sigma is found for each, 6 to 8% less than theirs by this accountant.
+    2: 1125, 3: 1593, 4: 1687, 6: 1843, 8: 2468; sigma is computed, 6 to 8% less than theirs by this accountant.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe self-aug
     Hardware and minutes: 9 days on 2 CPU cores, from a rate of 70 views per second; meant for an accelerator.
     Expect: 56.8% at epsilon 1 and 79.5% at epsilon 8 as published (CIFAR-10); not run to its end here.
@@ -171,7 +171,8 @@ def dp_mix_self() -> Config:
 def dp_mix_diff() -> Config:
     """16 views of each image, 2 public synthetic images, and 18 mixtures of two of all these.
 
-    Paper: DP-Mix (Bao et al. 2023), DP-Mix_Diff; as many synthetic images as private ones, by a text-to-image model.
+    Paper: DP-Mix (Bao et al. 2023), DP-Mix_Diff; synthetic images of a text-to-image model, the same number
+    as private ones.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-mix-diff --synthetic SYNTHETIC
     Hardware and minutes: 36/16 of self-aug's.
     Expect: with small networks, 4 + 2 + 4 views and 2,000 public images 2.7 points (CIFAR-10) and 3.1 (Fashion-MNIST)

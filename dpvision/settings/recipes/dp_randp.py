@@ -22,7 +22,7 @@ Table = Mapping[float, dict[str, Any]]
 
 
 def dp_randp(epsilon: float = 1.0) -> Config:
-    """CIFAR-10: 96 steps for the head, then all of WRN-16-4, on weights that random images taught.
+    """CIFAR-10: 96 steps for the head, then all of WRN-16-4, on weights trained on random images.
 
     Paper: DP-RandP (Tang et al. 2023), tables 1 and 11.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-randp --pretrained prior/weights.safetensors

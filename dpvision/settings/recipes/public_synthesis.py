@@ -120,8 +120,8 @@ def extended_cifar100(epsilon: float = 2.0) -> Config:
     Hardware and minutes: as warm.
     Expect: 47.9% at epsilon 2 as published; not run here.
     """
-    found = _warm("extended-cifar100", nearest(CIFAR100, epsilon))
-    return replace(found, assist="weights", **nearest(RADII_CIFAR100, epsilon))
+    base = _warm("extended-cifar100", nearest(CIFAR100, epsilon))
+    return replace(base, assist="weights", **nearest(RADII_CIFAR100, epsilon))
 
 
 def cold_small() -> Config:
@@ -136,7 +136,7 @@ def cold_small() -> Config:
 
 
 def warm_small() -> Config:
-    """For 2 CPU cores: as cold-small, from weights that public images taught.
+    """For 2 CPU cores: as cold-small, from weights trained on public images.
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warm-small --pretrained warmed/weights.safetensors
@@ -147,7 +147,7 @@ def warm_small() -> Config:
 
 
 def warmsyn_small() -> Config:
-    """For 2 CPU cores: as warm-small, from weights that synthetic images taught.
+    """For 2 CPU cores: as warm-small, from weights trained on synthetic images.
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warmsyn-small --pretrained warmed/weights.safetensors

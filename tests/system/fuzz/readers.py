@@ -60,19 +60,19 @@ def _source(place: Path) -> Path:
 
 def _settings(place: Path, corpus: Path) -> None:
     from dpvision.settings.setting import read_toml
-    from dpvision.settings.training import Config, merged
+    from dpvision.settings.training import Config, merge
 
-    merged(Config(), read_toml(place / "train.toml"), source="x")
+    merge(Config(), read_toml(place / "train.toml"), source="x")
 
 
 def _release_settings(place: Path, corpus: Path) -> None:
     from dpvision.settings.recipes import release_recipe
-    from dpvision.settings.release import Release, changed
-    from dpvision.settings.setting import checked, read_toml
+    from dpvision.settings.release import Release, with_changes
+    from dpvision.settings.setting import check_values, read_toml
 
     stated = read_toml(place / "release.toml")
     stated.pop("recipe", None)
-    changed(release_recipe("neuromix"), checked(Release, stated, source="x"))
+    with_changes(release_recipe("neuromix"), check_values(Release, stated, source="x"))
 
 
 def _ledgers(place: Path, corpus: Path) -> Iterator[Any]:
@@ -117,9 +117,9 @@ def _kept_features(place: Path, corpus: Path) -> None:
     """Of a release that was made, and of one that was killed."""
     from dpvision.private.statistics.release import Encoded, prepare
     from dpvision.settings.recipes import release_recipe
-    from dpvision.settings.release import changed
+    from dpvision.settings.release import with_changes
 
-    settings = changed(release_recipe("moments"), {"epsilon": 0.5, "encoder": "pixels", "rank": 0, "rows": 12})
+    settings = with_changes(release_recipe("moments"), {"epsilon": 0.5, "encoder": "pixels", "rank": 0, "rows": 12})
     for source in (corpus / "data.npz", corpus / "listed" / "table.csv"):
         Encoded(prepare(str(source), settings))
 

@@ -28,7 +28,7 @@ from dpvision.public.contrastive import Settings
 from dpvision.public.random import gallery
 from dpvision.released import evaluation, model
 from dpvision.settings.setting import class_list, read_toml
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from tests.fork_server import ForkServer
 from tests.system.fuzz.campaign import Campaign
@@ -118,7 +118,7 @@ def test_forged_lines_of_a_ledger_are_refused_by_name(field: str, value: object,
 def test_numbers_without_end_in_settings(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(text)
     with pytest.raises(ConfigError) as told:
-        merged(Config(), read_toml(tmp_path / "x.toml"), source="x.toml")
+        merge(Config(), read_toml(tmp_path / "x.toml"), source="x.toml")
     assert len(str(told.value)) < 400
 
 

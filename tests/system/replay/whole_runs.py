@@ -34,7 +34,7 @@ from dpvision.private.training.stopping import Stopping
 from dpvision.public import dictionary
 from dpvision.released import report
 from dpvision.settings.recipes import release_recipe
-from dpvision.settings.release import changed
+from dpvision.settings.release import with_changes
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
 from tests.system.replay.neighbours import Records
@@ -167,7 +167,7 @@ class ReleaseRun:
 
     def __call__(self, records: Records) -> dict[str, object]:
         asked = {"n": N, "classes": CLASSES, "epsilon": 3.0, "budget": 1e4, "rows": 16, "encoder": "pixels", "rank": 0}
-        settings = changed(release_recipe(self.recipe), {**asked, **self.changes})
+        settings = with_changes(release_recipe(self.recipe), {**asked, **self.changes})
         with home() as path, patched(report, "write_release", _card):
             prepared = release.prepare(write(path, records, held_out=self.held_out), settings)
             card = release.make(prepared, path / "out")

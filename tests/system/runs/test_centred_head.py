@@ -22,7 +22,7 @@ from dpvision.private.training.state import State
 from dpvision.public import dictionary
 from dpvision.released.report import card, tables
 from dpvision.settings.recipes import recipe
-from dpvision.settings.training import Config, merged
+from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import ledger_of
 from tests.system.runs.commands import run as command
@@ -199,11 +199,11 @@ def test_a_second_training_learns_the_mean_anew(data: str, tmp_path: Path) -> No
 def test_one_start_and_one_rate() -> None:
     with pytest.raises(ConfigError, match="starts from one of them"):
         replace(SETTINGS, prior="patches", pretrained="file")
-    given = merged(recipe("patches"), {"pretrained": "file"}, source="test")
+    given = merge(recipe("patches"), {"pretrained": "file"}, source="test")
     assert given.prior is None and given.complete(100).model == "patches-1024"
     with pytest.raises(ConfigError, match="both set the learning rate"):
-        merged(recipe("patches"), {"lr": 1.0, "final_noise": 0.5}, source="test")
-    assert merged(recipe("patches"), {"batch": 10}, source="test").complete(100).batch == 10
+        merge(recipe("patches"), {"lr": 1.0, "final_noise": 0.5}, source="test")
+    assert merge(recipe("patches"), {"batch": 10}, source="test").complete(100).batch == 10
 
 
 def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: Path) -> None:
@@ -261,4 +261,4 @@ def test_the_rate_follows_from_the_noise() -> None:
         each = [noise * sum(0.8**later for later in range(41 - step)) for step in range(41)]
         assert 0.8 < np.sqrt(np.square(each).sum()) < 0.9
         assert config.final_noise is None and config.lr == config.complete(n).lr
-    assert merged(recipe("patches"), {"lr": 5.0}, source="test").complete(50_000).lr == 5.0
+    assert merge(recipe("patches"), {"lr": 5.0}, source="test").complete(50_000).lr == 5.0

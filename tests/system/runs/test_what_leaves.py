@@ -24,7 +24,7 @@ from dpvision.public import provenance
 from dpvision.public.provenance import pixel_digests
 from dpvision.released import report
 from dpvision.settings.recipes import release_recipe
-from dpvision.settings.release import changed
+from dpvision.settings.release import with_changes
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import ledger_of
@@ -118,7 +118,9 @@ def _arrays(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _released(recipe: str, source: str, out: Path) -> dict[str, Any]:
     asked = {"epsilon": 1.0, "delta": 1e-6, "n": 200, "encoder": "pixels", "rank": 0, "rows": 50}
-    settings = changed(release_recipe(recipe), {**asked, "class_counts": (50,) * 4} if "class" in recipe else asked)
+    settings = with_changes(
+        release_recipe(recipe), {**asked, "class_counts": (50,) * 4} if "class" in recipe else asked
+    )
     return release.make(release.prepare(source, settings), out)
 
 

@@ -12,7 +12,7 @@ import pytest
 from dpvision.private.features import public_map
 from dpvision.private.statistics.release import make, prepare
 from dpvision.settings.recipes import release_recipe
-from dpvision.settings.release import Release, changed
+from dpvision.settings.release import Release, with_changes
 
 RANK = 20
 IMAGES = 200  # random images behind a map
@@ -22,7 +22,7 @@ def small(recipe: str, **values: Any) -> Release:
     """The recipe at epsilon 8, with features that take no time."""
     features = {} if release_recipe(recipe).encoder == "pixels" else {"encoder": "pixels", "rank": RANK}
     rows = {"rows": 600} if recipe == "moments" else {}
-    return changed(release_recipe(recipe), {"epsilon": 8.0, **features, **rows, **values})
+    return with_changes(release_recipe(recipe), {"epsilon": 8.0, **features, **rows, **values})
 
 
 def made(out: Path, settings: Release, *, source: str = "digits", **named: Any) -> dict[str, Any]:

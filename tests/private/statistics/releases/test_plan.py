@@ -9,7 +9,7 @@ from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
 from dpvision.settings.plan import plan_release
 from dpvision.settings.recipes import RELEASES, release_recipe
-from dpvision.settings.release import changed, optimal_degree
+from dpvision.settings.release import optimal_degree, with_changes
 
 N = 4000
 
@@ -19,7 +19,7 @@ N = 4000
 def test_epsilon_is_used_and_never_exceeded(recipe: str, epsilon: float) -> None:
     answer = plan_release(recipe, n=N, epsilon=epsilon, classes=10)
     assert 0.98 * epsilon < answer["epsilon"] <= epsilon
-    whole = changed(release_recipe(recipe), {"epsilon": epsilon}).complete(N, 10, channels=1)
+    whole = with_changes(release_recipe(recipe), {"epsilon": epsilon}).complete(N, 10, channels=1)
     assert answer["sigma"] == whole.sigma and answer["rows"] == whole.rows, "the same as that of a release"
     if not whole.is_sampled:
         assert "degree" not in answer
@@ -44,7 +44,7 @@ def test_rows_and_degree_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("recipe", ["neuromix", "neuromix-hs", "dpmix"])
 def test_the_papers_noise_tells_more_than_it_says(recipe: str) -> None:
-    whole = changed(release_recipe(recipe), {"epsilon": 1.0}).complete(N, 10, channels=1)
+    whole = with_changes(release_recipe(recipe), {"epsilon": 1.0}).complete(N, 10, channels=1)
     assert whole.sigma and published_sigma(whole) < whole.sigma
     found = compare_accounts(whole, 10)
     truly = float(found["its true privacy"].removeprefix("epsilon "))

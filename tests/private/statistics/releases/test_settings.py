@@ -14,8 +14,8 @@ from dpvision.errors import ConfigError
 from dpvision.private.statistics.baselines.synthesis import Synthesis
 from dpvision.private.statistics.kinds import MECHANISMS, mechanism_of
 from dpvision.settings.recipes import RECIPES, RELEASES, recipe, release_recipe
-from dpvision.settings.release import KINDS, Release, changed, useless
-from dpvision.settings.setting import checked
+from dpvision.settings.release import KINDS, Release, unused_settings, with_changes
+from dpvision.settings.setting import check_values
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_wrong_values_are_named(values: dict[str, Any], said: str) -> None:
 )
 def test_unknown_settings_and_other_kinds_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        checked(Release, values, source="a file")
+        check_values(Release, values, source="a file")
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -72,12 +72,15 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
         others = {"share": 0.4, "counts_share": 0.02, "most_weight": 2.0}
         others |= {} if base.sampling == "hierarchical" else {"drawn": 2.0}
         others |= {"balance": 2.0} if base.sampling == "class-schedule" else {}
-    assert set(others) == useless(base)
+    assert set(others) == unused_settings(base)
     for key, value in others.items():
-        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} has no use for it"):
-            changed(base, {key: value})
+        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} does not use it"):
+            with_changes(base, {key: value})
     if base.kind == "mixtures":
-        assert changed(base, {"alpha": 0.5, "most_weight": 2.0, "sampling": "hierarchical", "drawn": 2.0}).drawn == 2.0
+        assert (
+            with_changes(base, {"alpha": 0.5, "most_weight": 2.0, "sampling": "hierarchical", "drawn": 2.0}).drawn
+            == 2.0
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,20 +118,20 @@ def test_a_delta_that_allows_no_noise_is_refused(sampling: str, sigma: float | N
 def test_the_declared_number_counts_and_not_the_true_one() -> None:
     """So a release shows nothing of the true one: neither in its noise nor in its number of rows."""
     for name in ("moments", "class-schedule", "neuromix"):
-        base = changed(release_recipe(name), {"n": 1500, "epsilon": 8.0})
+        base = with_changes(release_recipe(name), {"n": 1500, "epsilon": 8.0})
         assert base.complete(1437, 10, channels=1) == base.complete(1499, 10, channels=1)
-        counted = changed(release_recipe(name), {"class_counts": (150,) * 10, "epsilon": 8.0})
+        counted = with_changes(release_recipe(name), {"class_counts": (150,) * 10, "epsilon": 8.0})
         assert counted.complete(1437, 10, channels=1).n == 1500
     assert Release().complete(1437, 10, 1).rows == 20_000
     assert Release().complete(50_000, 10, 1).rows == 50_000
-    assert changed(release_recipe("neuromix"), {"sigma": 9.0}).complete(1437, 10, 1).rows == 1437
+    assert with_changes(release_recipe("neuromix"), {"sigma": 9.0}).complete(1437, 10, 1).rows == 1437
     assert [Release().complete(99, 2, c).encoder for c in (1, 3)] == ["scatter-linear", "patches-256"]
 
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_the_event_of_each_recipe(name: str) -> None:
     """All of the budget is used, and no more."""
-    whole = changed(release_recipe(name), {"epsilon": 8.0}).complete(1500, 10, channels=1)
+    whole = with_changes(release_recipe(name), {"epsilon": 8.0}).complete(1500, 10, channels=1)
     assert whole.sigma and whole.recipe == name
     event = whole.event(whole.sigma, 10)
     kinds = {
@@ -144,7 +147,7 @@ def test_the_event_of_each_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", RELEASES)
 def test_every_kind_has_a_mechanism_that_does_its_event(name: str) -> None:
     assert MECHANISMS.keys() == KINDS.keys()
-    whole = changed(release_recipe(name), {"epsilon": 8.0, "rank": 0}).complete(1500, 10, channels=1)
+    whole = with_changes(release_recipe(name), {"epsilon": 8.0, "rank": 0}).complete(1500, 10, channels=1)
     made = mechanism_of(Rows.none(10), whole)
     found = made.method.releases if isinstance(made, Synthesis) else made.event(2.0)
     assert found == (whole.of_kind.releases if isinstance(made, Synthesis) else whole.event(2.0, 10))
@@ -152,7 +155,7 @@ def test_every_kind_has_a_mechanism_that_does_its_event(name: str) -> None:
 
 def test_rates_of_declared_classes() -> None:
     """Each class's rows have as many of it: the rate of a small class is higher, and never above 1."""
-    base = changed(release_recipe("class-schedule"), {"degree": 30.0, "class_counts": (60, 20, 300, 0)})
+    base = with_changes(release_recipe("class-schedule"), {"degree": 30.0, "class_counts": (60, 20, 300, 0)})
     whole = base.complete(380, 4, channels=1)
     assert whole.rates(4) == (0.5, 1.0, 0.1, 1.0)
     assert whole.sigma

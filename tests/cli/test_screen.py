@@ -1,0 +1,91 @@
+"""Progress of long work: lines in a log, bars on a terminal, nothing from other worker processes."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from dpvision.cli import screen
+from dpvision.cli.screen import _Part
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "FIRST_LINE", 0.05)
+
+
+def test_work_without_a_count_is_seen_to_run(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.progress("reading images"):
+        time.sleep(0.5)
+    assert capsys.readouterr().err == "reading images: 1 s so far\n", "one line; the next would come much later"
+
+
+def test_each_part_has_its_own_first_line(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.progress("reading images") as show:
+        for done in range(1, 9):
+            show("computing features", done, 8)
+            time.sleep(0.05)
+        show("training", 1, 3, "epsilon 2.99 charged")
+        time.sleep(0.3)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("computing features: ") and " of 8, " in first and "left" in first
+    assert second == "training: 1 of 3, epsilon 2.99 charged"
+
+
+def test_lines_are_repeated(soon: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(screen, "NEXT_LINE", 0.1)
+    with screen.counting("packing") as progress:
+        for done in range(10):
+            progress(done, 10)
+            time.sleep(0.05)
+    assert len(capsys.readouterr().err.splitlines()) >= 2
+
+
+def test_quick_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.counting("packing") as progress:
+        progress(1, 2)
+        progress(2, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_of_several_processes_shows_it(
+    soon: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with screen.progress("reading images") as show:
+        show("training", 1, 2)
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "line"),
+    [
+        (11, 1.0, "fitting: 11 of 1,000, 10/s, about 2 min left"),
+        (1000, 10.0, "fitting: 1,000 of 1,000, 100/s"),
+        (5, 2.0, "fitting: 5 of 1,000, 2.0/s, about 8 min left"),
+        (2, 60.0, "fitting: 2 of 1,000, 60.0 s each, about 16.6 h left"),
+        (1, 60.0, "fitting: 1 of 1,000"),
+    ],
+)
+def test_lines_state_rate_and_time_left(done: int, seconds: float, line: str) -> None:
+    """By what was done since the first count: a part that was resumed or loaded from a cache has no early rate."""
+    part = _Part("fitting", began=0.0, counted=(100.0, 1), done=done, total=1000)
+    assert part.line(100.0 + seconds) == line
+
+
+def test_a_terminal_has_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with screen.progress("reading images") as show:
+        show("training", 2, 4, "epsilon 2.99 charged")
+    text = terminal.getvalue()
+    assert "training" in text and "2/4" in text and "epsilon 2.99 charged" in text
