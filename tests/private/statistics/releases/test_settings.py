@@ -102,12 +102,12 @@ def test_what_does_not_fit_the_data_is_refused(settings: Release, n: int, classe
 @pytest.mark.parametrize("sampling", ["poisson", "class-schedule", "hierarchical"])
 @pytest.mark.parametrize("sigma", [None, 0.05])
 def test_a_delta_that_allows_no_noise_is_refused(sampling: str, sigma: float | None) -> None:
-    """One row that a record is in with a chance of 8e-4, and delta 9e-4: delta alone covers that it is told.
+    """One row that a record is in with probability 8e-4, and delta 9e-4: delta alone covers that it is revealed.
 
     Where rows are of one class, 16e-4: that is half of it.
     """
     few = Release(kind="mixtures", sampling=sampling, rows=1, degree=0.8, delta=9e-4, drawn=2.0, sigma=sigma, seed=1)
-    with pytest.raises(ConfigError, match=r"delta is 0\.0009.* chance of 0\.00(08|16): .*Fix: .*--delta"):
+    with pytest.raises(ConfigError, match=r"delta is 0\.0009.* probability 0\.00(08|16): .*Fix: .*--delta"):
         few.complete(1000, 2, channels=1)
     enough = replace(few, delta=1e-5, sigma=None).complete(1000, 2, channels=1)
     assert enough.sigma and enough.sigma > 0.25
