@@ -46,7 +46,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "private.npz"), str(folder / "public.npz")
 
 
-def prepared(parts: tuple[str, str], **changes: Any) -> tune.Prepared:
+def prepared(parts: tuple[str, str], **changes: Any) -> tune.PreparedTuning:
     return tune.prepare(parts[0], replace(SETTINGS, **changes), GRID, score=parts[1], trials=5.0)
 
 
@@ -196,7 +196,7 @@ def test_a_tuning_and_a_run_share_the_budget(
 def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_path: Path) -> None:
     found = prepared(parts)
     accounts = choose(found.first.fingerprint, found.first.sketch)
-    charge, _ = tune._charged(found, "run", accounts)
+    charge, _ = tune._charge(found, "run", accounts)
     account = ledger_of(found.first.fingerprint).account()
     trial, tuned = (
         found.event.trials[0],
@@ -218,7 +218,7 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
         _trial_of(here, charge, account, trial, id="x")
     cheaper = replace(found, event=replace(found.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):
-        tune._charged(cheaper, "other", accounts)
+        tune._charge(cheaper, "other", accounts)
 
 
 def test_the_score_must_be_public(parts: tuple[str, str], tmp_path: Path) -> None:
