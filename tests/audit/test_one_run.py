@@ -179,7 +179,7 @@ def test_a_run_whose_noise_is_wrong_is_refuted_by_its_own_canaries(
 def test_too_many_canaries_are_refused_before_anything_is_charged(tmp_path: Path, changes: dict) -> None:
     write_data(tmp_path / "data.npz")
     prepared = prepare(str(tmp_path / "data.npz"), merged(Config(), SETTINGS | changes, source="test"))
-    with pytest.raises(ConfigError, match=r"a step learns .* weights"):
+    with pytest.raises(ConfigError, match=r"a step trains .* weights"):
         begin(prepared, tmp_path / "run", test_key="canaries")
     assert not (tmp_path / "run").exists() and not list(run_folder.home().glob("ledgers/*.jsonl"))
 
@@ -193,7 +193,7 @@ def test_changed_insertions_are_refused(tmp_path: Path) -> None:
     run, left = begin(prepared, tmp_path / "run", test_key="canaries"), iter([False] * 5 + [True])
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     run.write_facts({**run.facts(), "canaries": "1" * 200})
-    with pytest.raises(LedgerMismatch, match="same noise would show"):
+    with pytest.raises(LedgerMismatch, match="same noise would reveal"):
         proceed(run, prepared)
 
 

@@ -94,7 +94,7 @@ def test_one_that_does_not_begin_or_end_is_told(tmp_path: Path, capsys: pytest.C
     (tmp_path / "operator").write_text("in the way")
     with open_trackers(["tensorboard"], tmp_path) as there:
         assert there == []
-    assert "tensorboard does not begin" in capsys.readouterr().err
+    assert "tensorboard did not start" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is there")

@@ -228,7 +228,7 @@ def test_gradients_that_no_study_wrote(change: dict[str, object], tmp_path: Path
     run_folder.append_json(gradient_study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80})
     gradient_study.plot([run], tmp_path / "sound.svg")
     run_folder.append_json(gradient_study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80} | change)
-    with pytest.raises(DataError, match="is not what a study writes"):
+    with pytest.raises(DataError, match="is not the file of a gradient study"):
         gradient_study.plot([run], tmp_path / "hostile.svg")
 
 

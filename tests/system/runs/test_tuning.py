@@ -86,7 +86,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
         with pytest.raises(DataError, match="a trial of a tuning"):
             train.prepare(parts[0], replace(SETTINGS, pretrained=str(trial.weights)))
     once_more = train.begin(found.first, run.operator / "trials" / "7", paid=charge)
-    with pytest.raises(LedgerMismatch, match="no trial of a tuning"):
+    with pytest.raises(LedgerMismatch, match="not a trial of a tuning"):
         train.proceed(once_more, found.first, paid=charge)
     # How many trials there were is nowhere outside of operator/.
     top = {path.name for path in run.folder.iterdir()}
@@ -97,7 +97,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     (run.operator / "trials.jsonl").unlink()
     assert all(len(line["time"]) == 10 for line in accounts.ledger_lines(account)), "how long it took would tell"
     assert card(run, account) == made
-    with pytest.raises(ConfigError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="cannot be resumed"):
         train.reopen(run)
 
 
@@ -162,7 +162,7 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     with run_folder.only_one(run), pytest.raises(ConfigError, match="another process"):
         train.reopen(run)
     assert trials.exists()
-    with pytest.raises(ConfigError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="cannot be resumed"):
         train.reopen(run)
     assert not trials.exists() and [p.stem for p in (own_home / "keys").iterdir()] == ["0123456789abcdef"]
     trials.mkdir()
@@ -214,7 +214,7 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
         with pytest.raises(LedgerMismatch):
             _trial_of(place, paid, account, event, id="x")
     tuned.write_facts({**tuned.facts(), "complete": True})
-    with pytest.raises(LedgerMismatch, match="no trial of a tuning that is under way"):
+    with pytest.raises(LedgerMismatch, match="not a trial of a tuning in progress"):
         _trial_of(here, charge, account, trial, id="x")
     cheaper = replace(found, event=replace(found.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):
