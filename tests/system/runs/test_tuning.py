@@ -126,7 +126,7 @@ def test_an_interrupted_tuning_leaves_no_trial_and_no_key(
         shutil.copytree(tmp_path / "run" / "operator" / "trials" / "1", kept.folder)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train.metrics, "line", interrupt)
+    monkeypatch.setattr(train.metrics, "measure", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tune.proceed(found, tmp_path / "run")
     run = run_folder.Run(tmp_path / "run")

@@ -147,7 +147,7 @@ def test_features_are_computed_once_and_give_the_same_classifier(
     times = [path.stat().st_mtime_ns for path in kept]
     with_features = _weights(prepared, tmp_path / "second")
     assert times == [path.stat().st_mtime_ns for path in kept], "nothing is computed twice"
-    monkeypatch.setattr(train.Prepared, "split", lambda self, model: None)
+    monkeypatch.setattr("dpvision.private.training.network.Network.split", lambda self, model: None)
     without = _weights(prepared, tmp_path / "third")
     a, b = (load(data) for data in (with_features, without))
     assert a.keys() == b.keys() and all(torch.allclose(a[n], b[n], rtol=1e-3, atol=1e-5) for n in a)
