@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand, unpacked
-from dpvision.private.training import timing, train
+from dpvision.private.training import train
 from dpvision.settings.recipes import recipe
 
 QUICK = {"batch": 128}  # 1/32 of a step's images; a step of the whole recipe takes a quarter of an hour here
@@ -26,9 +26,9 @@ def measure(quick: bool) -> list[Figure]:
         os.environ["DPVISION_HOME"] = str(Path(folder) / "home")
         config = replace(recipe("self-aug"), epsilon=1.0, **(QUICK if quick else {}))
         prepared = train.prepare(unpacked("cifar10", Path(folder)), config)
-        before = timing.seconds(prepared)
+        before = prepared.estimate_seconds()
         seconds = _of_a_step(prepared, Path(folder) / "run")
-        after = timing.seconds(prepared)
+        after = prepared.estimate_seconds()
     predicted = (before + after) / 2  # the machine may have changed its pace meanwhile
     hours = seconds * prepared.sampler.steps / 3600
     return [

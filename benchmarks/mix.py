@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.results import Figure, main
 from benchmarks.shared_data import at_hand
 from benchmarks.trainings import Case, Done, difference, figures, table, trained
-from dpvision.private.training.timing import images_per_second
+from dpvision.private.training.prepare import images_per_second
 
 SEEDS, PUBLIC = 5, 2000
 BASE, SELF, DIFF = 4, 4, 2

@@ -148,7 +148,7 @@ def stages(folder: Path) -> dict[str, float]:
         prepared = train.prepare(data, patches(1.0).config(0))
         found["reading and dictionary"] = time.monotonic() - began
         began = time.monotonic()
-        prepared.warm(lambda *_: None)
+        prepared.compute_features(lambda *_: None)
         found["features of 60,000 images"] = time.monotonic() - began
         began = time.monotonic()
         train.proceed(train.begin(prepared, folder / "run"), prepared)

@@ -24,7 +24,7 @@ from dpvision.audit.hessian import curvature
 from dpvision.models import build
 from dpvision.private.engine import ClippedSum, Public
 from dpvision.private.training import train
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 from dpvision.public import assist
 from dpvision.settings.training import Config
 

@@ -31,7 +31,7 @@ from dpvision.models.featured import head_name
 from dpvision.models.inputs import to_tensor
 from dpvision.private.accounts.accounts import require_not_private
 from dpvision.private.engine import ClippedSum, Loss
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 from dpvision.released.model import load_model
 from dpvision.storage import run_folder, safetensors
 

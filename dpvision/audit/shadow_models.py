@@ -43,10 +43,10 @@ from dpvision.core import files
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.training.prepare import prepare, prepare_read
+from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.state import State
 from dpvision.private.training.train import Face, Progress
 from dpvision.private.training.train import run as train_run
-from dpvision.private.training.units import units
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
 from dpvision.storage import leftovers, run_folder, safetensors
@@ -207,7 +207,7 @@ def _fit_function(plan: ShadowPlan, folder: Path, progress: OnProgress) -> Calla
         nonlocal done
         persons = None if records.persons is None else records.persons[rows]
         half = Split(records.images[rows], records.labels[rows], persons)
-        n = units(half, config.unit)
+        n = count_units(half, config.unit)
         batch = n if config.full_batch else max(1, round(rate * n))
         # The epsilon of the rounded rate does not matter: no result is released.
         shadow_config = replace(config, n=n, batch=batch, canaries=0, study=False, budget=ANY_BUDGET.epsilon)

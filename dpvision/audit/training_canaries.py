@@ -34,8 +34,7 @@ from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split
 from dpvision.models.inputs import Inputs
 from dpvision.private.engine import STYLES, ClippedSum, Public
-from dpvision.private.training.private_sum import Fetch, PrivateSum
-from dpvision.private.training.units import fetcher
+from dpvision.private.training.private_sum import Fetch, PrivateSum, fetcher
 from dpvision.public import assist
 from dpvision.views import Views
 

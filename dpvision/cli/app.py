@@ -130,4 +130,4 @@ def _is_first_to_stop() -> bool:
     """Whether this is the first of several worker processes that stop: one of them reports why."""
     from dpvision.private.training import ranks
 
-    return ranks.first_to_tell()
+    return ranks.is_first_to_report()

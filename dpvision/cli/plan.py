@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpvision.private.accounts.accounts import Accounts
     from dpvision.private.statistics.release import Prepared as PreparedRelease
     from dpvision.private.training.train import Prepared
-    from dpvision.private.training.tune import Prepared as PreparedTuning
+    from dpvision.private.training.tune import PreparedTuning
 
 TRAINED = {
     "head": "the head alone",
@@ -103,15 +103,14 @@ def _as_text(answer: Mapping[str, Any]) -> dict[str, str]:
 def show_training(prepared: Prepared, accounts: Accounts) -> None:
     """Print the plan of a training, with what is public and how it is known."""
     from dpvision.private.training import ranks as distributed
-    from dpvision.private.training.timing import seconds
-    from dpvision.private.training.units import units
+    from dpvision.private.training.private_sum import count_units
     from dpvision.settings import cross_checks
     from dpvision.settings.figures import upper
 
     config, event, sampler = prepared.config, prepared.event(), prepared.sampler
     ranks = distributed.ranks()
     where = "this machine" if ranks == 1 else f"{ranks} worker processes like this one"
-    weights = sum(p.numel() for p in prepared.model().parameters() if p.requires_grad)
+    weights = sum(p.numel() for p in prepared.network.build().parameters() if p.requires_grad)
     table(
         {
             **_data(prepared, config.unit),
@@ -120,7 +119,7 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",
-            "time": f"about {duration(seconds(prepared, ranks=ranks))} on {where} as it is now",
+            "time": f"about {duration(prepared.estimate_seconds(ranks=ranks))} on {where} as it is now",
             "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
@@ -130,7 +129,7 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
         },
         title="plan",
     )
-    here = units(prepared.data.train, config.unit)
+    here = count_units(prepared.data.train, config.unit)
     assert config.n
     if not 0.67 < here / config.n < 1.5:
         say(f"  note, not for release: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
@@ -144,7 +143,7 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
             f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
             "large. Fix: --lr 0.5."
         )
-    if prepared.synthetic is not None and prepared.synthetic.originals is not None:
+    if prepared.public.images is not None and prepared.public.images.originals is not None:
         channels, height, width = prepared.shape
         say(f"  note: the public images were converted to {height}x{width} pixels of {channels} channels.")
     _notes(prepared, accounts)
@@ -162,7 +161,7 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
             **_data(first, first.config.unit),
             "candidates": f"{len(prepared.candidates):,}, each trial one of them, all equally likely",
             "trials": f"{stop.mean:.4g} expected, drawn in secret (negative binomial, eta {stop.eta:g}, gamma "
-            f"{stop.gamma:.4g}); with probability {stop.chances(1)[0]:.0%} there is only one",
+            f"{stop.gamma:.4g}); with probability {stop.probabilities(1)[0]:.0%} there is only one",
             "trained by": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
             "one trial": f"epsilon {upper(alone, 4)}, which leaves room for the choice",
             "score": f"accuracy on {len(prepared.score):,} public images ({prepared.score_on['file']})",
@@ -251,10 +250,11 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     from dpvision.core import accountant, adaptive
     from dpvision.settings.figures import upper
 
-    if not prepared.before:
+    if not prepared.public.earlier_events:
         return {}
     both = accountant.epsilon(
-        adaptive.compose((*prepared.before, prepared.event()), prepared.config.delta), prepared.config.delta
+        adaptive.compose((*prepared.public.earlier_events, prepared.event()), prepared.config.delta),
+        prepared.config.delta,
     )
     return {
         "in total": f"epsilon {upper(both, 4)}, together with what the initial weights reveal of their training data"

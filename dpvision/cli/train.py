@@ -69,10 +69,10 @@ def train(
 
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
-    from dpvision.private.training.trackers import require
+    from dpvision.private.training.metrics import require_installed
     from dpvision.storage.run_folder import next_free, require_free
 
-    require(track)
+    require_installed(track)
     settings = training_settings(recipe, config, flags)
     if not (dry_run or plan):
         require_free(out := out or next_free())
@@ -132,11 +132,11 @@ def resume(
     from dpvision.cli import screen
     from dpvision.cli.plan import note_other_ranks
     from dpvision.private.training import ranks
-    from dpvision.private.training.trackers import require
+    from dpvision.private.training.metrics import require_installed
     from dpvision.private.training.train import reopen
     from dpvision.storage.run_folder import Run
 
-    require(track)
+    require_installed(track)
     changes = read(Config, flags)
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if it is not the folder of a run

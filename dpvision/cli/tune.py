@@ -78,7 +78,7 @@ def tune(
     from dpvision.cli.plan import show_tuning
     from dpvision.cli.report import write_report
     from dpvision.private.accounts.accounts import choose
-    from dpvision.private.training.tune import prepare, proceed, without_times
+    from dpvision.private.training.tune import hide_times, prepare, proceed
     from dpvision.released.report import card, sentence
 
     with screen.progress("reading images"):
@@ -92,7 +92,7 @@ def tune(
     with screen.progress("tuning"):  # without a count: the number of trials is secret
         run = proceed(prepared, out, accounts=accounts)
     paths = write_report(run)
-    without_times(run)
+    hide_times(run)
     facts = run.facts()["tuning"]
     chosen = ", ".join(f"{name} {value}" for name, value in facts["chosen"].items())
     screen.say(f"chosen: {chosen}; right on {facts['score_of_the_chosen']:.2%} of the public images")

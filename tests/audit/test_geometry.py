@@ -22,7 +22,7 @@ from dpvision.data import load
 from dpvision.errors import PrivacyError
 from dpvision.models import build
 from dpvision.private.training import train
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
 from tests.private.engine.oracle import unit_gradients
@@ -192,7 +192,7 @@ def test_a_head_that_was_trained_alone_is_measured_alone(run: Run, tmp_path: Pat
     code, _, err = run("geometry", made.folder, source, *FEW)
     assert code == 0, err
     content = json.loads(Path("geometry/geometry.json").read_text())
-    head = prepared.model()[-1]
+    head = prepared.network.build()[-1]
     assert content["part"] == "head" and content["parameters"] == sum(p.numel() for p in head.parameters())
 
 

@@ -25,7 +25,7 @@ from dpvision.audit.hessian import (
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
 from dpvision.models.resnets import StandardisedConv2d
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 
 
 def _matrix(spectrum: Sequence[float], seed: int = 0) -> Tensor:

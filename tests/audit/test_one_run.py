@@ -18,7 +18,7 @@ from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.engine import ClippedSum
-from dpvision.private.training.canaries import Carried, inside, toss
+from dpvision.private.training.canaries import Canaries, draw_inclusion, read_inclusion
 from dpvision.private.training.prepare import prepare
 from dpvision.private.training.train import begin, proceed
 from dpvision.settings.training import Config, merge
@@ -86,24 +86,24 @@ def test_invalid_arguments_are_refused() -> None:
         one_run([0, 1], [True, False], guesses=3, delta=DELTA)
 
 
-def _carried(count: int = 4, units: int = 3) -> Carried:
+def _carried(count: int = 4, units: int = 3) -> Canaries:
     inside = np.arange(count) % 2 == 0
-    return Carried(inside, PoissonSampler(1, 2, 5), sigma=1.0, seed=0, units=units)
+    return Canaries(inside, PoissonSampler(1, 2, 5), sigma=1.0, seed=0, units=units)
 
 
 def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> None:
     """The sum without them, plus a vector for each drawn canary: orthogonal, of norm C."""
     model, clip = nn.Linear(8, 1, bias=False), 0.7
     clipped_sum, carried = ClippedSum(model, lambda out, _: out[:, 0], clip=clip), _carried()
-    wrapped = carried.sum_of(clipped_sum)
+    wrapped = carried.add_to(clipped_sum)
 
     def fetch(drawn: np.ndarray, _seed: int):
         assert drawn.min() >= 0 and drawn.max() < 3, "no canary reaches the data"
         return torch.ones(len(drawn), 8), torch.zeros(len(drawn)), [1] * len(drawn)
 
     def total(drawn: list[int], step: int) -> torch.Tensor:
-        carried.begin(step, clipped_sum.size)
-        return wrapped.sum([carried.fetch_of(fetch)(np.array(drawn), 0)])
+        carried.start_step(step, clipped_sum.size)
+        return wrapped.sum([carried.wrap_fetch(fetch)(np.array(drawn), 0)])
 
     assert carried.units == 5 and wrapped.sensitivity == clip and wrapped.units_at_a_time == clipped_sum.units_at_a_time
     without, one, other, both = (total(drawn, 1) for drawn in ([2, 4], [0, 2, 4], [1, 2, 4], [0, 1, 2, 4]))
@@ -117,14 +117,16 @@ def test_a_canary_contributes_a_vector_of_norm_c_in_a_direction_of_its_own() -> 
 
 def test_insertions_are_fair_secret_and_checked() -> None:
     key = Key.for_tests("a")
-    draws = toss(key, 2000)
-    assert draws == toss(key, 2000) != toss(Key.for_tests("b"), 2000) and 880 < draws.count("1") < 1120
-    assert inside({"canaries": "0110"}, 4).tolist() == [False, True, True, False]
+    draws = draw_inclusion(key, 2000)
+    assert (
+        draws == draw_inclusion(key, 2000) != draw_inclusion(Key.for_tests("b"), 2000) and 880 < draws.count("1") < 1120
+    )
+    assert read_inclusion({"canaries": "0110"}, 4).tolist() == [False, True, True, False]
     for wrong in (None, "011", "01x0"):
         with pytest.raises(DataError, match="canaries"):
-            inside({"canaries": wrong}, 4)
+            read_inclusion({"canaries": wrong}, 4)
     with pytest.raises(ConfigError, match="--canaries 8 or fewer"):
-        _carried(9).begin(0, 8)
+        _carried(9).start_step(0, 8)
     for few in (-1, 1):
         with pytest.raises(ConfigError, match=f"canaries is {few}"):
             Config(canaries=few)
@@ -177,7 +179,7 @@ def test_a_run_whose_noise_is_wrong_is_refuted_by_its_own_canaries(
 def test_too_many_canaries_are_refused_before_anything_is_charged(tmp_path: Path, changes: dict) -> None:
     write_data(tmp_path / "data.npz")
     prepared = prepare(str(tmp_path / "data.npz"), merge(Config(), SETTINGS | changes, source="test"))
-    with pytest.raises(ConfigError, match=r"a step learns .* weights"):
+    with pytest.raises(ConfigError, match=r"a step trains .* weights"):
         begin(prepared, tmp_path / "run", test_key="canaries")
     assert not (tmp_path / "run").exists() and not list(run_folder.home().glob("ledgers/*.jsonl"))
 
@@ -191,7 +193,7 @@ def test_changed_insertions_are_refused(tmp_path: Path) -> None:
     run, left = begin(prepared, tmp_path / "run", test_key="canaries"), iter([False] * 5 + [True])
     assert not proceed(run, prepared, stop=lambda: next(left)).complete
     run.write_facts({**run.facts(), "canaries": "1" * 200})
-    with pytest.raises(LedgerMismatch, match="same noise would show"):
+    with pytest.raises(LedgerMismatch, match="same noise would reveal"):
         proceed(run, prepared)
 
 

@@ -19,7 +19,6 @@ from dpvision.core import accountant
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError, PrivacyWarning
 from dpvision.estimators import PrivateImageClassifier, account_of, ledger
-from dpvision.private.training import train
 from dpvision.released.folder import read_release
 from dpvision.released.learners import DiscriminantLearner
 from dpvision.released.report import card
@@ -49,7 +48,7 @@ def test_the_charge_comes_before_the_classifier(monkeypatch: pytest.MonkeyPatch)
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "_descend", killed)
+    monkeypatch.setattr("dpvision.private.training.loop._descend", killed)
     found = classifier()
     with pytest.raises(KeyboardInterrupt):
         found.fit(x[:200], y[:200])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpvision.models import build
 from dpvision.private.engine import ClippedSum, Public
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 from dpvision.public import assist
 from dpvision.public.assist import Assisted
 

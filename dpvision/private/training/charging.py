@@ -20,19 +20,19 @@ from dpvision.storage import run_folder
 def charge(
     run: run_folder.Run, prepared: Prepared, model: nn.Module, team: Team, data: str, paid: Charge | None = None
 ) -> tuple[State, Key, Charge]:
-    """Rank 0: decide on the branch, charge for it, and tell the others when the charge is on the disk.
+    """On rank 0: decide on the branch, charge for it, and notify the others when the charge is on the disk.
 
     A trial of a tuning was `paid` for with the whole. `data` names all that is computed with. Other features under the
-    same noise would show records, so they are refused; those that another machine or version computed may round
-    otherwise, and are a new branch.
+    same noise would reveal records, so they are refused; those that another machine or version computed may round
+    differently, and are a new branch.
     """
     config, facts = prepared.config, run.facts()
     before = State.load(run.state, model)
     state, key = same_or_new_branch(before, config, data=data)
     if state.branch != before.branch:
-        prepared.require_separable()  # by trial on this machine, with these settings, before they are charged
+        prepared.require_certificate()  # by trial on this machine, with these settings, before they are charged
     team.text(state.key)
-    team.wait()  # for all to find the key: without it, nothing need be charged
+    team.wait()  # until all find the key: without it, nothing need be charged
     accounts = read_accounts(facts)
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
@@ -67,14 +67,14 @@ def charge(
 
 
 def _no_charge(state: State, name: str, event: Event) -> Charge:
-    """For a branch that has no steps left: it does nothing to the data, and the ledger gets no line."""
+    """Return a charge for a branch without steps: it does nothing to the data, and the ledger gets no line."""
     return Charge(state.branch, name, event, datetime.now(UTC).isoformat(timespec="seconds"), state.private)
 
 
 def _trial_of(run: run_folder.Run, paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
-    """One of the trials that a tuning on the account was charged for, as a charge of its own noise.
+    """Return the charge of one of the trials that a tuning on the account was charged for.
 
-    It lies in the folder of that tuning, which is not finished: a charge pays for the trials that it was drawn for.
+    The trial is in the folder of that tuning, which is not finished: a charge pays for its own trials.
     """
     if paid not in account.charges:
         raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
@@ -82,14 +82,14 @@ def _trial_of(run: run_folder.Run, paid: Charge, account: Account, event: Event,
     tuning = run_folder.Run(run.folder.parents[2])
     inside = run.folder.parent == tuning.operator / "trials" and (tuning.operator / "run.json").exists()
     if not inside or (tuning.facts().get("run"), tuning.facts().get("complete")) != (paid.run, False):
-        raise LedgerMismatch(f"{run.folder}: is no trial of a tuning that is under way, and nothing else paid for it.")
+        raise LedgerMismatch(f"{run.folder}: is not a trial of a tuning in progress, and nothing else paid for it.")
     return charge
 
 
 def await_charge(
     run: run_folder.Run, prepared: Prepared, model: nn.Module, team: Team, data: str
 ) -> tuple[State, Key, Charge]:
-    """The other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
+    """On the other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
     path = run_folder.key_path(team.text())
     key = Key.read(path)
     if key is None:

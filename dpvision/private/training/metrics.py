@@ -1,18 +1,29 @@
-"""Test accuracy at a few steps of a training, and the epsilon that it was charged for: the lines of metrics.jsonl, all
-of which may be released.
+"""The lines of metrics.jsonl, all of which may be released, and the trackers that show them elsewhere.
 
-Every line has the epsilon of the whole training: it is charged before the first step, and who stops early because of
-an accuracy on one of these lines has revealed no less.
+A line has the test accuracy at a few steps of a training, and the epsilon of the whole training: it is charged before
+the first step, and stopping early because of an accuracy on one of these lines reveals no less.
+
+A tracker is any object with `log(figures, step)`, or a program by name. It gets what a line of metrics.jsonl holds, and
+of that only RELEASED: epsilon, the test accuracies and the number of images they are measured on. The training loss,
+true batch sizes and shares of clipped units never get here. It can also see when it is called, at 20 steps at most;
+running time is outside the guarantee. A tracker that raises does not stop the training: the figures are in
+metrics.jsonl whatever it does. One note is printed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from dpvision.core.events import Capped, Event
+from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.state import State, trainable
@@ -20,32 +31,126 @@ from dpvision.settings import quick
 
 POINTS = 20
 RECORDS = 2000  # of the test split, at every point but the last
+RELEASED = ("epsilon", "test_accuracy_ema", "test_accuracy_last", "test_images")
 
 
 def stated_epsilon(event: Event, delta: float) -> float:
-    """The epsilon of all that the run was charged for; the budget's where its settings changed on the way."""
+    """Return the epsilon of all that the run was charged for; the budget's where its settings changed on the way."""
     return quick.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
 
 
-def marks(prepared: Prepared) -> set[int]:
-    """Steps after which accuracy is looked at: so few that it takes about a quarter of the training's time at most.
+def measured_steps(prepared: Prepared) -> set[int]:
+    """Return the steps after which accuracy is measured: few enough to take about a quarter of the time at most.
 
-    To train on a view costs about three times what it costs to look at an image. All of it is public.
+    To train on a view costs about three times as much as to evaluate an image. All of it is public.
     """
     steps, points = prepared.sampler.steps, POINTS
     if prepared.data.test is not None:
-        looks = 2 * min(len(prepared.data.test), RECORDS)
-        points = min(points, max(1, 3 * prepared.sampler.batch * steps * prepared.config.views // (4 * looks)))
+        evaluated = 2 * min(len(prepared.data.test), RECORDS)
+        points = min(points, max(1, 3 * prepared.sampler.batch * steps * prepared.config.views // (4 * evaluated)))
     return {max(1, round(i * steps / points)) for i in range(1, points + 1)}
 
 
-def line(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, epsilon: float) -> dict[str, Any]:
-    """Accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
-    found: dict[str, Any] = {"step": state.step, "epsilon": epsilon}
+def measure(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, epsilon: float) -> dict[str, Any]:
+    """Measure the accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
+    line: dict[str, Any] = {"step": state.step, "epsilon": epsilon}
     if test is not None:
         most = None if state.step == prepared.sampler.steps else RECORDS
-        found["test_images"] = min(len(test), most or len(test))
+        line["test_images"] = min(len(test), most or len(test))
         for name, weights in (("ema", state.ema), ("last", state.weights)):
             vector_to_parameters(weights, trainable(model))
-            found[f"test_accuracy_{name}"] = accuracy(prepared.learner(model)[0], test, most=most)
-    return found
+            line[f"test_accuracy_{name}"] = accuracy(prepared.network.learner(model)[0], test, most=most)
+    return line
+
+
+class Tracker(Protocol):
+    """The part of a tracker that a training uses."""
+
+    def log(self, figures: dict[str, float], /, step: int) -> object: ...
+
+
+def send_to(trackers: Sequence[Tracker]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that sends a line of metrics.jsonl to every tracker."""
+    failed: set[int] = set()
+
+    def send(line: Mapping[str, Any]) -> None:
+        for number, tracker in enumerate(trackers):
+            figures = {key: float(line[key]) for key in RELEASED if key in line}
+            try:
+                tracker.log(figures, step=int(line["step"]))
+            except Exception as exc:  # a tracker may raise anything
+                if number not in failed:
+                    failed.add(number)
+                    _print_note(f"{type(tracker).__name__} failed at step {line['step']}", exc)
+
+    return send
+
+
+def require_installed(names: Iterable[str]) -> None:
+    """Require that trackers are installed, before anything is begun."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"--track {name}: {name} is not installed. Fix: pip install -c constraints.txt -e '.[{name}]'."
+            )
+
+
+@contextmanager
+def open_trackers(names: Iterable[str], folder: Path) -> Iterator[list[Tracker]]:
+    """Open the trackers of these names for the run in `folder`, and close them at the end."""
+    trackers: dict[str, Any] = {}
+    for name in names:
+        try:
+            trackers[name] = NAMED[name](folder)
+        except Exception as exc:
+            _print_note(f"{name} did not start", exc)
+    try:
+        yield list(trackers.values())
+    finally:
+        for name, tracker in trackers.items():
+            try:
+                tracker.close()
+            except Exception as exc:
+                _print_note(f"{name} did not close", exc)
+
+
+class TensorBoard:
+    """A curve for each figure, in operator/tensorboard: its file names contain the name of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "operator" / "tensorboard"))
+
+    def log(self, figures: dict[str, float], /, step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackio:
+    """A run of project dpvision, with the folder's name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._trackio = importlib.import_module("trackio")
+        self._trackio.init(project="dpvision", name=folder.name)
+
+    def log(self, figures: dict[str, float], /, step: int) -> None:
+        self._trackio.log(figures, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+NAMED = {"tensorboard": TensorBoard, "trackio": Trackio}
+
+
+def _print_note(what: str, exc: Exception) -> None:
+    print(
+        f"note: {what} ({exc!r}); the training continues; metrics.jsonl has all figures.",
+        file=sys.stderr,
+        flush=True,
+    )

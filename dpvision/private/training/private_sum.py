@@ -1,15 +1,18 @@
-"""One step of training: draw units, sum their clipped gradients over all ranks, and let the gate add the noise.
+"""One step of training: draw units, fetch their views, sum their clipped gradients over all ranks, add noise.
 
-Formal guarantee: over the steps that were charged, `step` releases exactly what the gate's charge describes: the gate
-draws, and gives each noisy sum once (core/gate.py). The result is divided by the public expected batch size, never by
-how many units were drawn.
+Follow one private image: `Inputs` makes a tensor of it, `fetcher` makes views of that tensor for the unit it belongs
+to, the clipped sum (private/engine) bounds the unit's contribution, and the gate (core/gate.py) adds the noise.
 
-With several ranks, unit i belongs to rank i % ranks and has its coin there, from a stream of that rank alone: still one
-coin per unit and step at the same rate, so the event is the same. The clipped sums of all ranks meet on rank 0, which
-adds the noise once; every rank gets the same noisy sum.
+Formal guarantee: over the steps that were charged, `step` returns exactly what the gate's charge describes: the gate
+draws, and gives each noisy sum once. The result is divided by the public expected batch size, never by the number of
+units that were drawn. A unit's views are a function of that unit alone and of random numbers of its own.
 
-What is random in a unit's views comes from the key as well, from a seed that is fresh for each step and used with the
-unit's own number: secret, independent of the coins and the noise, and for one unit whatever the others are.
+With several ranks, unit i belongs to rank i % ranks and is drawn there, from a stream of that rank alone: still one
+independent draw per unit and step at the same rate, so the event is the same. The clipped sums of all ranks meet on
+rank 0, which adds the noise once; every rank gets the same noisy sum.
+
+The random numbers of a unit's views come from the key as well, from a seed that is fresh for each step and used with
+the unit's own number: secret, independent of the sampling and the noise, and the same whatever the other units are.
 """
 
 from __future__ import annotations
@@ -26,12 +29,53 @@ from dpvision.core.clipping import Public
 from dpvision.core.gate import Gate
 from dpvision.core.rows import BoundedSum
 from dpvision.core.sampling import PoissonSampler
-from dpvision.errors import PrivacyError
+from dpvision.data import Split
+from dpvision.errors import ConfigError, PrivacyError
+from dpvision.models.inputs import Inputs
 from dpvision.private.engine.clipped_sum import Batch
 from dpvision.private.training.ranks import ALONE, Team
+from dpvision.views import UnitRandom, Views
 
-# (indices of the units drawn, seed of their views) -> images, targets, and how many consecutive images each unit has.
+# (numbers of the units drawn, seed of their views) -> images, targets, and the number of consecutive images per unit.
 Fetch = Callable[[NDArray[np.int64], int], tuple[Tensor, Tensor, list[int]]]
+
+
+def count_units(split: Split, unit: str) -> int:
+    """Return the number of units: those that the sampler draws from, and `n` where it was not declared."""
+    if unit == "image":
+        return len(split.labels)
+    if split.persons is None:
+        raise ConfigError("--unit person needs to know who is on each image, such as a CSV column 'person'.")
+    return len(np.unique(split.persons))
+
+
+def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fetch:
+    """Return a function that makes views and targets of units; views of an image are consecutive, as a person's are."""
+    images_of: Callable[[int], NDArray[np.int64]] | None = None
+    if unit == "person":
+        assert split.persons is not None
+        images_of = group_by_person(split.persons)
+
+    def fetch(drawn: NDArray[np.int64], seed: int) -> tuple[Tensor, Tensor, list[int]]:
+        rows, counts = drawn, [1] * len(drawn)
+        if images_of is not None and len(drawn):
+            parts = [images_of(int(i)) for i in drawn]
+            rows, counts = np.concatenate(parts), [len(p) for p in parts]
+        images, labels = inputs(rows), torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64))
+        if views is None:
+            return images, labels, counts
+        images, targets = views(images, labels, UnitRandom.grouped(seed, drawn, counts))
+        return images, targets, [count * views.count for count in counts]
+
+    return fetch
+
+
+def group_by_person(persons: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
+    """Return a function from a person's number to their images: a person is one unit, and the images are its views."""
+    order = np.argsort(persons, kind="stable")
+    _, starts = np.unique(persons[order], return_index=True)  # ids need not be consecutive; nobody is without images
+    images = np.split(order, starts[1:])
+    return lambda person: images[person]
 
 
 class Sum(Protocol):
@@ -57,12 +101,12 @@ class PrivateSum:
         self.sum_with(clipped_sum)
 
     def sum_with(self, clipped_sum: Sum) -> None:
-        """From now on other weights' gradients: the same event, as each step's noise is scaled to what is summed."""
+        """Sum gradients of other weights from now on: the event stays, as the noise is scaled to each sum."""
         self._clipped_sum = clipped_sum
         self._units_at_a_time = max(1, clipped_sum.units_at_a_time // self._views)
 
     def step(self, number: int, units: int, fetch: Fetch, public: Public | None = None) -> Tensor:
-        """The noisy mean gradient of one step, as a flat float64 vector on the CPU; the same bits on every rank.
+        """Return the noisy mean gradient of one step, a flat float64 vector on the CPU, the same bits on every rank.
 
         `public` shapes contributions before they are clipped, and must be public: the sensitivity stays what it is.
         """
@@ -72,18 +116,18 @@ class PrivateSum:
         drawn = self._gate.draw(number, units, rank=self._team.rank, ranks=self._team.ranks)
         share = self._clipped_sum.sum(self._in_parts(number, drawn, fetch), public).cpu()
         total = self._team.total(share)
-        noisy = torch.empty_like(share) if total is None else self._noisy(total, number)
+        noisy = torch.empty_like(share) if total is None else self._add_noise(total, number)
         return self._team.from_first(noisy) / self._batch
 
     def _in_parts(
         self, number: int, drawn: NDArray[np.int64], fetch: Fetch
     ) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-        """A few units at a time, so that memory does not grow with the batch."""
+        """Yield a few units at a time, so that memory does not grow with the batch."""
         words = self._gate.stream("views", number).words(2)
         seed = int(words[0]) << 64 | int(words[1])
         for start in range(0, len(drawn), self._units_at_a_time):
             yield fetch(drawn[start : start + self._units_at_a_time], seed)
 
-    def _noisy(self, total: Tensor, number: int) -> Tensor:
-        """On rank 0 only, so once in a step."""
+    def _add_noise(self, total: Tensor, number: int) -> Tensor:
+        """Add the noise of a step: on rank 0 only, so once."""
         return torch.from_numpy(self._gate.noisy(BoundedSum(total.numpy(), self._clipped_sum.sensitivity), number))

@@ -1,15 +1,15 @@
-"""Ranks that train together: who this process is, and the few messages that pass between ranks.
+"""Ranks, the worker processes of one training: which one this is, and the few messages that pass between them.
 
-Formal guarantee: a rank's clipped sum goes to rank 0 and to nobody else, and only what rank 0 hands out comes back.
-Neither keys nor images travel. Shares are added in the order of the ranks, so the total does not depend on timing.
-Started without torchrun there is one rank, and every message is its own answer.
+Formal guarantee: a rank's clipped sum is sent to rank 0 alone, and only what rank 0 sends out comes back. Neither keys
+nor images are sent. Shares are added in the order of the ranks, so the total does not depend on timing. Without
+torchrun there is one rank, and every message is its own answer.
 
 Every message has rank 0 at one end, by plain send and receive: the backend's own reduce passes partial sums from rank
 to rank, and its collectives run in threads that may abort the interpreter when it ends (torch 2.13, gloo).
 
     edge case                      behaviour
     a rank ends or is unreachable  the next message raises RankLost on every other rank
-    a rank hangs                   the same, after PATIENCE
+    a rank hangs                   the same, after TIMEOUT
     ranks that differ              refused by `require_same` on all of them, before anything is charged
 """
 
@@ -29,9 +29,9 @@ from torch import Tensor
 from dpvision.errors import ConfigError, RankLost
 
 # How long a rank waits for another: longer than rank 0 needs to measure accuracy and to save.
-PATIENCE = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
 LONGEST_TEXT = 64
-_store: dist.Store | None = None  # what the ranks met at; it outlives a lost rank
+_store: dist.Store | None = None  # where the ranks met; it outlives a failed rank
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Team:
         return self.rank == 0
 
     def total(self, share: Tensor) -> Tensor | None:
-        """The sum of all shares, in place, on rank 0; None on the others, who see no share but their own."""
-        with _noticing(self):
+        """Return the sum of all shares, in place, on rank 0; None on the others, which see no share but their own."""
+        with _raising_rank_lost(self):
             if not self.first:
                 dist.send(share, 0)
                 return None
@@ -59,8 +59,8 @@ class Team:
             return share
 
     def from_first(self, value: Tensor) -> Tensor:
-        """Rank 0's value on every rank; elsewhere `value` only says how large it is, and is overwritten."""
-        with _noticing(self):
+        """Return rank 0's value on every rank; elsewhere `value` only has its size, and is overwritten."""
+        with _raising_rank_lost(self):
             if not self.first:
                 dist.recv(value, 0)
                 return value
@@ -69,7 +69,7 @@ class Team:
             return value
 
     def text(self, text: str = "") -> str:
-        """Rank 0's short text on every rank."""
+        """Return rank 0's short text on every rank."""
         letters = torch.tensor(list(text.encode().ljust(LONGEST_TEXT, b"\0")), dtype=torch.uint8)
         return bytes(self.from_first(letters).tolist()).rstrip(b"\0").decode()
 
@@ -80,11 +80,11 @@ class Team:
         return bool(self.from_first(flag).item())
 
     def wait(self) -> None:
-        """Go on when all ranks have come here."""
+        """Wait until all ranks have come here."""
         self.any(False)
 
     def require_same(self, facts: dict[str, str]) -> None:
-        """Refuse, on all ranks, where they differ in one of these. Digests travel, not the facts."""
+        """Refuse, on all ranks, where they differ in one of these. Digests are sent, not the facts."""
         for name, fact in facts.items():
             digest = hashlib.blake2b(fact.encode(), digest_size=16).hexdigest()
             if self.any(self.text(digest) != digest):
@@ -98,16 +98,16 @@ ALONE = Team()
 
 
 def start() -> None:
-    """Meet the other ranks where torchrun says so; otherwise nothing happens."""
+    """Meet the other ranks where torchrun started several; else do nothing."""
     global _store
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
             return
-        _store, rank, ranks = next(dist.rendezvous("env://", timeout=PATIENCE))
-        dist.init_process_group("gloo", store=_store, rank=rank, world_size=ranks, timeout=PATIENCE)
+        _store, rank, ranks = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        dist.init_process_group("gloo", store=_store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     except ValueError as exc:
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment asks for ranks, but does not say how they meet "
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment asks for several ranks, but not how they meet "
             f"({exc}). Fix: start with `torchrun --nproc-per-node 2 -m dpvision ...`, or unset WORLD_SIZE."
         ) from exc
     except RuntimeError as exc:
@@ -115,20 +115,22 @@ def start() -> None:
 
 
 def team() -> Team:
-    """Who trains together from here on."""
+    """Return this process as a member of all that train together."""
     return Team(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ALONE
 
 
 def rank() -> int:
+    """Return the number of this process, from 0."""
     return team().rank
 
 
 def ranks() -> int:
+    """Return the number of processes that train together."""
     return team().ranks
 
 
-def first_to_tell() -> bool:
-    """Whether this rank should print the error that it stops for: one that strikes all ranks is told once."""
+def is_first_to_report() -> bool:
+    """Whether this rank should print the error that it stops for: one that stops all ranks is printed once."""
     if _store is None:
         return os.environ.get("RANK", "0") == "0"
     try:
@@ -138,16 +140,16 @@ def first_to_tell() -> bool:
 
 
 @contextmanager
-def _noticing(team: Team) -> Iterator[None]:
+def _raising_rank_lost(team: Team) -> Iterator[None]:
     try:
         yield
     except RuntimeError as exc:
         raise RankLost(
-            f"rank {team.rank} of {team.ranks} lost touch with another rank, which ended or cannot be reached "
+            f"rank {team.rank} of {team.ranks} lost contact with another rank, which ended or cannot be reached "
             f"({_reason(exc)})."
         ) from exc
 
 
 def _reason(exc: RuntimeError) -> str:
-    """The backend's own words, without the place in its source and its advice."""
+    """Return the backend's own message, without its source line and its advice."""
     return str(exc).split("\n")[0].rsplit(".cc:", 1)[-1].split("] ", 1)[-1].split(". ")[0].rstrip(".")

@@ -1,10 +1,10 @@
-"""The state of a run between two steps, and the branch it is on: what names its noise and its charge.
+"""The state of a run between two steps, and the branch it is on, which names its noise and its charge.
 
 Formal guarantee: two stretches of training with the same branch name, key and step draw the same noise for the same
 weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
 noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
-point is another branch. A state that goes on under the same noise is signed with the run's key: one that was made by
-hand is refused. A branch is named when it is first charged, and by the very features that it computes with.
+point is another branch. A state that continues under the same noise is signed with the run's key: one that was written
+by hand is refused. A branch is named when it is first charged, and by the very features that it computes with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpvision.core.events import Budget, Capped, Event, exposures, from_json, to
 from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
-from dpvision.private.training import ranks as distributed
+from dpvision.private.training import ranks
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import WAYS, Config, merge
 from dpvision.storage import run_folder, safetensors
@@ -46,13 +46,14 @@ class State:
     branch: str = ""  # names the noise and the charge; it has no name before it is charged
     data: str = ""  # names all that it computes with: records, public files, the bytes of features
     first: int = 0  # the step at which this branch began
-    path: tuple[Event, ...] = ()  # what the first weights revealed, and earlier branches as they were charged
+    path: tuple[Event, ...] = ()  # what the initial weights revealed, and earlier branches as they were charged
     software: str = ""
     digest: str = ""  # of the file it was read from
     second: Tensor | None = None  # AdaDPS: the second moment of public gradients
     canaries: Tensor | None = None  # the score of each so far: a function of noisy sums too
 
     def dump(self) -> bytes:
+        """Return the bytes of the state's file, signed with the run's key."""
         header = {
             "step": str(self.step),
             "first": str(self.first),
@@ -69,17 +70,20 @@ class State:
         return safetensors.dump(tensors, header, sign=None if key is None else key.sign)
 
     def save(self, run: run_folder.Run) -> None:
+        """Write the state's file into the run folder."""
         files.write(run.state, self.dump())
 
     @staticmethod
     def config_of(header: dict[str, str], path: Path) -> Config:
+        """Read the settings from the header of a state's file."""
         try:
             return merge(Config(), json.loads(header["config"]), source=str(path))
         except safetensors.UNSOUND as exc:
-            raise DataError(f"{path}: does not say which settings it belongs to ({exc}).") from exc
+            raise DataError(f"{path}: does not state which settings it belongs to ({exc}).") from exc
 
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
+        """Read a state's file, for weights of the model's size; its signature is checked while the key exists."""
         flat = parameters_to_vector(trainable(model)).detach()
         config = State.config_of(safetensors.read(path).header, path)
         names = tensors_of(config)
@@ -113,13 +117,13 @@ class State:
 
 
 def tensors_of(config: Config) -> tuple[str, ...]:
-    """What of a state is tensors, each as long as all that is trained, but for the canaries' scores."""
+    """Return the names of a state's tensors, each of the size of all trained weights but for the canaries' scores."""
     second = ("second",) if WAYS[config.assist].second_moment else ()
     return ("weights", "momentum", "ema", *second, *(("canaries",) if config.canaries else ()))
 
 
 def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
-    """Names a stretch of training by everything that shapes it: the same name means the same bits."""
+    """Return a name for a stretch of training from everything that shapes it: the same name means the same bits."""
     first = hashlib.blake2b(state.weights.numpy().tobytes(), digest_size=16).hexdigest()
     where = [state.branch, state.step, state.digest if state.branch else first]
     shaping = [*where, config.hash(), data, software(), key]
@@ -127,15 +131,15 @@ def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
 
 
 def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[State, Key]:
-    """Go on as before if nothing changed; otherwise a branch starts here, with fresh noise and a charge of its own."""
+    """Continue as before if nothing changed; else start a branch here, with fresh noise and a charge of its own."""
     before = state.config
     key = Key.read(run_folder.key_path(state.key))
     if key and state.branch and config.hash() == before.hash() and state.software == software():
         if state.data != data:
             raise LedgerMismatch(
-                "the training data, a public file or the kept features are not those that the run began with, and the "
-                "same noise would show the difference. Fix: remove the run's features from $DPVISION_HOME/features, "
-                "and they are computed anew; or restore the files, or start a new run."
+                "the training data, a public file or the cached features are not those that the run began with, and "
+                "the same noise would reveal the difference. Fix: remove the run's features from "
+                "$DPVISION_HOME/features, and they are computed again; or restore the files, or start a new run."
             )
         return replace(state, config=config, private=state.private and key.private), key
     if (config.steps or 0) < state.step:
@@ -160,7 +164,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
 
 
 def charged_here(state: State) -> Event:
-    """What the state's branch was charged for: all of its steps, also those that were never done.
+    """Return the event that the state's branch was charged for: all of its steps, also those that were never done.
 
     Whoever stops a training where it looks good, and states the epsilon of the steps so far, states too little: which
     steps were done then depends on what was seen.
@@ -171,11 +175,11 @@ def charged_here(state: State) -> Event:
 
 
 def event_charged(state: State, budget: Budget, *, before: int) -> Event:
-    """What the run was charged for, with what its first weights revealed: the first `before` events of its path.
+    """Return the event of all charges of a run and of its initial weights: the first `before` events of its path.
 
-    Branches are chosen one after the other, and results may decide how many there are. Where there are several, the
-    composition of those there are is a meter, and what holds is the account's budget. Added to it is what holds of the
-    first weights, which may have been charged elsewhere.
+    Branches are chosen one after the other, and results may decide how many there are. Where there are several, their
+    composition is a meter, and the guarantee is the account's budget. The guarantee of the initial weights, which may
+    have been charged elsewhere, is added to it.
     """
     here, delta = charged_here(state), state.config.delta
     total = adaptive.compose((*state.path, here), delta)
@@ -189,17 +193,18 @@ def event_charged(state: State, budget: Budget, *, before: int) -> Event:
 
 
 def _point(event: Event, delta: float) -> tuple[float, float]:
-    """An epsilon and a delta that hold, whatever results decided."""
+    """Return an epsilon and a delta that hold, whatever results decided."""
     if isinstance(event, Capped):
         return event.epsilon, event.delta
     return accountant.epsilon(event, delta), delta
 
 
 def software() -> str:
-    """What computes, and who with: anything else may round otherwise, or toss other coins, so it gets fresh noise."""
-    ranks = f", {distributed.ranks()} ranks" if distributed.ranks() > 1 else ""
-    return f"{computing()}, {torch.get_num_threads()} threads{ranks}"
+    """Return what computes, on how many ranks: any other may round or draw differently, so it gets fresh noise."""
+    several = f", {ranks.ranks()} ranks" if ranks.ranks() > 1 else ""
+    return f"{computing()}, {torch.get_num_threads()} threads{several}"
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained."""
     return [p for p in model.parameters() if p.requires_grad]

@@ -1,16 +1,12 @@
-"""Private training: the only place where private data meets the mechanism. It reads top to bottom as things happen.
+"""A run of private training: everything that surrounds the steps (loop.py), in the order in which it happens.
 
     prepare    (prepare.py) read the data, complete the settings from public numbers; nothing is charged
-    run        all of what follows, for the command line, the estimators, tunings and shadow models
-    begin      make the run folder and its key; nothing is charged yet
-    proceed    charge the ledger, then train, then write what may be released; also how a run is resumed
+    run        all of the following, for the command line, the estimators, tunings and shadow models
+    begin      create the run folder and its key; nothing is charged yet
+    proceed    charge the ledger (charging.py), train (loop.py), write what may be released; also resumes a run
 
-Follow one private image: inputs.py turns it into views, `PrivateSum.step` draws, clips, sums and noises. What depends
-on private data otherwise (the true batch size, losses, how many were clipped; with --study, gradients before clipping)
-goes to `operator/` and steers nothing.
-
-Under torchrun every rank runs through all of this with the data of its own share; rank 0 alone charges, adds noise and
-writes. The run folder and $DPVISION_HOME must be on a file system that all ranks see: no key travels.
+Under torchrun every rank runs through all of this with its own share of the data; rank 0 alone charges, adds noise and
+writes. The run folder and $DPVISION_HOME must be on a file system that all ranks see: no key is sent.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision.audit.one_run import audit_one_run
@@ -35,23 +31,19 @@ from dpvision.core.account import Charge
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
+from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.models.inputs import Inputs, predict_classes
-from dpvision.models.parts import CENTRE
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
-from dpvision.private.engine import STYLES, ClippedSum, Tally
-from dpvision.private.training import gradient_study, metrics, ranks
-from dpvision.private.training.canaries import Carried, inside, require_few, toss
+from dpvision.private.training import metrics, ranks
+from dpvision.private.training.canaries import Canaries, draw_inclusion, read_inclusion, require_enough_weights
 from dpvision.private.training.charging import await_charge, charge
-from dpvision.private.training.phases import Phase, fewest_weights, phases
+from dpvision.private.training.loop import Progress, Watch, train_steps
+from dpvision.private.training.metrics import Tracker, open_trackers, send_to
+from dpvision.private.training.network import fewest_weights
 from dpvision.private.training.prepare import Prepared, prepare
-from dpvision.private.training.private_sum import PrivateSum
-from dpvision.private.training.public_gradients import Assistant
+from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.ranks import Team
 from dpvision.private.training.state import State, event_charged, software, trainable
-from dpvision.private.training.trackers import Tracker, opened, told_to
-from dpvision.private.training.units import fetcher, units
-from dpvision.public.assist import ALONE
 from dpvision.released import evaluation, report
 from dpvision.settings.setting import declared
 from dpvision.settings.training import WAYS, Config, merge
@@ -60,21 +52,13 @@ from dpvision.storage.leftovers import clear
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a progress bar may show to the operator."""
-
-    step: int
-    steps: int
-    epsilon: float
-    images: int
-
-
-@dataclass(frozen=True)
 class Outcome:
+    """What became of a run: whether it is complete, what the published weights reveal, and their test accuracy."""
+
     run: run_folder.Run
     complete: bool
-    event: Event  # what the released weights tell
-    accuracy: float | None  # of the released weights on the test split
+    event: Event
+    accuracy: float | None
     seconds: float
     private: bool
 
@@ -84,12 +68,12 @@ class Face:
 
     @contextmanager
     def features(self) -> Iterator[Callable[[int, int], None]]:
-        """While features are computed: called with (done, of)."""
+        """While features are computed: yield a function of (done, total)."""
         yield lambda *_: None
 
     @contextmanager
     def training(self) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
-        """While it trains: called after each step; and whether to stop."""
+        """While it trains: yield a function that is called after each step, and one that returns whether to stop."""
         yield (lambda _: None), (lambda: False)
 
 
@@ -104,16 +88,16 @@ def run(
     track: Sequence[str] = (),
     face: Face | None = None,
 ) -> Outcome:
-    """A whole run in a new folder, or the rest of one that has begun: charge, train, release.
+    """Do a whole run in a new folder, or the rest of one that has begun: charge, train, release.
 
-    The other arguments are those of `begin`. `track` names trackers, which get what goes into metrics.jsonl.
+    The other arguments are those of `begin`. `track` names trackers, which get the lines of metrics.jsonl.
     """
     begun, face, first = to, face or Face(), ranks.team().first
     if not isinstance(begun, run_folder.Run):
         begun = begin(prepared, begun, test_key=test_key, paid=paid, accounts=accounts, key_name=key_name)
     with face.features() as progress:
-        prepared.warm(progress)
-    with opened(track if first else (), begun.folder) as trackers, face.training() as (watch, stop):
+        prepared.compute_features(progress)
+    with open_trackers(track if first else (), begun.folder) as trackers, face.training() as (watch, stop):
         return proceed(begun, prepared, watch=watch, stop=stop, trackers=trackers, paid=paid)
 
 
@@ -126,56 +110,45 @@ def begin(
     accounts: Accounts | None = None,
     key_name: str | None = None,
 ) -> run_folder.Run:
-    """Make the run folder. The key is on the disk before the folder is there, and the charge comes with `proceed`.
+    """Create the run folder. The key is on the disk before the folder exists, and the charge comes with `proceed`.
 
-    A trial of a tuning was `paid` for already: with the charge of the whole. `accounts` are those that will be charged;
-    by default those that the images are found on. `key_name` is the name of the run's key; by default a random one.
+    A trial of a tuning is `paid` for already, with the charge of the whole. `accounts` are those to charge; by default
+    those that the images are found on. `key_name` is the name of the run's key; by default a random one.
     """
     team = ranks.team()
-    with _advice("Nothing was charged. Fix: see to that rank, then start all of them again."):
-        _require_same(prepared, team)
+    with _advise("Nothing was charged. Fix: see to that rank, then start all of them again."):
+        _require_same_on_all_ranks(prepared, team)
         run = run_folder.Run(Path(os.path.abspath(folder)))
         if team.first:
             accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
-            run = _begin(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
+            run = _create(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
-            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 made. Fix: --out on a file system "
+            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 created. Fix: --out on a file system "
             "that all ranks share."
         )
     return run
 
 
-def _begin(
+def _create(
     prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None, accounts: Accounts, key_name: str
 ) -> run_folder.Run:
+    config = prepared.config
     run_folder.require_free(folder)
     if paid is None:
-        accounts.require_room(prepared.event(), prepared.config)
-    model = prepared.model()
-    prepared.require_separable()
+        accounts.require_room(prepared.event(), config)
+    model = prepared.network.build()
+    prepared.require_certificate()
     require_room_for_canaries(prepared)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
     key.write(run_folder.key_path(key_name))
-    facts = {
-        "run": secrets.token_hex(6),
-        "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
-        "fingerprint": prepared.fingerprint,
-        "accounts": accounts.to_facts(),
-        "in_order": prepared.in_order,
-        "public": prepared.public,
-        "read_off": list(prepared.read_off),
-        "shape": list(prepared.shape),
-        "class_names": list(prepared.data.classes),
-        "threads": torch.get_num_threads(),
-        "ranks": ranks.ranks(),
-        "complete": False,
-    }
+    facts = facts_of(prepared, secrets.token_hex(6), accounts)
+    facts |= {"threads": torch.get_num_threads(), "ranks": ranks.ranks(), "complete": False}
     if paid is not None:
         facts["trial_of"] = paid.run
-    if prepared.config.canaries:
-        facts["canaries"] = toss(key, prepared.config.canaries)
+    if config.canaries:
+        facts["canaries"] = draw_inclusion(key, config.canaries)
     weights = parameters_to_vector(trainable(model)).detach()
     state = State(
         weights=weights,
@@ -183,29 +156,42 @@ def _begin(
         ema=weights.clone(),
         key=key_name,
         private=key.private,
-        config=prepared.config,
-        path=prepared.before,
-        second=torch.zeros_like(weights) if WAYS[prepared.config.assist].second_moment else None,
-        canaries=torch.zeros(prepared.config.canaries, dtype=torch.float64) if prepared.config.canaries else None,
+        config=config,
+        path=prepared.public.earlier_events,
+        second=torch.zeros_like(weights) if WAYS[config.assist].second_moment else None,
+        canaries=torch.zeros(config.canaries, dtype=torch.float64) if config.canaries else None,
     )
-    return run_folder.create(folder, prepared.config, facts, state.dump())
+    return run_folder.create(folder, config, facts, state.dump())
+
+
+def facts_of(prepared: Prepared, name: str, accounts: Accounts) -> dict[str, Any]:
+    """Return the facts about a run's data that operator/run.json states."""
+    return {
+        "run": name,
+        "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
+        "fingerprint": prepared.fingerprint,
+        "accounts": accounts.to_facts(),
+        "in_order": prepared.in_order,
+        "public": prepared.public.names,
+        "read_off": list(prepared.read_off),
+        "shape": list(prepared.shape),
+        "class_names": list(prepared.data.classes),
+    }
 
 
 def require_room_for_canaries(prepared: Prepared) -> None:
-    """Before anything is charged: in every step each canary has a weight of its own."""
+    """Require, before anything is charged, a weight for each canary in every step."""
     if prepared.config.canaries:
-        require_few(prepared.config.canaries, fewest_weights(prepared))
+        require_enough_weights(prepared.config.canaries, fewest_weights(prepared.network))
 
 
 def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepared:
-    """The training of an existing run, with changed settings if asked for."""
+    """Prepare the training of an existing run again, with changed settings if any are given."""
     facts = run.facts()
     _require_no_trial(run, facts)
     if "tuning" in facts:
         clear(run)
-        raise ConfigError(
-            f"{run.folder}: is a tuning, which cannot go on where it stopped. Fix: a new one, with its own charge."
-        )
+        raise ConfigError(f"{run.folder}: is a tuning, which cannot be resumed. Fix: a new one, with its own charge.")
     before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merge(before, changes or {}, source="resume")
     known = declared(Config)  # a change makes a new branch, with fresh noise and its own charge
@@ -218,26 +204,26 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
 
 
 def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
-    """A charge for a tuning pays for the best of its trials, so none of them goes on by itself."""
+    """Refuse a trial of a tuning: the charge pays for the best of the trials, so none of them continues alone."""
     if "trial_of" in facts:
         raise ConfigError(
             f"{run.folder}: is a trial of the tuning {facts['trial_of']}, which paid for the best of its trials alone, "
-            "so it cannot go on by itself. Fix: a new run, with its own charge."
+            "so it cannot be resumed by itself. Fix: a new run, with its own charge."
         )
 
 
-def _require_same(prepared: Prepared, team: Team) -> None:
-    """Ranks with other data or settings would add up sums that do not belong together."""
+def _require_same_on_all_ranks(prepared: Prepared, team: Team) -> None:
+    """Require the same data and settings on all ranks: other sums would not belong together."""
     team.require_same({"the training data": prepared.everything, "the settings": prepared.config.hash()})
 
 
 def _require_same_data(facts: dict[str, Any], prepared: Prepared) -> None:
     if (prepared.fingerprint, prepared.in_order) != (facts.get("fingerprint"), facts.get("in_order")):
         raise LedgerMismatch(
-            f"{prepared.source}: the training data, or its order, changed since the run began, so going on with the "
-            "same noise would show the difference. Fix: restore the data, or start a new run."
+            f"{prepared.source}: the training data, or its order, changed since the run began, so continuing with the "
+            "same noise would reveal the difference. Fix: restore the data, or start a new run."
         )
-    if prepared.public != facts.get("public", {}):
+    if prepared.public.names != facts.get("public", {}):
         raise LedgerMismatch(
             f"{prepared.source}: the public weights or images changed since the run began. Fix: restore them, or start "
             "a new run."
@@ -255,166 +241,80 @@ def proceed(
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
 
-    Trackers get what goes into metrics.jsonl, which may be released, and nothing else.
+    Trackers get the lines of metrics.jsonl, which may be released, and nothing else.
     """
     team = ranks.team()
     advice = (
-        "What was charged stays in the ledger, and is not charged again by going on from the last saved step with as "
-        f"many ranks as before. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision resume {run.folder}` (another "
-        "number of ranks, or one without torchrun, would be a new branch with a charge of its own)."
+        "What was charged stays in the ledger, and is not charged again when the run is resumed from the last saved "
+        f"step with the same number of ranks. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision resume "
+        f"{run.folder}` (another number of ranks, or one without torchrun, would be a new branch with a charge of its "
+        "own)."
     )
-    with _advice(advice), run_folder.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, watch, stop, told_to(trackers), team, paid)
+    with _advise(advice), run_folder.only_one(run) if team.first else nullcontext():
+        return _proceed(run, prepared, Watch(watch, stop, send_to(trackers)), team, paid)
 
 
 @contextmanager
-def _advice(text: str) -> Iterator[None]:
-    """What to do when a rank is lost in here."""
+def _advise(text: str) -> Iterator[None]:
+    """Add what to do to the error of a worker process that fails in here."""
     try:
         yield
     except RankLost as exc:
         raise RankLost(f"{exc} {text}") from exc
 
 
-def _proceed(
-    run: run_folder.Run,
-    prepared: Prepared,
-    watch: Callable[[Progress], None],
-    stop: Callable[[], bool],
-    track: Callable[[dict[str, Any]], None],
-    team: Team,
-    paid: Charge | None,
-) -> Outcome:
+def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, paid: Charge | None) -> Outcome:
     facts = run.facts()
     if paid is None:
         _require_no_trial(run, facts)
     _require_same_data(facts, prepared)
     torch.set_num_threads(run_folder.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
-    _require_same(prepared, team)
+    _require_same_on_all_ranks(prepared, team)
     team.require_same({"the software": software()})
-    config, sampler = prepared.config, prepared.sampler
+    config, sampler, network = prepared.config, prepared.sampler, prepared.network
     assert config.sigma  # complete
-    model = prepared.model()
+    model = network.build()
     if facts.get("complete") is True:
         state = State.load(run.state, model)
         if team.first:
             Key.destroy(run_folder.key_path(state.key))
         return _outcome(run, state, prepared, from_json(run_folder.fact(facts, "event", dict)), 0.0)
-    inputs = prepared.inputs(prepared.data.train, model)
-    everyone = units(prepared.data.train, config.unit)
+    inputs = network.load_or_compute_inputs(prepared.data.train, model)
     data = f"{prepared.everything} {inputs.digest_features()}"
-    carried = None
+    canaries = None
     if config.canaries:
-        there = inside(facts, config.canaries)
-        carried = Carried(there, sampler, sigma=config.sigma, seed=config.seed, units=everyone)
+        units = count_units(prepared.data.train, config.unit)
+        included = read_inclusion(facts, config.canaries)
+        canaries = Canaries(included, sampler, sigma=config.sigma, seed=config.seed, units=units)
         data += f" {facts['canaries']}"
     team.require_same({"the features": data})
     state, key, charged = (
         charge(run, prepared, model, team, data, paid) if team.first else await_charge(run, prepared, model, team, data)
     )
 
-    granted = read_accounts(run.facts()).first.account().largest_budget
-    event = event_charged(state, granted, before=len(prepared.before))
-    epsilon = metrics.stated_epsilon(event, config.delta)
-    seen, stretches = Tally(), phases(prepared)
-    phase = next((p for p in stretches if state.step < p.end), stretches[-1])
-    clipped_sum = _clipped_sum(prepared, phase, seen)
-    private_sum = PrivateSum(
+    largest = read_accounts(run.facts()).first.account().largest_budget
+    event = event_charged(state, largest, before=len(prepared.public.earlier_events))
+    test = None if prepared.data.test is None else network.load_or_compute_inputs(prepared.data.test, model)
+    began = time.monotonic()
+    state = train_steps(
+        run,
+        prepared,
+        state,
         Gate(charged, key, sampler, name=state.branch, first=state.first),
-        clipped_sum if carried is None else carried.sum_of(clipped_sum),
+        model=model,
+        inputs=inputs,
+        test=test,
+        canaries=canaries,
+        epsilon=metrics.stated_epsilon(event, config.delta),
         team=team,
-        views=config.views,
+        watch=watch,
     )
-    test = None if prepared.data.test is None else prepared.inputs(prepared.data.test, model)
-    marks = metrics.marks(prepared)
-    looks = gradient_study.marks(sampler.steps) if config.study else {}
-    if team.first:
-        _drop_after(run.metrics, state.step, epsilon=epsilon)
-        _drop_after(gradient_study.file(run), state.step)
-        _drop_after(run.operator / "log.jsonl", state.step)
-    assistant = None if config.assist == "none" else Assistant(prepared, phase, model, team)
-    began, images, fetch = time.monotonic(), 0, None
-    for number in range(state.step, sampler.steps):
-        if team.any(stop()):
-            break
-        if number == phase.end:
-            phase, fetch = next(p for p in stretches if p.first == number), None
-            clipped_sum = _clipped_sum(prepared, phase, seen)
-            private_sum.sum_with(clipped_sum if carried is None else carried.sum_of(clipped_sum))
-        phase.load(state.weights)
-        if fetch is None:
-            rows = inputs if phase.before is None else inputs.through(phase.before)
-            fetch = fetcher(prepared.data.train, config.unit, rows, prepared.views())
-        state, assisted = (state, ALONE) if assistant is None else assistant(state)
-        if carried is None:
-            noisy = private_sum.step(number, everyone, fetch, assisted.public)
-        else:
-            carried.begin(number, clipped_sum.size)
-            noisy = private_sum.step(number, carried.units, carried.fetch_of(fetch), assisted.public)
-            assert state.canaries is not None
-            state = replace(state, canaries=state.canaries + carried.scores(noisy, norm=clipped_sum.sensitivity))
-        state = _descend(state, phase.spread(assisted.finish(noisy).float()), config, lr=phase.lr)
-        if state.step == phase.end:
-            average = state.weights.clone() if phase.part == CENTRE else state.ema  # not half a mean
-            state = replace(state, momentum=torch.zeros_like(state.momentum), ema=average)
-        tally = _of_all_ranks(seen.flush(), team)
-        if not team.first:
-            continue
-        images += tally["images"]
-        run_folder.append_json(run.operator / "log.jsonl", {"step": state.step, **tally})
-        if state.step in looks:
-            line = gradient_study.look(clipped_sum, fetch, everyone)
-            run_folder.append_json(gradient_study.file(run), {"step": state.step, "share": looks[state.step], **line})
-        if state.step in marks:
-            line = metrics.line(state, prepared, model, test, epsilon)
-            run_folder.append_json(run.metrics, line)
-            track(line)
-        if state.step % config.checkpoint_every == 0:
-            state.save(run)
-        watch(Progress(state.step, sampler.steps, epsilon, images))
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
             _release(run, state, prepared, model, test, event, trial=paid is not None)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, event, time.monotonic() - began)
-
-
-def _of_all_ranks(tally: dict[str, float], team: Team) -> dict[str, Any]:
-    """The operator's tallies of one step over all ranks, on rank 0; the others keep their own."""
-    units, images = tally["units"], tally["images"]
-    sums = [units, images, tally["mean_loss"] * images, tally["clipped_share"] * units]
-    total = team.total(torch.tensor(sums, dtype=torch.float64)) if team.ranks > 1 else None
-    if total is None:
-        return tally
-    units, images, loss, clipped = total.tolist()
-    return {
-        "units": int(units),
-        "images": int(images),
-        "mean_loss": loss / images if images else 0.0,
-        "clipped_share": clipped / units if units else 0.0,
-    }
-
-
-def _clipped_sum(prepared: Prepared, phase: Phase, watch: Tally) -> ClippedSum:
-    config = prepared.config
-    return ClippedSum(
-        phase.learner,
-        phase.loss,
-        clip=STYLES[config.clip_style](config.clip),
-        physical=config.physical,
-        watch=watch,
-        one_view=config.one_view,
-    )
-
-
-def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> State:
-    """SGD with momentum on the noisy gradient; the average's decay warms up as (1 + t) / (10 + t)."""
-    momentum = config.momentum * state.momentum + gradient
-    weights = state.weights - lr * momentum
-    decay = min(config.ema, (1 + state.step) / (10 + state.step))
-    ema = decay * state.ema + (1 - decay) * weights
-    return replace(state, step=state.step + 1, weights=weights, momentum=momentum, ema=ema)
 
 
 def _release(
@@ -427,41 +327,43 @@ def _release(
     *,
     trial: bool,
 ) -> None:
-    """Write what may be released, then mark the run complete, then destroy the key. A trial's weights say so."""
-    if torch.equal(state.weights, parameters_to_vector(trainable(prepared.model())).detach()):
-        raise PrivacyError(f"{run.folder}: the weights did not move in {state.step} steps; that is a fault.")
-    vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights, trainable(model))
+    """Write what may be released, then mark the run complete, then destroy the key. A trial's weights state it."""
+    config = prepared.config
+    if torch.equal(state.weights, parameters_to_vector(trainable(prepared.network.build())).detach()):
+        raise PrivacyError(f"{run.folder}: internal error: the weights are unchanged after {state.step} steps.")
+    vector_to_parameters(state.ema if config.release == "ema" else state.weights, trainable(model))
     header = {
         "format": "dpvision-weights-1",
-        "model": str(prepared.config.model),
+        "model": str(config.model),
         "shape": json.dumps(list(prepared.shape)),
         "classes": json.dumps(list(prepared.data.classes)),
-        "config": prepared.config.hash(),
-        "unit": prepared.config.unit,
+        "config": config.hash(),
+        "unit": config.unit,
         "event": json.dumps(to_json(event)),
-        "delta": repr(prepared.config.delta),
+        "delta": repr(config.delta),
         "private": run_folder.NOT_PRIVATE if not state.private else run_folder.A_TRIAL if trial else "yes",
     }
-    if prepared.learned_from:
-        header["learned_from"] = prepared.learned_from
+    provenance = prepared.public.read_provenance()
+    if provenance:
+        header["learned_from"] = provenance
     done = {"complete": True, "event": to_json(event), "private": state.private}
     if not trial:
-        card = report.on_weights({**run.facts(), **done}, prepared.config.without_folders())
+        card = report.on_weights({**run.facts(), **done}, config.without_folders())
         header["card"] = json.dumps(card, sort_keys=True, allow_nan=False)
     files.write(run.weights, safetensors.dump(model.state_dict(), header), mode=0o644)
     if test is not None and prepared.data.test is not None:
         evaluation.write(
             run.folder,
             prepared.data.test,
-            *predict_classes(prepared.learner(model)[0], test),
+            *predict_classes(prepared.network.learner(model)[0], test),
             classes=len(prepared.data.classes),
             weights=safetensors.read(run.weights).header["digest"],
-            examples=prepared.config.examples,
+            examples=config.examples,
         )
-    run.write_config(prepared.config)
+    run.write_config(config)
     if state.canaries is not None:
-        there = inside(run.facts(), prepared.config.canaries)
-        audit_one_run(run, state.canaries.numpy(), there, event=event, delta=prepared.config.delta)
+        included = read_inclusion(run.facts(), config.canaries)
+        audit_one_run(run, state.canaries.numpy(), included, event=event, delta=config.delta)
     run.write_facts({**run.facts(), **done})
     Key.destroy(run_folder.key_path(state.key))
 
@@ -469,14 +371,5 @@ def _release(
 def _outcome(run: run_folder.Run, state: State, prepared: Prepared, event: Event, seconds: float) -> Outcome:
     complete = run.facts().get("complete") is True
     last: dict[str, Any] = next(reversed(run_folder.read_lines(run.metrics)), {})
-    hit = last.get(f"test_accuracy_{prepared.config.release}") if complete else None
-    return Outcome(run, complete, event, hit, seconds, state.private)
-
-
-def _drop_after(path: Path, step: int, **now: float) -> None:
-    """Leave out lines of steps that are about to be done again; the others state what holds `now`."""
-    lines = run_folder.read_lines(path)
-    if not all(type(x.get("step", 0)) is int for x in lines):
-        raise DataError(f"{path}: a line has no number of a step. Fix: remove the file, and resume.")
-    lines = [{**x, **now} for x in lines if x.get("step", 0) <= step]
-    files.write(path, "".join(json.dumps(x) + "\n" for x in lines))
+    accuracy = last.get(f"test_accuracy_{prepared.config.release}") if complete else None
+    return Outcome(run, complete, event, accuracy, seconds, state.private)

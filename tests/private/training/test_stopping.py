@@ -30,7 +30,7 @@ TERMS = 1000
 
 def generating(stop: Stopping, x: np.ndarray) -> np.ndarray:
     """E[x^K], by its series: nothing of the closed form that the proof uses."""
-    return np.polynomial.polynomial.polyval(x, [0.0, *stop.chances(TERMS)])
+    return np.polynomial.polynomial.polyval(x, [0.0, *stop.probabilities(TERMS)])
 
 
 def true_deltas(best: np.ndarray, other: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def gaussian_trials(stop: Stopping, sigma: float, *, upwards: bool) -> tuple[np.
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
 def test_the_series_is_the_distribution(stop: Stopping) -> None:
-    chances = np.array(stop.chances(TERMS))
+    chances = np.array(stop.probabilities(TERMS))
     assert chances.sum() == pytest.approx(1, abs=1e-9)
     assert chances @ np.arange(1, TERMS + 1) == pytest.approx(stop.mean, rel=1e-7)
     drawn = Counter(min(stop.draw(), 8) for _ in range(4000))
@@ -60,11 +60,11 @@ def test_the_series_is_the_distribution(stop: Stopping) -> None:
 
 
 def test_geometric_and_logarithmic_by_their_own_formulas() -> None:
-    assert Stopping(1.0, 0.25).chances(5) == pytest.approx([0.25 * 0.75**k for k in range(5)])
+    assert Stopping(1.0, 0.25).probabilities(5) == pytest.approx([0.25 * 0.75**k for k in range(5)])
     assert Stopping(1.0, 0.25).mean == pytest.approx(4)
     ways = Stopping(0.0, 0.1), Stopping(1e-6, 0.1)
-    assert ways[0].chances(6) == pytest.approx([0.9**k / (k * math.log(10)) for k in range(1, 7)])
-    assert ways[0].chances(6) == pytest.approx(ways[1].chances(6), rel=1e-5)
+    assert ways[0].probabilities(6) == pytest.approx([0.9**k / (k * math.log(10)) for k in range(1, 7)])
+    assert ways[0].probabilities(6) == pytest.approx(ways[1].probabilities(6), rel=1e-5)
     assert ways[0].mean == pytest.approx(ways[1].mean, rel=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_the_candidate_that_fares_worst_counts() -> None:
 @pytest.mark.parametrize("budget", [Budget(0.5, 1e-5), Budget(8.0, 1e-6)], ids=str)
 def test_calibration_uses_the_budget_and_never_more(budget: Budget) -> None:
     candidates = [(0.5, 100), (0.5, 100), (0.25, 60)]
-    event = tuning.calibrated(budget, candidates, stopping(8.0, 1.0))
+    event = tuning.calibrate_tuning(budget, candidates, stopping(8.0, 1.0))
     assert 0.995 * budget.epsilon < accountant.epsilon(event, budget.delta) <= budget.epsilon
     assert [(e.rate, e.steps) for e in event.trials] == candidates  # type: ignore[union-attr]
     tuning.require_proven(event)
@@ -183,7 +183,7 @@ def test_a_tuning_composes_with_what_else_is_on_the_ledger(sigma: float) -> None
 
 
 def test_a_tuning_and_sampled_steps() -> None:
-    event = tuning.calibrated(Budget(2.0, 1e-5), [(0.1, 100)], stopping(4.0))
+    event = tuning.calibrate_tuning(Budget(2.0, 1e-5), [(0.1, 100)], stopping(4.0))
     later = PoissonGaussian(0.05, 2.0, 100)
     alone = accountant.epsilon(event, 1e-5), accountant.epsilon(later, 1e-5)
     for by in (accountant, quick):

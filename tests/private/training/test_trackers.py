@@ -11,7 +11,7 @@ import pytest
 
 from dpvision.errors import ConfigError
 from dpvision.private.training import gradient_study, train
-from dpvision.private.training.trackers import opened, require, told_to
+from dpvision.private.training.metrics import open_trackers, require_installed, send_to
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
 from tests.one_thread import one_thread
@@ -74,7 +74,7 @@ def test_what_is_private_never_gets_there(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_line_with_more_in_it_is_not_passed_on() -> None:
     recording = Recording()
-    told_to([recording])({"step": 3, "epsilon": 1.0, "mean_loss": 2.3, "units": 99, "clipped_share": 0.4})
+    send_to([recording])({"step": 3, "epsilon": 1.0, "mean_loss": 2.3, "units": 99, "clipped_share": 0.4})
     assert recording.calls == [(3, {"epsilon": 1.0})]
 
 
@@ -92,9 +92,9 @@ def test_tensorboard_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_that_does_not_begin_or_end_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "operator").write_text("in the way")
-    with opened(["tensorboard"], tmp_path) as there:
+    with open_trackers(["tensorboard"], tmp_path) as there:
         assert there == []
-    assert "tensorboard does not begin" in capsys.readouterr().err
+    assert "tensorboard did not start" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is there")
@@ -102,7 +102,7 @@ def test_one_that_is_not_installed_is_refused_before_anything_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"\[trackio\]"):
-        require(["tensorboard", "trackio"])
+        require_installed(["tensorboard", "trackio"])
     words = ["train", "digits", "--epsilon", "3", "--track", "trackio", "--out", str(tmp_path / "run")]
     assert call(words, monkeypatch) == 2
     assert not (tmp_path / "run").exists() and not own_home.exists()

@@ -206,7 +206,7 @@ def _model(place: Path, corpus: Path) -> None:
 def _pretrained(place: Path, corpus: Path) -> None:
     from dpvision import data
     from dpvision.models import build, load_public
-    from dpvision.private.training.prepare import _pretrained as said
+    from dpvision.private.training.public_inputs import read_pretrained as said
 
     path = place / "weights.safetensors"
     said(path, data.load("digits"), unit="image")  # none of which taught it

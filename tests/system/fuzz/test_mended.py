@@ -22,8 +22,8 @@ from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError
 from dpvision.models import digest_file
 from dpvision.models.device import find_device
 from dpvision.private.training import gradient_study
-from dpvision.private.training.train import _drop_after
-from dpvision.private.training.units import units
+from dpvision.private.training.loop import _drop_lines_after
+from dpvision.private.training.private_sum import count_units
 from dpvision.public.contrastive import Settings
 from dpvision.public.random import gallery
 from dpvision.released import evaluation, model
@@ -227,7 +227,7 @@ def test_gradients_that_no_study_wrote(change: dict[str, object], tmp_path: Path
     run_folder.append_json(gradient_study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80})
     gradient_study.plot([run], tmp_path / "sound.svg")
     run_folder.append_json(gradient_study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80} | change)
-    with pytest.raises(DataError, match="is not what a study writes"):
+    with pytest.raises(DataError, match="is not the file of a gradient study"):
         gradient_study.plot([run], tmp_path / "hostile.svg")
 
 
@@ -236,7 +236,7 @@ def test_lines_of_a_log_without_the_number_of_a_step(tmp_path: Path) -> None:
     for line in ('{"step": "x"}', '{"step": null}', '{"step": [1]}'):
         path.write_text(line + "\n")
         with pytest.raises(DataError, match="no number of a step"):
-            _drop_after(path, 3)
+            _drop_lines_after(path, 3)
 
 
 def test_a_pipe_in_the_place_of_samples_or_features(campaign: Campaign, tmp_path: Path) -> None:
@@ -278,4 +278,4 @@ def test_names_that_would_order_a_terminal_about() -> None:
 def test_persons_of_whom_nobody_knows() -> None:
     images = Split(np.zeros((2, 4, 4, 1), np.uint8), np.zeros(2, np.int64), None)
     with pytest.raises(ConfigError, match="who is on each image"):
-        units(images, "person")
+        count_units(images, "person")

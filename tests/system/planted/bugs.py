@@ -49,8 +49,8 @@ BUGS = (
     ),
     _bug(
         2, "no noise in every third step", "opacus PR #330, issue #313",
-        (STEPS, "if total is None else self._noisy(total, number)",
-         "if total is None else total if number % 3 == 2 else self._noisy(total, number)"), by="replay dp-sgd",
+        (STEPS, "if total is None else self._add_noise(total, number)",
+         "if total is None else total if number % 3 == 2 else self._add_noise(total, number)"), by="replay dp-sgd",
     ),
     _bug(
         3, "clipped at 1 whatever was asked for", "opacus PR #664",
@@ -308,8 +308,8 @@ BUGS = (
     ),
     _bug(
         33, "each view is clipped by itself", "De et al., arXiv 2204.13650, read wrongly",
-        ("dpvision.private.training.units", "return made, targets, [count * views.count for count in counts]",
-         "return made, targets, [1] * len(made)"), by="replay views",
+        ("dpvision.private.training.private_sum", "return images, targets, [count * views.count for count in counts]",
+         "return images, targets, [1] * len(images)"), by="replay views",
     ),
     _bug(
         34, "mixed across the images of a batch", "mixup as it is used without privacy",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tests.system.planted.bug import planted as _bug
 
-TRAIN, PREPARE, INPUTS, CONFIG, COMPUTED = (
+TRAIN, LOOP, PREPARE, NETWORK, STEPS, CONFIG, COMPUTED = (
     "dpvision.private.training.train",
+    "dpvision.private.training.loop",
     "dpvision.private.training.prepare",
-    "dpvision.private.training.units",
+    "dpvision.private.training.network",
+    "dpvision.private.training.private_sum",
     "dpvision.settings.training",
     "dpvision.settings.plan",
 )
@@ -32,24 +34,24 @@ WITH_TEST = """if data.test is not None:
 BUGS_OF_RUNS = (
     _bug(
         40, "classes weighted by their private frequency", "class-balanced losses as they are used without privacy",
-        (TRAIN, "        phase.loss,\n",
+        (LOOP, "        phase.loss,\n",
          "        lambda outputs, targets: phase.loss(outputs, targets)\n"
          "        * (1 / torch.bincount(torch.tensor(prepared.data.train.labels)))[targets],\n"),
         by="replay whole runs, units apart: training",
     ),
     _bug(
         41, "a person's images cut to the median of those drawn", "group bounds computed from private group sizes",
-        (INPUTS, PARTS, PARTS + "\n            parts = [p[: int(np.median([len(q) for q in parts]))] for p in parts]"),
+        (STEPS, PARTS, PARTS + "\n            parts = [p[: int(np.median([len(q) for q in parts]))] for p in parts]"),
         by="fetched, replay persons, replay whole runs, units apart: training",
     ),
     _bug(
         41, "a person's images cut to the mean of all persons", "group bounds computed from private group sizes",
-        (INPUTS, PARTS, PARTS + "\n            parts = [p[: max(1, len(split) // units(split, unit))] for p in parts]"),
+        (STEPS, PARTS, PARTS + "\n            parts = [p[: max(1, len(split) // count_units(split, unit))] for p in parts]"),
         by="fetched, units apart: training",
     ),
     _bug(
         42, "assistance computed from private images", "public-assisted training without public data",
-        (ASSISTANT, "public = prepared.synthetic", "public = prepared.data.train"),
+        (ASSISTANT, "public = prepared.public.images", "public = prepared.data.train"),
         by="replay whole runs, units apart: training",
     ),
     _bug(
@@ -66,12 +68,12 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         43, "the number of trials by another law of the same mean", "Papernot and Steinke 2022",
-        (TUNE, HOW_MANY, "range(1, tuning.stopping(prepared.stopping.mean, 1.0 - prepared.stopping.eta).draw() + 1)"),
+        (TUNE, HOW_MANY, "range(1, stopping.stopping(prepared.stopping.mean, 1.0 - prepared.stopping.eta).draw() + 1)"),
         by="law of tuning",
     ),
     _bug(
         43, "trials go on until one is good", "optional stopping; Liu and Talwar 2019",
-        (TUNE, "        watch(number)\n", "        watch(number)\n        if found >= 3:\n            break\n"),
+        (TUNE, "        watch(number)\n", "        watch(number)\n        if reached >= 3:\n            break\n"),
         by="law of tuning",
     ),
     _bug(
@@ -92,7 +94,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         45, "kept features named without the records", "NeuroMixGDP and Handcrafted-DP keep files without the data's name",
-        (PREPARE, "return identify(split)[1], str(self", "return str(len(split)), str(self"), by="kept features",
+        (NETWORK, "return identify(split)[1], str(self", "return str(len(split)), str(self"), by="kept features",
     ),
     _bug(
         45, "kept rows of an encoder named without the records", "Handcrafted-DP keeps files without the data's name",
@@ -100,7 +102,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         45, "kept features named without the network's weights", "NeuroMixGDP keeps files without the encoder's name",
-        (PREPARE, "self.config.part, cache.digest(parts), cache", "self.config.part, cache"),
+        (NETWORK, "self.config.part, cache.digest(parts), cache", "self.config.part, cache"),
         by="kept features",
     ),
     _bug(
@@ -113,8 +115,8 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         46, "the released weights chosen by accuracy on the test split", "best-epoch selection, not counted",
-        (TRAIN, 'vector_to_parameters(state.ema if prepared.config.release == "ema" else state.weights',
-         'line = metrics.line(state, prepared, model, test, 0.0)\n'
+        (TRAIN, 'vector_to_parameters(state.ema if config.release == "ema" else state.weights',
+         'line = metrics.measure(state, prepared, model, test, 0.0)\n'
          '    best = line.get("test_accuracy_ema", 0) >= line.get("test_accuracy_last", 0)\n'
          "    vector_to_parameters(state.ema if best else state.weights"), by="held out",
     ),
@@ -146,26 +148,26 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         49, "stopped when the private loss rises", "early stopping on private data, not counted",
-        (TRAIN, '        images += tally["images"]\n',
-         '        images += tally["images"]\n'
-         '        before, seen.last = getattr(seen, "last", 9.0), tally["mean_loss"]\n'
-         '        if tally["mean_loss"] > before:\n'
-         "            sampler = type(sampler)(sampler.batch, sampler.n, state.step)\n            break\n"),
+        (LOOP, '        images += figures["images"]\n',
+         '        images += figures["images"]\n'
+         '        before, tally.last = getattr(tally, "last", 9.0), figures["mean_loss"]\n'
+         '        if figures["mean_loss"] > before:\n            break\n'),
+        (TRAIN, "        if state.step == sampler.steps:\n", "        if not watch.stop():\n"),
         by="replay whole runs",
     ),
     _bug(
         49, "the learning rate halved when the private loss rises", "schedules by private losses, not counted",
-        (TRAIN, '        images += tally["images"]\n',
-         '        images += tally["images"]\n'
-         '        before, seen.last = getattr(seen, "last", 9.0), tally["mean_loss"]\n'
-         '        if tally["mean_loss"] > before:\n            phase = replace(phase, lr=phase.lr / 2)\n'),
+        (LOOP, '        images += figures["images"]\n',
+         '        images += figures["images"]\n'
+         '        before, tally.last = getattr(tally, "last", 9.0), figures["mean_loss"]\n'
+         '        if figures["mean_loss"] > before:\n            phase = replace(phase, lr=phase.lr / 2)\n'),
         by="replay whole runs",
     ),
     _bug(
         49, "accuracy on the training split among the metrics", "train metrics released as if they were public",
-        ("dpvision.private.training.metrics", "    return found\n",
-         "    vector_to_parameters(state.weights, trainable(model))\n    if prepared.split(model) is None:\n"
-         '        found["train_accuracy"] = accuracy(model, Inputs(prepared.data.train))\n    return found\n'),
+        ("dpvision.private.training.metrics", "    return line\n",
+         "    vector_to_parameters(state.weights, trainable(model))\n    if prepared.network.split(model) is None:\n"
+         '        line["train_accuracy"] = accuracy(model, Inputs(prepared.data.train))\n    return line\n'),
         by="replay train",
     ),
     _bug(
@@ -184,8 +186,8 @@ BUGS_OF_RUNS = (
     _bug(
         49, "second moments of public gradients refreshed by the true number of images", "schedules by private sizes",
         (ASSISTANT, "state.weights, state.step, self._config,", "state.weights, state.step, replace(self._config, n=self._private),"),
-        (ASSISTANT, "        public = prepared.synthetic\n",
-         "        public = prepared.synthetic\n        self._private = len(prepared.data.train)\n"),
+        (ASSISTANT, "        public = prepared.public.images\n",
+         "        public = prepared.public.images\n        self._private = len(prepared.data.train)\n"),
         by="any data",
     ),
     _bug(

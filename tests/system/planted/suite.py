@@ -39,7 +39,7 @@ from dpvision.errors import BudgetSpent, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.training import train
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
 from dpvision.settings import calibrate, cross_checks, quick

@@ -41,7 +41,7 @@ from dpvision.private.features import encoders
 from dpvision.private.statistics import release
 from dpvision.private.training import state as states
 from dpvision.private.training import train, tune
-from dpvision.private.training.phases import phases
+from dpvision.private.training.network import phases
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.state import State, branch_name
 from dpvision.private.training.stopping import Stopping
@@ -227,10 +227,10 @@ def _plans(source: str, path: Path) -> Iterator[tuple[str, Any]]:
     }
     for name, each in settings.items():
         prepared = train.prepare(source, each)
-        weights = dict(prepared.model().state_dict().items())
-        stretches = [(p.first, p.end, p.part, p.lr) for p in phases(prepared)]
+        weights = dict(prepared.network.build().state_dict().items())
+        stretches = [(p.first, p.end, p.part, p.lr) for p in phases(prepared.network)]
         facts = prepared.config, prepared.event(), prepared.sampler, prepared.read_off, tuple(prepared.data.classes)
-        yield f"train, {name}", (*facts, stretches, weights, sorted(train.metrics.marks(prepared)))
+        yield f"train, {name}", (*facts, stretches, weights, sorted(train.metrics.measured_steps(prepared)))
     for recipe in ("moments", "neuromix", "class-schedule"):
         asked = release_recipe(recipe)
         given = {k: v for k, v in DECLARED.items() if k in ("n", "classes", "size", "channels", "epsilon")}
@@ -258,12 +258,14 @@ def kept_features(seed: int) -> list[str]:
                 "scattering": {"model": "scatter-linear"},
             }.items():
                 prepared = train.prepare(source, replace(SETTINGS, n=16, **changes))
-                model = prepared.model()
-                parts = prepared.split(model)
+                model = prepared.network.build()
+                parts = prepared.network.split(model)
                 if parts is None:
                     return [f"{name}: has no features to keep"]
                 for split in (prepared.data.train, prepared.data.test, prepared.data.val):
-                    if split is not None and not _served(prepared.inputs(split, model), parts, split):
+                    if split is not None and not _served(
+                        prepared.network.load_or_compute_inputs(split, model), parts, split
+                    ):
                         return [f"{name}: the features are not those of these images"]
             for encoder in ("pixels", "linear", "scattering", "patches-256"):
                 settings = replace(
@@ -314,7 +316,9 @@ def law_of_tuning(seed: int) -> list[str]:
     return []
 
 
-def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -> tuple[list[list[int]], str | None]:
+def _tunings(
+    prepared: tune.PreparedTuning, path: Path, scores: np.random.Generator
+) -> tuple[list[list[int]], str | None]:
     """The candidates of each of many tunings in turn, and what is wrong with the choice of the best."""
     tried: list[tuple[int, float]] = []
     every: list[list[int]] = []
@@ -342,7 +346,7 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
             stack.enter_context(patched(owner, name, value))
         for _ in range(TUNINGS):
             tried.clear()
-            trial, which, reached = tune._best(run, prepared, None, None, lambda _: None)  # type: ignore[arg-type]
+            trial, which, reached = tune._train_trials(run, prepared, None, None, lambda _: None)  # type: ignore[arg-type]
             every.append([candidate for candidate, _ in tried])
             best = [i for i, (_, found) in enumerate(tried, 1) if found == max(found for _, found in tried)]
             if trial.number not in best or tried[trial.number - 1] != (which, reached):  # type: ignore[attr-defined]
@@ -357,8 +361,8 @@ def _tunings(prepared: tune.Prepared, path: Path, scores: np.random.Generator) -
 
 def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
     """By chi-square tests: K, each candidate's share, and its independence of the trial's number and of the one before."""
-    most = max(2, *(k for k, chance in enumerate(law.chances(50), 1) if len(runs_of) * chance >= 8))
-    chances = law.chances(most - 1)
+    most = max(2, *(k for k, chance in enumerate(law.probabilities(50), 1) if len(runs_of) * chance >= 8))
+    chances = law.probabilities(most - 1)
     counts = Counter(min(len(each), most) for each in runs_of)
     due = len(runs_of) * np.array([*chances, 1 - sum(chances)])
     if stats.chisquare([counts[k] for k in range(1, most + 1)], due).pvalue < FALSE_ALARM:

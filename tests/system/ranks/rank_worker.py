@@ -15,7 +15,7 @@ from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.private.engine import ClippedSum
-from dpvision.private.training import ranks, train
+from dpvision.private.training import loop, ranks, train
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.settings.training import Config
 from tests.charges import charged
@@ -65,14 +65,14 @@ def training(folder: Path) -> dict:
     if ranks.rank() == 0:
         write_data(folder / "data.npz")
     ranks.team().wait()
-    last, steps, original = [], [], train._descend
+    last, steps, original = [], [], loop._descend
 
     def recording(*args, **named):
         last[:] = [original(*args, **named)]
         steps.append(last[0].step)
         return last[0]
 
-    train._descend = recording
+    loop._descend = recording
     prepared = train.prepare(str(folder / "data.npz"), Config(epsilon=3.0, batch=40, steps=50, model="small-cnn"))
     outcome = train.proceed(train.begin(prepared, folder / "run"), prepared)
     state = last[0]

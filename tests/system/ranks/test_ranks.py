@@ -212,7 +212,7 @@ def test_a_killed_rank_stops_all_and_resuming_gives_the_bits_of_an_unbroken_run(
         results = ranks.finish(processes, seconds=30)
         assert results[victim][0] == -signal.SIGKILL and results[1 - victim][0] == 5, results
         (message,) = _told(results)
-        assert "lost touch with another rank" in message
+        assert "lost contact with another rank" in message
         assert f"torchrun --nproc-per-node 2 -m dpvision resume {out}" in message
         assert len(_account(home).charges) == 1 and not (out / "weights.safetensors").exists()
         words = ("resume", out)
@@ -243,7 +243,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
 def test_a_rank_that_fails_in_a_step_leaves_nobody_waiting(tmp_path: Path) -> None:
     results = ranks.finish(ranks.start("unreadable", ranks=2, home=tmp_path, module=WORKER), seconds=30)
     assert [code for code, _, _ in results] == [1, 1], results
-    assert "RankLost: rank 0 of 2 lost touch" in results[0][2] and "cannot be read" in results[1][2]
+    assert "RankLost: rank 0 of 2 lost contact" in results[0][2] and "cannot be read" in results[1][2]
 
 
 @pytest.mark.parametrize("case", ["no data", "other data", "no key"])

@@ -31,10 +31,9 @@ from dpvision.private.statistics.baselines import synthesise
 from dpvision.private.statistics.mixture_weights import RandomWeights
 from dpvision.private.statistics.mixtures import Mixtures
 from dpvision.private.statistics.moments import Moments
-from dpvision.private.training.prepare import each_loss
-from dpvision.private.training.private_sum import PrivateSum
+from dpvision.private.training.network import each_loss
+from dpvision.private.training.private_sum import PrivateSum, count_units, fetcher
 from dpvision.private.training.state import trainable
-from dpvision.private.training.units import fetcher, units
 from dpvision.public import assist
 from dpvision.settings.release import hierarchical, round_robin
 from dpvision.views import Views
@@ -126,7 +125,7 @@ class Training:
         for step in range(self.steps):
             weights = parameters_to_vector(trainable(model)).detach()
             helped = self._assisted(model, weights, step, count)
-            noisy = private.step(step, units(split, self.unit), fetch, helped.public)
+            noisy = private.step(step, count_units(split, self.unit), fetch, helped.public)
             vector_to_parameters(weights - 0.05 * helped.finish(noisy).float(), trainable(model))
         return parameters_to_vector(trainable(model)).detach()
 

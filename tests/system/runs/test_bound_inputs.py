@@ -42,9 +42,9 @@ def source(tmp_path: Path) -> str:
 
 
 def _train_file(prepared: train.Prepared) -> Path:
-    parts = prepared.split(prepared.model())
+    parts = prepared.network.split(prepared.network.build())
     assert parts is not None
-    return cache.file(prepared.named(prepared.data.train, parts))
+    return cache.file(prepared.network.features_key(prepared.data.train, parts))
 
 
 def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_a_copy_of_a_run_has_other_noise_for_other_features(source: str, tmp_pat
     for each in (run, copy):
         asked = iter([False, True])
         train.proceed(each, train.reopen(each), stop=lambda asked=asked: next(asked))
-        weights.append(state.State.load(each.state, prepared.model()).weights)
+        weights.append(state.State.load(each.state, prepared.network.build()).weights)
         np.lib.format.open_memmap(_train_file(prepared), mode="r+")[7] = 0.0
     assert len(ledger_of(prepared.fingerprint).account().charges) == 2
-    first = torch.nn.utils.parameters_to_vector([p for p in prepared.model().parameters() if p.requires_grad])
+    first = torch.nn.utils.parameters_to_vector([p for p in prepared.network.build().parameters() if p.requires_grad])
     one, other = (w - first.detach() for w in weights)
     assert abs(float(torch.nn.functional.cosine_similarity(one, other, dim=0))) < 0.5
 
@@ -116,7 +116,7 @@ def test_features_of_another_version_are_a_new_branch(
 @pytest.mark.parametrize("damage", ["empty", "npz", "no axes", "header", "narrow", "more axes", "kind"])
 def test_damaged_features_are_named_and_nothing_is_charged(damage: str, source: str, tmp_path: Path) -> None:
     prepared = train.prepare(source, SETTINGS)
-    prepared.warm(lambda *_: None)
+    prepared.compute_features(lambda *_: None)
     file = _train_file(prepared)
     good = np.load(file)
     with file.open("wb") as out:
@@ -144,7 +144,7 @@ def test_public_weights_that_change_after_they_were_named(source: str, tmp_path:
     prepared = train.prepare(source, replace(SETTINGS, pretrained=str(file)))
     save_file(build("small-cnn", (1, 8, 8), classes=4, seed=6).state_dict(), file)
     named = build("small-cnn", (1, 8, 8), classes=4, seed=5).state_dict()
-    assert all(torch.equal(named[name], value) for name, value in prepared.model().state_dict().items())
+    assert all(torch.equal(named[name], value) for name, value in prepared.network.build().state_dict().items())
     run = train.begin(prepared, tmp_path / "run")
     with pytest.raises(LedgerMismatch, match="public weights or images changed"):
         train.proceed(run, train.reopen(run))
@@ -213,9 +213,9 @@ def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
 
 def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = train.prepare(source, SETTINGS)
-    parts, file = prepared.split(prepared.model()), _train_file(prepared)
+    parts, file = prepared.network.split(prepared.network.build()), _train_file(prepared)
     assert parts is not None
-    of = prepared.named(prepared.data.train, parts)
+    of = prepared.network.features_key(prepared.data.train, parts)
     whole = cache.kept(parts, prepared.data.train, of=of).copy()
     data = file.read_bytes()
     file.unlink()

@@ -281,7 +281,7 @@ def test_a_refused_training_leaves_nothing_behind(data: str, tmp_path: Path) -> 
 
 def test_every_weight_moved_and_steps_are_exact(data: str, tmp_path: Path) -> None:
     run, prepared = _begin(data, tmp_path / "run", model="small-cnn")
-    start = prepared.model().state_dict()
+    start = prepared.network.build().state_dict()
     train.proceed(run, prepared)
     tensors, header = safetensors.load(run.weights, start)
     assert all(not torch.equal(tensors[k], start[k]) for k in start)

@@ -17,7 +17,7 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, build, load_public, train_only
 from dpvision.private.engine import ClippedSum
 from dpvision.private.training import train
-from dpvision.private.training.phases import phases
+from dpvision.private.training.network import phases
 from dpvision.private.training.state import State
 from dpvision.public import dictionary
 from dpvision.released.report import card, tables
@@ -60,7 +60,7 @@ def _begin(data: str, folder: Path, **changes: Any) -> tuple[run_folder.Run, tra
 def _centre_and_head(
     run: run_folder.Run, prepared: train.Prepared, of: str = "weights"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    vector = getattr(State.load(run.state, prepared.model()), of)
+    vector = getattr(State.load(run.state, prepared.network.build()), of)
     return vector[:4608], vector[4608:]
 
 
@@ -71,8 +71,8 @@ def test_the_first_step_is_the_mean_with_the_noise_that_was_charged(
     run, prepared = _begin(data, tmp_path / "run", clip=clip, clip_style=style)
     train.proceed(run, prepared, stop=until(1))
     centre, head = _centre_and_head(run, prepared)
-    model = prepared.model()
-    rows = prepared.inputs(prepared.data.train, model)(slice(0, 40))
+    model = prepared.network.build()
+    rows = prepared.network.load_or_compute_inputs(prepared.data.train, model)(slice(0, 40))
     error, sigma = centre - rows.mean(0), prepared.config.sigma or 0
     scale = max(1.0, clip) if style == "flat" else 1.0  # of the noise, where C is longer than a row
     assert error.std().item() == pytest.approx(scale * sigma / 40, rel=0.06)
@@ -101,10 +101,10 @@ def test_one_event_and_one_charge(data: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("clip", [1.0, 0.1])
 def test_one_image_moves_the_sum_by_the_clipping_norm_at_most(clip: float, data: str) -> None:
     prepared = train.prepare(data, replace(SETTINGS, clip=clip))
-    rows = prepared.inputs(prepared.data.train, prepared.model())(slice(0, 40))
+    rows = prepared.network.load_or_compute_inputs(prepared.data.train, prepared.network.build())(slice(0, 40))
     rows[3] *= 1e4
     rows[4, 0] = float("nan")
-    for phase in phases(prepared):
+    for phase in phases(prepared.network):
         total = ClippedSum(phase.learner, phase.loss, clip=clip, one_view=True)
         labels = torch.arange(40) % 2
         whole = total(rows, labels, [1] * 40)
@@ -132,15 +132,15 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
 @pytest.mark.parametrize("rows", [[0, 1, 2], [5], [0, 2, 1, 3], [7, 6, 5], [3, 3], []])
 def test_rows_come_in_the_order_asked_for(rows: list[int], data: str) -> None:
     prepared = train.prepare(data, SETTINGS)
-    inputs = prepared.inputs(prepared.data.train, prepared.model())
+    inputs = prepared.network.load_or_compute_inputs(prepared.data.train, prepared.network.build())
     assert torch.equal(inputs(np.array(rows, dtype=np.int64)), inputs(slice(0, 40))[rows])
 
 
 def test_rows_less_their_mean_are_made_once_as_the_network_makes_them(data: str) -> None:
     prepared = train.prepare(data, SETTINGS)
-    model = prepared.model()
+    model = prepared.network.build()
     assert isinstance(model, Featured) and isinstance(model.rest, torch.nn.Sequential)
-    inputs, centred = prepared.inputs(prepared.data.train, model), model.rest[0]
+    inputs, centred = prepared.network.load_or_compute_inputs(prepared.data.train, model), model.rest[0]
     with torch.no_grad():
         centred.centre.copy_(torch.randn(4608) / 68)
         assert torch.allclose(inputs.through(centred)(slice(0, 40)), centred(inputs(slice(0, 40))), atol=1e-7)
@@ -150,13 +150,13 @@ def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
     prepared = train.prepare(data, SETTINGS)
     assert prepared.config.prior == "patches" and prepared.config.model == "patches-256"
     assert replace(SETTINGS, model=None, prior="patches").complete(40).model == "patches-1024"
-    assert prepared.public["prior"]["file"] == "patches-256 of dead-leaves-mixed, seed 0"
+    assert prepared.public.names["prior"]["file"] == "patches-256 of dead-leaves-mixed, seed 0"
     assert prepared.config.pretrained is None
-    path = Path(prepared.start or "")
+    path = Path(prepared.public.weights or "")
     assert path.parent.parent == tmp_path / "home" / "priors"
     loaded = build("patches-256", (3, 12, 12), classes=2, seed=0)
-    assert load_public(loaded, path) == prepared.public["prior"]["digest"]
-    mine = prepared.model().state_dict()
+    assert load_public(loaded, path) == prepared.public.names["prior"]["digest"]
+    mine = prepared.network.build().state_dict()
     assert all(torch.equal(t, mine[n]) for n, t in loaded.state_dict().items() if n.startswith("prefix."))
 
 
@@ -164,7 +164,7 @@ def test_what_lies_where_the_dictionary_should_be_is_not_trusted(data: str, tmp_
     """Weights of a private run there would lose their event, and damage would go unseen."""
     run, prepared = _begin(data, tmp_path / "run")
     train.proceed(run, prepared)
-    path = Path(prepared.start or "")
+    path = Path(prepared.public.weights or "")
     good = path.read_bytes()
     tensors, header = load_file(path), {k: v for k, v in safetensors.read(path).header.items() if k != "digest"}
     with_centre = {**tensors, "rest.0.centre": torch.ones(4608)}
@@ -192,7 +192,7 @@ def test_a_second_training_learns_the_mean_anew(data: str, tmp_path: Path) -> No
     assert again.before and again.config.prior is None
     second = train.begin(again, tmp_path / "second")
     train.proceed(second, again, stop=until(1))
-    rows = again.inputs(again.data.train, again.model())(slice(0, 40))
+    rows = again.network.load_or_compute_inputs(again.data.train, again.network.build())(slice(0, 40))
     assert torch.allclose(_centre_and_head(second, again)[0], rows.mean(0), atol=2e-3)
 
 
@@ -246,7 +246,7 @@ def test_the_released_weights_predict(data: str, tmp_path: Path) -> None:
     code, out, err = command("predict", run.folder, data, "--out", tmp_path / "found.csv", home=tmp_path / "home")
     assert code == 0, err + out
     found = [line.split(",")[1] for line in (tmp_path / "found.csv").read_text().splitlines()[1:]]
-    model = prepared.model()
+    model = prepared.network.build()
     load_public(model, run.weights)
     images = torch.from_numpy(np.load(data)["train_images"]).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.no_grad():

@@ -17,7 +17,7 @@ from dpvision.core.events import PoissonGaussian
 from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
 from dpvision.private.training import train
-from dpvision.private.training.phases import phases
+from dpvision.private.training.network import phases
 from dpvision.private.training.state import State, trainable
 from dpvision.released.report import card
 from dpvision.settings.recipes import recipe
@@ -57,7 +57,7 @@ def _begin(data: str, folder: Path, **changes: Any) -> tuple[run_folder.Run, tra
 
 def _named(run: run_folder.Run, prepared: train.Prepared) -> dict[str, torch.Tensor]:
     """The state's weights by their names."""
-    model = prepared.model()
+    model = prepared.network.build()
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     sizes = [p.numel() for p in trainable(model)]
     return dict(zip(names, State.load(run.state, model).weights.split(sizes), strict=True))
@@ -94,7 +94,7 @@ def test_stopping_around_the_switch_changes_no_bit(where: int, data: str, tmp_pa
     key.write_bytes(secret)
     copy = run_folder.Run(tmp_path / "copy")
     train.proceed(copy, train.reopen(copy), stop=until(where))
-    stopped = State.load(copy.state, prepared.model())
+    stopped = State.load(copy.state, prepared.network.build())
     assert stopped.step == where and (where == 5) == (not stopped.momentum.any()), "momentum starts anew in a phase"
     train.proceed(copy, train.reopen(copy))
     assert run.weights.read_bytes() == copy.weights.read_bytes()

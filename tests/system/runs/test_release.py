@@ -18,7 +18,7 @@ from dpvision.core.keys import Key
 from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.models.inputs import Inputs
 from dpvision.private.training import train
-from dpvision.private.training.units import fetcher
+from dpvision.private.training.private_sum import fetcher
 from dpvision.released import report
 from dpvision.released.model import evaluate, load_model, predict
 from dpvision.settings.training import Config

@@ -12,7 +12,7 @@ import torch
 from dpvision.errors import ConfigError
 from dpvision.private.engine import ClippedSum
 from dpvision.private.training import gradient_study, train
-from dpvision.private.training.prepare import each_loss
+from dpvision.private.training.network import each_loss
 from dpvision.released.report import write
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
@@ -33,7 +33,7 @@ def test_magnitudes_are_those_of_gradients_one_by_one() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
     images, targets = torch.randn(20, 1, 4, 4), torch.arange(20) % 4
     sums = ClippedSum(model, each_loss, clip=1e-3)  # what is looked at is not clipped
-    seen = gradient_study.look(sums, lambda drawn, _: (images[drawn], targets[drawn], [1] * len(drawn)), 20)
+    seen = gradient_study.measure(sums, lambda drawn, _: (images[drawn], targets[drawn], [1] * len(drawn)), 20)
     mean = unit_gradients(model, images, targets, [1] * 20).abs().mean(0)
     assert seen["mean"] == pytest.approx(float(mean.mean()), rel=1e-5)
     assert seen["deviation"] == pytest.approx(float(mean.std(correction=0)), rel=1e-5)

@@ -46,7 +46,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "private.npz"), str(folder / "public.npz")
 
 
-def prepared(parts: tuple[str, str], **changes: Any) -> tune.Prepared:
+def prepared(parts: tuple[str, str], **changes: Any) -> tune.PreparedTuning:
     return tune.prepare(parts[0], replace(SETTINGS, **changes), GRID, score=parts[1], trials=5.0)
 
 
@@ -86,7 +86,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
         with pytest.raises(DataError, match="a trial of a tuning"):
             train.prepare(parts[0], replace(SETTINGS, pretrained=str(trial.weights)))
     once_more = train.begin(found.first, run.operator / "trials" / "7", paid=charge)
-    with pytest.raises(LedgerMismatch, match="no trial of a tuning"):
+    with pytest.raises(LedgerMismatch, match="not a trial of a tuning"):
         train.proceed(once_more, found.first, paid=charge)
     # How many trials there were is nowhere outside of operator/.
     top = {path.name for path in run.folder.iterdir()}
@@ -97,7 +97,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     (run.operator / "trials.jsonl").unlink()
     assert all(len(line["time"]) == 10 for line in accounts.ledger_lines(account)), "how long it took would tell"
     assert card(run, account) == made
-    with pytest.raises(ConfigError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="cannot be resumed"):
         train.reopen(run)
 
 
@@ -126,7 +126,7 @@ def test_an_interrupted_tuning_leaves_no_trial_and_no_key(
         shutil.copytree(tmp_path / "run" / "operator" / "trials" / "1", kept.folder)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train.metrics, "line", interrupt)
+    monkeypatch.setattr(train.metrics, "measure", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tune.proceed(found, tmp_path / "run")
     run = run_folder.Run(tmp_path / "run")
@@ -162,7 +162,7 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     with run_folder.only_one(run), pytest.raises(ConfigError, match="another process"):
         train.reopen(run)
     assert trials.exists()
-    with pytest.raises(ConfigError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="cannot be resumed"):
         train.reopen(run)
     assert not trials.exists() and [p.stem for p in (own_home / "keys").iterdir()] == ["0123456789abcdef"]
     trials.mkdir()
@@ -196,7 +196,7 @@ def test_a_tuning_and_a_run_share_the_budget(
 def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_path: Path) -> None:
     found = prepared(parts)
     accounts = choose(found.first.fingerprint, found.first.sketch)
-    charge, _ = tune._charged(found, "run", accounts)
+    charge, _ = tune._charge(found, "run", accounts)
     account = ledger_of(found.first.fingerprint).account()
     trial, tuned = (
         found.event.trials[0],
@@ -214,11 +214,11 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
         with pytest.raises(LedgerMismatch):
             _trial_of(place, paid, account, event, id="x")
     tuned.write_facts({**tuned.facts(), "complete": True})
-    with pytest.raises(LedgerMismatch, match="no trial of a tuning that is under way"):
+    with pytest.raises(LedgerMismatch, match="not a trial of a tuning in progress"):
         _trial_of(here, charge, account, trial, id="x")
     cheaper = replace(found, event=replace(found.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):
-        tune._charged(cheaper, "other", accounts)
+        tune._charge(cheaper, "other", accounts)
 
 
 def test_the_score_must_be_public(parts: tuple[str, str], tmp_path: Path) -> None:

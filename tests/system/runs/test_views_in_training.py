@@ -19,8 +19,8 @@ from dpvision.models.inputs import Inputs
 from dpvision.private.engine import ClippedSum
 from dpvision.private.features import cache
 from dpvision.private.training import train
-from dpvision.private.training.prepare import each_loss
-from dpvision.private.training.units import fetcher
+from dpvision.private.training.network import each_loss
+from dpvision.private.training.private_sum import fetcher
 from dpvision.released.report import write
 from dpvision.settings.recipes import RECIPES, recipe
 from dpvision.settings.training import Config
@@ -147,7 +147,7 @@ def test_features_are_computed_once_and_give_the_same_classifier(
     times = [path.stat().st_mtime_ns for path in kept]
     with_features = _weights(prepared, tmp_path / "second")
     assert times == [path.stat().st_mtime_ns for path in kept], "nothing is computed twice"
-    monkeypatch.setattr(train.Prepared, "split", lambda self, model: None)
+    monkeypatch.setattr("dpvision.private.training.network.Network.split", lambda self, model: None)
     without = _weights(prepared, tmp_path / "third")
     a, b = (load(data) for data in (with_features, without))
     assert a.keys() == b.keys() and all(torch.allclose(a[n], b[n], rtol=1e-3, atol=1e-5) for n in a)
@@ -158,9 +158,9 @@ def test_features_are_kept_by_the_weights_that_made_them(sources: tuple[str, str
 
     def file(**changes: Any) -> Path:
         prepared = train.prepare(sources[0], replace(SETTINGS, **changes))
-        parts = prepared.split(prepared.model())
+        parts = prepared.network.split(prepared.network.build())
         assert parts is not None
-        return cache.file(prepared.named(prepared.data.train, parts))
+        return cache.file(prepared.network.features_key(prepared.data.train, parts))
 
     assert file(model="scatter-linear", seed=0) == file(model="scatter-linear", seed=1)
     assert file(part="head", seed=0) == file(part="head", seed=0) != file(part="head", seed=1)
@@ -169,7 +169,7 @@ def test_features_are_kept_by_the_weights_that_made_them(sources: tuple[str, str
 def test_only_the_head_is_trained(sources: tuple[str, str], tmp_path: Path) -> None:
     prepared = train.prepare(sources[0], replace(SETTINGS, part="head"))
     after = load(_weights(prepared, tmp_path / "run"))
-    before = prepared.model().state_dict()
+    before = prepared.network.build().state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     head = [name for name in before if before[name].shape[:1] == (CLASSES,)]
     assert moved == set(head)

@@ -1,0 +1,157 @@
+"""The network of a training, and its phases: which weights a step trains, and how fast.
+
+Phases are a function of the step's number, fixed before the training. All steps are the same mechanism, Poisson
+sampling and noise of sigma times the clipping norm. That the first of them train the head alone (Tang et al. 2023,
+Phase II), or the mean of the features, changes what is summed, not what it reveals: one event, one charge, one noise
+multiplier for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from dpvision.data import Split, identify
+from dpvision.errors import LedgerMismatch
+from dpvision.models import Featured, build, load_public, train_only
+from dpvision.models.featured import split_head
+from dpvision.models.inputs import Inputs
+from dpvision.models.parts import CENTRE, Agreement, Centred, zero_centres
+from dpvision.private.engine import Loss
+from dpvision.private.features import cache
+from dpvision.private.training.public_inputs import PublicInputs
+from dpvision.private.training.state import trainable
+from dpvision.settings.training import Config
+
+
+def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return one cross-entropy per image; targets are classes or shares of classes."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def outputs_as_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the only output of a learner, which is its loss."""
+    return outputs[:, 0]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network that the settings name, for images of a shape, with its initial weights."""
+
+    config: Config
+    shape: tuple[int, int, int]
+    classes: int
+    public: PublicInputs
+
+    def build(self, *, part: str | None = None) -> nn.Module:
+        """Return a copy of the network with its initial weights; only the trained part, or `part`, is trainable."""
+        built: dict[str, nn.Module] = self.__dict__.setdefault("_built", {})
+        part = part or self.config.part
+        if part not in built:
+            built[part] = self._build(part)
+        return copy.deepcopy(built[part])
+
+    def _build(self, part: str) -> nn.Module:
+        config, weights = self.config, self.public.weights
+        assert config.model
+        model = build(config.model, self.shape, classes=self.classes, seed=config.seed)
+        if weights and load_public(model, weights) != self.public.weights_digest:
+            raise LedgerMismatch(f"{weights}: the weights changed meanwhile. Fix: restore the file.")
+        train_only(model, part)
+        if config.part == "centred-head":
+            zero_centres(model)
+        return model
+
+    def split(self, model: nn.Module) -> Featured | None:
+        """Return the network as a frozen part and the rest, where images have no views: features are computed once."""
+        if not self.config.as_it_is:
+            return None
+        return split_head(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
+
+    def learner(self, model: nn.Module, *, part: str | None = None) -> tuple[nn.Module, Loss]:
+        """Return what the clipped sum differentiates, the model or the part behind the frozen one, and the loss."""
+        parts = self.split(model)
+        rest = model if parts is None else parts.rest
+        if part != CENTRE:
+            return rest, each_loss
+        return Agreement(next(m for m in rest.modules() if isinstance(m, Centred))), outputs_as_losses
+
+    def load_or_compute_inputs(
+        self, split: Split, model: nn.Module, progress: Callable[[int, int], None] = lambda *_: None
+    ) -> Inputs:
+        """Return the learner's inputs for a split: its images, or features, which are computed unless cached."""
+        parts = self.split(model)
+        if parts is None:
+            return Inputs(split)
+        return Inputs(split, cache.kept(parts, split, of=self.features_key(split, parts), progress=progress))
+
+    def features_key(self, split: Split, parts: Featured) -> tuple[str, ...]:
+        """Return everything that the features of a split depend on."""
+        return identify(split)[1], str(self.config.model), self.config.part, cache.digest(parts), cache.made_by()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps `first` to `end` - 1. Its network is a copy of its own, in which only the phase's part is trainable."""
+
+    first: int
+    end: int
+    part: str
+    lr: float
+    learner: nn.Module  # what the clipped sum differentiates
+    loss: Loss
+    before: nn.Module | None  # a fixed function of the learner's inputs, which is applied once
+    _all: list[nn.Parameter]  # of its network: what the whole training learns
+    _trained: Tensor  # which numbers of the state's flat vector this phase trains
+
+    def load(self, weights: Tensor) -> None:
+        """Put the state's weights into the network."""
+        vector_to_parameters(weights, self._all)
+
+    def spread(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of this phase's part as one of all trained weights, with zeros elsewhere."""
+        return torch.zeros(len(self._trained)).masked_scatter(self._trained, gradient)
+
+
+def phases(network: Network) -> list[Phase]:
+    """Return the phases in order, from step 0 to the last; there is one unless the head is trained first."""
+    config = network.config
+    assert config.steps
+    if config.part == "centred-head":
+        mean = _phase(network, 0, 1, part=CENTRE, lr=_rate_of_mean(config))
+        rest = _phase(network, 1, config.steps, part="head", lr=config.lr)
+        assert isinstance(rest.learner, nn.Sequential)
+        centred, head = rest.learner
+        return [mean, replace(rest, before=centred, learner=head)]
+    in_order = []
+    if config.probe_steps:
+        in_order.append(_phase(network, 0, config.probe_steps, part="probe", lr=config.probe_lr or config.lr))
+    if config.probe_steps < config.steps:
+        in_order.append(_phase(network, config.probe_steps, config.steps, part=config.part, lr=config.lr))
+    return in_order
+
+
+def fewest_weights(network: Network) -> int:
+    """Return the number of weights that the phase with the fewest trains."""
+    return min(sum(p.numel() for p in trainable(phase.learner)) for phase in phases(network))
+
+
+def _phase(network: Network, first: int, end: int, *, part: str, lr: float) -> Phase:
+    names = [n for n, p in network.build().named_parameters() if p.requires_grad]
+    model = network.build(part=part)
+    by_name = dict(model.named_parameters())
+    parameters = [by_name[n] for n in names]
+    trained = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in parameters])
+    assert int(trained.sum()) == len(parameters_to_vector(trainable(model)))  # a phase trains a part of the whole
+    return Phase(first, end, part, lr, *network.learner(model, part=part), None, parameters, trained)
+
+
+def _rate_of_mean(config: Config) -> float:
+    """Return the rate that undoes clipping: rows have length 1, of which min(1, C) remains, or C by normalising."""
+    return 1.0 / (config.clip if config.clip_style == "automatic" else min(1.0, config.clip))
