@@ -202,8 +202,8 @@ def test_options_that_do_not_fit_are_refused(copied: Path, released: Path) -> No
     for words, match in (
         ((source,), "--operator FOLDER"),
         (("--operator", copied.parent / "x"), "or neither"),
-        ((source, "--operator", copied / "mine"), "is in the release"),
-        ((source, "--operator", other_release), "is a release or a run"),
+        ((source, "--operator", copied / "mine"), "is inside the release"),
+        ((source, "--operator", other_release), "folder of a release or a run"),
         ((source, "--operator", copied.parent / "x", "--shadows", "8"), "no model to compare with"),
     ):
         with pytest.raises(ConfigError, match=match):

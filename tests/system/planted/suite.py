@@ -51,7 +51,7 @@ from tests.system.planted import whole
 from tests.system.replay import mechanisms
 from tests.system.replay.mechanisms import MECHANISMS, Mechanism, charged, folder
 from tests.system.replay.neighbours import Records
-from tests.system.replay.pairs import Pair, pairs, replayed
+from tests.system.replay.pairs import Pair, pairs, replay_pairs
 
 Check = Callable[[int], list[str]]  # of a seed
 
@@ -66,7 +66,7 @@ def _replay(names: tuple[str, ...], seed: int) -> list[str]:
     for name in names:
         mechanism = MECHANISMS[name]
         for pair in _telling(mechanism, seed):
-            *_, found = replayed(mechanism, [pair])
+            *_, found = replay_pairs(mechanism, [pair])
             if found:
                 return [f"{name}: {found[0]}"]
     return []
@@ -128,7 +128,7 @@ def _two_ranks(records: Records) -> Tensor:
 
 def _ranks(seed: int) -> list[str]:
     mechanism = Mechanism(_two_ranks, **mechanisms.IMAGES, sizes=(7, 0))
-    return replayed(mechanism, islice(pairs(mechanism, seed=seed), 0, None, 2))[2][:1]
+    return replay_pairs(mechanism, islice(pairs(mechanism, seed=seed), 0, None, 2))[2][:1]
 
 
 # Noise and coins

@@ -49,7 +49,7 @@ from dpvision.settings.recipes import RECIPES, release_recipe
 from dpvision.settings.training import Config
 from tests.system.replay.mechanisms import MECHANISMS, RUNS
 from tests.system.replay.neighbours import Records, one_more
-from tests.system.replay.quartets import LEAST, interactions
+from tests.system.replay.quartets import ROUNDING, interactions
 from tests.system.replay.whole_runs import CLASSES, LINEAR, SETTINGS, SIDE, N, Run, home, write
 
 FALSE_ALARM = 1e-6
@@ -58,7 +58,7 @@ FALSE_ALARM = 1e-6
 def units_apart(names: tuple[str, ...], seed: int) -> list[str]:
     for name in names:
         for moved in interactions(MECHANISMS[name], seed=seed):
-            if moved > LEAST:
+            if moved > ROUNDING:
                 return [f"{name}: a unit changes what another contributes, by {moved:.2g} of the sensitivity"]
     return []
 

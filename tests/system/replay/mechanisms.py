@@ -1,8 +1,8 @@
-"""Every mechanism of the package, small, as a function from records to all that it makes public.
+"""Every mechanism of the package, at a small size, as a function from records to everything that it makes public.
 
-images as floats     DP-SGD and its variants from `PrivateSum` down: any number, and none, may be in a pixel
-images as bytes      whole trainings, tunings and releases, with files, phases and all that is released (whole_runs.py)
-rows                 heads, baselines, released moments and mixtures from features on
+images as floats     DP-SGD and its variants from `PrivateSum` down: a pixel may be any number, or NaN
+images as bytes      whole trainings, tunings and releases, with files, phases and everything released (whole_runs.py)
+rows                 heads, baselines, released moments and mixtures, from features
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dpvision.views import Views
 from tests.charges import charged
 from tests.private.statistics.baselines.cases import SETTINGS as BASELINES
 from tests.private.statistics.cases import SETTINGS as HEADS
-from tests.system.replay.neighbours import KINDS, OF_BYTES, Records, some_records
+from tests.system.replay.neighbours import KINDS, OF_BYTES, Records, make_records
 from tests.system.replay.whole_runs import CLASSES, OF_PERSONS, RELEASED, SIDE, TRAINED, folder
 
 SMALL, WIDTH, N = 6, 6, 8  # side of an image, columns of a row, declared number of units
@@ -49,7 +49,7 @@ KEY = Key.for_tests("replay")
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What runs, and on which records; `anywhere`: coins are not tossed by place, so the one more may be in any."""
+    """A mechanism and its records; `anywhere`: draws do not depend on places, so the additional unit may be at any."""
 
     run: Callable[[Records], object]
     shape: tuple[int, ...] = (WIDTH,)
@@ -58,15 +58,15 @@ class Mechanism:
     persons: bool = False  # units are persons, who have 1 to 5 images
     sizes: tuple[int, ...] = (0, 1, 2, 3, 7)
     anywhere: bool = False
-    most_sizes: int | None = None  # for each kind of neighbour in the long form, of those that take long
-    every_class: bool = False  # a class without any image is refused, before anything is charged
+    most_sizes: int | None = None  # sizes for each kind of neighbour in the long form, for slow mechanisms
+    every_class: bool = False  # a class without images is refused before anything is charged
 
     def records(self, size: int, seed: int) -> Records:
         counts = [(3 * place + seed) % 5 + 1 if self.persons else 1 for place in range(size)]
-        found = some_records(sum(counts), self.shape, classes=CLASSES, seed=seed, dtype=self.dtype)
+        records = make_records(sum(counts), self.shape, classes=CLASSES, seed=seed, dtype=self.dtype)
         if self.every_class:
-            found = replace(found, labels=np.arange(len(found)) % CLASSES)
-        return replace(found, persons=np.repeat(np.arange(size), counts)) if self.persons else found
+            records = replace(records, labels=np.arange(len(records)) % CLASSES)
+        return replace(records, persons=np.repeat(np.arange(size), counts)) if self.persons else records
 
 
 # Training
@@ -79,7 +79,7 @@ def public_images() -> tuple[Tensor, Tensor]:
 
 
 def network() -> nn.Module:
-    """Convolution, norms with weights of their own, linear layers with biases."""
+    """A network of convolution, normalisation with weights, and linear layers with biases."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return nn.Sequential(
@@ -155,39 +155,39 @@ class Training:
 
 
 def linear() -> nn.Module:
-    """Large enough for its weight's gradients to be kept as factors."""
+    """A network large enough for its weight gradients to be stored as factors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return nn.Sequential(nn.Flatten(), nn.Linear(SMALL**2, 12), nn.Tanh(), nn.Linear(12, CLASSES))
 
 
 def one_layer() -> nn.Module:
-    """Gradients as large as the images are."""
+    """A linear layer, whose gradients are as large as its images."""
     return nn.Sequential(nn.Flatten(), nn.Linear(SMALL**2, CLASSES))
 
 
-SOME = ("crop", "flip")
+AUGMENT = ("crop", "flip")
 TRAININGS: dict[str, Training] = {
     "dp-sgd": Training(),
     "dp-sgd, one at a time": Training(physical=1),
     "dp-sgd, three at a time, half drawn": Training(physical=3, batch=4, steps=5),
-    "dp-sgd, hardly anybody drawn": Training(batch=1, steps=8),
+    "dp-sgd, few drawn": Training(batch=1, steps=8),
     "dp-sgd, automatic": Training(style="automatic"),
     "dp-sgd, per layer": Training(style="per-layer", physical=3),
     "dp-sgd, one layer, three at a time": Training(model=one_layer, physical=3),
     "dp-sgd, linear": Training(model=linear, clip=2.0),
-    "4 views": Training(views={"augment": SOME, "base": 4}),
-    "16 views, few at a time": Training(views={"augment": SOME, "base": 16}, physical=5, steps=2),
-    "self-mix, K 4": Training(views={"augment": SOME, "base": 2, "self_mix": 2}),
-    "self-mix, K 16, cutmix": Training(views={"augment": SOME, "base": 8, "self_mix": 8, "mix": "cutmix"}, steps=2),
+    "4 views": Training(views={"augment": AUGMENT, "base": 4}),
+    "16 views, few at a time": Training(views={"augment": AUGMENT, "base": 16}, physical=5, steps=2),
+    "self-mix, K 4": Training(views={"augment": AUGMENT, "base": 2, "self_mix": 2}),
+    "self-mix, K 16, cutmix": Training(views={"augment": AUGMENT, "base": 8, "self_mix": 8, "mix": "cutmix"}, steps=2),
     "diff-mix, K 4": Training(views={"augment": ("flip",), "base": 2, "self_mix": 1, "diff": 1}, physical=3),
-    "diff-mix, K 16": Training(views={"augment": SOME, "base": 4, "self_mix": 8, "diff": 4}, steps=2),
+    "diff-mix, K 16": Training(views={"augment": AUGMENT, "base": 4, "self_mix": 8, "diff": 4}, steps=2),
     "dope": Training(assisted="dope", physical=3),
     "mirror": Training(assisted="mirror"),
     "adadps": Training(assisted="adadps"),
-    "weight multiplicity, K 4": Training(assisted="weights", views={"augment": SOME, "base": 4}),
+    "weight multiplicity, K 4": Training(assisted="weights", views={"augment": AUGMENT, "base": 4}),
     "persons": Training(unit="person", physical=4),
-    "persons, 4 views": Training(unit="person", views={"augment": SOME, "base": 4}),
+    "persons, 4 views": Training(unit="person", views={"augment": AUGMENT, "base": 4}),
 }
 
 # Rows
@@ -213,7 +213,7 @@ class Synthesis:
     def __call__(self, records: Records) -> object:
         with folder() as path:
             ledger, budget = Ledger(path, "ab" * 16), Budget(3.0, 1e-5)
-            made = synthesise(
+            synthetic = synthesise(
                 records.x,
                 records.labels,
                 budget,
@@ -224,7 +224,7 @@ class Synthesis:
                 test_key="k",
                 **self.settings,
             )
-        return {"x": made.x, "labels": made.labels, "event": made.event, "n": made.n}
+        return {"x": synthetic.x, "labels": synthetic.labels, "event": synthetic.event, "n": synthetic.n}
 
 
 def _rows(records: Records, preparation: Preparation) -> Rows:
@@ -266,7 +266,7 @@ MIXTURES: dict[str, ReleasedMixtures] = {
 
 IMAGES: dict[str, Any] = {"shape": (SMALL, SMALL, 1), "dtype": np.float32, "most_sizes": 2}
 BYTES: dict[str, Any] = {"shape": (SIDE, SIDE, 1), "dtype": np.uint8, "kinds": OF_BYTES[:-1], "sizes": (6,)}
-# The same image under two persons is refused before anything is charged, as a broken image is.
+# The same image of two persons is refused before anything is charged, as is a broken image.
 NO_COPIES = tuple(kind for kind in BYTES["kinds"] if kind not in ("duplicate", "wrong label"))
 RUNS: dict[str, Mechanism] = {
     **{n: Mechanism(r, **BYTES, every_class=True) for n, r in (TRAINED | RELEASED).items()},

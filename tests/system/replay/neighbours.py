@@ -1,8 +1,8 @@
-"""Records that a neighbour may have more: the ones that break mechanisms.
+"""Neighbouring data sets: one additional unit of a kind that breaks mechanisms.
 
-Each kind is one unit, an image or a row of features, or a person with several: huge, tiny, zero, no number at all, a
-copy of another one, the same under another label, or the only one of its class. `one_more` puts it behind the others,
-where its coins move nobody else's.
+Each kind is one unit, an image or a row of features, or a person with several: huge, tiny, zero, not a number, a copy of
+another one, the same under another label, or the only one of its class. `one_more` appends it to the others, so that the
+random draws of all others stay the same.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from dpvision.errors import ConfigError
 
-# What pixels of 8 bits can be.
+# Kinds that pixels of 8 bits can have.
 OF_BYTES = ("usual", "huge", "tiny", "zero", "duplicate", "opposite", "one number", "wrong label", "last of its class")
 KINDS = (*OF_BYTES, "out of range", "denormal", "nan", "inf", "minus inf")
 
 
 @dataclass(frozen=True)
 class Records:
-    """Images (N, H, W, C) or rows (N, d), their classes, and whose they are where units are persons."""
+    """Images (N, H, W, C) or rows (N, d), their classes, and their persons if units are persons."""
 
     x: NDArray[Any]
     labels: NDArray[np.int64]
@@ -33,10 +33,10 @@ class Records:
         return len(self.labels)
 
 
-def some_records(
+def make_records(
     count: int, shape: tuple[int, ...], *, classes: int, seed: int = 0, dtype: Any = np.float64
 ) -> Records:
-    """Usual ones, of all classes but the last."""
+    """Random records of all classes except the last."""
     rng = np.random.default_rng(seed)
     if dtype == np.uint8:
         x = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
@@ -46,12 +46,12 @@ def some_records(
 
 
 def one_more(records: Records, kind: str, *, classes: int, seed: int = 0, at: int | None = None) -> Records:
-    """The records and a unit of this kind: the last one, or (where no coins are tossed by place) before place `at`."""
+    """The records and one more unit of this kind, as the last or (if random draws do not depend on places) before `at`."""
     if kind not in KINDS or (records.x.dtype == np.uint8 and kind not in OF_BYTES):
-        raise ConfigError(f"{kind!r} is no kind of {records.x.dtype} record: there is {', '.join(OF_BYTES)} ...")
+        raise ConfigError(f"{kind!r} is not a kind of {records.x.dtype} record. Known kinds: {', '.join(OF_BYTES)} ...")
     rng = np.random.default_rng([seed, 7])
-    count = 1 if records.persons is None else _images_of_one_more(records.persons, rng)
-    x = np.stack([_unlike_others(records.x, kind, rng) for _ in range(count)])
+    count = 1 if records.persons is None else _image_count(records.persons, rng)
+    x = np.stack([_unusual(records.x, kind, rng) for _ in range(count)])
     label = int(rng.integers(classes - 1))
     if kind == "wrong label" and len(records):
         label = (int(records.labels[0]) + 1) % (classes - 1)
@@ -64,19 +64,19 @@ def one_more(records: Records, kind: str, *, classes: int, seed: int = 0, at: in
     return replace(more, persons=np.insert(records.persons, places, records.persons.max(initial=-1) + 1))
 
 
-def _images_of_one_more(persons: NDArray[np.int64], rng: np.random.Generator) -> int:
-    """One image, as many as somebody has, or more than anybody: statistics of these numbers move."""
+def _image_count(persons: NDArray[np.int64], rng: np.random.Generator) -> int:
+    """One image, the number of an existing person, or more than any person has: statistics of these numbers change."""
     counts = np.unique(persons, return_counts=True)[1]
     most = int(counts.max(initial=1))
     return int(rng.choice([1, int(counts[0]) if len(counts) else 1, most + 1, 3 * most]))
 
 
-def _unlike_others(others: NDArray[Any], kind: str, rng: np.random.Generator) -> NDArray[Any]:
+def _unusual(others: NDArray[Any], kind: str, rng: np.random.Generator) -> NDArray[Any]:
     shape, first = others.shape[1:], others[0] if len(others) else None
     if others.dtype == np.uint8:
-        of_bytes = {"huge": np.full(shape, 255), "tiny": np.ones(shape), "zero": np.zeros(shape)}
-        if kind in of_bytes:
-            return of_bytes[kind].astype(np.uint8)
+        constant = {"huge": np.full(shape, 255), "tiny": np.ones(shape), "zero": np.zeros(shape)}
+        if kind in constant:
+            return constant[kind].astype(np.uint8)
         if kind == "one number":
             return np.where(np.arange(math.prod(shape)).reshape(shape) == 1, 255, 0).astype(np.uint8)
         if kind in ("duplicate", "wrong label", "opposite") and first is not None:

@@ -1,4 +1,4 @@
-"""Neighbours of every mechanism, replayed: how many there were, what was found, how far the sums moved."""
+"""Replay a mechanism on pairs of neighbours: number of pairs, violations, and how far the sums moved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[str, Records, Records]
 def pairs(
     mechanism: Mechanism, *, sizes: Sequence[int] = (), seed: int = 0, most_sizes: int | None = None
 ) -> Iterator[Pair]:
-    """(what it is, data, neighbour), the one more added and removed: of every kind and size, or of some sizes each."""
+    """(description, data, neighbour) for every kind and size, or `most_sizes` sizes for each kind; unit added and removed."""
     sizes = sizes or mechanism.sizes
     for number, kind in enumerate(mechanism.kinds):
         for turn in range(len(sizes) if most_sizes is None else most_sizes):
@@ -27,10 +27,10 @@ def pairs(
             yield f"{kind} removed from {size + 1}, seed {seed}", more, fewer
 
 
-def replayed(mechanism: Mechanism, some: Iterable[Pair]) -> tuple[int, float, list[str]]:
-    """How many pairs, the largest move of a sum as a share of the sensitivity, and the violations in words."""
-    count, largest, found = 0, 0.0, []
-    for what, data, neighbour in some:
+def replay_pairs(mechanism: Mechanism, selection: Iterable[Pair]) -> tuple[int, float, list[str]]:
+    """The number of pairs, the largest move of a sum as a share of the sensitivity, and the violations as text."""
+    count, largest, texts = 0, 0.0, []
+    for what, data, neighbour in selection:
         before = record(mechanism.run, data)
         after = record(mechanism.run, neighbour, like=before)
         violations: list[Violation | str] = [*compare_recordings(before, after)]
@@ -38,6 +38,6 @@ def replayed(mechanism: Mechanism, some: Iterable[Pair]) -> tuple[int, float, li
             violations.append("no noise was drawn")
         if before.error is None and not before.charges:
             violations.append("nothing was charged")
-        found += [f"{what}: {violation}" for violation in violations]
+        texts += [f"{what}: {violation}" for violation in violations]
         count, largest = count + 1, max(largest, largest_distance(before, after))
-    return count, largest, found
+    return count, largest, texts

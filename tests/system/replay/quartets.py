@@ -1,4 +1,4 @@
-"""Data sets in which two units stand at two places, each in two versions: does one change what the other contributes?"""
+"""Four data sets with two units in two versions each: does one unit change the contribution of the other?"""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tests.system.replay.neighbours import Records
 
 Unit = tuple[np.ndarray, np.ndarray]  # images or rows, and their labels
 SIZE = 10
-# Sums are exact on their grid, or of float64: what is left is rounding.
-LEAST = 1e-8
+# Sums are exact on their grid, or in float64: anything smaller is rounding.
+ROUNDING = 1e-8
 
 
 def interactions(mechanism: Mechanism, *, seed: int = 0, turns: int = 1) -> Iterator[float]:
-    """Of several quartets: the largest influence of one unit on another's contribution."""
+    """The largest influence of one unit on the contribution of another, for each of several quartets."""
     for turn in range(turns):
         data = quartet(mechanism, seed + 7 * turn)
         first = record(mechanism.run, data[0])
-        others = [record(mechanism.run, each, like=first) for each in data[1:]]
-        for one in (first, *others):
-            if one.error is not None:
-                raise one.error
+        others = [record(mechanism.run, records, like=first) for records in data[1:]]
+        for recording in (first, *others):
+            if recording.error is not None:
+                raise recording.error
         yield interaction((first, others[0]), (others[1], others[2]))
 
 
 def quartet(mechanism: Mechanism, seed: int) -> list[Records]:
-    """(x, y), (x', y), (x, y'), (x', y'): other images, labels, and numbers of images where units are persons."""
+    """(x, y), (x', y), (x, y'), (x', y'): other images and labels, and other numbers of images of persons."""
     rng, records = np.random.default_rng([seed, 0x4]), mechanism.records(SIZE, seed)
     units = _units(records)
     classes = [int(labels[0]) for _, labels in units]
@@ -40,15 +40,15 @@ def quartet(mechanism: Mechanism, seed: int) -> list[Records]:
         count = int(rng.integers(1, 6)) if mechanism.persons else 1
         label = (classes[place] + 1 + int(rng.integers(CLASSES - 1))) % CLASSES
         if mechanism.dtype == np.uint8:
-            made = rng.integers(0, 256, (count, *mechanism.shape), dtype=np.uint8)
+            x_new = rng.integers(0, 256, (count, *mechanism.shape), dtype=np.uint8)
         else:
-            made = (rng.normal(size=(count, *mechanism.shape)) * rng.choice([0.3, 3.0])).astype(mechanism.dtype)
-        versions[place] = (made, np.full(count, label))
-    found = []
+            x_new = (rng.normal(size=(count, *mechanism.shape)) * rng.choice([0.3, 3.0])).astype(mechanism.dtype)
+        versions[place] = (x_new, np.full(count, label))
+    data_sets = []
     for changed in ((), (x,), (y,), (x, y)):
-        there = [versions[i] if i in changed else unit for i, unit in enumerate(units)]
-        found.append(_joined(there, persons=mechanism.persons))
-    return found
+        present = [versions[i] if i in changed else unit for i, unit in enumerate(units)]
+        data_sets.append(_join(present, persons=mechanism.persons))
+    return data_sets
 
 
 def _units(records: Records) -> list[Unit]:
@@ -56,7 +56,7 @@ def _units(records: Records) -> list[Unit]:
     return [(records.x[owners == who], records.labels[owners == who]) for who in np.unique(owners)]
 
 
-def _joined(units: Sequence[Unit], *, persons: bool) -> Records:
-    x, labels = (np.concatenate(parts) for parts in zip(*units, strict=True))
-    owners = np.repeat(np.arange(len(units)), [len(each) for _, each in units]) if persons else None
-    return Records(x, labels, owners)
+def _join(units: Sequence[Unit], *, persons: bool) -> Records:
+    x, all_labels = (np.concatenate(parts) for parts in zip(*units, strict=True))
+    owners = np.repeat(np.arange(len(units)), [len(labels) for _, labels in units]) if persons else None
+    return Records(x, all_labels, owners)

@@ -1,11 +1,11 @@
-"""Whole runs as functions from records to everything that they publish: files of images in, released files out.
+"""Whole runs as functions from records to everything that they publish: image files in, released files out.
 
-Training           `train.prepare`, `begin` and `proceed`, for every way to clip, to make views and to be assisted
+training           `train.prepare`, `begin` and `proceed`, for every kind of clipping, views and assistance
 release, tuning    the same for `release.making` and `tune`
 estimators         the scikit-learn classes, from arrays
 
-Public images, the test split and the validation split are the same for all records, so nothing of a result may depend
-on anything but noisy sums. The state of a run is part of what is compared: the guarantee covers every intermediate one.
+Public images, the test split and the validation split are the same for all records, so results may depend on nothing but
+noisy sums. The state of a run is also compared: the guarantee covers every intermediate state.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def fewer_random_images() -> Iterator[None]:
-    """For a dictionary and a whitening that take no time."""
+    """Make dictionaries and whitening fast."""
     init: Any = dictionary.Settings.__init__
     few = {"images": 40, "patches": 2000}
     with ExitStack() as stack:
@@ -91,13 +91,12 @@ def public_records(count: int, *, seed: int) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, records: Records, *, held_out: int | None = 0) -> str:
-    """A file of the records with a test and a validation split, which `held_out` chooses, or neither; and one of
-    public images."""
+    """Write a file of the records with the test and validation split that `held_out` selects, or none; and public images."""
     arrays = {"train_images": records.x, "train_labels": records.labels}
     others = {} if held_out is None else {"val": 12, "test": 40}
     for number, (split, count) in enumerate(others.items()):
-        there = public_records(count, seed=10 * (held_out or 0) + number + 1)
-        arrays |= {f"{split}_{name}": values for name, values in there.items()}
+        split_records = public_records(count, seed=10 * (held_out or 0) + number + 1)
+        arrays |= {f"{split}_{name}": values for name, values in split_records.items()}
         if records.persons is not None:
             arrays[f"{split}_persons"] = 1000 * (number + 1) + np.arange(count) // 2
     if records.persons is not None:
@@ -110,7 +109,7 @@ def write(path: Path, records: Records, *, held_out: int | None = 0) -> str:
 
 @contextmanager
 def home() -> Iterator[Path]:
-    """A folder with a $DPVISION_HOME of its own; weights made of random images are the same for all."""
+    """A folder with its own $DPVISION_HOME; priors from random images are shared."""
     with folder() as path, fewer_random_images():
         (path / "home").mkdir()
         (path / "home" / "priors").symlink_to(priors())
@@ -128,7 +127,7 @@ def files(path: Path) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Run:
-    """A training; with `stop_after`, one that is stopped there and resumed."""
+    """A training; with `stop_after`, it is stopped after that number of steps and resumed."""
 
     changes: dict[str, Any]
     held_out: int | None = 0
@@ -141,8 +140,8 @@ class Run:
             prepared = train.prepare(source, self.config(path))
             run = train.begin(prepared, path / "run")
             if self.stop_after is not None:
-                asked = iter([False] * self.stop_after + [True])
-                train.proceed(run, prepared, stop=lambda: next(asked))
+                stops = iter([False] * self.stop_after + [True])
+                train.proceed(run, prepared, stop=lambda: next(stops))
                 before = load_file(run.state)
                 prepared = train.reopen(run, dict(self.resumed_with))
                 train.proceed(run, prepared)
@@ -175,13 +174,13 @@ class ReleaseRun:
 
 
 def _card(_folder: Path, facts: dict[str, Any], _account: object) -> dict[str, Any]:
-    """What the card is made of; the accounts of a data set are named by its images, and no card tells them."""
+    """The facts on the card; accounts are named by the images of the data set, and no card states them."""
     return {name: value for name, value in facts.items() if name not in ("run", "accounts")}
 
 
 @dataclass(frozen=True)
 class TuningRun:
-    """The best of two trials of two candidates, by fixed draws."""
+    """The best of two trials of two candidates, with fixed draws."""
 
     changes: dict[str, Any]
     held_out: int | None = 0
@@ -196,9 +195,9 @@ class TuningRun:
             settings, grid = replace(SETTINGS, **self.changes), {"lr": [0.05, 0.2]}
             prepared = tune.prepare(source, settings, grid, score=str(path / "public.npz"), trials=2.0)
             run = tune.proceed(prepared, path / "run")
-            told = run.facts()["tuning"]
-            noted = run_folder.read_lines(run.operator / "trials.jsonl")
-            return {**files(run.folder), "facts": told, "trials": noted}
+            facts = run.facts()["tuning"]
+            trials = run_folder.read_lines(run.operator / "trials.jsonl")
+            return {**files(run.folder), "facts": facts, "trials": trials}
 
 
 @dataclass(frozen=True)
@@ -207,20 +206,20 @@ class Estimator:
 
     kind: Any
     settings: dict[str, Any]
-    held_out: int = 0  # there is none
+    held_out: int = 0  # estimators have no held-out split
 
     def __call__(self, records: Records) -> dict[str, object]:
         with home() as path:
-            made = self.kind(epsilon=3.0, n=N, classes=CLASSES, budget=1e4, out=path / "out", **self.settings)
-            made.fit(records.x, records.labels)
-            found = files(made.run_folder_)
-            found.pop("card.json", None)  # it names the account, by the data
-            card = {name: value for name, value in made.card_.items() if name in CARD}
-            return {**found, "card": card, "epsilon": made.epsilon_, "classes": made.classes_}
+            estimator = self.kind(epsilon=3.0, n=N, classes=CLASSES, budget=1e4, out=path / "out", **self.settings)
+            estimator.fit(records.x, records.labels)
+            content = files(estimator.run_folder_)
+            content.pop("card.json", None)  # it names the account, by the data
+            card = {name: value for name, value in estimator.card_.items() if name in CARD}
+            return {**content, "card": card, "epsilon": estimator.epsilon_, "classes": estimator.classes_}
 
 
 LINEAR = {"model": "linear"}
-# Clips from far below to far above the norm of usual gradients: below, what scales a loss is clipped away.
+# Clipping norms from far below to far above usual gradients: clipping would hide a factor on the loss.
 CLIPS = (6.0, 20.0)
 ASSISTED: dict[str, dict[str, Any]] = {
     "weights": {"augment": ("crop", "flip"), "k_base": 2},
@@ -231,7 +230,7 @@ ASSISTED: dict[str, dict[str, Any]] = {
 TRAINED: dict[str, Any] = {
     "train": Run(LINEAR),
     **{f"train, clip {clip:g}": Run({**LINEAR, "clip": clip}) for clip in CLIPS},
-    "train, everything left open": Run({"model": None, "batch": None, "steps": None, "lr": 4.0, "clip": 6.0}),
+    "train, all defaults": Run({"model": None, "batch": None, "steps": None, "lr": 4.0, "clip": 6.0}),
     "train, full batch, last weights": Run(
         {**LINEAR, "full_batch": True, "batch": None, "clip": 6.0, "momentum": 0.5, "release": "last"}
     ),
