@@ -30,11 +30,12 @@ from dpvision.models.featured import require_head_last, split_head
 from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE, Agreement, Centred, zero_centres
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.accounts import require_not_learned_from
+from dpvision.private.accounts.accounts import require_not_in_provenance
 from dpvision.private.engine import STYLES, ClippedSum, Loss
 from dpvision.private.features import cache
 from dpvision.private.training.units import units
-from dpvision.public import dictionary, provenance
+from dpvision.public import dictionary
+from dpvision.public.provenance import merge_provenance, pixel_digests, read_card_provenance, read_provenance
 from dpvision.settings.training import WAYS, Config
 from dpvision.storage import safetensors
 from dpvision.storage.home import home
@@ -73,11 +74,11 @@ class Prepared:
         return str(self.public["prior" if self.config.prior else "pretrained"]["digest"])
 
     @property
-    def learned_from(self) -> str:
+    def provenance(self) -> str:
         """Digests of images that public inputs learned from without privacy, as far as these say so."""
-        started = provenance.of_weights(Path(self.start)) if self.start else ""
-        synthetic = provenance.of_synthetic(self.config.synthetic) if self.config.synthetic else ""
-        return provenance.joined((started, synthetic))
+        started = read_provenance(Path(self.start)) if self.start else ""
+        synthetic = read_card_provenance(self.config.synthetic) if self.config.synthetic else ""
+        return merge_provenance((started, synthetic))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -297,8 +298,8 @@ def _prior(config: Config, data: Dataset, progress: Progress) -> tuple[str, dict
     """A file of weights of random images, made for the images' shape where it is not there yet; name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
-    settings = dictionary.Settings(config.model, (channels, height, width))
-    path = dictionary.kept(settings, home() / "priors", progress)
+    settings = dictionary.DictionarySettings(config.model, (channels, height, width))
+    path = dictionary.load_or_compute(settings, home() / "priors", progress)
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
     return str(path), {"file": name, "digest": digest_file(path)}
 
@@ -313,7 +314,7 @@ def _pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     said = safetensors.verified_header(path)
     if "learned_from" in said:
         entry["learned_from"] = "noted"
-        require_not_learned_from(data, said["learned_from"], f"{path}: was trained without privacy on")
+        require_not_in_provenance(data, said["learned_from"], f"{path}: was trained without privacy on")
     if said.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({said['private']}), and what starts from it would not be. Fix: other weights."
@@ -344,14 +345,14 @@ def public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Spli
     found = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
     _require_every_class(found, data.classes, source, "Fix: add images of it")
     _, in_order, digests = identify(found)
-    seen = {d for s in (data.train, data.val, data.test) if s is not None for d in provenance.pixel_digests(s.images)}
-    same = sum(d in private or e in seen for d, e in zip(digests, provenance.pixel_digests(found.images), strict=True))
+    seen = {d for s in (data.train, data.val, data.test) if s is not None for d in pixel_digests(s.images)}
+    same = sum(d in private or e in seen for d, e in zip(digests, pixel_digests(found.images), strict=True))
     if same:
         raise ConfigError(
             f"{source}: {same:,} of its images are, pixel for pixel, in the private data too, so they are not public. "
             "Fix: give images that were made or collected without the private data."
         )
-    note = provenance.of_synthetic(source)
+    note = read_card_provenance(source)
     if note:
-        require_not_learned_from(data, note, f"{source}: its images were synthesised by a model that learned from")
+        require_not_in_provenance(data, note, f"{source}: its images were synthesised by a model that learned from")
     return found, {"file": Path(source).name, "digest": in_order, "images": len(found)}

@@ -442,8 +442,8 @@ def _release(
         "delta": repr(prepared.config.delta),
         "private": run_folder.NOT_PRIVATE if not state.private else run_folder.A_TRIAL if trial else "yes",
     }
-    if prepared.learned_from:
-        header["learned_from"] = prepared.learned_from
+    if prepared.provenance:
+        header["learned_from"] = prepared.provenance
     done = {"complete": True, "event": to_json(event), "private": state.private}
     if not trial:
         card = report.on_weights({**run.facts(), **done}, prepared.config.without_folders())
