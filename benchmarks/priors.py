@@ -25,7 +25,7 @@ from dpvision.core import accountant
 from dpvision.core.events import PoissonGaussian
 from dpvision.models import build, load_public
 from dpvision.private.training import train
-from dpvision.public.contrastive import Settings, pretrain
+from dpvision.public.contrastive import PretrainSettings, pretrain
 from dpvision.settings.recipes import recipe
 
 PICTURE = Path(__file__).with_name("priors.png")
@@ -36,7 +36,7 @@ DERMA, DERMA_COLD = {1.0: 0.712, 4.0: 0.737, 7.42: 0.750}, {1.0: 0.683, 4.0: 0.7
 # Table 15: sigma of 100 steps with every image, and the epsilon that it is for.
 TABLE_15 = {339: 0.1, 171: 0.2, 72: 0.5, 38: 1, 21: 2, 14: 3, 11: 4, 8: 6, 7: 8}
 
-PHASE_I = Settings(
+PHASE_I = PretrainSettings(
     process="stylegan-oriented", model="wrn-10-1", finer=2, images=15_000, batch=256, steps=1000, hidden=512
 )
 SMALL = {"model": "wrn-10-1", "batch": 512, "k_base": 1, "augment": (), "steps": 60, "ema": 0.9, "lr": 2.0}

@@ -17,19 +17,18 @@ import numpy as np
 from benchmarks.shared_data import unpacked
 from dpvision.data import identify, load
 from dpvision.public.batches import Source
-from dpvision.public.diffusion.fit import Settings as Fit
+from dpvision.public.diffusion.fit import FitSettings as Fit
 from dpvision.public.diffusion.fit import fit
-from dpvision.public.diffusion.model import Kind
-from dpvision.public.diffusion.sample import Draw, sample
-from dpvision.public.quality import classifier
-from dpvision.public.quality.pictures import Pictures
+from dpvision.public.diffusion.model import ModelSpec
+from dpvision.public.diffusion.sample import SampleSettings, sample
+from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages, accuracy, train_classifier
 from dpvision.public.split import split
-from dpvision.public.warmup import Settings as Warm
+from dpvision.public.warmup import WarmUpSettings as Warm
 from dpvision.public.warmup import warm_up
 
 PUBLIC, SAMPLES = 2000, 10_000
 EDM_STEPS = {"fashion_mnist": 8000, "cifar10": 6000}  # what fits into an hour of one core
-JUDGE = classifier.Training(model="wrn-10-1", steps=1200, batch=128)  # of private images, which no sample has seen
+JUDGE = ClassifierSettings(model="wrn-10-1", steps=1200, batch=128)  # of private images, which no sample has seen
 JUDGED = 5000
 NETWORK = "wrn-10-1"
 COMMON = ("crop", "flip")
@@ -53,11 +52,11 @@ class Parts:
         if not path.exists():
             found = load(self.public)
             height, width, channels = found.train.images.shape[1:]
-            kind = Kind((channels, height, width), found.classes, method="edm", size="small")
+            kind = ModelSpec((channels, height, width), found.classes, method="edm", size="small")
             settings = Fit(flip=self.name == "cifar10")  # clothes are never seen from the other side
             arrays, model = (found.train.images, found.train.labels), self._folder / "edm"
             self._timed("edm", lambda: fit(kind, settings, *arrays, model, steps=EDM_STEPS[self.name]), of=model)
-            self._timed("samples", lambda: sample(model, Draw(count=SAMPLES), path), of=Path(f"{path}.parts"))
+            self._timed("samples", lambda: sample(model, SampleSettings(count=SAMPLES), path), of=Path(f"{path}.parts"))
         return str(path)
 
     @property
@@ -70,8 +69,8 @@ class Parts:
         """Shares that a classifier names right, of test images and of samples: it was taught private images."""
         real, made = load(self.private), load(self.synthetic).train
         assert real.test is not None
-        judge = classifier.train(_pictures(real.train, len(real.train)), JUDGE, classes=len(real.classes))
-        test, samples = (classifier.accuracy(judge, _pictures(s, JUDGED)) for s in (real.test, made))
+        judge = train_classifier(_pictures(real.train, len(real.train)), JUDGE, classes=len(real.classes))
+        test, samples = (accuracy(judge, _pictures(s, JUDGED)) for s in (real.test, made))
         return test, samples
 
     def warmed(self, kind: str, *, seed: int) -> Path:
@@ -115,6 +114,6 @@ def scratch(otherwise: Path) -> Path:
     return Path(os.environ.get("DPVISION_SCRATCH") or otherwise)
 
 
-def _pictures(records: Any, most: int) -> Pictures:
-    found = Pictures("images", np.asarray(records.images), np.asarray(records.labels, dtype=np.int64))
+def _pictures(records: Any, most: int) -> LabelledImages:
+    found = LabelledImages("images", np.asarray(records.images), np.asarray(records.labels, dtype=np.int64))
     return found.some(most, seed=0)

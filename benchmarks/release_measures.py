@@ -37,7 +37,7 @@ from dpvision.data import load
 from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
 from dpvision.private.statistics.mixtures import BLOCK, Mixtures
-from dpvision.public.sheets import named_lines
+from dpvision.public.sheets import write_labelled_rows
 from dpvision.settings.calibrate import sigma_of
 from dpvision.settings.release import hierarchical, optimal_degree, optimal_nu
 
@@ -221,7 +221,7 @@ def attacked(name: str, images: Images, outside: Images, *, steps: int, picture:
     inside = correlations(lines["epsilon 8"], images.x[: len(outside.x)]).max(1).values
     others = correlations(lines["epsilon 8"], outside.x).max(1).values
     if picture is not None:
-        named_lines(picture, {line: each[:, 0].numpy() / 2 + 0.5 for line, each in lines.items()})
+        write_labelled_rows(picture, {line: each[:, 0].numpy() / 2 + 0.5 for line, each in lines.items()})
     about = f"inversion, {name}"
     return [
         Figure(f"{about}: degree at epsilon 8", release.degree),

@@ -14,16 +14,16 @@ from benchmarks.results import Figure, main
 from dpvision.models import build
 from dpvision.models.device import keep_freed_memory
 from dpvision.public.batches import Source
-from dpvision.public.warmup import Settings, WarmUp
+from dpvision.public.warmup import WarmUp, WarmUpSettings
 
 BATCH, CLASSES = 100, 10
 COMMON = ("crop", "flip", "cutout")
 NETWORKS = {"small-cnn": (28, 28, 1), "wrn-10-1": (28, 28, 1), "wrn-16-4": (32, 32, 3)}
 WARM = {
-    "sgd, images as they are": Settings(optimiser="sgd", augment=()),
-    "sgd, crop, flip, cutout": Settings(optimiser="sgd", augment=COMMON),
-    "sgd, autoaugment": Settings(optimiser="sgd", augment=("autoaugment",)),
-    "sam, crop, flip, cutout": Settings(optimiser="sam", augment=COMMON),
+    "sgd, images as they are": WarmUpSettings(optimiser="sgd", augment=()),
+    "sgd, crop, flip, cutout": WarmUpSettings(optimiser="sgd", augment=COMMON),
+    "sgd, autoaugment": WarmUpSettings(optimiser="sgd", augment=("autoaugment",)),
+    "sam, crop, flip, cutout": WarmUpSettings(optimiser="sam", augment=COMMON),
 }
 # Steps in turn; a step of wrn-16-4 takes seconds.
 TURNS = {"small-cnn": 60, "wrn-10-1": 12, "wrn-16-4": 3}
@@ -63,7 +63,7 @@ def measure(quick: bool) -> list[Figure]:
         }
         for name, settings in WARM.items():
             asked = {**settings.__dict__, "model": network, "batch": BATCH}
-            loops[name] = WarmUp(Settings(**asked), [source], classes=[str(c) for c in range(CLASSES)]).descend
+            loops[name] = WarmUp(WarmUpSettings(**asked), [source], classes=[str(c) for c in range(CLASSES)]).train_step
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         for turn in range(1 + TURNS[network]):
             for name, go in loops.items():

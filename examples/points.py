@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpvision.public.diffusion.edm import mean_decay
+from dpvision.public.diffusion.edm import ema_decay
 from dpvision.public.diffusion.unet import Embedding
 from dpvision.public.optimisers import Adam
 from dpvision.public.trainer import seeded
@@ -25,11 +25,11 @@ def fit_points(
     for step in range(1, steps + 1):
         with seeded(seed, step, torch.device("cpu")):
             gradients = adam.gradients(loss(network, torch.randint(count, (batch,))))
-        adam.descend(gradients, step=step, rate=lr)
-        keep = mean_decay(step * batch, batch)
+        adam.update(gradients, step=step, rate=lr)
+        decay = ema_decay(step * batch, batch)
         with torch.no_grad():
             for old, new in zip(mean.parameters(), adam.weights, strict=True):
-                old.lerp_(new, 1 - keep)
+                old.lerp_(new, 1 - decay)
     return mean
 
 

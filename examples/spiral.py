@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from sklearn.svm import SVC
 
 from dpvision.public.diffusion import edm
-from dpvision.public.diffusion.sampler import falling_sigmas, heun
+from dpvision.public.diffusion.sampler import heun, karras_sigmas
 from examples.points import MLP, fit_points
 
 TURNS, WIDTH = 1.5, 0.02
@@ -53,7 +53,7 @@ def drawn(points: np.ndarray, labels: np.ndarray, *, steps: int, seed: int) -> t
     noise = torch.randn(SAMPLES, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     asked = torch.arange(SAMPLES) % 2
     with torch.no_grad():
-        x = heun(partial(edm.denoise, mean), noise, asked, sigmas=falling_sigmas(SAMPLER_STEPS))
+        x = heun(partial(edm.denoise, mean), noise, asked, sigmas=karras_sigmas(SAMPLER_STEPS))
     return x.numpy(), asked.numpy()
 
 

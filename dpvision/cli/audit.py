@@ -252,7 +252,7 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
 
     from dpvision.cli import screen
     from dpvision.core import files
-    from dpvision.public.sheets import named_lines
+    from dpvision.public.sheets import write_labelled_rows
 
     if isinstance(inverted, str):
         screen.say(f"no inversion: {inverted}.")
@@ -260,7 +260,7 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
     figures = {name: getattr(inverted, name) for name in ("alone", "members", "others", "compared")}
     files.write(operator / "inversion.json", json.dumps(figures, indent=1) + "\n")
     sheet = io.BytesIO()
-    named_lines(sheet, inverted.lines)
+    write_labelled_rows(sheet, inverted.lines)
     files.write(operator / "inversion.png", sheet.getvalue())
     screen.say(
         f"inversion (not for release): images reconstructed from released rows correlate {inverted.members:.3f} with "

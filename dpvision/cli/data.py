@@ -56,7 +56,7 @@ def pack(
     Example: `dpvision data pack photos --out photos.pack`
     """
     from dpvision.data import pack as pack_into
-    from dpvision.public import provenance
+    from dpvision.public.provenance import copy_provenance
 
     with counting("packing") as packed:
         store = pack_into(
@@ -68,7 +68,7 @@ def pack(
             skip_broken=bool(skip_broken),
             progress=packed,
         )
-    provenance.pass_on(data, store)
+    copy_provenance(data, store)
     say(f"wrote {store}; use it in place of the data set")
 
 
@@ -95,7 +95,7 @@ def split(
     from dataclasses import replace
 
     from dpvision.data import fingerprint, identify, load
-    from dpvision.public import provenance
+    from dpvision.public.provenance import copy_provenance
     from dpvision.public.split import split as cut
 
     with progress("reading images") as show:
@@ -103,7 +103,7 @@ def split(
         show("writing the parts")
         parts = cut(whole, out, public=public, seed=seed, digest=lambda part: identify(part)[1])
         for part in ("public", "private"):
-            provenance.pass_on(data, out / f"{part}.npz")
+            copy_provenance(data, out / f"{part}.npz")
     _show_parts(parts, out)
     if fingerprint(replace(whole.train, originals=None)) != fingerprint(whole.train):
         say("note: images were resized or recoloured, so an account of the originals does not recognise the parts.")

@@ -98,10 +98,10 @@ def pretrain(
         return
     process = process or "stylegan-oriented"
     from dpvision.cli import screen
-    from dpvision.public.contrastive import Settings, learned, recognised
+    from dpvision.public.contrastive import PretrainSettings, load_trunk, retrieval_accuracy
     from dpvision.public.contrastive import pretrain as learn
 
-    settings = Settings(
+    settings = PretrainSettings(
         process=process,
         model=model,
         side=size,
@@ -115,12 +115,12 @@ def pretrain(
         seed=seed,
     )
     with screen.counting("pretraining") as progress, screen.stoppable() as stop:
-        done = learn(settings, out, workers=workers, watch=lambda at: progress(at.step, at.steps), stop=stop)
+        done = learn(settings, out, workers=workers, progress=lambda at: progress(at.step, at.steps), stop=stop)
     if not done:
         screen.say(f"stopped; the same command continues it (its state is in {out})")
         sys.exit(130)
-    trunks = (learned(settings), learned(settings, out))
-    first, last = (recognised(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
+    trunks = (load_trunk(settings), load_trunk(settings, out))
+    first, last = (retrieval_accuracy(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
     screen.say(f"of 200 new random images {last:.1%} are recognised in another view; {first:.1%} before training")
     weights = out / "weights.safetensors"
     screen.say(
@@ -131,13 +131,13 @@ def pretrain(
 
 def _build_dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
     from dpvision.cli import screen
-    from dpvision.public.contrastive import Prior
-    from dpvision.public.dictionary import Settings, save
+    from dpvision.public.contrastive import Pretraining
+    from dpvision.public.dictionary import DictionarySettings, compute_and_write
     from dpvision.public.trainer import require_free
 
-    require_free(out, Prior)
+    require_free(out, Pretraining)
     with screen.counting("building the dictionary of patches") as progress:
-        save(Settings(model, (3, size, size), process=process, seed=seed), out, progress)
+        compute_and_write(DictionarySettings(model, (3, size, size), process=process, seed=seed), out, progress)
     weights = out / "weights.safetensors"
     screen.say(
         f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --recipe patches --model {model} "
@@ -225,9 +225,9 @@ def warm(
     given = {k: v for k, v in locals().items() if v is not None}
     from dpvision.cli import screen
     from dpvision.public.trainer import require_free
-    from dpvision.public.warmup import NAMED, Settings, WarmUp, warm_up
+    from dpvision.public.warmup import NAMED, WarmUp, WarmUpSettings, warm_up
 
-    changes: dict[str, Any] = {k: v for k, v in given.items() if k in Settings.__dataclass_fields__}
+    changes: dict[str, Any] = {k: v for k, v in given.items() if k in WarmUpSettings.__dataclass_fields__}
     if augment is not None:
         changes["augment"] = () if augment == "none" else tuple(word_list(augment))
     chosen = replace(NAMED[settings], **changes)
@@ -246,7 +246,7 @@ def warm(
             classes=names,
             device=device,
             save_every=save_every,
-            watch=lambda at: progress(at.step, at.steps),
+            progress=lambda at: progress(at.step, at.steps),
             stop=stop,
         )
     if not done:
@@ -259,15 +259,15 @@ def _read_public(source: str, consented: bool, **options: Any) -> tuple[Any, tup
     """The training images and the classes of a public source; its test and validation images are not used."""
     from dpvision.data import identify, load
     from dpvision.private.accounts.accounts import require_not_private
-    from dpvision.public import provenance
     from dpvision.public.batches import Source
+    from dpvision.public.provenance import provenance_of_source
 
     data = load(source, **options)
     train = data.train
     if not consented:
         require_not_private(source, [train], fix=CONSENT_FIX)
-    note = provenance.of_source(source, train)
-    return Source(data.name, train.images, train.labels, identify(train)[1], train.persons, note), data.classes
+    record = provenance_of_source(source, train)
+    return Source(data.name, train.images, train.labels, identify(train)[1], train.persons, record), data.classes
 
 
 def _show_warm_up(out: Path, model: str) -> None:
@@ -275,7 +275,7 @@ def _show_warm_up(out: Path, model: str) -> None:
     import json
 
     from dpvision.cli import screen
-    from dpvision.public.batches import times
+    from dpvision.public.batches import repeats
 
     card = json.loads((out / "card.json").read_text())
     rows = {f"on {s['name']}, trained on": s for s in card["sources"]}
@@ -288,7 +288,7 @@ def _show_warm_up(out: Path, model: str) -> None:
     if missing:
         screen.say(f"note: there was no image of class {', '.join(missing)} to learn from.")
     first, *others = (source["images"] for source in card["sources"])
-    repeated = f"; public images count {times(first, sum(others))} times" if card["balance"] else ""
+    repeated = f"; public images count {repeats(first, sum(others))} times" if card["balance"] else ""
     screen.say(f"by {card['optimiser']}, views by {', '.join(card['augment']) or 'nothing'}{repeated}")
     speed = card["images_seen"] / max(card["seconds"], 0.1)
     screen.say(f"{card['steps']:,} steps in {card['seconds']:.0f} s, {speed:,.0f} images/s")

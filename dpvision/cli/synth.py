@@ -106,15 +106,15 @@ def fit(
     Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
     from dpvision.cli import screen
-    from dpvision.public.diffusion.fit import Settings
+    from dpvision.public.diffusion.fit import FitSettings
     from dpvision.public.diffusion.fit import fit as learn
-    from dpvision.public.diffusion.model import Kind
+    from dpvision.public.diffusion.model import ModelSpec
     from dpvision.public.trainer import Progress
 
-    data, note = _read_public(public, resize, device, consented=consented)
+    data, record = _read_public(public, resize, device, consented=consented)
     height, width, channels = data.train.images.shape[1:]
-    kind = Kind((channels, height, width), data.classes, method=method, size=size)
-    settings = Settings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
+    spec = ModelSpec((channels, height, width), data.classes, method=method, size=size)
+    settings = FitSettings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
     with screen.progress(f"fitting {method}") as show, screen.stoppable() as stop:
 
         def watch(at: Progress) -> None:
@@ -124,16 +124,16 @@ def fit(
                 show(f"fitting {method}, per cent", round(100 * at.done), 100)
 
         done = learn(
-            kind,
+            spec,
             settings,
             data.train.images,
             data.train.labels,
             out,
             steps=steps,
             minutes=minutes,
-            learned_from=note,
+            provenance=record,
             device=device,
-            watch=watch,
+            progress=watch,
             stop=stop,
         )
     if not done:
@@ -174,10 +174,10 @@ def guide(
     `dpvision synth sample edm --guide guide --count 50000 --out guided.npz`
     """
     from dpvision.cli import screen
-    from dpvision.public.diffusion.guide import Settings, fit_guide
+    from dpvision.public.diffusion.guidance import GuideSettings, fit_guide
 
-    data, note = _read_public(public, resize, device, consented=consented)
-    settings = Settings(
+    data, record = _read_public(public, resize, device, consented=consented)
+    settings = GuideSettings(
         samples=len(data.train) if samples is None else samples,
         extractor_steps=extractor_steps,
         steps=steps,
@@ -188,7 +188,7 @@ def guide(
     )
     arrays = data.train.images, data.train.labels
     with screen.progress("fitting the guide") as show, screen.stoppable() as stop:
-        done = fit_guide(model, settings, *arrays, out, learned_from=note, device=device, watch=show, stop=stop)
+        done = fit_guide(model, settings, *arrays, out, provenance=record, device=device, progress=show, stop=stop)
     if not done:
         _stop(out)
     screen.say(
@@ -227,24 +227,24 @@ def sample(
     """
     from dpvision.cli import screen
     from dpvision.models.device import find_device
-    from dpvision.public import provenance
-    from dpvision.public.diffusion.guide import load_guide
-    from dpvision.public.diffusion.sample import Draw
+    from dpvision.public.diffusion.guidance import load_guide
+    from dpvision.public.diffusion.sample import SampleSettings
     from dpvision.public.diffusion.sample import sample as draw_all
+    from dpvision.public.provenance import read_provenance
 
     find_device(device)
     loaded, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
-    draw = Draw(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
+    sampling = SampleSettings(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with screen.counting("drawing images") as progress, screen.stoppable() as stop:
         done = draw_all(
             model,
-            draw,
+            sampling,
             out,
             guide=loaded,
             guided_by=name,
-            guide_learned_from=provenance.of_weights(guide / "weights.safetensors") if guide else "",
+            guide_provenance=read_provenance(guide / "weights.safetensors") if guide else "",
             device=device,
-            watch=progress,
+            progress=progress,
             stop=stop,
         )
     if not done:
@@ -258,14 +258,14 @@ def _read_public(source: str, size: int | None, device: str, *, consented: bool)
     from dpvision.cli import screen
     from dpvision.models.device import find_device
     from dpvision.private.accounts.accounts import require_not_private
-    from dpvision.public import provenance
+    from dpvision.public.provenance import provenance_of_source
 
     find_device(device)
     with screen.progress("reading images"):
         images = data.load(source, size=size)
         if not consented:
             require_not_private(source, [images.train], fix=CONSENT_FIX)
-        return images, provenance.of_source(source, images.train)
+        return images, provenance_of_source(source, images.train)
 
 
 def _stop(state: Path) -> None:
@@ -329,12 +329,11 @@ def quality(
     from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.data import Split, load
-    from dpvision.public.quality.classifier import Training
-    from dpvision.public.quality.measuring import measure
-    from dpvision.public.quality.pictures import Pictures
+    from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages
+    from dpvision.public.quality.evaluation import evaluate
 
-    def pictures(name: str, of: Split) -> Pictures:
-        return Pictures(name, of.images, of.labels)
+    def pictures(name: str, of: Split) -> LabelledImages:
+        return LabelledImages(name, of.images, of.labels)
 
     with screen.progress("reading images") as progress:
         data = load(real, size=size)
@@ -344,17 +343,17 @@ def quality(
             raise DataError(f"{real}: has no {split} split. Fix: --split train.")
         drawn = load(synthetic, classes=list(data.classes), size=size).train
         model = model or ("resnet-9-small" if min(reference.images.shape[1:3]) >= 16 else "small-cnn")
-        measured = measure(
+        measured = evaluate(
             pictures(synthetic, drawn),
             pictures(f"{real} ({split})", reference),
-            through=network,
+            network=network,
             weights=weights,
             classes=data.classes,
             test=None if data.test is None else pictures(f"{real} (test)", data.test),
             cas=cas,
-            training=Training(model=model, steps=steps, seed=seed),
+            settings=ClassifierSettings(model=model, steps=steps, seed=seed),
             neighbours=neighbours,
-            most=most,
+            max_images=most,
             seed=seed,
             device=device,
             progress=progress,

@@ -1,7 +1,7 @@
-"""Public images as batches of views: a function of (seed, step), so that a training can go on anywhere.
+"""Batches of views of public images: a function of (seed, step), so that a training can resume at any step.
 
-Augmentations are those of private training, with each image's own coins. Beside them stands cutmix across images, which
-private training cannot have: it would put one image into the gradients of others. Here all images are public.
+Augmentations are those of private training, with random numbers per image. In addition there is cutmix across images,
+which private training cannot use: it would put one image into the gradients of others. Here all images are public.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ MIXED, ALPHA = 0.5, 1.0
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Images that everybody may look at."""
+    """A set of public, labelled images."""
 
     name: str
     images: NDArray[Any]  # (N, H, W, C): uint8, or float32 in [0, 1]
     labels: NDArray[np.int64]
-    digest: str  # names images and labels in their order
+    digest: str  # of images and labels in their order
     persons: NDArray[np.int64] | None = None
-    learned_from: str = ""  # a note (provenance.py) of the images that these are, or were made of
+    provenance: str = ""  # record (provenance.py) of these images, and of those they were made from
 
 
 class Images:
-    """The images of some sources, one after the other."""
+    """The concatenated images of several sources."""
 
     def __init__(self, sources: Sequence[Source], *, classes: int) -> None:
         require_alike(sources, classes)
@@ -60,60 +60,60 @@ class Images:
 
 
 def require_augment(names: Sequence[str]) -> None:
-    """Refuse unknown names, and a cutmix that is not last: it mixes what the others made."""
+    """Require known names, with cutmix last, as it mixes the results of the others."""
     Augment([name for name in names if name != CUTMIX])
     if CUTMIX in names[:-1]:
-        raise ConfigError(f"augment is {', '.join(names)}: cutmix mixes what the others made. Fix: name it last.")
+        raise ConfigError(f"augment is {', '.join(names)}: cutmix mixes the results of the others. Fix: put it last.")
 
 
-def per_pass(images: int, batch: int) -> int:
-    """Steps of one pass over the images; the last incomplete batch is left out."""
+def steps_per_pass(images: int, batch: int) -> int:
+    """Steps of one pass over the images; an incomplete last batch is left out."""
     return max(1, images // batch)
 
 
-def balanced(first: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Both, with the first ones repeated until they are about as many as the others.
+def balance(first: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Concatenate both, with the first rows repeated until there are about as many as others.
 
-    A diffusion model that saw few images draws many, but poorer ones: left alone, they would be most of every batch.
+    A diffusion model of few images draws many, but poorer ones: without balance, they would dominate every batch.
     """
-    return np.concatenate([np.tile(first, times(len(first), len(others))), others])
+    return np.concatenate([np.tile(first, repeats(len(first), len(others))), others])
 
 
-def times(first: int, others: int) -> int:
-    """How often each of the first images counts."""
+def repeats(first: int, others: int) -> int:
+    """How often `balance` repeats each of the first rows."""
     return max(1, round(others / max(1, first)))
 
 
-def chosen(rows: NDArray[np.int64], step: int, *, batch: int, seed: int) -> NDArray[np.int64]:
-    """Which of `rows` a step sees: pass by pass, each in a random order of its own."""
-    number, place = divmod(step, per_pass(len(rows), batch))
-    return rows[_order(seed, number, len(rows))[place * batch : (place + 1) * batch]]
+def choose_batch(rows: NDArray[np.int64], step: int, *, batch: int, seed: int) -> NDArray[np.int64]:
+    """The rows of a step's batch: every pass takes all rows in a new random order."""
+    number, position = divmod(step, steps_per_pass(len(rows), batch))
+    return rows[_order(seed, number, len(rows))[position * batch : (position + 1) * batch]]
 
 
-def views(
+def draw_views(
     images: Tensor, labels: Tensor, rng: UnitRandom, *, augment: Sequence[str], classes: int
 ) -> tuple[Tensor, Tensor]:
-    """(B, C, H, W), (B,) -> one view of each and its target: a class, or with cutmix shares of the classes."""
+    """Draw one view of each image (B, C, H, W), and its target: a class or, with cutmix, shares of classes."""
     names = [name for name in augment if name != CUTMIX]
     images = Augment(names)(images.unsqueeze(1), rng, 1)
     if CUTMIX not in augment:
         return images.squeeze(1), labels
     partner = rng.uniform().argsort(stable=True)
     share = torch.where(rng.uniform(1) < MIXED, rng.beta(ALPHA, 1), 1.0)
-    images, left = cutmix(images, images[partner], share, rng)
-    own = F.one_hot(labels, classes).to(left.dtype)
-    return images.squeeze(1), (left * own + (1 - left) * own[partner]).to(images.dtype)
+    images, kept = cutmix(images, images[partner], share, rng)
+    own = F.one_hot(labels, classes).to(kept.dtype)
+    return images.squeeze(1), (kept * own + (1 - kept) * own[partner]).to(images.dtype)
 
 
 def require_alike(sources: Sequence[Source], classes: int) -> None:
-    """Refuse sources that do not fit together, or labels that are none of the classes."""
+    """Require images of one shape, and labels that are indices of classes."""
     first = sources[0]
     for source in sources:
         if source.images.shape[1:] != first.images.shape[1:]:
             shapes = [f"{h}x{w}x{c}" for h, w, c in (source.images.shape[1:], first.images.shape[1:])]
             raise DataError(f"{source.name}: its images are {shapes[0]}; those of {first.name} are {shapes[1]}.")
         if len(source.labels) and not 0 <= source.labels.min() <= source.labels.max() < classes:
-            raise DataError(f"{source.name}: has labels outside of the {classes} classes 0 to {classes - 1}.")
+            raise DataError(f"{source.name}: has labels outside of the classes 0 to {classes - 1}.")
 
 
 @lru_cache(maxsize=2)

@@ -1,5 +1,4 @@
-"""Descent on a public loss l: plain (SGD), by the slope at the worst point near the weights (SAM, ASAM), on the worst
-images near the given ones (PGD), and by Adam.
+"""Optimisers for a public loss l: SGD, sharpness-aware minimisation (SAM, ASAM), adversarial images (PGD), and Adam.
 
     SGD     g = grad l(w)
     SAM     g = grad l(w + e),  e = rho h / |h|            h = grad l(w)    Foret et al. 2021; Park et al. 2024, eq. (4)
@@ -9,13 +8,13 @@ and in all of them, with decay lambda and momentum mu,
 
     m <- mu m + g + lambda w,   w <- w - rate m
 
-|h| is the norm over all weights together. Where h is zero, e is zero: such a point is a minimum or a plateau.
+|h| is the norm over all weights together. Where h is zero, so is e: such a point is a minimum or a plateau.
 
     PGD     x <- clip(x + a sign(grad l(x)))     a = 2.5 r / steps                              Madry et al. 2018
 
-where clip brings every pixel back to at most r from where it was, and into the range of pixels. Training on such images
-instead of the given ones makes decision boundaries smooth in the space of images (adversarial training; Park et al.
-2024, appendix E.4, with r 8/255 and 2/255).
+where clip keeps every pixel within r of its original value and in the range of pixels. Training on such images instead
+of the given ones makes decision boundaries smooth in the space of images (adversarial training; Park et al. 2024,
+appendix E.4, with r 8/255 and 2/255).
 """
 
 from __future__ import annotations
@@ -25,36 +24,43 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-LOW, HIGH = -1.0, 1.0  # pixels, as networks see them
+LOW, HIGH = -1.0, 1.0  # range of pixels
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
-# The loss at the weights as they are, and its gradient.
-Slope = Callable[[], tuple[Tensor, list[Tensor]]]
+# The loss at the current weights, and its gradient.
+Evaluate = Callable[[], tuple[Tensor, list[Tensor]]]
 Weights = Mapping[str, Tensor]
 
 
-def sgd(weights: Weights, momenta: list[Tensor], slope: Slope, *, rate: float, mu: float, decay: float) -> Tensor:
-    """w <- w - rate m, with the slope at w. Returns the loss at w, as all of these do."""
-    loss, g = slope()
-    _descend(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+def sgd(weights: Weights, momenta: list[Tensor], evaluate: Evaluate, *, rate: float, mu: float, decay: float) -> Tensor:
+    """Take an SGD step with the gradient at w; return the loss at w, as all of these functions do."""
+    loss, g = evaluate()
+    _update(weights, momenta, g, rate=rate, mu=mu, decay=decay)
     return loss
 
 
 def sam(
-    weights: Weights, momenta: list[Tensor], slope: Slope, *, rate: float, mu: float, decay: float, rho: float
+    weights: Weights,
+    momenta: list[Tensor],
+    evaluate: Evaluate,
+    *,
+    rate: float,
+    mu: float,
+    decay: float,
+    rho: float,
 ) -> Tensor:
-    """The slope at w + rho h / |h|."""
-    loss, h = slope()
+    """Take a step with the gradient at w + rho h / |h|."""
+    loss, h = evaluate()
     scale = rho / _norm(h)
-    g = _slope_at(weights, [scale * one for one in h], slope)
-    _descend(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+    g = _gradient_at(weights, [scale * tensor for tensor in h], evaluate)
+    _update(weights, momenta, g, rate=rate, mu=mu, decay=decay)
     return loss
 
 
 def asam(
     weights: Weights,
     momenta: list[Tensor],
-    slope: Slope,
+    evaluate: Evaluate,
     *,
     rate: float,
     mu: float,
@@ -62,36 +68,36 @@ def asam(
     rho: float,
     eta: float = 0.01,
 ) -> Tensor:
-    """The slope at w + rho T^2 h / |T h|, so that scaling a layer up and the next one down changes nothing."""
-    loss, h = slope()
+    """Take a step with the gradient at w + rho T^2 h / |T h|, which is invariant to rescaling of layers."""
+    loss, h = evaluate()
     t = [w.detach().abs() + eta if name.endswith("weight") else torch.ones_like(w) for name, w in weights.items()]
     th = [a * b for a, b in zip(t, h, strict=True)]
     scale = rho / _norm(th)
-    g = _slope_at(weights, [scale * a * b for a, b in zip(t, th, strict=True)], slope)
-    _descend(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+    g = _gradient_at(weights, [scale * a * b for a, b in zip(t, th, strict=True)], evaluate)
+    _update(weights, momenta, g, rate=rate, mu=mu, decay=decay)
     return loss
 
 
-def worst_near(
+def adversarial_images(
     loss: Callable[[Tensor], Tensor], images: Tensor, *, radius: float, steps: int, start: Tensor | None = None
 ) -> Tensor:
-    """Images with a large `loss` (one number) whose pixels differ from the given by at most `radius`.
+    """Images with a large `loss` (a scalar) whose pixels differ from the given ones by at most `radius` (PGD).
 
-    The radius is a share of the range from black to white, such as 8/255. `start` says where inside the cube around an
-    image to begin, each number from -1 to 1; without it, at the image.
+    The radius is a share of the range from black to white, such as 8/255. `start` is the starting point inside the cube
+    around each image, with coordinates from -1 to 1; by default the image itself.
     """
     r = radius * (HIGH - LOW)
     low, high = (images - r).clamp(min=LOW), (images + r).clamp(max=HIGH)
     x = images if start is None else torch.clamp(images + r * start, low, high)
     for _ in range(steps):
         x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(loss(x), x)
-        x = torch.clamp(x.detach() + 2.5 * r / steps * slope.sign(), low, high)
+        (gradient,) = torch.autograd.grad(loss(x), x)
+        x = torch.clamp(x.detach() + 2.5 * r / steps * gradient.sign(), low, high)
     return x.detach()
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015) with all that it remembers within reach, so that a stopped fit goes on exactly:
+    """Adam (Kingma and Ba 2015), with its whole state accessible, so that a stopped fit resumes exactly.
 
     m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - rate m^ / (sqrt(v^) + eps), algorithm 1.
     """
@@ -103,12 +109,12 @@ class Adam:
         self.second = [torch.zeros_like(w) for w in self.weights]
 
     def gradients(self, loss: Tensor) -> Sequence[Tensor]:
-        """Zero for weights that had no part in it, such as those of an augmentation that is off."""
+        """Gradients of the loss; zero for weights that it does not depend on, such as those of unused augmentations."""
         return torch.autograd.grad(loss, self.weights, materialize_grads=True)
 
     @torch.no_grad()
-    def descend(self, gradients: Sequence[Tensor], *, step: int, rate: float) -> None:
-        """`step` counts from 1."""
+    def update(self, gradients: Sequence[Tensor], *, step: int, rate: float) -> None:
+        """Update weights and moments; `step` counts from 1."""
         correct_1, correct_2 = 1 - BETA_1**step, 1 - BETA_2**step
         for w, g, m, v in zip(self.weights, gradients, self.first, self.second, strict=True):
             m.lerp_(g, 1 - BETA_1)
@@ -116,19 +122,19 @@ class Adam:
             w.addcdiv_(m, (v / correct_2).sqrt_().add_(EPSILON), value=-rate / correct_1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and moments by name: what a file must hold, and where it is read to."""
+        """Weights and moments by name: what is saved, and what a saved state is copied into."""
         parts: dict[str, list[Tensor]] = {"first": self.first, "second": self.second}
         parts["network"] = list(self.weights)
-        return {f"{part}.{name}": t for part, each in parts.items() for name, t in zip(self.names, each, strict=True)}
+        return {f"{part}.{name}": t for part, list_ in parts.items() for name, t in zip(self.names, list_, strict=True)}
 
 
-def _slope_at(weights: Weights, e: list[Tensor], slope: Slope) -> list[Tensor]:
-    """grad l(w + e). The weights get their very bits back: w + e - e would not always be w."""
+def _gradient_at(weights: Weights, e: list[Tensor], evaluate: Evaluate) -> list[Tensor]:
+    """grad l(w + e). The weights are restored exactly: w + e - e would not always be w."""
     before = [w.detach().clone() for w in weights.values()]
     with torch.no_grad():
-        for w, by in zip(weights.values(), e, strict=True):
-            w.add_(by)
-    _, g = slope()
+        for w, step in zip(weights.values(), e, strict=True):
+            w.add_(step)
+    _, g = evaluate()
     with torch.no_grad():
         for w, old in zip(weights.values(), before, strict=True):
             w.copy_(old)
@@ -136,12 +142,12 @@ def _slope_at(weights: Weights, e: list[Tensor], slope: Slope) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _descend(weights: Weights, momenta: list[Tensor], g: list[Tensor], *, rate: float, mu: float, decay: float) -> None:
-    for w, m, one in zip(weights.values(), momenta, g, strict=True):
-        m.mul_(mu).add_(one).add_(w, alpha=decay)
+def _update(weights: Weights, momenta: list[Tensor], g: list[Tensor], *, rate: float, mu: float, decay: float) -> None:
+    for w, m, gradient in zip(weights.values(), momenta, g, strict=True):
+        m.mul_(mu).add_(gradient).add_(w, alpha=decay)
         w.sub_(m, alpha=rate)
 
 
 def _norm(h: list[Tensor]) -> Tensor:
-    """|h| over all of them, or something tiny in place of zero."""
-    return torch.stack([one.norm() for one in h]).norm().clamp(min=torch.finfo(h[0].dtype).tiny)
+    """The norm of all tensors together, or a tiny number in place of zero."""
+    return torch.stack([tensor.norm() for tensor in h]).norm().clamp(min=torch.finfo(h[0].dtype).tiny)

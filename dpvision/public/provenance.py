@@ -1,10 +1,10 @@
-"""The note of which images something public learned from, so that a training can see that none of them is private.
+"""Provenance: a record of the images that public weights or images were made from, to keep private ones out.
 
-It is the entry `learned_from` of a header or a card: short digests of the images as they came and as they are trained
-on, in 8 bits: of all of them, or of the smallest digests where there are very many. It goes from a diffusion model and
-its guide to samples, from these to parts and stores made of them, to a model or warm-up that learns from them, and to
-weights that were trained privately. It finds the same pixels or files, not images that were encoded again; a mistake,
-not somebody who takes it out.
+A record is a string of short digests of images, both as they came and as they are trained on, in 8 bits; where there
+are very many, the smallest digests are kept. It is the entry `learned_from` of a header or a card. It is passed on
+from a diffusion model and its guide to their samples, from samples to splits and stores made of them, to models and
+warm-ups trained on them, and to weights that are then trained privately. It recognises the same pixels or files, not
+images that were encoded again: it prevents mistakes, not deliberate removal.
 """
 
 from __future__ import annotations
@@ -21,71 +21,73 @@ from dpvision.core import files
 from dpvision.data import Split, identify
 from dpvision.storage import safetensors
 
-LEARNED_FROM = "learned_from"  # its name on disk
-MOST, SHORT = 1 << 16, 16  # digests in a note, and hexadecimal digits of each
-MOST_CARD = 16 << 20
+ENTRY = "learned_from"  # of headers and cards
+MAX_DIGESTS, DIGITS = 1 << 16, 16  # digests in a record, and hexadecimal digits of each
+MAX_CARD_BYTES = 16 << 20
 
 
 def pixel_digests(images: NDArray[np.generic]) -> list[bytes]:
-    found = []
+    """A digest of each image's pixels in 8 bits."""
+    digests = []
     for start in range(0, len(images), 1024):
-        part = np.asarray(images[start : start + 1024])
-        if part.dtype != np.uint8:
-            part = np.round(np.clip(part, 0, 1) * 255).astype(np.uint8)
-        found += [blake2b(image.tobytes(), digest_size=16).digest() for image in part]
-    return found
+        block = np.asarray(images[start : start + 1024])
+        if block.dtype != np.uint8:
+            block = np.round(np.clip(block, 0, 1) * 255).astype(np.uint8)
+        digests += [blake2b(image.tobytes(), digest_size=16).digest() for image in block]
+    return digests
 
 
-def note(images: NDArray[np.generic], originals: Iterable[bytes] = ()) -> str:
-    """Of all images, and of the digests of what they were made of."""
-    return _text({digest.hex()[:SHORT] for digest in (*pixel_digests(images), *originals)})
+def provenance_of(images: NDArray[np.generic], originals: Iterable[bytes] = ()) -> str:
+    """The record of these images, and of the originals with these digests that they were made from."""
+    return _text({digest.hex()[:DIGITS] for digest in (*pixel_digests(images), *originals)})
 
 
-def joined(notes: Iterable[str]) -> str:
-    """One note of what several name."""
-    return _text({word for note in notes for word in note.split()})
+def merge_provenance(records: Iterable[str]) -> str:
+    """One record of all images that are in any of the records."""
+    return _text({digest for record in records for digest in record.split()})
 
 
-def count(note: str, images: NDArray[np.generic], originals: Sequence[bytes]) -> int:
-    """How many of the images a note names."""
-    named = set(note.split())
+def count_matches(provenance: str, images: NDArray[np.generic], originals: Sequence[bytes]) -> int:
+    """The number of images that are in the record, by their pixels or by the digests of their originals."""
+    recorded = set(provenance.split())
     pairs = zip(pixel_digests(images), originals, strict=True)
-    return sum(any(digest.hex()[:SHORT] in named for digest in pair) for pair in pairs)
+    return sum(any(digest.hex()[:DIGITS] in recorded for digest in pair) for pair in pairs)
 
 
-def of_source(source: str, split: Split) -> str:
-    """Of the images that these are, or were made of."""
-    return joined((note(split.images[:0], identify(split)[2]), of_synthetic(source)))
+def provenance_of_source(source: str, split: Split) -> str:
+    """The record of the images of a source, and of those that they were synthesised from."""
+    return merge_provenance((provenance_of(split.images[:0], identify(split)[2]), read_card_provenance(source)))
 
 
-def of_weights(path: Path) -> str:
-    """What a file of weights has; nothing, if it has none."""
-    return safetensors.read_header(path).get(LEARNED_FROM, "")
+def read_provenance(weights: Path) -> str:
+    """The record in the header of a file of weights; empty if it has none."""
+    return safetensors.read_header(weights).get(ENTRY, "")
 
 
-def of_synthetic(source: str) -> str:
-    """What the cards next to synthetic images have, of those that their model learned from; nothing, without a card."""
+def read_card_provenance(source: str) -> str:
+    """The record in the cards next to synthetic images; empty if there is no card."""
     path = Path(source)
-    return joined(map(_of_card, [_card(path), *([path.with_suffix(".json")] if path.suffix == ".npz" else [])]))
+    cards = [_card_path(path), *([path.with_suffix(".json")] if path.suffix == ".npz" else [])]
+    return merge_provenance(map(_read_card, cards))
 
 
-def pass_on(source: str, to: Path) -> None:
-    """The note next to `source` goes next to what was made of it, too."""
-    if found := of_synthetic(source):
-        files.write(_card(to), json.dumps({LEARNED_FROM: found}) + "\n", mode=0o644)
+def copy_provenance(source: str, to: Path) -> None:
+    """Write the record next to `source`, if there is one, next to `to`, which was made from it."""
+    if provenance := read_card_provenance(source):
+        files.write(_card_path(to), json.dumps({ENTRY: provenance}) + "\n", mode=0o644)
 
 
-def _card(path: Path) -> Path:
+def _card_path(path: Path) -> Path:
     return Path(f"{path}.taught_by.json")
 
 
-def _of_card(card: Path) -> str:
+def _read_card(path: Path) -> str:
     try:
-        read = json.loads(files.read(card, most=MOST_CARD))
-        return str(read.get(LEARNED_FROM, "")) if isinstance(read, dict) else ""
+        card = json.loads(files.read(path, most=MAX_CARD_BYTES))
+        return str(card.get(ENTRY, "")) if isinstance(card, dict) else ""
     except (OSError, ValueError, RecursionError):
         return ""
 
 
 def _text(digests: set[str]) -> str:
-    return " ".join(sorted(digests)[:MOST])
+    return " ".join(sorted(digests)[:MAX_DIGESTS])

@@ -1,4 +1,4 @@
-"""Sheets of small pictures as PNG files: side by side, or a named line for each kind."""
+"""Sheets of small images as PNG files: in a grid, or in labelled rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dpvision.errors import ConfigError
 Bytes = NDArray[np.uint8]
 
 
-def tiled(images: Bytes, *, columns: int, gap: int) -> Bytes:
-    """(N, H, W, C) side by side, row after row, each with a white gap to its right and below; white after the last."""
+def tile(images: Bytes, *, columns: int, gap: int) -> Bytes:
+    """Arrange images (N, H, W, C) in rows, each with a white gap to its right and below; white after the last."""
     count, height, width, channels = images.shape
     rows = -(-count // columns)
     grid = np.full((rows * columns, height + gap, width + gap, channels), 255, np.uint8)
@@ -26,32 +26,32 @@ def tiled(images: Bytes, *, columns: int, gap: int) -> Bytes:
     return grid.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), channels)
 
 
-def png(image: Bytes) -> bytes:
-    """A PNG file of one picture (H, W, 1 or 3)."""
+def encode_png(image: Bytes) -> bytes:
+    """A PNG file of one image (H, W, 1 or 3)."""
     file = io.BytesIO()
     Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, format="PNG")
     return file.getvalue()
 
 
-def named_lines(path: str | Path | IO[bytes], lines: Mapping[str, Any]) -> None:
-    """Name of a line -> its (count, H, W) or (count, H, W, 3) pictures in [0, 1], as many in each; written as PNG."""
-    pictures = {name: np.clip(np.asarray(each, dtype=np.float64), 0, 1) for name, each in lines.items()}
-    counts = {len(each) for each in pictures.values()}
+def write_labelled_rows(path: str | Path | IO[bytes], rows: Mapping[str, Any]) -> None:
+    """Write a PNG with one labelled row per entry: (count, H, W) or (count, H, W, 3) images in [0, 1]."""
+    images = {label: np.clip(np.asarray(row, dtype=np.float64), 0, 1) for label, row in rows.items()}
+    counts = {len(row) for row in images.values()}
     if len(counts) != 1 or 0 in counts:
-        raise ConfigError(f"the lines of a sheet must be as long, and not empty: they have {sorted(counts)} pictures.")
+        raise ConfigError(f"the rows of a sheet must have the same length, at least 1: they have {sorted(counts)}.")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     count = counts.pop()
-    figure = Figure(figsize=(2.6 + 0.8 * count, 0.85 * len(pictures)))
+    figure = Figure(figsize=(2.6 + 0.8 * count, 0.85 * len(images)))
     FigureCanvasAgg(figure)
     left = 2.6 / (2.6 + 0.8 * count)
-    for number, (name, each) in enumerate(pictures.items()):
-        bottom = 1 - (number + 1) / len(pictures)
-        figure.text(left - 0.01, bottom + 0.5 / len(pictures), name, ha="right", va="center", fontsize=9)
-        for column, picture in enumerate(each):
+    for number, (label, row) in enumerate(images.items()):
+        bottom = 1 - (number + 1) / len(images)
+        figure.text(left - 0.01, bottom + 0.5 / len(images), label, ha="right", va="center", fontsize=9)
+        for column, image in enumerate(row):
             width = (1 - left) / count
-            axes = figure.add_axes((left + column * width, bottom, 0.95 * width, 0.95 / len(pictures)))
-            axes.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes = figure.add_axes((left + column * width, bottom, 0.95 * width, 0.95 / len(images)))
+            axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set_axis_off()
     figure.savefig(path, format="png", dpi=100, metadata={"Software": None})

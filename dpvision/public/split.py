@@ -1,14 +1,14 @@
-"""Cuts a data set into a small public part, whose owners consented, and the private rest.
+"""Splits a data set into a small public part, whose owners consented, and the private rest.
 
-Every image to train on is in exactly one part. The public part has equally many images of each class, drawn uniformly
-among that class; the validation and test splits stay with the private part as they were. Where it is known who is on
-which image, a person is wholly in one part: persons are drawn in a random order, and one is taken if no class gets more
-images than it may have. Persons who are in the validation or test split too stay private.
+Every training image is in exactly one part. The public part has the same number of images of each class, drawn
+uniformly from that class; the validation and test splits stay with the private part. Where persons are known, all
+images of a person are in one part: persons are taken in a random order, each if no class then exceeds its number of
+images. Persons who are also in the validation or test split stay private.
 
-    edge case                                  behaviour
-    count is no multiple of the classes        the largest multiple below it is taken; the counts tell
-    a class that would have no private image   refused: it could not be learned privately
-    whole persons do not add up exactly        a class may get a few images less; the counts tell
+    edge case                                          behaviour
+    the count is not a multiple of the classes         the largest multiple below it is used; split.json has the counts
+    a class would have no private image                refused: it could not be learned privately
+    whole persons do not add up to the exact number    a class may get a few images less; split.json has the counts
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Rows = NDArray[np.int64]
 
 
 class Records(Protocol):
-    """Of one split: (N, H, W, C) images, (N,) labels and, where known, (N,) numbers of the persons on them."""
+    """The records of one split: (N, H, W, C) images, (N,) labels and, where known, (N,) person numbers."""
 
     @property
     def images(self) -> NDArray[Any]: ...
@@ -50,8 +50,8 @@ class Records(Protocol):
     def persons(self) -> NDArray[Any] | None: ...
 
 
-class Source(Protocol):
-    """A data set as it was read."""
+class LoadedData(Protocol):
+    """A data set with its splits."""
 
     @property
     def name(self) -> str: ...
@@ -67,7 +67,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some records of a split."""
+    """Some records of a split, in memory."""
 
     images: NDArray[Any]
     labels: Rows
@@ -75,28 +75,28 @@ class Part:
     originals: None = None
 
 
-def split(source: Source, out: Path, *, public: int, seed: int, digest: Callable[[Any], str]) -> dict[str, Any]:
-    """Write public.npz, private.npz and split.json into a new folder; what split.json says is returned.
+def split(source: LoadedData, out: Path, *, public: int, seed: int, digest: Callable[[Any], str]) -> dict[str, Any]:
+    """Write public.npz, private.npz and split.json into a new folder; return the contents of split.json.
 
-    `digest` names a split's records: their images, labels and persons, in their order.
+    `digest` computes a digest of a split's records: images, labels and persons, in their order.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: has other files in it. Fix: a new folder for --out.")
     train, others = source.train, {"val": source.val, "test": source.test}
-    known = [s.persons for s in others.values() if s is not None and s.persons is not None]
+    other_persons = [s.persons for s in others.values() if s is not None and s.persons is not None]
     rows = choose(
         train.labels,
         classes=source.classes,
         count=public,
         seed=seed,
         persons=train.persons,
-        staying=np.concatenate(known) if known else None,
+        staying=np.concatenate(other_persons) if other_persons else None,
     )
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
-    parts: dict[str, dict[str, Part]] = {"public": {"train": taken(train, rows)}}
-    kept = {name: taken(s, slice(None)) for name, s in others.items() if s is not None}
-    parts["private"] = {"train": taken(train, rest), **kept}
-    said: dict[str, Any] = {
+    parts: dict[str, dict[str, Part]] = {"public": {"train": take(train, rows)}}
+    other_splits = {name: take(s, slice(None)) for name, s in others.items() if s is not None}
+    parts["private"] = {"train": take(train, rest), **other_splits}
+    summary: dict[str, Any] = {
         "format": FORMAT,
         "dpvision": __version__,
         "consent": CONSENT,
@@ -107,19 +107,19 @@ def split(source: Source, out: Path, *, public: int, seed: int, digest: Callable
     }
     files.make_folder(out)
     for name, splits in parts.items():
-        splits = numbered_anew(splits)
-        data = as_npz(splits)
+        splits = renumber_persons(splits)
+        data = encode_npz(splits)
         files.write(out / f"{name}.npz", data)
-        said[name] = {
+        summary[name] = {
             "file": f"{name}.npz",
             "images": len(splits["train"].labels),
             "of_each_class": np.bincount(splits["train"].labels, minlength=len(source.classes)).tolist(),
             "digest": digest(splits["train"]),
             "blake2b": hashlib.blake2b(data, digest_size=32).hexdigest(),
         }
-    said["public_rows"] = rows.tolist()
-    files.write(out / "split.json", json.dumps(said) + "\n")
-    return said
+    summary["public_rows"] = rows.tolist()
+    files.write(out / "split.json", json.dumps(summary) + "\n")
+    return summary
 
 
 def choose(
@@ -131,28 +131,29 @@ def choose(
     persons: NDArray[Any] | None = None,
     staying: NDArray[Any] | None = None,
 ) -> Rows:
-    """The rows of the public part, sorted. Persons among `staying` are not taken."""
+    """The rows of the public part, sorted. Persons in `staying` are not taken."""
     if seed < 0:
-        raise ConfigError(f"seed is {seed}: it must be 0 or more.")
-    each, labels = count // len(classes), np.asarray(labels, dtype=np.int64)
-    if each < 1:
+        raise ConfigError(f"seed is {seed}: it must be at least 0.")
+    per_class, labels = count // len(classes), np.asarray(labels, dtype=np.int64)
+    if per_class < 1:
         raise ConfigError(
-            f"{count} public images are less than one of each of {len(classes)} classes. Fix: --public {len(classes)} "
+            f"{count} public images are less than one for each of {len(classes)} classes. Fix: --public {len(classes)} "
             "or more."
         )
-    able = np.ones(len(labels), dtype=np.bool_)
+    eligible = np.ones(len(labels), dtype=np.bool_)
     if persons is not None and staying is not None:
-        able = ~np.isin(persons, staying)
-    _require_enough(np.bincount(labels[able], minlength=len(classes)), each, classes, whole=bool(able.all()))
+        eligible = ~np.isin(persons, staying)
+    counts = np.bincount(labels[eligible], minlength=len(classes))
+    _require_enough(counts, per_class, classes, all_eligible=bool(eligible.all()))
     rng = np.random.default_rng(seed)
     if persons is None:
-        some = [rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in range(len(classes))]
-        return np.sort(np.concatenate(some)).astype(np.int64)
-    return _whole_persons(labels, np.asarray(persons), able, each=each, classes=classes, rng=rng)
+        rows = [rng.choice(np.flatnonzero(labels == c), per_class, replace=False) for c in range(len(classes))]
+        return np.sort(np.concatenate(rows)).astype(np.int64)
+    return _choose_persons(labels, np.asarray(persons), eligible, per_class=per_class, classes=classes, rng=rng)
 
 
-def aside(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | None = None) -> NDArray[np.bool_]:
-    """Which rows to keep aside for a look afterwards: this share of each class, or of whole persons where known."""
+def hold_out(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | None = None) -> NDArray[np.bool_]:
+    """A mask of rows to hold out for evaluation: a share of each class or, where known, of whole persons."""
     rng, chosen = np.random.default_rng(seed), np.zeros(len(labels), dtype=np.bool_)
     if persons is None:
         for c in np.unique(labels):
@@ -164,20 +165,20 @@ def aside(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | None
         chosen = np.isin(number, order[np.cumsum(images[order]) <= share * len(labels)])
     if share and (not chosen.any() or len(np.unique(labels[~chosen])) < len(np.unique(labels))):
         raise ConfigError(
-            f"--hold-out {share:g} of {len(labels):,} public images leaves none to look at, or a class without one to "
-            "learn from. Fix: another share."
+            f"--hold-out {share:g} of {len(labels):,} public images leaves none to evaluate on, or a class without "
+            "training images. Fix: another share."
         )
     return chosen
 
 
-def taken(records: Records, rows: Rows | slice) -> Part:
-    """The same records, but these rows only."""
+def take(records: Records, rows: Rows | slice) -> Part:
+    """The records in these rows."""
     persons = None if records.persons is None else np.asarray(records.persons[rows], dtype=np.int64)
     return Part(np.asarray(records.images[rows]), np.asarray(records.labels[rows], dtype=np.int64), persons)
 
 
-def numbered_anew(splits: dict[str, Part]) -> dict[str, Part]:
-    """With persons numbered from 0 in the order of their old numbers, as a reader of the file will number them."""
+def renumber_persons(splits: dict[str, Part]) -> dict[str, Part]:
+    """Number persons from 0 in the order of their old numbers, as a reader of the file will number them."""
     ids = [part.persons for part in splits.values() if part.persons is not None]
     if not ids:
         return splits
@@ -188,8 +189,8 @@ def numbered_anew(splits: dict[str, Part]) -> dict[str, Part]:
     }
 
 
-def as_npz(splits: dict[str, Part]) -> bytes:
-    """The bytes of an .npz with train_images, train_labels and so on; the same for the same arrays."""
+def encode_npz(splits: dict[str, Part]) -> bytes:
+    """The bytes of an .npz with train_images, train_labels and so on; a function of the arrays alone."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, part in splits.items():
         arrays |= {f"{name}_images": part.images, f"{name}_labels": part.labels}
@@ -203,42 +204,42 @@ def as_npz(splits: dict[str, Part]) -> bytes:
     return file.getvalue()
 
 
-def _whole_persons(
+def _choose_persons(
     labels: Rows,
     persons: NDArray[Any],
-    able: NDArray[np.bool_],
+    eligible: NDArray[np.bool_],
     *,
-    each: int,
+    per_class: int,
     classes: Sequence[str],
     rng: np.random.Generator,
 ) -> Rows:
-    """Persons in a random order, each taken if no class then has more than `each` images."""
-    who, number = np.unique(persons, return_inverse=True)
-    has = np.zeros((len(who), len(classes)), dtype=np.int64)
-    np.add.at(has, (number, labels), 1)
-    free = np.zeros(len(who), dtype=np.bool_)
-    free[number[able]] = True
-    public, so_far = np.zeros(len(who), dtype=np.bool_), np.zeros(len(classes), dtype=np.int64)
-    for person in rng.permutation(np.flatnonzero(free)):
-        if (so_far + has[person] <= each).all():
-            public[person], so_far = True, so_far + has[person]
-    without = [name for name, got in zip(classes, so_far, strict=True) if not got]
-    if without:
+    """Take persons in a random order, each if no class then has more than `per_class` images."""
+    ids, number = np.unique(persons, return_inverse=True)
+    counts = np.zeros((len(ids), len(classes)), dtype=np.int64)
+    np.add.at(counts, (number, labels), 1)
+    candidates = np.zeros(len(ids), dtype=np.bool_)
+    candidates[number[eligible]] = True
+    public, total = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(classes), dtype=np.int64)
+    for person in rng.permutation(np.flatnonzero(candidates)):
+        if (total + counts[person] <= per_class).all():
+            public[person], total = True, total + counts[person]
+    empty = [name for name, count in zip(classes, total, strict=True) if not count]
+    if empty:
         raise ConfigError(
-            f"class {without[0]!r}: no person fits into {each} public images of each class, as a person is wholly in "
-            "one part. Fix: a larger --public."
+            f"class {empty[0]!r}: no person fits into {per_class} public images of each class, as all images of a "
+            "person must be in one part. Fix: a larger --public."
         )
     return np.flatnonzero(public[number])
 
 
-def _require_enough(counts: Rows, each: int, classes: Sequence[str], *, whole: bool) -> None:
+def _require_enough(counts: Rows, per_class: int, classes: Sequence[str], *, all_eligible: bool) -> None:
     least = int(counts.argmin())
-    if counts[least] > each:
+    if counts[least] > per_class:
         return
-    whose = "" if whole else " of persons who are in no other split"
+    whose = "" if all_eligible else " of persons who are in no other split"
     most = max(0, int(counts[least]) - 1) * len(classes)
     fix = f"--public {most} at most" if most else "more images of it, or other classes"
     raise ConfigError(
-        f"class {classes[least]!r} has {counts[least]:,} images{whose} to train on: {each:,} public ones of each class "
-        f"would leave none that is private. Fix: {fix}."
+        f"class {classes[least]!r} has {counts[least]:,} training images{whose}: {per_class:,} public ones of each "
+        f"class would leave no private one. Fix: {fix}."
     )

@@ -1,11 +1,11 @@
-"""Warm-up: training without privacy on public images, so that private training starts from a network that knows a lot.
+"""Warm-up: training without privacy on public images, so that private training starts from good weights.
 
-Only the images of the given sources are read, which are public, or were synthesised from public ones. No private image
-is within reach: this package cannot import what reads them. So the weights cost no epsilon.
+Only the images of the given sources are read, which are public or were synthesised from public ones. This package
+cannot import the code that reads private images, so the weights cost no epsilon.
 
-A warm-up can be stopped after any step and goes on as if it had not been. The folder holds weights.safetensors (all of
-the network, its head too, for `dpvision train --pretrained`), card.json (settings, sources, losses, accuracies, digest)
-and, while it lasts, state.safetensors.
+A warm-up can be stopped after any step and resumed with the same result. The folder holds weights.safetensors (the
+whole network with its head, for `dpvision train --pretrained`), card.json (settings, sources, losses, accuracies,
+digest) and, while it runs, state.safetensors.
 """
 
 from __future__ import annotations
@@ -27,38 +27,47 @@ from torch import Tensor, nn
 from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
 from dpvision.models.device import find_device
-from dpvision.public import optimisers, provenance
-from dpvision.public.batches import Images, Source, balanced, chosen, per_pass, require_augment, views
-from dpvision.public.split import aside
-from dpvision.public.trainer import Progress, Task, finite_curve, require_free, train, write_weights
+from dpvision.public import optimisers
+from dpvision.public.batches import (
+    Images,
+    Source,
+    balance,
+    choose_batch,
+    draw_views,
+    require_augment,
+    steps_per_pass,
+)
+from dpvision.public.provenance import ENTRY, merge_provenance, provenance_of
+from dpvision.public.split import hold_out
+from dpvision.public.trainer import Progress, Task, parse_curve, require_free, train, write_weights
 from dpvision.views import UnitRandom
 
 FORMAT = "dpvision-warm-1"
-AT_A_TIME = 500
-# From so many channels on, convolutions are faster with the channels last: wrn-16-4 by a tenth, on one core; wrn-10-1,
-# which has 64 at most, is faster by half without. By a rule and not by trial, as the last bits depend on it.
+EVALUATION_BATCH = 500
+# With at least this many channels, convolutions are faster in channels-last layout: wrn-16-4 by a tenth on one core;
+# wrn-10-1, which has at most 64, is faster by half without. A rule, not a benchmark, as the last bits depend on it.
 WIDE = 128
 OPTIMISERS = ("sgd", "sam", "asam", "pgd")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Of one warm-up; the defaults are those for CIFAR-10 of Park et al. 2024 (Table 12, and Table 3 for augment)."""
+class WarmUpSettings:
+    """Settings of a warm-up; the defaults are those of Park et al. 2024 for CIFAR-10 (tables 12 and 3)."""
 
     model: str = "wrn-16-4"
     optimiser: str = "sam"
     batch: int = 100
     epochs: int = 100
     steps: int | None = None  # instead of epochs
-    lr: float = 0.05  # falls to 0 along a half wave of a cosine
+    lr: float = 0.05  # decays to 0 by a cosine schedule
     momentum: float = 0.9
     decay: float = 5e-4
     rho: float = 0.1  # radius of sam and asam
     radius: float = 8 / 255  # of pgd, as a share of the range from black to white
-    ascents: int = 10  # of pgd
+    ascents: int = 10  # steps of pgd
     augment: tuple[str, ...] = ("crop", "flip", "cutout")
-    balance: bool = False  # public images are repeated until they are as many as the synthetic ones
-    hold_out: float = 0.0  # share of the public images that is only looked at, at the end
+    balance: bool = False  # repeat public images until there are about as many as synthetic ones
+    hold_out: float = 0.0  # share of the public images that is kept for evaluation
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +77,7 @@ class Settings:
         for name in ("batch", "epochs", "steps", "ascents"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: it must be 1 or more.")
+                raise ConfigError(f"{name} is {value}: it must be at least 1.")
         for name, least, below in (
             ("lr", 0, math.inf),
             ("rho", 0, math.inf),
@@ -82,60 +91,60 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least {least} and below {below}.")
 
     def total(self, images: int) -> int:
-        """Steps in all."""
-        return self.steps or self.epochs * per_pass(images, self.batch)
+        """The total number of steps."""
+        return self.steps or self.epochs * steps_per_pass(images, self.batch)
 
     def rate(self, step: int, total: int) -> float:
-        """lr (1 + cos(pi step / total)) / 2."""
+        """The learning rate: lr (1 + cos(pi step / total)) / 2."""
         return self.lr * (1 + math.cos(math.pi * step / total)) / 2
 
 
-CIFAR_10 = Settings()
-CIFAR_100 = Settings(batch=64, epochs=200, lr=0.1)
+CIFAR_10 = WarmUpSettings()
+CIFAR_100 = WarmUpSettings(batch=64, epochs=200, lr=0.1)
 NAMED = {"cifar-10": CIFAR_10, "cifar-100": CIFAR_100}
 
 
 def warm_up(
-    settings: Settings,
+    settings: WarmUpSettings,
     sources: Sequence[Source],
     folder: Path,
     *,
     classes: Sequence[str],
     device: str = "cpu",
     save_every: float = 60.0,
-    watch: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train, or go on where the folder's state is. True when it is finished; then weights and card are there.
+    """Train, or resume from the folder's state; return True when finished and weights and card are written.
 
-    The first source is the public part, of which a share may be held out; others are trained on with it. The state is
-    saved every so many seconds, which changes no bit of the result.
+    The first source is the public part, of which a share may be held out; the others are added to it. The state is
+    saved every `save_every` seconds, which does not change the result.
     """
     require_free(folder, WarmUp)
     task = WarmUp(settings, sources, classes=classes, device=device)
-    return train(task, folder, steps=task.steps, save_every=save_every, watch=watch, stop=stop)
+    return train(task, folder, steps=task.steps, save_every=save_every, progress=progress, stop=stop)
 
 
 class WarmUp(Task):
-    """The network, its momenta and the losses so far."""
+    """The network, its momentum buffers and the losses so far."""
 
     name = "warm-up"
 
     def __init__(
-        self, settings: Settings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
+        self, settings: WarmUpSettings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
         if settings.balance and len(sources) < 2:
-            raise ConfigError("there is nothing to balance public images against. Fix: --also, or leave --balance out.")
+            raise ConfigError("--balance needs synthetic images too. Fix: --also SOURCE, or leave --balance out.")
         self._device = find_device(device)
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
-        held = aside(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
+        held = hold_out(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
         self._held = np.flatnonzero(held)
         self._rows = np.setdiff1d(np.arange(len(self._images)), self._held)  # each image once
         public = self._rows < len(first.labels)
-        self._seen = balanced(self._rows[public], self._rows[~public]) if settings.balance else self._rows
-        self.steps = settings.total(len(self._seen))
+        self._trained_on = balance(self._rows[public], self._rows[~public]) if settings.balance else self._rows
+        self.steps = settings.total(len(self._trained_on))
         model = build(settings.model, self._images.shape, classes=len(classes), seed=settings.seed)
         train_only(model, "all", name=settings.model)
         widest = max((m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)), default=0)
@@ -143,29 +152,31 @@ class WarmUp(Task):
         self.model: nn.Module = model.eval().to(self._device, memory_format=self._layout)  # type: ignore[call-overload]
         self._weights = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._momenta = [torch.zeros_like(p) for p in self._weights.values()]
-        self.curve: list[tuple[int, float]] = []  # after each pass, the mean loss of its steps
+        self.curve: list[tuple[int, float]] = []  # step and mean loss at the end of each pass
         self._sum = 0.0
 
-    def descend(self) -> float:
-        settings, size = self.settings, len(self.classes)
-        places = chosen(np.arange(len(self._seen)), self.step, batch=settings.batch, seed=settings.seed)
-        rng = UnitRandom((settings.seed << 40) + self.step, places)  # an image that is there twice gets two views
-        rows = self._seen[places]
+    def train_step(self) -> float:
+        settings, count = self.settings, len(self._trained_on)
+        positions = choose_batch(np.arange(count), self.step, batch=settings.batch, seed=settings.seed)
+        rng = UnitRandom((settings.seed << 40) + self.step, positions)  # a repeated image gets different views
+        rows = self._trained_on[positions]
         labels = self._images.labels[torch.from_numpy(rows)]
-        made, targets = views(self._images(rows), labels, rng, augment=settings.augment, classes=size)
-        x = self._laid_out(made)
+        views, targets = draw_views(
+            self._images(rows), labels, rng, augment=settings.augment, classes=len(self.classes)
+        )
+        x = self._to_device(views)
         y = targets.to(self._device)
         if settings.optimiser == "pgd":
             start = (2 * rng.uniform(*x.shape[1:]) - 1).to(x)
-            x = optimisers.worst_near(
-                lambda near: F.cross_entropy(self.model(near), y, reduction="sum"),
+            x = optimisers.adversarial_images(
+                lambda images: F.cross_entropy(self.model(images), y, reduction="sum"),
                 x,
                 radius=settings.radius,
                 steps=settings.ascents,
                 start=start,
             )
 
-        def slope() -> tuple[Tensor, list[Tensor]]:
+        def evaluate() -> tuple[Tensor, list[Tensor]]:
             loss = F.cross_entropy(self.model(x), y)
             return loss.detach(), list(torch.autograd.grad(loss, list(self._weights.values())))
 
@@ -173,46 +184,46 @@ class WarmUp(Task):
         step = {"sam": partial(optimisers.sam, rho=settings.rho), "asam": partial(optimisers.asam, rho=settings.rho)}
         optimise = step.get(settings.optimiser, optimisers.sgd)
         mu, decay = settings.momentum, settings.decay
-        loss = optimise(self._weights, self._momenta, slope, rate=rate, mu=mu, decay=decay).item()
-        self._count(loss)
+        loss = optimise(self._weights, self._momenta, evaluate, rate=rate, mu=mu, decay=decay).item()
+        self._record(loss)
         return loss
 
-    def _laid_out(self, images: Tensor) -> Tensor:
-        """On the device, as the network wants them."""
-        # `contiguous` would leave grey images as they are, which count as both layouts; convolutions take the slow one.
+    def _to_device(self, images: Tensor) -> Tensor:
+        """Copy images to the device, in the network's memory layout."""
+        # `contiguous` would not change grey images, which count as both layouts; convolutions then take the slow one.
         return images.to(self._device).clone(memory_format=self._layout)
 
-    def _count(self, loss: float) -> None:
+    def _record(self, loss: float) -> None:
         self.step += 1
         self._sum += loss
-        length = per_pass(len(self._seen), self.settings.batch)
+        length = steps_per_pass(len(self._trained_on), self.settings.batch)
         if self.step % length == 0:
             self.curve.append((self.step, self._sum / length))
             self._sum = 0.0
 
     @torch.no_grad()
-    def measured(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Loss and accuracy on images as they are."""
-        loss, right = 0.0, 0
-        for start in range(0, len(rows), AT_A_TIME):
-            some = rows[start : start + AT_A_TIME]
-            outputs = self.model(self._laid_out(self._images(some))).cpu()
-            labels = self._images.labels[torch.from_numpy(some)]
+    def evaluate(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Loss and accuracy on images without augmentation."""
+        loss, correct = 0.0, 0
+        for start in range(0, len(rows), EVALUATION_BATCH):
+            batch = rows[start : start + EVALUATION_BATCH]
+            outputs = self.model(self._to_device(self._images(batch))).cpu()
+            labels = self._images.labels[torch.from_numpy(batch)]
             loss += F.cross_entropy(outputs, labels, reduction="sum").item()
-            right += int((outputs.argmax(1) == labels).sum())
+            correct += int((outputs.argmax(1) == labels).sum())
         if not math.isfinite(loss):
-            raise ConfigError(f"the network ends with a loss of {loss} on public images. Fix: a smaller --lr.")
-        return {"images": len(rows), "loss": loss / len(rows), "accuracy": right / len(rows)}
+            raise ConfigError(f"the final loss on public images is {loss}. Fix: a smaller --lr.")
+        return {"images": len(rows), "loss": loss / len(rows), "accuracy": correct / len(rows)}
 
-    def begun_with(self) -> dict[str, dict[str, str]]:
-        return {"other settings or images": self._named()}
+    def started_with(self) -> dict[str, dict[str, str]]:
+        return {"other settings or images": self._identity()}
 
     def position(self) -> dict[str, str]:
         return {**super().position(), "sum": repr(self._sum), "curve": json.dumps(self.curve)}
 
-    def go_to(self, header: Mapping[str, str]) -> None:
-        super().go_to(header)
-        self._sum, self.curve = float(header["sum"]), finite_curve(header["curve"])
+    def restore_position(self, header: Mapping[str, str]) -> None:
+        super().restore_position(header)
+        self._sum, self.curve = float(header["sum"]), parse_curve(header["curve"])
         if not math.isfinite(self._sum):
             raise ValueError(f"its sum of losses is {self._sum}")
 
@@ -221,32 +232,30 @@ class WarmUp(Task):
         return {**{f"model.{n}": t for n, t in self.model.state_dict().items()}, **momenta}
 
     def publish(self, folder: Path) -> None:
-        """The network, and a card that says where it comes from."""
+        """Write the network, and a card with its origin."""
         card = {**asdict(self.settings), "steps": self.steps}
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
         labels = self._images.labels[torch.from_numpy(self._rows)]
         card["of_each_class"] = torch.bincount(labels, minlength=len(self.classes)).tolist()
-        card["images_seen"] = self.step * min(self.settings.batch, len(self._seen))
-        card["sources"] = self._by_source()
-        card["held_out"] = self.measured(self._held) if len(self._held) else None
+        card["images_seen"] = self.step * min(self.settings.batch, len(self._trained_on))
+        card["sources"] = self._evaluate_sources()
+        card["held_out"] = self.evaluate(self._held) if len(self._held) else None
         card["curve"] = self.curve
-        header = {**self._named(), "learned_from": self._learned_from()}
+        records = [merge_provenance((s.provenance, provenance_of(s.images))) for s in self.sources]
+        header = {**self._identity(), ENTRY: merge_provenance(records)}
         write_weights(folder, self.model.state_dict(), header, card)
 
-    def _learned_from(self) -> str:
-        return provenance.joined(provenance.joined((s.learned_from, provenance.note(s.images))) for s in self.sources)
-
-    def _by_source(self) -> list[dict[str, Any]]:
-        """Each source with what the network makes of its images that were trained on."""
-        found, start = [], 0
+    def _evaluate_sources(self) -> list[dict[str, Any]]:
+        """Each source with loss and accuracy on its images that were trained on."""
+        entries, start = [], 0
         for source in self.sources:
-            own = np.arange(start, start + len(source.labels))
-            start += len(own)
-            measured = self.measured(np.setdiff1d(own, self._held))
-            found.append({"name": source.name, "digest": source.digest, **measured})
-        return found
+            rows = np.arange(start, start + len(source.labels))
+            start += len(rows)
+            result = self.evaluate(np.setdiff1d(rows, self._held))
+            entries.append({"name": source.name, "digest": source.digest, **result})
+        return entries
 
-    def _named(self) -> dict[str, str]:
-        """All that the result is a function of."""
-        of = [asdict(self.settings), [s.digest for s in self.sources], self._images.shape, self.classes]
-        return {"format": FORMAT, "of": json.dumps(of)}
+    def _identity(self) -> dict[str, str]:
+        """Everything that the result is a function of."""
+        inputs = [asdict(self.settings), [s.digest for s in self.sources], self._images.shape, self.classes]
+        return {"format": FORMAT, "of": json.dumps(inputs)}

@@ -13,7 +13,7 @@ from torch import nn
 from dpvision.audit.inversion import correlations, invert, shorten, total_variation
 from dpvision.errors import ConfigError
 from dpvision.models.scattering import Scattering
-from dpvision.public.sheets import named_lines
+from dpvision.public.sheets import write_labelled_rows
 
 SHAPE = (1, 12, 12)
 
@@ -131,12 +131,12 @@ def test_variation_correlation_and_clipping() -> None:
 
 def test_a_sheet_contains_its_pictures(tmp_path: Path) -> None:
     white, black = np.ones((4, 8, 8)), np.zeros((4, 8, 8, 3))
-    named_lines(tmp_path / "sheet.png", {"white": white, "black": black})
+    write_labelled_rows(tmp_path / "sheet.png", {"white": white, "black": black})
     with Image.open(tmp_path / "sheet.png") as picture:
         pixels = np.asarray(picture.convert("L"))
     height, width = pixels.shape
     assert pixels[height // 4, width - 30] == 255 and pixels[3 * height // 4, width - 30] == 0
     for bad in ({}, {"a": white, "b": black[:3]}, {"a": white[:0]}):
         with pytest.raises(ConfigError, match="sheet"):
-            named_lines(tmp_path / "bad.png", bad)
+            write_labelled_rows(tmp_path / "bad.png", bad)
     assert not (tmp_path / "bad.png").exists()

@@ -8,7 +8,7 @@ import torch
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import to_tensor
-from dpvision.public.batches import Images, Source, chosen, per_pass, require_augment, views
+from dpvision.public.batches import Images, Source, choose_batch, draw_views, require_augment, steps_per_pass
 from dpvision.views import UnitRandom
 
 
@@ -20,12 +20,12 @@ def source(count: int = 8, *, floats: bool = False, name: str = "some", side: in
 
 def test_every_pass_sees_every_image_once_in_an_order_of_its_own() -> None:
     rows = np.arange(100, 125)
-    passes = [np.concatenate([chosen(rows, s, batch=8, seed=1) for s in range(3 * p, 3 * p + 3)]) for p in (0, 1)]
+    passes = [np.concatenate([choose_batch(rows, s, batch=8, seed=1) for s in range(3 * p, 3 * p + 3)]) for p in (0, 1)]
     for order in passes:
         assert len(set(order.tolist())) == 24 and set(order) <= set(rows)
     assert (passes[0] != passes[1]).any()
-    assert per_pass(25, 8) == 3 and per_pass(5, 8) == 1
-    assert sorted(chosen(rows[:5], 7, batch=8, seed=1)) == rows[:5].tolist(), "few images are one batch"
+    assert steps_per_pass(25, 8) == 3 and steps_per_pass(5, 8) == 1
+    assert sorted(choose_batch(rows[:5], 7, batch=8, seed=1)) == rows[:5].tolist(), "few images are one batch"
 
 
 def test_pixels_are_those_of_private_training() -> None:
@@ -41,10 +41,14 @@ def test_a_view_is_a_function_of_the_image_and_its_coins() -> None:
     images = Images([source()], classes=4)
     made = {}
     for order in (np.arange(8), np.arange(8)[::-1].copy()):
-        x, _ = views(images(order), images.labels[order], UnitRandom(5, order), augment=("crop", "flip"), classes=4)
+        x, _ = draw_views(
+            images(order), images.labels[order], UnitRandom(5, order), augment=("crop", "flip"), classes=4
+        )
         made[order[0]] = x
     assert torch.equal(made[0], made[7].flip(0))
-    other, _ = views(images(order), images.labels[order], UnitRandom(6, order), augment=("crop", "flip"), classes=4)
+    other, _ = draw_views(
+        images(order), images.labels[order], UnitRandom(6, order), augment=("crop", "flip"), classes=4
+    )
     assert not torch.equal(other, made[7])
 
 
@@ -54,7 +58,7 @@ def test_shares_of_cutmix_are_shares_of_pixels() -> None:
     colours = torch.arange(count) / count
     images = colours.view(-1, 1, 1, 1).expand(count, 3, side, side).contiguous()
     labels = torch.arange(count)
-    made, targets = views(images, labels, UnitRandom(0, np.arange(count)), augment=("cutmix",), classes=count)
+    made, targets = draw_views(images, labels, UnitRandom(0, np.arange(count)), augment=("cutmix",), classes=count)
     found = torch.stack([(made[:, 0] == colour).sum((1, 2)) for colour in colours], dim=1) / side**2
     assert torch.allclose(found, targets, atol=1e-6)
     assert torch.allclose(targets.sum(1), torch.ones(count))
@@ -65,7 +69,7 @@ def test_shares_of_cutmix_are_shares_of_pixels() -> None:
 
 def test_names_are_checked() -> None:
     require_augment(("crop", "flip", "cutmix"))
-    with pytest.raises(ConfigError, match="name it last"):
+    with pytest.raises(ConfigError, match="put it last"):
         require_augment(("cutmix", "crop"))
     with pytest.raises(ConfigError, match="Did you mean 'cutout'"):
         require_augment(("cutaut",))
@@ -74,5 +78,5 @@ def test_names_are_checked() -> None:
 def test_sources_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(DataError, match="small: its images are 6x6x1; those of some are 12x12x1"):
         Images([source(), source(side=6, name="small")], classes=4)
-    with pytest.raises(DataError, match="outside of the 3 classes"):
+    with pytest.raises(DataError, match="outside of the classes 0 to 2"):
         Images([source()], classes=3)

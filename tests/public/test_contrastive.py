@@ -14,12 +14,20 @@ from safetensors.torch import load_file
 from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
 from dpvision.public import contrastive
-from dpvision.public.batches import chosen
-from dpvision.public.contrastive import Encoder, Settings, learned, pairs, pretrain, recognised, trunk_of
+from dpvision.public.batches import choose_batch
+from dpvision.public.contrastive import (
+    Encoder,
+    PretrainSettings,
+    draw_pairs,
+    load_trunk,
+    pretrain,
+    retrieval_accuracy,
+    trunk_of,
+)
 from dpvision.storage import safetensors
 from tests.system.runs.commands import run
 
-SETTINGS = Settings(
+SETTINGS = PretrainSettings(
     process="dead-leaves-squares", model="wrn-10-1", side=16, finer=1, images=24, batch=8, steps=6, hidden=32
 )
 
@@ -70,7 +78,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"}
     file.write_bytes(safetensors.dump({n: t * float("nan") for n, t in load_file(file).items()}, header))
-    with pytest.raises(DPVisionError, match="no numbers"):
+    with pytest.raises(DPVisionError, match="not finite"):
         pretrain(SETTINGS, tmp_path)
 
 
@@ -90,7 +98,7 @@ def test_private_training_starts_from_the_trunk(tmp_path: Path) -> None:
 
 def test_the_trunk_as_it_was_and_as_it_became(tmp_path: Path) -> None:
     assert pretrain(SETTINGS, tmp_path)
-    before, after = learned(SETTINGS).state_dict(), learned(SETTINGS, tmp_path).state_dict()
+    before, after = load_trunk(SETTINGS).state_dict(), load_trunk(SETTINGS, tmp_path).state_dict()
     assert all(torch.equal(before[n], t) for n, t in Encoder("wrn-10-1", (3, 16, 16)).trunk.state_dict().items())
     saved = load_file(tmp_path / "weights.safetensors")
     assert all(torch.equal(saved[n], t) for n, t in after.items())
@@ -101,9 +109,15 @@ def test_views_are_known_again_by_maps_and_by_rows() -> None:
     """Some trunks end in maps, which are averaged; that of small-alexnet ends in rows."""
     maps, process = torch.nn.Identity(), SETTINGS.process  # the mean colour of an image
     rows = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    share = recognised(maps, process, side=16, first=0, classes=50)
-    assert share == recognised(rows, process, side=16, first=0, classes=50) > 0
-    assert 0 <= recognised(learned(replace(SETTINGS, model="small-alexnet")), process, side=16, first=0, classes=5) <= 1
+    share = retrieval_accuracy(maps, process, side=16, first=0, classes=50)
+    assert share == retrieval_accuracy(rows, process, side=16, first=0, classes=50) > 0
+    assert (
+        0
+        <= retrieval_accuracy(
+            load_trunk(replace(SETTINGS, model="small-alexnet")), process, side=16, first=0, classes=5
+        )
+        <= 1
+    )
 
 
 def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
@@ -119,7 +133,8 @@ def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
 
 def test_every_pass_sees_every_image_once() -> None:
     passes = [
-        np.concatenate([chosen(np.arange(25), s, batch=8, seed=1) for s in range(3 * p, 3 * p + 3)]) for p in (0, 1)
+        np.concatenate([choose_batch(np.arange(25), s, batch=8, seed=1) for s in range(3 * p, 3 * p + 3)])
+        for p in (0, 1)
     ]
     for order in passes:
         assert len(set(order.tolist())) == 24 and order.max() < 25
@@ -128,10 +143,12 @@ def test_every_pass_sees_every_image_once() -> None:
 
 def test_views_of_one_image_differ_and_belong_together() -> None:
     kind = {"side": 16, "finer": 2, "batch": 8, "images": 24, "seed": 0, "workers": 1}
-    one, other = next(pairs("dead-leaves-squares", steps=range(2, 3), **kind))
+    one, other = next(draw_pairs("dead-leaves-squares", steps=range(2, 3), **kind))
     assert one.shape == (8, 3, 16, 16) and one.abs().max() <= 1
     assert not torch.equal(one, other)
-    assert torch.equal(one, list(pairs("dead-leaves-squares", steps=range(3), **kind))[2][0]), "a step by its number"
+    assert torch.equal(one, list(draw_pairs("dead-leaves-squares", steps=range(3), **kind))[2][0]), (
+        "a step by its number"
+    )
     means = [x.mean((2, 3)).flatten() for x in (one, other)]
     own = (means[0] - means[1]).abs().mean()
     strangers = (means[0] - means[1].view(8, 3).roll(1, 0).flatten()).abs().mean()
@@ -143,9 +160,9 @@ def test_what_can_not_be_pretrained_is_named() -> None:
         with pytest.raises(ConfigError, match=name):
             trunk_of(build(name, (3, 32, 32), classes=2, seed=0), name)
     with pytest.raises(ConfigError, match="no loss named"):
-        Settings(loss="triplet")
-    with pytest.raises(ConfigError, match="a batch of 10 needs"):
-        Settings(batch=10, images=5)
+        PretrainSettings(loss="triplet")
+    with pytest.raises(ConfigError, match="batch is 10"):
+        PretrainSettings(batch=10, images=5)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -153,13 +170,13 @@ def test_images_that_are_kept_are_those_that_are_drawn(workers: int, monkeypatch
     """Over three passes, of which each leaves another image out, begun in the midst of the first."""
 
     def views() -> torch.Tensor:
-        stream = pairs(
+        stream = draw_pairs(
             "dead-leaves-squares", side=8, finer=2, batch=4, images=9, steps=range(1, 6), seed=3, workers=workers
         )
         return torch.cat([torch.cat(both) for both in stream])
 
     kept = views()
-    monkeypatch.setattr(contrastive, "KEEP", 0)
+    monkeypatch.setattr(contrastive, "MAX_KEPT_BYTES", 0)
     assert torch.equal(kept, views())
 
 

@@ -13,14 +13,14 @@ import torch
 from dpvision.errors import ConfigError
 from dpvision.models import Featured, build, load_public
 from dpvision.models.patches import Bank, Patches
-from dpvision.public.dictionary import Settings, drawn, kept, learn, save
+from dpvision.public.dictionary import DictionarySettings, compute, compute_and_write, draw_images, load_or_compute
 
-SETTINGS = Settings("patches-256", (3, 16, 16), process="dead-leaves-squares", images=60, patches=3000)
+SETTINGS = DictionarySettings("patches-256", (3, 16, 16), process="dead-leaves-squares", images=60, patches=3000)
 
 
 @pytest.fixture(scope="module")
 def model() -> Featured:
-    return learn(SETTINGS)
+    return compute(SETTINGS)
 
 
 def _prefix(model: Featured) -> Patches:
@@ -28,8 +28,8 @@ def _prefix(model: Featured) -> Patches:
     return model.prefix
 
 
-def _images(settings: Settings, indices: range) -> torch.Tensor:
-    return torch.cat([part for _, part in drawn(settings, indices)])
+def _images(settings: DictionarySettings, indices: range) -> torch.Tensor:
+    return torch.cat([part for _, part in draw_images(settings, indices)])
 
 
 def _bank(model: Featured) -> Bank:
@@ -65,7 +65,7 @@ def test_the_mean_is_that_of_other_random_images(model: Featured) -> None:
 
 
 def test_a_function_of_its_settings_alone(model: Featured) -> None:
-    again, other = learn(SETTINGS), learn(replace(SETTINGS, seed=1))
+    again, other = compute(SETTINGS), compute(replace(SETTINGS, seed=1))
     same = [torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items()]
     assert all(same)
     assert not torch.equal(_bank(model).dictionary, _bank(other).dictionary)
@@ -75,7 +75,7 @@ def test_a_function_of_its_settings_alone(model: Featured) -> None:
 
 def test_banks_count_alike(model: Featured) -> None:
     others = _images(SETTINGS, range(60, 90))
-    for made in (model, learn(replace(SETTINGS, model="patches-scales", patches=6000))):
+    for made in (model, compute(replace(SETTINGS, model="patches-scales", patches=6000))):
         patches = _prefix(made)
         sizes = [18 * len(bank.dictionary) for bank in patches.banks if isinstance(bank, Bank)]
         rows = ((torch.cat(patches.bank_features(others), 1) - patches.mean) * patches.scale).split(sizes, dim=1)
@@ -84,7 +84,7 @@ def test_banks_count_alike(model: Featured) -> None:
 
 def test_a_second_layer_is_white_as_well() -> None:
     settings = replace(SETTINGS, model="patches-two-layers", patches=4000)
-    patches = _prefix(learn(settings))
+    patches = _prefix(compute(settings))
     assert patches.first is not None and patches.second is not None
     maps = patches.first.maps(_images(settings, range(60)))
     white = (_all_patches(maps, patches.second) - patches.second.offset) @ patches.second.whitening.T
@@ -96,13 +96,13 @@ def test_a_second_layer_is_white_as_well() -> None:
 def test_gray_images_and_others_that_are_not_square() -> None:
     settings = replace(SETTINGS, shape=(1, 14, 16))
     assert _images(settings, range(3)).shape == (3, 1, 14, 16)
-    assert learn(settings)(torch.zeros(2, 1, 14, 16)).shape == (2, 2)
+    assert compute(settings)(torch.zeros(2, 1, 14, 16)).shape == (2, 2)
 
 
 def test_it_is_made_once_and_loads(model: Featured, tmp_path: Path) -> None:
-    path = kept(SETTINGS, tmp_path)
+    path = load_or_compute(SETTINGS, tmp_path)
     before = path.stat().st_mtime_ns
-    assert kept(SETTINGS, tmp_path) == path and path.stat().st_mtime_ns == before
+    assert load_or_compute(SETTINGS, tmp_path) == path and path.stat().st_mtime_ns == before
     found = build("patches-256", (3, 16, 16), classes=7, seed=3)
     digest = load_public(found, path)
     assert isinstance(found, Featured) and torch.equal(_bank(found).dictionary, _bank(model).dictionary)
@@ -112,10 +112,10 @@ def test_it_is_made_once_and_loads(model: Featured, tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_made_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="only a model on patches"):
-        save(replace(SETTINGS, model="linear"), tmp_path)
-    with pytest.raises(ConfigError, match="256 patches were asked for, and there are"):
-        learn(replace(SETTINGS, patches=450))
+    with pytest.raises(ConfigError, match="only patch models"):
+        compute_and_write(replace(SETTINGS, model="linear"), tmp_path)
+    with pytest.raises(ConfigError, match="a bank of 256 patches cannot be filled from"):
+        compute(replace(SETTINGS, patches=450))
     with pytest.raises(ConfigError, match="a dictionary needs"):
         replace(SETTINGS, floor=0.0)
     assert not list(tmp_path.iterdir())

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpvision.public.optimisers import Slope, asam, sam, sgd, worst_near
+from dpvision.public.optimisers import Evaluate, adversarial_images, asam, sam, sgd
 
 PLAIN = {"rate": 0.1, "mu": 0.0, "decay": 0.0}
 
 
-def slope_of(loss: Callable[..., Tensor], weights: dict[str, Tensor]) -> Slope:
+def slope_of(loss: Callable[..., Tensor], weights: dict[str, Tensor]) -> Evaluate:
     def slope() -> tuple[Tensor, list[Tensor]]:
         value = loss(*weights.values())
         return value.detach(), list(torch.autograd.grad(value, list(weights.values())))
@@ -131,7 +131,7 @@ def test_sam_finds_the_flatter_of_two_minima() -> None:
 def test_pgd_on_a_bowl() -> None:
     """Pixels go away from 0 by twice the radius, as pixels are in [-1, 1]; one without slope stays."""
     images = torch.tensor([[[[0.5, -0.25], [0.0, 0.95]]]])
-    found = worst_near(lambda x: (x**2).sum(), images, radius=0.1, steps=10)
+    found = adversarial_images(lambda x: (x**2).sum(), images, radius=0.1, steps=10)
     assert found.flatten().tolist() == pytest.approx([0.7, -0.45, 0.0, 1.0])
 
 
@@ -139,16 +139,20 @@ def test_pgd_steps_are_a_quarter_of_the_cube_at_ten() -> None:
     """a = 2.5 r / steps: towards the top of a hill at 0.03 it goes to 0.1, back to 0, and so on."""
     hill = lambda x: -((x - 0.03) ** 2).sum()  # noqa: E731
     for steps, ends in ((5, 0.1), (10, 0.0), (1, 0.2)):
-        found = worst_near(hill, torch.zeros(1, 1, 1, 1), radius=0.1, steps=steps)
+        found = adversarial_images(hill, torch.zeros(1, 1, 1, 1), radius=0.1, steps=steps)
         assert found.item() == pytest.approx(ends, abs=1e-6)
 
 
 def test_pgd_starts_where_it_is_told() -> None:
     """On one side of a hill's foot or on the other."""
     images, r = torch.zeros(1, 1, 1, 2), 0.2
-    found = worst_near(lambda x: (x**2).sum(), images, radius=0.1, steps=3, start=torch.tensor([[[[0.5, -0.5]]]]))
+    found = adversarial_images(
+        lambda x: (x**2).sum(), images, radius=0.1, steps=3, start=torch.tensor([[[[0.5, -0.5]]]])
+    )
     assert found.flatten().tolist() == pytest.approx([r, -r])
-    still = worst_near(lambda x: (x * 0).sum(), images, radius=0.1, steps=3, start=torch.full((1, 1, 1, 2), 0.5))
+    still = adversarial_images(
+        lambda x: (x * 0).sum(), images, radius=0.1, steps=3, start=torch.full((1, 1, 1, 2), 0.5)
+    )
     assert still.flatten().tolist() == pytest.approx([0.1, 0.1])
 
 
@@ -157,7 +161,7 @@ def test_pgd_raises_the_loss_of_a_network_and_stays_near() -> None:
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5))
     images, labels = torch.rand(30, 3, 4, 4) * 2 - 1, torch.arange(30) % 5
     loss = lambda x: torch.nn.functional.cross_entropy(network(x), labels, reduction="sum")  # noqa: E731
-    found = worst_near(loss, images, radius=8 / 255, steps=10)
+    found = adversarial_images(loss, images, radius=8 / 255, steps=10)
     assert (found - images).abs().max() <= 16 / 255 + 1e-6 and found.abs().max() <= 1
     flipped = (images + (found - images).roll(1, 0)).clamp(-1, 1)
     assert loss(found) > loss(images) + 1 and loss(found) > loss(flipped)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dpvision.private.features.encoders import encoder
-from dpvision.public import provenance
+from dpvision.public.provenance import provenance_of, read_card_provenance
 from dpvision.storage import safetensors
 from tests.public.words import Say, say
 
@@ -162,9 +162,9 @@ def test_what_is_on_an_account_is_not_taken_as_public_unless_its_owners_consente
 
 
 def test_a_note_names_at_most_so_many_and_no_card_is_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "MOST", 5)
-    assert len(provenance.note(PIXELS).split()) == 5
+    monkeypatch.setattr("dpvision.public.provenance.MAX_DIGESTS", 5)
+    assert len(provenance_of(PIXELS).split()) == 5
     for text in ("", "[]", "{", json.dumps({"learned_from": 3})):
         (tmp_path / "x.json").write_text(text)
-        assert provenance.of_synthetic(str(tmp_path / "x.npz")) in ("", "3")
-    assert provenance.of_synthetic("digits") == ""
+        assert read_card_provenance(str(tmp_path / "x.npz")) in ("", "3")
+    assert read_card_provenance("digits") == ""

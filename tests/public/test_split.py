@@ -13,7 +13,7 @@ from PIL import Image
 
 from dpvision.data import identify, load, pack
 from dpvision.errors import ConfigError
-from dpvision.public.split import CONSENT, aside, choose
+from dpvision.public.split import CONSENT, choose, hold_out
 from tests.public.words import Say, say
 
 __all__ = ["say"]
@@ -159,13 +159,13 @@ def test_every_image_of_a_class_is_as_likely(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (("--public", 36), 2, "has 12 images to train on: 12 public ones of each class would leave none"),
-        (("--public", 2), 2, "less than one of each of 3 classes"),
+        (("--public", 36), 2, "has 12 training images: 12 public ones of each class would leave no"),
+        (("--public", 2), 2, "less than one for each of 3 classes"),
         (("--public", 0), 2, "less than one"),
         (("--public", -3), 2, "less than one"),
         (("--public", "many"), 2, "many"),
         (("--public", 6, "--seed", -1), 2, "seed is -1"),
-        (("--public", 6, "--classes", "5"), 2, "class '3' has 0 images"),
+        (("--public", 6, "--classes", "5"), 2, "class '3' has 0 training images"),
         (("--public", 6, "--size", "9"), 3, "contains images of 6x5"),
         ((), 2, "public"),
     ],
@@ -216,13 +216,16 @@ def test_resized_images_are_said_to_be_others(tmp_path: Path, say: Say) -> None:
 
 def test_a_share_of_each_class_is_kept_aside() -> None:
     labels = np.repeat(np.arange(3), (40, 20, 10))
-    held = aside(labels, share=0.1, seed=0)
+    held = hold_out(labels, share=0.1, seed=0)
     assert np.bincount(labels[held]).tolist() == [4, 2, 1]
-    assert np.array_equal(held, aside(labels, share=0.1, seed=0)) and (held != aside(labels, share=0.1, seed=1)).any()
-    assert not aside(labels, share=0.0, seed=0).any()
+    assert (
+        np.array_equal(held, hold_out(labels, share=0.1, seed=0))
+        and (held != hold_out(labels, share=0.1, seed=1)).any()
+    )
+    assert not hold_out(labels, share=0.0, seed=0).any()
     persons = np.arange(70) // 5
-    held = aside(np.arange(70) % 3, share=0.2, seed=0, persons=persons)
+    held = hold_out(np.arange(70) % 3, share=0.2, seed=0, persons=persons)
     assert 0 < held.sum() <= 14 and not np.isin(persons[held], persons[~held]).any()
     for share in (0.001, 0.999):
         with pytest.raises(ConfigError, match="hold-out"):
-            aside(labels, share=share, seed=0)
+            hold_out(labels, share=share, seed=0)

@@ -23,13 +23,13 @@ class Walk(Task):
     def __init__(self, start: float = 0.0) -> None:
         self.start, self.place = start, torch.full((3,), start)
 
-    def begun_with(self) -> dict[str, dict[str, str]]:
+    def started_with(self) -> dict[str, dict[str, str]]:
         return {"another start": {"format": "walk-1", "start": repr(self.start)}}
 
     def tensors(self) -> dict[str, Tensor]:
         return {"place": self.place}
 
-    def descend(self) -> float:
+    def train_step(self) -> float:
         rng = torch.Generator().manual_seed(self.step)
         self.place.mul_(0.9).add_(torch.randn(3, generator=rng))
         self.step += 1
@@ -40,7 +40,7 @@ class Walk(Task):
 
 
 class Endless(Walk):
-    goes_on = True
+    extendable = True
 
 
 def after(calls: int) -> Callable[[], bool]:
@@ -59,13 +59,13 @@ def test_stopped_after_any_step_it_ends_with_the_same_bits(kind: type[Walk], sav
         assert train(kind(), folder, steps=5)
         for name in ("weights.safetensors", "card.json"):
             assert (folder / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
-        assert (folder / "state.safetensors").exists() == kind.goes_on
+        assert (folder / "state.safetensors").exists() == kind.extendable
 
 
 def test_one_that_goes_on_takes_more_steps_after_its_end(tmp_path: Path) -> None:
     seen: list[Progress] = []
     assert train(Endless(), tmp_path / "twice", steps=2)
-    assert train(Endless(), tmp_path / "twice", steps=4, watch=seen.append)
+    assert train(Endless(), tmp_path / "twice", steps=4, progress=seen.append)
     assert [(at.step, at.steps, at.done) for at in seen] == [(3, 4, 0.75), (4, 4, 1.0)]
     assert train(Endless(), tmp_path / "twice", steps=1), "nothing is left to do"
     assert train(Endless(), tmp_path / "once", steps=4)
@@ -91,9 +91,9 @@ def test_folders_that_are_not_free(tmp_path: Path) -> None:
         require_free(free, Endless)
 
 
-def test_only_what_was_begun_goes_on(tmp_path: Path) -> None:
+def test_only_the_same_task_resumes(tmp_path: Path) -> None:
     assert not train(Walk(), tmp_path, steps=5, stop=after(2))
-    with pytest.raises(ConfigError, match=r"was begun with another start. Fix"):
+    with pytest.raises(ConfigError, match=r"was started with another start. Fix"):
         train(Walk(start=1.0), tmp_path, steps=5)
     with pytest.raises(DataError, match=r"not that of a walk.*step 2.*Fix"):
         train(Walk(), tmp_path, steps=1)
@@ -118,5 +118,5 @@ def test_no_numbers_are_neither_read_nor_gone_on_with(tmp_path: Path) -> None:
     task = Walk()
     task.place.fill_(float("inf"))
     save(task, tmp_path / "other")
-    with pytest.raises(DataError, match="no numbers"):
+    with pytest.raises(DataError, match="not finite"):
         train(Walk(), tmp_path / "other", steps=5)

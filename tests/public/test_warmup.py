@@ -19,7 +19,7 @@ from dpvision.errors import ConfigError, DPVisionError
 from dpvision.models import build, load_public
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.public.batches import Source
-from dpvision.public.warmup import CIFAR_10, CIFAR_100, Settings, WarmUp, warm_up
+from dpvision.public.warmup import CIFAR_10, CIFAR_100, WarmUp, WarmUpSettings, warm_up
 from dpvision.storage import safetensors
 from tests.public.words import Say, say
 from tests.system.runs.commands import start, write_data
@@ -27,7 +27,7 @@ from tests.system.runs.stopping import until
 
 __all__ = ["say"]
 CLASSES = tuple("abcd")
-TINY = Settings(model="small-cnn", batch=8, epochs=3, augment=("crop", "flip", "cutmix"), optimiser="sgd")
+TINY = WarmUpSettings(model="small-cnn", batch=8, epochs=3, augment=("crop", "flip", "cutmix"), optimiser="sgd")
 
 
 def images(count: int = 24, *, seed: int = 0, name: str = "some") -> Source:
@@ -129,10 +129,10 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
     state._images = lambda rows: seen.extend(rows.tolist()) or look(rows)  # type: ignore[assignment,func-returns-value]
     state._images.labels, state._images.shape = look.labels, look.shape  # type: ignore[attr-defined]
     for _ in range(state.steps):
-        state.descend()
+        state.train_step()
     times = np.bincount(seen, minlength=68)
     assert sorted(times[:20]) == [0] * 4 + [3] * 16 and (times[20:] == 1).all()
-    with pytest.raises(ConfigError, match=r"nothing to balance.*--also"):
+    with pytest.raises(ConfigError, match=r"--balance needs.*--also"):
         WarmUp(settings, sources[:1], classes=CLASSES)
     assert warm_up(settings, sources, tmp_path, classes=CLASSES)
     assert card(tmp_path)["sources"][0]["images"] == 16 and card(tmp_path)["balance"] is True
@@ -183,7 +183,7 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
     ("words", "code", "reason"),
     [
         (("--lr", "1e30", "--model", "small-cnn"), 2, "a smaller --lr"),
-        (("--lr", "1e38", "--model", "small-cnn", "--steps", 1), 2, "ends with a loss of"),
+        (("--lr", "1e38", "--model", "small-cnn", "--steps", 1), 2, "final loss on public images"),
         (("--optimiser", "adam"), 2, "adam"),
         (("--augment", "crop,flipp"), 2, "Did you mean 'flip'"),
         (("--model", "wrn-16-5"), 2, "Did you mean 'wrn-16-4'"),
@@ -255,7 +255,7 @@ def test_the_papers_settings() -> None:
     assert rates == pytest.approx([0.05, 0.05 * (1 + 0.5**0.5) / 2, 0.025, 0.0])
 
 
-def test_killed_and_stopped_it_goes_on(tmp_path: Path, say: Say) -> None:
+def test_a_killed_and_a_stopped_warm_up_resume(tmp_path: Path, say: Say) -> None:
     """kill -9 at random instants, then Ctrl-C, then to the end: the bits of a warm-up that nobody disturbed."""
     data, rng = write_data(tmp_path / "data.npz", images=40), random.Random(0)
     words = ("warm", data, "--model", "small-cnn", "--epochs", 50, "--batch", 10, "--save-every", 0)

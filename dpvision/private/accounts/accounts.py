@@ -17,7 +17,7 @@ result. A crash in between can over-count, never under-count; the same charge is
 Looking for the accounts, asking all for room and charging all happen under one lock of the home: of two runs on copies
 of one data set that start at the same time, the second finds the account that the first has opened.
 
-`require_not_private` and `require_not_learned_from` keep private images from being used as public ones by mistake, as
+`require_not_private` and `require_not_in_provenance` keep private images from being used as public ones by mistake, as
 far as accounts and records of provenance show: an account keeps digests of some thousands of its images, so a few of
 very many can pass, and so can images that were encoded again. A ledger or a file of digests that cannot be read lets
 nothing pass.
@@ -39,7 +39,7 @@ from dpvision.data import Dataset, Split, identify
 from dpvision.errors import BudgetSpent, ConfigError, DataError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.overlap import Overlap, Sketch
-from dpvision.public import provenance
+from dpvision.public.provenance import count_matches
 from dpvision.storage.home import home, ledger_of
 
 LONGEST_REASON = 300
@@ -239,10 +239,10 @@ def require_not_private(source: str, splits: Iterable[Split], *, fix: str) -> No
             )
 
 
-def require_not_learned_from(data: Dataset, note: str, what: str) -> None:
+def require_not_in_provenance(data: Dataset, provenance: str, what: str) -> None:
     """Refuse something public that learned, by its note, from images that are private here or to test with."""
     splits = [split for split in (data.train, data.val, data.test) if split is not None]
-    same = sum(provenance.count(note, split.images, identify(split)[2]) for split in splits)
+    same = sum(count_matches(provenance, split.images, identify(split)[2]) for split in splits)
     if same:
         raise ConfigError(
             f"{what} {same:,} of the images that are private here, or to test with, so it reveals them already. "

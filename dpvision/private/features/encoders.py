@@ -78,7 +78,9 @@ def encoder(
         return Encoder(name, shape, Scattering(shape), piece=None, origin=ORIGINS[name])
     model_name = "patches-1024" if name == "patches" else name
     if model_name in PATCHES and weights is None:
-        weights = dictionary.kept(dictionary.Settings(model_name, shape), home() / "priors", progress)
+        weights = dictionary.load_or_compute(
+            dictionary.DictionarySettings(model_name, shape), home() / "priors", progress
+        )
     model = build(model_name, shape, classes=2, seed=0).eval()
     parts = _before_head(model)
     if not any(True for _ in parts.prefix.parameters()):

@@ -60,9 +60,9 @@ def whitening(encoder: Encoder, *, rank: int, progress: Progress = lambda *_: No
 
 
 def _features(encoder: Encoder, progress: Progress) -> np.ndarray:
-    settings = dictionary.Settings(encoder.name, encoder.shape, process=PROCESS, images=IMAGES, seed=SEED)
+    settings = dictionary.DictionarySettings(encoder.name, encoder.shape, process=PROCESS, images=IMAGES, seed=SEED)
     out = np.empty((IMAGES, encoder.width), dtype=np.float32)
-    for part, images in dictionary.drawn(settings, range(IMAGES)):
+    for part, images in dictionary.draw_images(settings, range(IMAGES)):
         with torch.no_grad():
             out[part.start : part.stop] = encoder.features(images).float().numpy()
         progress(part.stop, IMAGES)

@@ -33,7 +33,7 @@ from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_file
 from dpvision.private.accounts import overlap
-from dpvision.private.accounts.accounts import Accounts, choose, require_not_learned_from
+from dpvision.private.accounts.accounts import Accounts, choose, require_not_in_provenance
 from dpvision.private.features.encoders import encoder, extract
 from dpvision.private.features.public_map import PROCESS, whitening
 from dpvision.private.statistics.kinds import mechanism_of
@@ -103,7 +103,7 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
     complete = settings.complete(len(data.train), len(data.classes), channels)
     if settings.weights is not None:
         note = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
-        require_not_learned_from(data, note, f"{settings.weights}: was trained without privacy on")
+        require_not_in_provenance(data, note, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch_images(data.train.images, digests)
     return Prepared(data, complete, read_off, fingerprint, in_order, sketch)

@@ -18,7 +18,7 @@ from dpvision.core.events import Event, from_json, to_json
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import digest_file
-from dpvision.private.accounts.accounts import require_not_learned_from
+from dpvision.private.accounts.accounts import require_not_in_provenance
 from dpvision.public import dictionary, provenance
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
@@ -36,9 +36,9 @@ class PublicInputs:
 
     def read_provenance(self) -> str:
         """Return digests of the images that these were trained on without privacy, as far as they state them."""
-        weights = provenance.of_weights(Path(self.weights)) if self.weights else ""
-        images = provenance.of_synthetic(self.images_from) if self.images_from else ""
-        return provenance.joined((weights, images))
+        weights = provenance.read_provenance(Path(self.weights)) if self.weights else ""
+        images = provenance.read_card_provenance(self.images_from) if self.images_from else ""
+        return provenance.merge_provenance((weights, images))
 
     @property
     def weights_digest(self) -> str:
@@ -77,7 +77,7 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     header = safetensors.verified_header(path)
     if "learned_from" in header:
         entry["learned_from"] = "noted"
-        require_not_learned_from(data, header["learned_from"], f"{path}: was trained without privacy on")
+        require_not_in_provenance(data, header["learned_from"], f"{path}: was trained without privacy on")
     if header.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({header['private']}), and a model that starts from it would not be. Fix: other "
@@ -102,8 +102,8 @@ def _load_or_build_prior(
     """Return the file of weights that were built from random images of the data's shape, and its name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
-    settings = dictionary.Settings(config.model, (channels, height, width))
-    path = dictionary.kept(settings, home() / "priors", progress)
+    settings = dictionary.DictionarySettings(config.model, (channels, height, width))
+    path = dictionary.load_or_compute(settings, home() / "priors", progress)
     name = f"{settings.model} of {settings.process}, seed {settings.seed}"
     return str(path), {"file": name, "digest": digest_file(path)}
 
@@ -122,9 +122,9 @@ def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple
             f"{source}: {same:,} of its images are, pixel for pixel, in the private data too, so they are not public. "
             "Fix: give images that were made or collected without the private data."
         )
-    note = provenance.of_synthetic(source)
+    note = provenance.read_card_provenance(source)
     if note:
-        require_not_learned_from(data, note, f"{source}: its images were synthesised by a model that learned from")
+        require_not_in_provenance(data, note, f"{source}: its images were synthesised by a model that learned from")
     return images, {"file": Path(source).name, "digest": in_order, "images": len(images)}
 
 

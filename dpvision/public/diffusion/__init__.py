@@ -1,1 +1,1 @@
-"""New images of each class, learned from a small public set: a diffusion model, its samplers and its guidance."""
+"""Diffusion models of small public sets: training, samplers and guidance, to draw new images of each class."""

@@ -1,8 +1,12 @@
-"""Fits a diffusion model to public images: it can be stopped after any step and goes on as if it had not been.
+"""Fits a diffusion model to public images; a fit can be stopped after any step and resumed with the same result.
 
-The folder holds weights.safetensors (mean weights, for samples), card.json (settings, images seen, seconds, digest of
-the public data), sheets grid-STEP.png of samples on the way, and state.safetensors, from which a later call goes on,
-even after the end. The rate of learning is constant and the weights are averaged, so any moment is a good one to end.
+The folder holds weights.safetensors (averaged weights, for sampling), card.json (settings, images seen, seconds, digest
+of the public data), sheets grid-STEP.png of samples during training, and state.safetensors, from which a later call
+resumes, even after the end. The learning rate is constant and the weights are averaged, so a fit can end at any time.
+
+Images may be augmented by rotations, shifts and the like (Karras et al. 2022, appendix F.2). The network gets nine
+numbers that describe the augmentation, and sampling sets them to zero: so it learns from rotated images without
+drawing any.
 """
 
 from __future__ import annotations
@@ -17,35 +21,53 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import to_tensor
-from dpvision.public import provenance
-from dpvision.public.diffusion.augment import Augment, augmented
-from dpvision.public.diffusion.edm import mean_decay
-from dpvision.public.diffusion.model import METHODS, Kind, sheet, to_bytes
+from dpvision.public.diffusion.edm import ema_decay
+from dpvision.public.diffusion.model import METHODS, ModelSpec, draw_sheet, to_bytes
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.optimisers import Adam
-from dpvision.public.trainer import MOST_STEPS, Progress, Task, require_free, save, seeded, train, write_weights
+from dpvision.public.provenance import ENTRY, merge_provenance, provenance_of
+from dpvision.public.trainer import MAX_STEPS, Progress, Task, require_free, save, seeded, train, write_weights
 
 SAVE_EVERY = 120.0  # seconds
-FIRST_GRID = 500  # then after twice as many steps each
+FIRST_GRID = 500  # steps until the first sheet of samples; then at twice the steps each time
 GRID_COLUMNS, GRID_STEPS = 8, 18
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Of one fit. The paper's are batch 512, lr 0.001, warm 10 million images, of 200 million in all."""
+class Augment:
+    """Probabilities and sizes of augmentations. Do not mirror images in which left and right differ, such as digits."""
+
+    probability: float = 0.0  # of each augmentation except the horizontal flip; 0.12 in the paper
+    flip: bool = False  # mirror every second image horizontally
+    scale: float = 0.2  # standard deviation of log2 of the scale
+    stretch: float = 0.2  # standard deviation of log2 of the stretch along a random axis
+    shift: float = 0.125  # standard deviation, in sides
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1 or min(self.scale, self.stretch, self.shift) < 0:
+            raise ConfigError(f"augmentation needs a probability from 0 to 1 and sizes of at least 0, not {self}.")
+
+    def __bool__(self) -> bool:
+        return self.flip or self.probability > 0
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of a fit. The paper uses batch 512, lr 0.001, warm 10 million images, of 200 million in total."""
 
     batch: int = 64
     lr: float = 2e-3
-    warm: int = 10_000  # images until the rate of learning is reached
-    half_life: float = 500_000  # of the mean of weights, in images; a twentieth of the images seen if that is less
+    warm: int = 10_000  # images of the linear warm-up of the learning rate
+    half_life: float = 500_000  # of the average of weights, in images; at most a twentieth of the images seen
     seed: int = 0
-    augment: float = 0.0  # chance of each change of an image; 0.12 in the paper
-    flip: bool = False  # every second image is mirrored, as in the paper
-    pieces: int = 1  # a batch is computed in so many, where all of it does not fit into memory
+    augment: float = 0.0  # probability of each augmentation; 0.12 in the paper
+    flip: bool = False  # mirror every second image horizontally, as in the paper
+    pieces: int = 1  # parts of a batch that are computed one after the other, to save memory
 
     def __post_init__(self) -> None:
         Augment(self.augment, self.flip)
@@ -54,144 +76,150 @@ class Settings:
             or self.warm < 0
             or not (0 < self.lr < math.inf and 0 < self.half_life < math.inf)
         ):
-            raise ConfigError("a fit needs a batch of at least one image, and lr and half-life above 0.")
+            raise ConfigError("a fit needs at least one image per batch and piece, and lr and half-life above 0.")
         if not 0 <= self.seed < 1 << 62:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^62.")
 
 
 def fit(
-    kind: Kind,
-    settings: Settings,
+    spec: ModelSpec,
+    settings: FitSettings,
     images: np.ndarray,
     labels: np.ndarray,
     folder: Path,
     *,
     steps: int | None = None,
     minutes: float | None = None,
-    learned_from: str = "",
+    provenance: str = "",
     device: str | torch.device = "cpu",
-    watch: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Fit until `steps` steps or `minutes` of fitting are done in all, whichever is first; False if stopped before.
+    """Fit, or resume, until `steps` steps or `minutes` are reached in total; return False if stopped before.
 
-    `images` are (N, H, W, C), uint8 or in [0, 1], and public; `labels` are (N,) indices into the kind's classes.
-    `learned_from` is a note (provenance.py) of the files that they were made of.
+    `images` are (N, H, W, C), uint8 or in [0, 1], and public; `labels` are (N,) indices into the spec's classes.
+    `provenance` is the record (provenance.py) of the files that the images came from.
     """
     if steps is None and minutes is None:
-        raise ConfigError("a fit needs an end. Fix: --steps N or --minutes M.")
+        raise ConfigError("a fit needs a limit. Fix: --steps N or --minutes M.")
     if (steps is not None and steps < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise ConfigError("a fit lasts at least one step and more than 0 minutes. Fix: --steps or --minutes.")
-    require_public(kind, images, labels)
+    require_labelled_images(spec, images, labels)
     require_free(folder, Fit)
-    task = Fit(kind, settings, images, labels, learned_from=learned_from, device=device)
+    task = Fit(spec, settings, images, labels, provenance=provenance, device=device)
 
-    def seen(at: Progress) -> None:
-        watch(at)
-        if _is_grid_step(at.step):
+    def after_step(state: Progress) -> None:
+        progress(state)
+        if state.step % FIRST_GRID == 0 and (state.step // FIRST_GRID).bit_count() == 1:
             save(task, folder)
             task.publish(folder)
 
-    end = math.inf if minutes is None else 60 * minutes
-    return train(task, folder, steps=steps or MOST_STEPS, seconds=end, save_every=SAVE_EVERY, watch=seen, stop=stop)
+    return train(
+        task,
+        folder,
+        steps=steps or MAX_STEPS,
+        seconds=math.inf if minutes is None else 60 * minutes,
+        save_every=SAVE_EVERY,
+        progress=after_step,
+        stop=stop,
+    )
 
 
-def require_public(kind: Kind, images: np.ndarray, labels: np.ndarray) -> None:
-    channels, height, width = kind.shape
+def require_labelled_images(spec: ModelSpec, images: np.ndarray, labels: np.ndarray) -> None:
+    """Require images of the spec's shape with labels, at least one of every class."""
+    channels, height, width = spec.shape
     if images.ndim != 4 or images.shape[1:] != (height, width, channels) or labels.shape != images.shape[:1]:
         raise DataError(
-            f"public images: arrays of {images.shape} and {labels.shape} are no {kind.shape} images with labels."
+            f"public images: arrays of shape {images.shape} and {labels.shape} are not {spec.shape} images with labels."
         )
     if len(images) == 0:
-        raise DataError("public images: there are none. Fix: some of every class.")
-    if labels.min() < 0 or labels.max() >= len(kind.classes):
-        raise DataError(f"public images: their labels are not all from 0 to {len(kind.classes) - 1}.")
-    counts = np.bincount(labels, minlength=len(kind.classes))
+        raise DataError("public images: there are none. Fix: images of every class.")
+    if labels.min() < 0 or labels.max() >= len(spec.classes):
+        raise DataError(f"public images: their labels are not all from 0 to {len(spec.classes) - 1}.")
+    counts = np.bincount(labels, minlength=len(spec.classes))
     if 0 in counts:
-        name = kind.classes[int(counts.argmin())]
-        raise DataError(f"public images: class {name!r} has none, so it cannot be learned. Fix: some of every class.")
+        name = spec.classes[int(counts.argmin())]
+        raise DataError(f"public images: class {name!r} has none, so it cannot be learned. Fix: images of every class.")
 
 
-def digest(images: np.ndarray, labels: np.ndarray) -> str:
-    found = hashlib.blake2b(json.dumps([images.shape, str(images.dtype)]).encode(), digest_size=32)
-    found.update(np.ascontiguousarray(images).data)
-    found.update(np.asarray(labels, dtype=np.int64).tobytes())
-    return found.hexdigest()
-
-
-def _is_grid_step(step: int) -> bool:
-    return step % FIRST_GRID == 0 and (step // FIRST_GRID).bit_count() == 1
+def digest_images(images: np.ndarray, labels: np.ndarray) -> str:
+    """A digest of images and labels in their order."""
+    digest = hashlib.blake2b(json.dumps([images.shape, str(images.dtype)]).encode(), digest_size=32)
+    digest.update(np.ascontiguousarray(images).data)
+    digest.update(np.asarray(labels, dtype=np.int64).tobytes())
+    return digest.hexdigest()
 
 
 class Fit(Task):
-    """A network, the mean of its weights, Adam's moments, and the public images that they learn from."""
+    """A network, the average of its weights, Adam's moments, and the public images that it is trained on."""
 
-    name, goes_on = "fit", True
+    name, extendable = "fit", True
 
     def __init__(
         self,
-        kind: Kind,
-        settings: Settings,
+        spec: ModelSpec,
+        settings: FitSettings,
         images: np.ndarray,
         labels: np.ndarray,
         *,
-        learned_from: str = "",
+        provenance: str = "",
         device: str | torch.device = "cpu",
     ) -> None:
-        self.kind, self.settings, self.device = kind, settings, torch.device(device)
-        self.public = digest(images, labels)
-        self.learned_from = provenance.joined((learned_from, provenance.note(images)))
+        self.spec, self.settings, self.device = spec, settings, torch.device(device)
+        self.public = digest_images(images, labels)
+        self.provenance = merge_provenance((provenance, provenance_of(images)))
         self._y = to_tensor(images).to(device)
         self._classes = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
-        self.network = kind.network(seed=settings.seed, device=device)
-        self.mean = kind.network(seed=settings.seed, device=device).eval().requires_grad_(False)
+        self.network = spec.build(seed=settings.seed, device=device)
+        self.mean = spec.build(seed=settings.seed, device=device).eval().requires_grad_(False)
         self.adam = Adam(self.network)
 
-    def descend(self) -> float:
-        """One step of Adam on a batch drawn with replacement; all coins are a function of (seed, step)."""
-        settings, how = self.settings, Augment(self.settings.augment, self.settings.flip)
+    def train_step(self) -> float:
+        """Do one step of Adam on a batch drawn with replacement; random numbers are a function of (seed, step)."""
+        settings, augment = self.settings, Augment(self.settings.augment, self.settings.flip)
         with seeded(settings.seed, self.step, self.device):
-            chosen = torch.randint(len(self._y), (settings.batch,), device=self.device)
-            y = self._y[chosen]
-            images, numbers = augmented(y, how) if how else (y, None)
-            loss, gradients = self._gradients(images, self._classes[chosen], numbers)
+            rows = torch.randint(len(self._y), (settings.batch,), device=self.device)
+            y, numbers = self._y[rows], None
+            if augment:
+                y, numbers = augment_images(y, augment)
+            loss, gradients = self._gradients(y, self._classes[rows], numbers)
         self.step += 1
         seen = self.step * settings.batch
-        self.adam.descend(gradients, step=self.step, rate=settings.lr * min(1.0, seen / max(settings.warm, 1)))
-        keep = mean_decay(seen, settings.batch, half_life=settings.half_life)
+        self.adam.update(gradients, step=self.step, rate=settings.lr * min(1.0, seen / max(settings.warm, 1)))
+        decay = ema_decay(seen, settings.batch, half_life=settings.half_life)
         with torch.no_grad():
             for mean, weight in zip(self.mean.parameters(), self.adam.weights, strict=True):
-                mean.lerp_(weight, 1 - keep)
+                mean.lerp_(weight, 1 - decay)
         return loss
 
     def _gradients(self, y: Tensor, labels: Tensor, numbers: Tensor | None) -> tuple[float, Sequence[Tensor]]:
-        """The mean loss of a batch and its gradients, piece by piece."""
-        loss_of, total, sums = METHODS[self.kind.method].loss, 0.0, None
+        """The mean loss of a batch and its gradients, computed piece by piece."""
+        compute_loss, total, sums = METHODS[self.spec.method].loss, 0.0, None
         for piece in torch.arange(len(y), device=y.device).tensor_split(self.settings.pieces):
-            told = None if numbers is None else numbers[piece]
-            loss = loss_of(self.network, y[piece], labels[piece], told) * (len(piece) / len(y))
+            part = None if numbers is None else numbers[piece]
+            loss = compute_loss(self.network, y[piece], labels[piece], part) * (len(piece) / len(y))
             gradients = self.adam.gradients(loss)
             total += loss.item()
             sums = gradients if sums is None else [a.add_(b) for a, b in zip(sums, gradients, strict=True)]
         assert sums is not None
         return total, sums
 
-    def begun_with(self) -> dict[str, dict[str, str]]:
-        settings = {**self.kind.header(), "settings": json.dumps(asdict(self.settings))}
+    def started_with(self) -> dict[str, dict[str, str]]:
+        settings = {**self.spec.header(), "settings": json.dumps(asdict(self.settings))}
         return {"other settings": settings, "other public images": {"public": self.public}}
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self.adam.tensors(), **{f"mean.{n}": w for n, w in self.mean.named_parameters()}}
 
     def publish(self, folder: Path) -> None:
-        """Mean weights, a sheet of samples and a card: what others use, as it is after this step."""
-        kind, settings = self.kind, self.settings
-        header = {**kind.header(), "public": self.public, "step": str(self.step), "learned_from": self.learned_from}
-        rows = min(len(kind.classes), 20)
-        samples = _samples(kind, self.mean, rows, self.device)
-        files.write(folder / f"grid-{self.step}.png", sheet(samples, columns=GRID_COLUMNS), mode=0o644)
+        """Write the averaged weights, a sheet of samples and a card."""
+        spec, settings = self.spec, self.settings
+        header = {**spec.header(), "public": self.public, "step": str(self.step), ENTRY: self.provenance}
+        rows = min(len(spec.classes), 20)
+        samples = _draw_samples(spec, self.mean, rows, self.device)
+        files.write(folder / f"grid-{self.step}.png", draw_sheet(samples, columns=GRID_COLUMNS), mode=0o644)
         card = {
-            **json.loads(kind.header()["model"]),
+            **json.loads(spec.header()["model"]),
             **asdict(settings),
             "weights": sum(p.numel() for p in self.mean.parameters()),
             "steps": self.step,
@@ -203,12 +231,68 @@ class Fit(Task):
 
 
 @torch.no_grad()
-def _samples(kind: Kind, network: UNet, rows: int, device: torch.device) -> np.ndarray:
-    """The same noise for each sheet, so that one sees what the steps between two of them changed."""
+def _draw_samples(spec: ModelSpec, network: UNet, rows: int, device: torch.device) -> np.ndarray:
+    """Draw samples from the same noise every time, so that two sheets can be compared."""
     rng = torch.Generator().manual_seed(0)
-    noise = torch.randn(rows * GRID_COLUMNS, *kind.shape, dtype=torch.float64, generator=rng).to(device)
+    noise = torch.randn(rows * GRID_COLUMNS, *spec.shape, dtype=torch.float64, generator=rng).to(device)
     labels = torch.arange(rows, device=device).repeat_interleave(GRID_COLUMNS)
-    method = METHODS[kind.method]
-    steps = method.sigmas(min(GRID_STEPS, method.steps))
+    method = METHODS[spec.method]
+    sigmas = method.sigmas(min(GRID_STEPS, method.steps))
     generator = torch.Generator(device).manual_seed(0)
-    return to_bytes(method.sampler(kind.denoiser(network), noise, labels, sigmas=steps, rng=generator))
+    return to_bytes(method.sampler(spec.denoiser(network), noise, labels, sigmas=sigmas, rng=generator))
+
+
+def augment_images(x: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:
+    """Augment images (B, C, H, W), and describe each augmentation by nine numbers (B, 9).
+
+    The numbers: mirrored in x, in y, scale, cos - 1 and sin of the rotation, cos and sin of the axis times the stretch,
+    shift in x, in y; each is 0 where nothing was changed, and lengths are in standard deviations. Random numbers come
+    from torch's current generator.
+    """
+    count, device = len(x), x.device
+
+    def bernoulli(probability: float) -> Tensor:
+        return (torch.rand(count, device=device) < probability).float()
+
+    def normal() -> Tensor:
+        return torch.randn(count, device=device)
+
+    def angle() -> Tensor:
+        return (2 * torch.rand(count, device=device) - 1) * math.pi
+
+    p = augment.probability
+    mirror_x, mirror_y = bernoulli(0.5 * augment.flip), bernoulli(0.5 * augment.flip * p)
+    scale, turn = normal() * bernoulli(p), angle() * bernoulli(p)
+    axis, stretch = angle(), normal() * bernoulli(p)
+    shifted = bernoulli(p)
+    shift = torch.stack([normal() * shifted, normal() * shifted], dim=1)
+    linear = [mirror_x, mirror_y, scale, turn.cos() - 1, turn.sin(), stretch * axis.cos(), stretch * axis.sin()]
+    numbers = torch.cat([torch.stack(linear, dim=1), shift], dim=1)
+    zoom, aspect = 2 ** (augment.scale * scale), 2 ** (augment.stretch * stretch)
+    matrix = _diagonal(1 - 2 * mirror_x, 1 - 2 * mirror_y) @ _diagonal(zoom, zoom) @ _rotation(turn)
+    matrix = matrix @ _rotation(axis) @ _diagonal(aspect, 1 / aspect) @ _rotation(-axis)
+    changed = numbers.ne(0).any(1)[:, None, None, None]
+    return torch.where(changed, _warp(x, matrix, augment.shift * shift), x), numbers
+
+
+def _warp(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """Map each image by u -> matrix u + shift, in sides about its centre; it is reflected at its borders."""
+    height, width = x.shape[2:]
+    sides = torch.tensor([width, height], device=x.device, dtype=x.dtype)
+    inverse = torch.linalg.inv(matrix)
+    # grid_sample takes the source of each pixel, with -1 and 1 at the borders: in units of half a side.
+    aspect = sides / sides.max()
+    linear = inverse * aspect[None, None, :] / aspect[None, :, None]
+    offset = -2 * (linear @ shift[:, :, None])
+    grid = F.affine_grid(torch.cat([linear, offset], dim=2), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="bicubic", padding_mode="reflection", align_corners=False)
+
+
+def _diagonal(a: Tensor, b: Tensor) -> Tensor:
+    zero = torch.zeros_like(a)
+    return torch.stack([a, zero, zero, b], dim=1).reshape(-1, 2, 2)
+
+
+def _rotation(angle: Tensor) -> Tensor:
+    c, s = angle.cos(), angle.sin()
+    return torch.stack([c, -s, s, c], dim=1).reshape(-1, 2, 2)

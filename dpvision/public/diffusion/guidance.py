@@ -1,55 +1,276 @@
-"""Discriminator guidance (Kim et al. 2023): a second network tells real from drawn, and leads samples to the real.
+"""Discriminator guidance (Kim et al. 2023): a second network tells real images from samples, and corrects sampling.
 
-Both kinds are made noisy, x = y + sigma n. A discriminator that gives the log-odds d(x; sigma) of real has at its best
-d = log p_real(x; sigma) / p_model(x; sigma), so its gradient is what the model's score lacks (theorem 1). Real are
-the public images, and the others are drawn from a model of them: nothing private has a part. The second network is two
-small ones, an extractor of features and a discriminator on top of it.
+Images of both kinds are noised, x = y + sigma n. An ideal discriminator with log-odds d(x; sigma) of being real has
+d = log p_real(x; sigma) / p_model(x; sigma), so its gradient is what the model's score lacks (theorem 1). The real
+images are the public ones, and the samples come from a model of them: no private image is involved.
+
+First an extractor of features is trained to classify noised public images, then a discriminator on top of it is trained
+to tell them from samples. The folder, for `dpvision synth sample --guide`, holds samples.npz, weights.safetensors,
+card.json and state.safetensors, from which a stopped fit resumes with the same result.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpvision.public.diffusion.edm import Network, c_in, c_noise, over
+from dpvision.core import files
+from dpvision.errors import ConfigError, DataError
+from dpvision.models.inputs import to_tensor
+from dpvision.public.diffusion.edm import Network, c_in, c_noise, expand_to
+from dpvision.public.diffusion.fit import digest_images, require_labelled_images
+from dpvision.public.diffusion.model import ModelSpec, load_diffusion, parse_spec
+from dpvision.public.diffusion.sample import SampleSettings, sample
 from dpvision.public.diffusion.sampler import Guide
 from dpvision.public.diffusion.unet import Block, Embedding, convolution, linear, normalisation
+from dpvision.public.optimisers import Adam
+from dpvision.public.provenance import ENTRY, merge_provenance, provenance_of
+from dpvision.public.trainer import Progress, Task, require_free, seeded, train, write_weights
+from dpvision.storage import safetensors
 
-LOW, HIGH = 0.05, 80.0  # sigma from and up to which it learns and leads; below, a sample is nearly done
-MOST_ODDS = math.log((1 - 1e-5) / 1e-5)  # D is kept within [1e-5, 1 - 1e-5], as in the paper's code
+FORMAT = "dpvision-guide-1"
+LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; below, a sample is nearly finished
+MAX_LOG_ODDS = math.log((1 - 1e-5) / 1e-5)  # D is kept within [1e-5, 1 - 1e-5], as in the paper's code
+
+Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
 
 
-def noisy(y: Tensor) -> tuple[Tensor, Tensor]:
-    """x = y + sigma n and its sigma, with ln sigma uniform: each level of noise weighs the same."""
+@dataclass(frozen=True)
+class GuideSettings:
+    """Settings of a guide. Kim et al. use a batch of 128, lr 3e-4 and a negligible weight decay of 1e-7."""
+
+    samples: int = 2000  # drawn from the model; best the number of public images
+    extractor_steps: int = 1000
+    steps: int = 1000
+    batch: int = 64  # half of it real
+    lr: float = 3e-4
+    width: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            min(self.samples, self.extractor_steps, self.steps) < 1
+            or self.batch < 2
+            or self.width not in range(8, 513, 4)
+        ):
+            raise ConfigError("a guide needs at least one sample and step, a batch of 2 and a width of 8, 12, ... 512.")
+        if not 0 < self.lr < math.inf or not 0 <= self.seed < 1 << 62:
+            raise ConfigError("a guide needs lr above 0 and a seed from 0 to 2^62.")
+
+
+def fit_guide(
+    model: Path,
+    settings: GuideSettings,
+    images: np.ndarray,
+    labels: np.ndarray,
+    folder: Path,
+    *,
+    provenance: str = "",
+    device: str | torch.device = "cpu",
+    progress: Callable[[str, int, int], None] = lambda _phase, _done, _total: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Draw samples and fit extractor and discriminator, or resume; return False if stopped before the end.
+
+    `provenance` is the record (provenance.py) of the files that the images came from.
+    """
+    spec, _, model_digest = load_diffusion(model)
+    require_labelled_images(spec, images, labels)
+    path = folder / "samples.npz"
+    if not path.exists():
+        if not path.with_name("samples.npz.parts").exists():
+            require_free(folder, GuideFit)
+        folder.mkdir(parents=True, exist_ok=True)
+        sampling = SampleSettings(count=settings.samples, seed=settings.seed)
+        if not sample(
+            model, sampling, path, device=device, progress=lambda done, of: progress("drawing", done, of), stop=stop
+        ):
+            return False
+    drawn = _read_samples(path, spec, settings.samples)
+    real = images, labels
+    task = GuideFit(spec, settings, real, drawn, model_digest=model_digest, provenance=provenance, device=device)
+
+    def after_step(_: Progress) -> None:
+        extractor, discriminator = task.steps_done().values()
+        if discriminator:
+            progress("discriminator", discriminator, settings.steps)
+        else:
+            progress("extractor", extractor, settings.extractor_steps)
+
+    return train(task, folder, steps=task.steps, progress=after_step, stop=stop)
+
+
+def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.device = "cpu") -> tuple[Guide, str]:
+    """The guide of a finished folder, for the model that it was fitted to, and the name of guide and weight."""
+    path = folder / "weights.safetensors"
+    if not path.exists():
+        raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of a finished `dpvision synth guide`.")
+    if not math.isfinite(weight):
+        raise ConfigError(f"weight is {weight}: the weight of a guide must be finite.")
+    header = safetensors.read(path).header
+    try:
+        if header["guide"] != FORMAT:
+            raise ValueError(header["guide"])
+        settings = GuideSettings(**json.loads(header["settings"]))
+        fitted_to = header["model_digest"]
+    except (*safetensors.UNSOUND, ConfigError) as exc:
+        raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: `dpvision synth guide`.") from exc
+    spec, _, model_digest = load_diffusion(model)
+    if parse_spec(header, path) != spec or fitted_to != model_digest:
+        raise ConfigError(f"{folder}: was fitted to another model. Fix: `dpvision synth guide` for this one.")
+    with torch.device("meta"):
+        network = _networks(spec, settings.width)[1]
+    tensors, _ = safetensors.load(path, network.state_dict())
+    network.load_state_dict(tensors, assign=True)
+    network.to(device).eval().requires_grad_(False)
+    return make_guide(network, weight=weight), f"{header['digest']} x {weight!r}"
+
+
+def _networks(spec: ModelSpec, width: int) -> tuple[Extractor, Discriminator]:
+    extractor = Extractor(spec.shape[0], classes=len(spec.classes), width=width)
+    return extractor, Discriminator(extractor, classes=len(spec.classes), width=width)
+
+
+def _read_samples(path: Path, spec: ModelSpec, count: int) -> Labelled:
+    """Read the samples that were drawn for this fit, and check their shape."""
+    channels, height, width = spec.shape
+    try:
+        with files.open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
+            images, labels = arrays["train_images"], arrays["train_labels"]
+    except Exception as exc:  # a zip file can be broken in many ways
+        raise DataError(f"{path}: cannot be read ({exc}). Fix: another --out.") from exc
+    if images.shape != (count, height, width, channels) or images.dtype != np.uint8 or labels.shape != (count,):
+        raise DataError(f"{path}: has other samples than these settings give. Fix: another --out.")
+    return images, labels.astype(np.int64)
+
+
+class GuideFit(Task):
+    """Extractor and discriminator, Adam's moments of both, and the images that they are trained on.
+
+    All steps of the extractor come first, then those of the discriminator.
+    """
+
+    name, extendable = "guide", True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: GuideSettings,
+        real: Labelled,
+        drawn: Labelled,
+        *,
+        model_digest: str,
+        provenance: str = "",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.spec, self.settings, self.device = spec, settings, torch.device(device)
+        self.sources = {"model_digest": model_digest, "public": digest_images(*real)}
+        self.provenance = merge_provenance((provenance, provenance_of(real[0])))
+        self.steps = settings.extractor_steps + settings.steps
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            extractor, discriminator = _networks(spec, settings.width)
+        self.extractor, self.discriminator = extractor.to(device), discriminator.to(device)
+        trained = nn.ModuleDict({n: m for n, m in discriminator.named_children() if n != "extractor"})
+        self.adam = {"extractor": Adam(extractor), "discriminator": Adam(trained)}
+        self._real, self._drawn = (
+            (to_tensor(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device))
+            for images, labels in (real, drawn)
+        )
+
+    def train_step(self) -> float:
+        """Do one step of one network; random numbers are a function of (seed, network, step)."""
+        settings, first = self.settings, self.settings.extractor_steps
+        phase, step = ("extractor", self.step) if self.step < first else ("discriminator", self.step - first)
+        with seeded(settings.seed, 2 * step + (phase == "discriminator"), self.device):
+            half = settings.batch // 2
+            y, labels = _draw_batch(self._real, half)
+            if phase == "extractor":
+                x, sigma = diffuse(y)
+                odds = self.extractor.classify(c_in(expand_to(sigma, x)) * x, c_noise(sigma))
+                loss = F.cross_entropy(odds, labels)
+            else:
+                drawn = _draw_batch(self._drawn, settings.batch - half)
+                loss = discriminator_loss(self.discriminator, y, labels, *drawn)
+            gradients = self.adam[phase].gradients(loss)
+        self.adam[phase].update(gradients, step=step + 1, rate=settings.lr)
+        self.step += 1
+        return loss.item()
+
+    def steps_done(self) -> dict[str, int]:
+        """Steps done of each network."""
+        first = min(self.step, self.settings.extractor_steps)
+        return {"extractor": first, "discriminator": self.step - first}
+
+    def started_with(self) -> dict[str, dict[str, str]]:
+        return {"another model, images or settings": self._identity()}
+
+    def position(self) -> dict[str, str]:
+        return {"at": json.dumps(self.steps_done())}
+
+    def restore_position(self, header: Mapping[str, str]) -> None:
+        steps_done = json.loads(header["at"])
+        self.step = sum(int(steps_done[name]) for name in self.adam)
+        if not 0 <= self.step <= self.steps or steps_done != self.steps_done():
+            raise ValueError(f"impossible position {header['at']}")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{phase}.{name}": t for phase, adam in self.adam.items() for name, t in adam.tensors().items()}
+
+    def publish(self, folder: Path) -> None:
+        """Write the discriminator and a card; the state stays, so the same command ends at once."""
+        header = {**self._identity(), ENTRY: self.provenance}
+        card = {"format": FORMAT, **asdict(self.settings), **self.sources}
+        write_weights(folder, self.discriminator.state_dict(), header, card)
+
+    def _identity(self) -> dict[str, str]:
+        return {**self.spec.header(), **self.sources, "guide": FORMAT, "settings": json.dumps(asdict(self.settings))}
+
+
+def _draw_batch(images: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    x, labels = images
+    rows = torch.randint(len(x), (count,), device=x.device)
+    return x[rows], labels[rows]
+
+
+def diffuse(y: Tensor) -> tuple[Tensor, Tensor]:
+    """x = y + sigma n and its sigma, with ln sigma uniform, so that all noise levels have the same weight."""
     sigma = (math.log(LOW) + math.log(HIGH / LOW) * torch.rand(len(y), device=y.device)).exp()
-    return y + over(sigma, y) * torch.randn_like(y), sigma
+    return y + expand_to(sigma, y) * torch.randn_like(y), sigma
 
 
 def log_odds(discriminator: Network, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
-    """d(x; sigma) of every x, (B,); what enters the network has variance 1 at every level."""
-    return discriminator((c_in(over(sigma, x)) * x).float(), c_noise(sigma).float(), labels, None).flatten()
+    """d(x; sigma) of every x, (B,); the network's input has variance 1 at every noise level."""
+    return discriminator((c_in(expand_to(sigma, x)) * x).float(), c_noise(sigma).float(), labels, None).flatten()
 
 
-def loss(discriminator: Network, real: Tensor, real_labels: Tensor, drawn: Tensor, drawn_labels: Tensor) -> Tensor:
-    """Binary cross-entropy, real is 1 (eq. 6); coins from torch's current generator."""
-    x, sigma = noisy(torch.cat([real, drawn]))
+def discriminator_loss(
+    discriminator: Network, real: Tensor, real_labels: Tensor, drawn: Tensor, drawn_labels: Tensor
+) -> Tensor:
+    """Binary cross-entropy, real is 1 (eq. 6), with torch's current generator."""
+    x, sigma = diffuse(torch.cat([real, drawn]))
     odds = log_odds(discriminator, x, sigma, torch.cat([real_labels, drawn_labels]))
-    answers = torch.cat([odds.new_ones(len(real)), odds.new_zeros(len(drawn))])
-    return F.binary_cross_entropy_with_logits(odds, answers)
+    targets = torch.cat([odds.new_ones(len(real)), odds.new_zeros(len(drawn))])
+    return F.binary_cross_entropy_with_logits(odds, targets)
 
 
-def guide_by(discriminator: Network, *, weight: float) -> Guide:
-    """w grad_x log(D / (1 - D)), which a sampler adds to the score (eq. 8)."""
+def make_guide(discriminator: Network, *, weight: float) -> Guide:
+    """The function w grad_x log(D / (1 - D)), which a sampler adds to the score (eq. 8)."""
 
     def guide(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         if not LOW <= float(sigma[0]) <= HIGH:
             return torch.zeros_like(x)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            odds = log_odds(discriminator, x, sigma, labels).clamp(-MOST_ODDS, MOST_ODDS)
+            odds = log_odds(discriminator, x, sigma, labels).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
             (gradient,) = torch.autograd.grad(odds.sum(), x)
         return weight * gradient
 
@@ -57,11 +278,11 @@ def guide_by(discriminator: Network, *, weight: float) -> Guide:
 
 
 class Extractor(nn.Module):
-    """Noisy images and their noise -> features at a quarter of each side; it learns to name public images' classes."""
+    """Features of noised images at a quarter of each side; trained to classify public images."""
 
     def __init__(self, channels: int, *, classes: int, width: int) -> None:
         super().__init__()
-        self.embedding = Embedding(width, 4 * width, classes=1)  # of noise alone: the class is what it is asked for
+        self.embedding = Embedding(width, 4 * width, classes=1)  # of the noise level alone
         self.enter = nn.Conv2d(channels, width, 4, stride=2, padding=1)
         self.blocks = nn.ModuleList(
             [
@@ -79,14 +300,14 @@ class Extractor(nn.Module):
             x = block(x, vector)
         return x
 
-    def named(self, x: Tensor, noise: Tensor) -> Tensor:
-        """(B, classes) log-odds of the class."""
+    def classify(self, x: Tensor, noise: Tensor) -> Tensor:
+        """(B, classes): logits of the classes."""
         odds: Tensor = self.name(F.silu(self.norm(self(x, noise))).mean((2, 3)))
         return odds
 
 
 class Discriminator(nn.Module):
-    """Features of an extractor that learns no more, noise and class -> (B, 1) log-odds of being real."""
+    """Features of a fixed extractor, noise and class -> (B, 1) log-odds of being real."""
 
     def __init__(self, extractor: Extractor, *, classes: int, width: int) -> None:
         super().__init__()
@@ -107,5 +328,5 @@ class Discriminator(nn.Module):
         return odds
 
 
-def _block(cin: int, cout: int, told: int, *, resample: int = 0) -> Block:
-    return Block(cin, cout, told, resample=resample, attention=False, dropout=0.0)
+def _block(cin: int, cout: int, condition: int, *, resample: int = 0) -> Block:
+    return Block(cin, cout, condition, resample=resample, attention=False, dropout=0.0)

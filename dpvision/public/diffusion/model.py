@@ -1,4 +1,4 @@
-"""A diffusion model as it is kept in a folder: which method, which network, which classes, and its weights."""
+"""A diffusion model as stored in a folder: its method, network, classes and weights."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from dpvision.errors import ConfigError, DataError
 from dpvision.public.diffusion import ddpm, edm
 from dpvision.public.diffusion.edm import Denoiser
-from dpvision.public.diffusion.sampler import Sampler, ancestral, falling_sigmas, heun
-from dpvision.public.diffusion.unet import UNet, size_named
-from dpvision.public.sheets import png, tiled
+from dpvision.public.diffusion.sampler import Sampler, ancestral, heun, karras_sigmas
+from dpvision.public.diffusion.unet import UNet, unet_size
+from dpvision.public.sheets import encode_png, tile
 from dpvision.storage import safetensors
 
 FORMAT = "dpvision-diffusion-1"
-MOST_PIXELS, MOST_CLASSES = 1 << 20, 10_000
+MAX_PIXELS, MAX_CLASSES = 1 << 20, 10_000
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a way of learning is made of: loss(network, y, labels, augment), and how samples are drawn by default."""
+    """A diffusion method: its loss(network, y, labels, augment), and its default sampler."""
 
     loss: Callable[..., Tensor]
     denoise: Callable[..., Tensor]
@@ -37,14 +37,14 @@ class Method:
 
 
 METHODS = {
-    "edm": Method(edm.loss, edm.denoise, heun, falling_sigmas, 18),
+    "edm": Method(edm.loss, edm.denoise, heun, karras_sigmas, 18),
     "ddpm": Method(ddpm.loss, ddpm.denoise, ancestral, ddpm.chain, ddpm.TIMES),
 }
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What must be known to build a model: everything but its weights."""
+class ModelSpec:
+    """Everything that is needed to build a model, except its weights."""
 
     shape: tuple[int, int, int]  # channels, height, width
     classes: tuple[str, ...]
@@ -54,61 +54,63 @@ class Kind:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"there is no method {self.method!r}. There are: {', '.join(METHODS)}.")
-        size_named(self.size)
+        unet_size(self.size)
         channels, height, width = self.shape
-        if channels not in (1, 3) or min(height, width) < 4 or height * width > MOST_PIXELS:
+        if channels not in (1, 3) or min(height, width) < 4 or height * width > MAX_PIXELS:
             raise ConfigError(f"images of shape {self.shape} (channels, height, width) cannot be learned.")
-        if not 1 <= len(self.classes) <= MOST_CLASSES:
-            raise ConfigError(f"there are {len(self.classes):,} classes: a model has 1 to {MOST_CLASSES:,}.")
+        if not 1 <= len(self.classes) <= MAX_CLASSES:
+            raise ConfigError(f"there are {len(self.classes):,} classes: a model has 1 to {MAX_CLASSES:,}.")
 
-    def network(self, *, seed: int = 0, device: str | torch.device = "cpu") -> UNet:
-        """A new one; its first weights are a function of the seed."""
+    def build(self, *, seed: int = 0, device: str | torch.device = "cpu") -> UNet:
+        """A new network; its initial weights are a function of the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return UNet(size_named(self.size), self.shape, classes=len(self.classes)).to(device)
+            return UNet(unet_size(self.size), self.shape, classes=len(self.classes)).to(device)
 
     def denoiser(self, network: UNet) -> Denoiser:
+        """The denoiser that the method makes of a network."""
         return partial(METHODS[self.method].denoise, network)
 
     def header(self) -> dict[str, str]:
+        """The spec as entries of a file's header."""
         facts = {"method": self.method, "size": self.size, "shape": self.shape, "classes": self.classes}
         return {"format": FORMAT, "model": json.dumps(facts)}
 
 
-def kind_in(header: dict[str, str], path: Path) -> Kind:
-    """The kind that a file's header tells, or a DataError."""
+def parse_spec(header: dict[str, str], path: Path) -> ModelSpec:
+    """The spec in a file's header; a DataError if there is none."""
     try:
         facts: dict[str, Any] = json.loads(header["model"]) if header.get("format") == FORMAT else {}
         channels, height, width = (int(n) for n in facts["shape"])
         classes = tuple(str(name) for name in facts["classes"])
-        return Kind((channels, height, width), classes, method=str(facts["method"]), size=str(facts["size"]))
+        return ModelSpec((channels, height, width), classes, method=str(facts["method"]), size=str(facts["size"]))
     except (*safetensors.UNSOUND, ConfigError) as exc:
         raise DataError(
             f"{path}: its header is not that of a diffusion model ({exc}). Fix: `dpvision synth fit`."
         ) from exc
 
 
-def load(folder: Path, *, device: str | torch.device = "cpu") -> tuple[Kind, UNet, str]:
-    """Kind, network (with the mean weights) and digest of a fitted folder."""
+def load_diffusion(folder: Path, *, device: str | torch.device = "cpu") -> tuple[ModelSpec, UNet, str]:
+    """The spec, the network (with the averaged weights) and the digest of a fitted folder."""
     path = folder / "weights.safetensors"
     if not path.exists():
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of `dpvision synth fit`.")
-    kind = kind_in(safetensors.read(path).header, path)
+    spec = parse_spec(safetensors.read(path).header, path)
     with torch.device("meta"):
-        network = UNet(size_named(kind.size), kind.shape, classes=len(kind.classes))
+        network = UNet(unet_size(spec.size), spec.shape, classes=len(spec.classes))
     tensors, header = safetensors.load(path, network.state_dict())
     network.load_state_dict(tensors, assign=True)
     network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return kind, network.eval().requires_grad_(False), header["digest"]
+    return spec, network.eval().requires_grad_(False), header["digest"]
 
 
 def to_bytes(x: Tensor) -> np.ndarray:
-    """(N, C, H, W) in [-1, 1] or a little beyond -> (N, H, W, C) uint8, rounded."""
+    """Convert (N, C, H, W) in [-1, 1] to (N, H, W, C) uint8; values outside are clipped."""
     pixels = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return np.ascontiguousarray(pixels.movedim(1, 3).cpu().numpy())
 
 
-def sheet(images: np.ndarray, *, columns: int) -> bytes:
-    """PNG of (rows * columns, H, W, C) uint8 pictures, row after row, each at least 28 pixels a side."""
+def draw_sheet(images: np.ndarray, *, columns: int) -> bytes:
+    """A PNG of (rows * columns, H, W, C) uint8 images in rows, each at least 28 pixels per side."""
     scale = -(-28 // min(images.shape[1:3]))
-    return png(tiled(images, columns=columns, gap=1).repeat(scale, axis=0).repeat(scale, axis=1))
+    return encode_png(tile(images, columns=columns, gap=1).repeat(scale, axis=0).repeat(scale, axis=1))

@@ -1,10 +1,10 @@
-"""From noise to samples: one pure function for each sampler, all with one signature.
+"""Samplers: one pure function each, all with one signature.
 
-    sampler(denoiser, noise, labels, sigmas=..., guide=None, coins=None) -> samples
+    sampler(denoiser, noise, labels, sigmas=..., guide=None, rng=None) -> samples
 
-`noise` is standard normal, in float64 so that many small steps do not add up to errors; `sigmas` falls and ends with
-0. `guide(x, sigma, labels)` is the gradient of a log-density ratio at x, which is added to the score: the probability
-flow dx = -sigma score(x; sigma) dsigma then leads to the guided density (Kim et al. 2023).
+`noise` is standard normal, in float64 so that rounding errors of many small steps do not add up; `sigmas` decreases and
+ends with 0. `guide(x, sigma, labels)` is the gradient of a log-density ratio at x, which is added to the score: the
+probability flow dx = -sigma score(x; sigma) dsigma then leads to the guided density (Kim et al. 2023).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Guide = Callable[[Tensor, Tensor, Tensor], Tensor]
 Sampler = Callable[..., Tensor]
 
 
-def falling_sigmas(steps: int = 18, *, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
+def karras_sigmas(steps: int = 18, *, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
     """sigma_i = (high^(1/rho) + i/(N-1) (low^(1/rho) - high^(1/rho)))^rho, then 0 (Karras et al. 2022, eq. 5)."""
     if steps < 2:
-        raise ConfigError(f"a sampler needs at least 2 steps, not {steps}.")
+        raise ConfigError(f"steps is {steps}: a sampler needs at least 2.")
     a, b = high ** (1 / rho), low ** (1 / rho)
     return [(a + i / (steps - 1) * (b - a)) ** rho for i in range(steps)] + [0.0]
 
@@ -39,15 +39,15 @@ def heun(
     guide: Guide | None = None,
     rng: torch.Generator | None = None,
 ) -> Tensor:
-    """Algorithm 1 of Karras et al. 2022 (no churn): an error of order 2 with two denoisings a step."""
+    """Algorithm 1 of Karras et al. 2022 (without churn): second order, with two denoisings per step."""
     x = sigmas[0] * noise
-    for sigma, after in pairwise(sigmas):
+    for sigma, next_sigma in pairwise(sigmas):
         d = _slope(denoiser, x, sigma, labels, guide)
-        ahead = x + (after - sigma) * d
-        if after > 0:
-            d = (d + _slope(denoiser, ahead, after, labels, guide)) / 2
-            ahead = x + (after - sigma) * d
-        x = ahead
+        x_next = x + (next_sigma - sigma) * d
+        if next_sigma > 0:
+            d = (d + _slope(denoiser, x_next, next_sigma, labels, guide)) / 2
+            x_next = x + (next_sigma - sigma) * d
+        x = x_next
     return x
 
 
@@ -60,10 +60,10 @@ def euler(
     guide: Guide | None = None,
     rng: torch.Generator | None = None,
 ) -> Tensor:
-    """One denoising a step, and an error of order 1; the same as DDIM (Song et al. 2021)."""
+    """First order, with one denoising per step; the same as DDIM (Song et al. 2021)."""
     x = sigmas[0] * noise
-    for sigma, after in pairwise(sigmas):
-        x = x + (after - sigma) * _slope(denoiser, x, sigma, labels, guide)
+    for sigma, next_sigma in pairwise(sigmas):
+        x = x + (next_sigma - sigma) * _slope(denoiser, x, sigma, labels, guide)
     return x
 
 
@@ -76,13 +76,13 @@ def ancestral(
     guide: Guide | None = None,
     rng: torch.Generator | None = None,
 ) -> Tensor:
-    """Each step draws from q(x_after | x, clean = D(x)), eq. 6 and 7 of Ho et al. 2020, with x not scaled down."""
+    """Draw each step from q(x_next | x, clean = D(x)), eq. 6 and 7 of Ho et al. 2020, without scaling x down."""
     x = sigmas[0] * noise
-    for sigma, after in pairwise(sigmas):
+    for sigma, next_sigma in pairwise(sigmas):
         clean = x - sigma * _slope(denoiser, x, sigma, labels, guide)
-        share = (after / sigma) ** 2
-        fresh = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=rng)
-        x = clean + share * (x - clean) + after * (1 - share) ** 0.5 * fresh
+        share = (next_sigma / sigma) ** 2
+        step_noise = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=rng)
+        x = clean + share * (x - clean) + next_sigma * (1 - share) ** 0.5 * step_noise
     return x
 
 

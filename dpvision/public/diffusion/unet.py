@@ -1,6 +1,6 @@
-"""A U-Net for images of any side, after DDPM++ (Song et al. 2021) as Karras et al. 2022 use it; its size is a dial.
+"""A U-Net for images of any side, after DDPM++ (Song et al. 2021) as used by Karras et al. 2022, in several sizes.
 
-Numbers and classes enter it as waves, and as one-hot codes of unit variance.
+Noise levels are embedded as sines and cosines, and classes as one-hot codes of unit variance.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch.nn import functional as F
 
 from dpvision.errors import ConfigError
 
-AUGMENT = 9  # numbers that say how an image was turned, see augment.py
+AUGMENT = 9  # numbers that describe how an image was augmented, see fit.py
 SKIP_SCALE = math.sqrt(0.5)  # the sum of two branches keeps its variance
 
 
 @dataclass(frozen=True)
 class Size:
-    """Channels at each resolution, from the finest. On processors the finest are what costs: they are few there."""
+    """Channels at each resolution, from the finest, which is the most expensive one on a CPU, so it has the fewest."""
 
     channels: tuple[int, ...]
-    blocks: int = 1  # at each resolution on the way down; one more on the way up
-    attention: tuple[int, ...] = (1,)  # at which resolutions, 0 is the finest
+    blocks: int = 1  # per resolution on the way down; one more on the way up
+    attention: tuple[int, ...] = (1,)  # resolutions with attention; 0 is the finest
     dropout: float = 0.0
-    patch: int = 2  # pixels a side that become channels of one place
+    patch: int = 2  # side of the patches of pixels that become channels
 
 
 SIZES = {
@@ -37,7 +37,8 @@ SIZES = {
 }
 
 
-def size_named(name: str) -> Size:
+def unet_size(name: str) -> Size:
+    """The size with this name."""
     if name not in SIZES:
         raise ConfigError(f"there is no U-Net of size {name!r}. There are: {', '.join(SIZES)}.")
     return SIZES[name]
@@ -49,7 +50,7 @@ def normalisation(width: int) -> nn.GroupNorm:
 
 
 def convolution(cin: int, cout: int, *, kernel: int = 3, zero: bool = False) -> nn.Conv2d:
-    """Glorot's uniform weights; `zero` is nearly none, where a branch or the whole network starts as nothing."""
+    """A convolution with Glorot uniform weights; `zero` makes them tiny, so that a branch starts near zero."""
     layer = nn.Conv2d(cin, cout, kernel, padding=kernel // 2)
     nn.init.xavier_uniform_(layer.weight, gain=1e-5 if zero else 1.0)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
@@ -134,36 +135,36 @@ class UNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions around a skip, told of noise and class in between; then attention, if asked for."""
+    """A residual block of two convolutions, conditioned on noise and class in between; then optional attention."""
 
-    def __init__(self, cin: int, cout: int, told: int, *, resample: int, attention: bool, dropout: float) -> None:
+    def __init__(self, cin: int, cout: int, condition: int, *, resample: int, attention: bool, dropout: float) -> None:
         super().__init__()
         self.resample, self.dropout = resample, dropout  # resample -1 halves the sides, 1 doubles them
         self.norm0, self.conv0 = normalisation(cin), convolution(cin, cout)
-        self.tell = linear(told, cout)
+        self.tell = linear(condition, cout)
         self.norm1, self.conv1 = normalisation(cout), convolution(cout, cout, zero=True)
         self.skip = convolution(cin, cout, kernel=1) if cin != cout else None
         self.attention = Attention(cout) if attention else None
 
     def forward(self, x: Tensor, vector: Tensor) -> Tensor:
-        y = self.conv0(self._resampled(F.silu(self.norm0(x))))
+        y = self.conv0(self._resample(F.silu(self.norm0(x))))
         y = F.silu(self.norm1(y + self.tell(vector)[:, :, None, None]))
         y = self.conv1(F.dropout(y, self.dropout, self.training))
-        # A 1x1 convolution and a mean or a copy of neighbours commute: it goes where there are fewer places.
-        x = self._resampled(x) if self.resample < 0 else x
+        # A 1x1 convolution commutes with resampling, so it is done at the lower resolution.
+        x = self._resample(x) if self.resample < 0 else x
         x = x if self.skip is None else self.skip(x)
-        x = self._resampled(x) if self.resample > 0 else x
+        x = self._resample(x) if self.resample > 0 else x
         x = (x + y) * SKIP_SCALE
         return x if self.attention is None else self.attention(x)
 
-    def _resampled(self, x: Tensor) -> Tensor:
+    def _resample(self, x: Tensor) -> Tensor:
         if self.resample < 0:
             return F.avg_pool2d(x, 2)
         return F.interpolate(x, scale_factor=2, mode="nearest") if self.resample > 0 else x
 
 
 class Attention(nn.Module):
-    """Every place looks at every other, with one head, around a skip."""
+    """Self-attention over all positions, with one head and a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -171,14 +172,14 @@ class Attention(nn.Module):
         self.project = convolution(width, width, kernel=1, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H W, 3 C)
-        seen = F.scaled_dot_product_attention(*places.chunk(3, dim=2))
-        seen = seen.transpose(1, 2).reshape(x.shape).contiguous(memory_format=torch.channels_last)
-        return (x + self.project(seen)) * SKIP_SCALE
+        positions = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H W, 3 C)
+        attended = F.scaled_dot_product_attention(*positions.chunk(3, dim=2))
+        attended = attended.transpose(1, 2).reshape(x.shape).contiguous(memory_format=torch.channels_last)
+        return (x + self.project(attended)) * SKIP_SCALE
 
 
 class Embedding(nn.Module):
-    """Noise level, class and augmentation of each image -> one vector that every block of a network sees."""
+    """Embed noise level, class and augmentation of each image in one vector, which every block gets."""
 
     def __init__(self, width: int, out: int, *, classes: int) -> None:
         super().__init__()
@@ -193,21 +194,21 @@ class Embedding(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, noise: Tensor, labels: Tensor, augment: Tensor | None) -> Tensor:
-        sum_ = waves(noise, self.width) + self.label(class_code(labels, self.classes))
+        sum_ = sinusoidal_embedding(noise, self.width) + self.label(one_hot_code(labels, self.classes))
         if augment is not None:
             sum_ = sum_ + self.augment(augment)
         vector: Tensor = self.layers(sum_)
         return vector
 
 
-def waves(values: Tensor, width: int) -> Tensor:
-    """(B,) -> (B, width): cosines and sines with periods from 2 pi to 20,000 pi, as for positions in a text."""
+def sinusoidal_embedding(values: Tensor, width: int) -> Tensor:
+    """(B,) -> (B, width): cosines and sines with periods from 2 pi to 20,000 pi, as position embeddings."""
     half = width // 2
     frequencies = (1 / 10_000) ** (torch.arange(half, dtype=torch.float32, device=values.device) / half)
     angles = values.float()[:, None] * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
-def class_code(labels: Tensor, classes: int) -> Tensor:
-    """(B,) -> (B, C): one-hot times sqrt(C), so that a code has mean square 1 as every other input has."""
+def one_hot_code(labels: Tensor, classes: int) -> Tensor:
+    """(B,) -> (B, C): one-hot times sqrt(C), so that a code has mean square 1, like the other inputs."""
     return F.one_hot(labels, classes).float() * math.sqrt(classes)

@@ -1,1 +1,1 @@
-"""How good synthetic images are against real ones: FID, precision and recall, Inception score, CAS, copies."""
+"""Quality of synthetic images compared with real ones: FID, precision and recall, Inception score, CAS, copies."""

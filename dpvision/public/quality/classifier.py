@@ -1,4 +1,4 @@
-"""A small classifier of images, trained in minutes without privacy: for synthetic and public images."""
+"""Labelled images, and a small classifier of them that is trained in minutes without privacy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,67 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.models import build
-from dpvision.public.quality.pictures import Pictures
+from dpvision.models import Shape, build
+from dpvision.models.inputs import to_tensor
 
 Progress = Callable[[int, int], None]
-AT_A_TIME = 256
+BATCH = 256
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images, with labels if known; `name` is the file or folder they came from, for messages."""
+
+    name: str
+    images: NDArray[np.uint8] | NDArray[np.float32]  # (N, H, W, 1 or 3); 0 to 255, or 0 to 1
+    labels: NDArray[np.int64] | None = None  # (N,), indices into the classes
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3) or not len(self.images):
+            raise ConfigError(f"{self.name}: images must be (count, height, width, 1 or 3), not {self.images.shape}.")
+        if self.images.dtype not in (np.uint8, np.float32):
+            raise ConfigError(f"{self.name}: images must be bytes, or float32 from 0 to 1, not {self.images.dtype}.")
+        if self.labels is not None and self.labels.shape != (len(self.images),):
+            raise ConfigError(f"{self.name}: there are {len(self.images)} images and {self.labels.shape} labels.")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> Shape:
+        """Channels, height, width."""
+        height, width, channels = self.images.shape[1:]
+        return channels, height, width
+
+    def tensor(self, rows: slice | NDArray[np.int64] = slice(None)) -> Tensor:
+        """The images in these rows as (n, C, H, W) in [-1, 1]."""
+        return to_tensor(np.asarray(self.images[rows]))
+
+    def subset(self, count: int | None, *, seed: int) -> LabelledImages:
+        """At most `count` random images in a random order, as files are often sorted by class."""
+        order = np.random.default_rng((seed, len(self))).permutation(len(self))[:count]
+        return LabelledImages(self.name, self.images[order], None if self.labels is None else self.labels[order])
+
+    def require_labels(self) -> NDArray[np.int64]:
+        """The labels; a DataError if there are none."""
+        if self.labels is None:
+            raise DataError(f"{self.name}: its images have no labels, so no classifier can be trained on them.")
+        return self.labels
+
+
+def require_same_shape(one: LabelledImages, other: LabelledImages) -> None:
+    """Require the same size and channels, which would dominate every comparison."""
+    if one.shape != other.shape:
+        (c, h, w), (d, i, j) = one.shape, other.shape
+        raise DataError(
+            f"{one.name}: its images have {h}x{w} pixels and {c} channels, those of {other.name} {i}x{j} and {d}. "
+            "Fix: resize both to the same size."
+        )
 
 
 @dataclass(frozen=True)
-class Training:
-    """Momentum 0.9, weight decay 5e-4, and a rate that goes up over the first tenth of the steps and then to zero."""
+class ClassifierSettings:
+    """SGD with momentum 0.9, weight decay 5e-4, linear warm-up over a tenth of the steps, and cosine decay to zero."""
 
     model: str = "resnet-9-small"
     steps: int = 400
@@ -32,45 +83,46 @@ class Training:
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch) < 1 or not self.lr > 0:
-            raise ConfigError("a classifier needs at least one step, one image in a batch and a rate above 0.")
+            raise ConfigError("a classifier needs at least one step, one image per batch and a learning rate above 0.")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
 
     def rate(self, step: int) -> float:
+        """The learning rate of a step."""
         warm, done = self.steps / 10, (step + 0.5) / self.steps
         return self.lr * min(1.0, (step + 1) / max(1.0, warm)) * 0.5 * (1 + float(np.cos(np.pi * done)))
 
 
-def train(
-    pictures: Pictures,
-    training: Training,
+def train_classifier(
+    images: LabelledImages,
+    settings: ClassifierSettings,
     *,
     classes: int,
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> nn.Module:
-    """The trained network, for images in [-1, 1]. A step's images depend on the seed and its number alone."""
-    labels = torch.from_numpy(pictures.labelled().astype(np.int64)).to(device)
-    model = build(training.model, pictures.shape, classes=classes, seed=training.seed).to(device)
-    optimiser = torch.optim.SGD(model.parameters(), lr=training.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    for step in range(training.steps):
-        rows = chosen(step, count=len(pictures), batch=training.batch, seed=training.seed)
-        loss = F.cross_entropy(model(pictures.tensor(rows).to(device)), labels[torch.from_numpy(rows).to(device)])
+    """Train a network for images in [-1, 1]. The batch of a step depends only on its number and the seed."""
+    labels = torch.from_numpy(images.require_labels().astype(np.int64)).to(device)
+    model = build(settings.model, images.shape, classes=classes, seed=settings.seed).to(device)
+    optimiser = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    for step in range(settings.steps):
+        rows = choose_batch(step, count=len(images), batch=settings.batch, seed=settings.seed)
+        loss = F.cross_entropy(model(images.tensor(rows).to(device)), labels[torch.from_numpy(rows).to(device)])
         if not bool(loss.isfinite()):
-            raise ConfigError(f"step {step} of the classifier: the loss is {loss.item()}. Fix: a smaller rate.")
+            raise ConfigError(f"step {step} of the classifier: the loss is {loss.item()}. Fix: a smaller lr.")
         for group in optimiser.param_groups:
-            group["lr"] = training.rate(step)
+            group["lr"] = settings.rate(step)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        progress(step + 1, training.steps)
+        progress(step + 1, settings.steps)
     return model.eval()
 
 
-def chosen(step: int, *, count: int, batch: int, seed: int) -> NDArray[np.int64]:
-    """Pass by pass, each in a random order of its own; a batch may end one pass and begin the next."""
-    places = range(step * batch, (step + 1) * batch)
-    return np.array([_order(seed, place // count, count)[place % count] for place in places])
+def choose_batch(step: int, *, count: int, batch: int, seed: int) -> NDArray[np.int64]:
+    """The rows of a step: every pass is in a new random order; a batch may span two passes."""
+    positions = range(step * batch, (step + 1) * batch)
+    return np.array([_order(seed, position // count, count)[position % count] for position in positions])
 
 
 @lru_cache(maxsize=4)
@@ -79,43 +131,44 @@ def _order(seed: int, number: int, count: int) -> NDArray[np.int64]:
 
 
 @torch.no_grad()
-def logits(model: nn.Module, pictures: Pictures) -> Tensor:
-    """(N, classes)"""
+def compute_logits(model: nn.Module, images: LabelledImages) -> Tensor:
+    """Logits (N, classes) of all images."""
     device = next(model.parameters()).device
-    parts = range(0, len(pictures), AT_A_TIME)
-    return torch.cat([model(pictures.tensor(slice(start, start + AT_A_TIME)).to(device)).cpu() for start in parts])
+    starts = range(0, len(images), BATCH)
+    return torch.cat([model(images.tensor(slice(start, start + BATCH)).to(device)).cpu() for start in starts])
 
 
-def accuracy(model: nn.Module, pictures: Pictures) -> float:
-    """Share of the images whose class it names."""
-    guesses = logits(model, pictures).argmax(1).numpy()
-    return float((guesses == pictures.labelled()).mean())
+def accuracy(model: nn.Module, images: LabelledImages) -> float:
+    """Share of the images that the model classifies correctly."""
+    predictions = compute_logits(model, images).argmax(1).numpy()
+    return float((predictions == images.require_labels()).mean())
 
 
 def classification_accuracy_score(
-    synthetic: Pictures,
-    real: Pictures,
+    synthetic: LabelledImages,
+    real: LabelledImages,
     *,
     classes: tuple[str, ...],
-    training: Training | None = None,
+    settings: ClassifierSettings | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> float:
-    """CAS (Ravuri and Vinyals 2019): accuracy on real images of a classifier that saw none but synthetic ones."""
+    """CAS (Ravuri and Vinyals 2019): accuracy on real images of a classifier trained on synthetic ones only."""
     require_classes(synthetic, real, classes)
-    model = train(synthetic, training or Training(), classes=len(classes), device=device, progress=progress)
+    settings = settings or ClassifierSettings()
+    model = train_classifier(synthetic, settings, classes=len(classes), device=device, progress=progress)
     return accuracy(model, real)
 
 
-def require_classes(synthetic: Pictures, real: Pictures, classes: tuple[str, ...]) -> None:
-    """Every class that is asked for was seen."""
-    seen, asked = (set(np.unique(pictures.labelled()).tolist()) for pictures in (synthetic, real))
-    unknown = [place for place in seen | asked if not 0 <= place < len(classes)]
+def require_classes(synthetic: LabelledImages, real: LabelledImages, classes: tuple[str, ...]) -> None:
+    """Require that every class of the real images is among the synthetic ones."""
+    trained, tested = (set(np.unique(images.require_labels()).tolist()) for images in (synthetic, real))
+    unknown = [label for label in trained | tested if not 0 <= label < len(classes)]
     if unknown:
         raise DataError(f"{synthetic.name}, {real.name}: label {unknown[0]} is not one of {len(classes)} classes.")
-    missing = [classes[place] for place in sorted(asked - seen)]
+    missing = [classes[label] for label in sorted(tested - trained)]
     if missing:
         raise DataError(
-            f"{synthetic.name}: has no image of class {', '.join(missing)}, which is among the real ones, so no "
+            f"{synthetic.name}: has no image of class {', '.join(missing)}, which the real ones have, so no "
             "classifier can learn it. Fix: draw images of every class, or leave CAS out (--no-cas)."
         )

@@ -1,10 +1,9 @@
 """Inception-v3 in plain torch, in the form that FID is defined with (Szegedy et al. 2016; Heusel et al. 2017).
 
-That form is TensorFlow's network of December 2015. It differs from the one of most libraries: means over 3x3 places
-leave the padding out, the last block takes a maximum in their place, and images are enlarged with the first pixel of
-the result on the first pixel of the image. Every batch normalisation is that of a finished training, so it is folded
-into the convolution before it, and none is left: each image is treated alone. `python -m benchmarks.inception_weights`
-makes the file of weights.
+That form is TensorFlow's network of December 2015. It differs from that of most libraries: 3x3 average pooling excludes
+the padding, the last block uses maximum pooling instead, and images are enlarged with their first pixels aligned. Batch
+normalisation has fixed statistics, so it is folded into the convolution before it: images do not affect each other.
+`python -m benchmarks.inception_weights` makes the file of weights.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ Kernel = int | tuple[int, int]
 
 
 class Inception(nn.Module):
-    """Images (N, 1 or 3, H, W) in [-1, 1] to classes, by way of 2,048 features.
+    """Classifies images (N, 1 or 3, H, W) in [-1, 1], by way of 2,048 features.
 
-    The head has no bias, as the Inception score has it. Files for FID alone have no head, which is zero then.
+    The head has no bias, as in the Inception score. Files for FID alone have no head, which is then zero.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -45,7 +44,7 @@ class Inception(nn.Module):
             middle(768, 160),
             middle(768, 192),
             to_coarse(768),
-            Coarse(1280, _mean()),
+            Coarse(1280, _average_pool()),
             Coarse(WIDTH, nn.MaxPool2d(3, 1, 1)),
         )
         self.head = nn.Linear(WIDTH, CLASSES, bias=False)
@@ -55,12 +54,12 @@ class Inception(nn.Module):
         return self.head(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """(N, 2048): the mean over all places."""
+        """(N, 2048): the mean over all positions."""
         return self.blocks(self.stem(self.prepare(x))).mean((2, 3))
 
 
 class InceptionInput(nn.Module):
-    """(255 x - 128) / 128 for x in [0, 1], in three channels, 299 pixels a side by linear interpolation."""
+    """(255 x - 128) / 128 for x in [0, 1], in three channels, resized to 299x299 by linear interpolation."""
 
     rows: Tensor
     columns: Tensor
@@ -76,33 +75,33 @@ class InceptionInput(nn.Module):
         return colours.contiguous(memory_format=torch.channels_last)  # faster, here and on accelerators
 
 
-def linear_interpolation(length: int, wanted: int) -> Tensor:
-    """(wanted, length): pixel i of the result is taken at i * length / wanted, as TensorFlow 1 does."""
-    places = torch.arange(wanted, dtype=torch.float64) * length / wanted
-    before = places.floor().long()
-    after, share = (before + 1).clamp(max=length - 1), places - before
-    matrix = torch.zeros(wanted, length, dtype=torch.float64)
-    rows = torch.arange(wanted)
+def linear_interpolation(length: int, size: int) -> Tensor:
+    """(size, length): the matrix that takes pixel i of the result at i * length / size, as TensorFlow 1 does."""
+    positions = torch.arange(size, dtype=torch.float64) * length / size
+    before = positions.floor().long()
+    after, share = (before + 1).clamp(max=length - 1), positions - before
+    matrix = torch.zeros(size, length, dtype=torch.float64)
+    rows = torch.arange(size)
     matrix.index_put_((rows, before), 1 - share, accumulate=True)
     matrix.index_put_((rows, after), share, accumulate=True)
     return matrix.float()
 
 
 class Convolution(nn.Module):
-    """max(convolution, 0)"""
+    """A convolution followed by ReLU."""
 
     def __init__(
-        self, channels: int, wanted: int, kernel: Kernel, *, stride: int = 1, padding: int | tuple[int, int] = 0
+        self, channels: int, out: int, kernel: Kernel, *, stride: int = 1, padding: int | tuple[int, int] = 0
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, wanted, kernel, stride=stride, padding=padding)
+        self.conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv(x))
 
 
 class Branches(nn.Module):
-    """What several branches make of the same image, one after the other along the channels."""
+    """The outputs of several branches, concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -113,19 +112,19 @@ class Branches(nn.Module):
 
 
 def fine(channels: int, pooled: int) -> Branches:
-    """At 35x35 places: 1x1; 5x5; two of 3x3; mean."""
+    """The block at 35x35 positions: 1x1; 5x5; two of 3x3; average pooling."""
     return Branches(
         Convolution(channels, 64, 1),
         nn.Sequential(Convolution(channels, 48, 1), Convolution(48, 64, 5, padding=2)),
         nn.Sequential(
             Convolution(channels, 64, 1), Convolution(64, 96, 3, padding=1), Convolution(96, 96, 3, padding=1)
         ),
-        nn.Sequential(_mean(), Convolution(channels, pooled, 1)),
+        nn.Sequential(_average_pool(), Convolution(channels, pooled, 1)),
     )
 
 
 def to_middle(channels: int) -> Branches:
-    """From 35x35 places to 17x17."""
+    """The block from 35x35 positions to 17x17."""
     return Branches(
         Convolution(channels, 384, 3, stride=2),
         nn.Sequential(
@@ -136,7 +135,7 @@ def to_middle(channels: int) -> Branches:
 
 
 def middle(channels: int, inner: int) -> Branches:
-    """At 17x17 places: 1x1; 7x7 as a row and a column; the same twice; mean."""
+    """The block at 17x17 positions: 1x1; 7x7 as a row and a column; the same twice; average pooling."""
     return Branches(
         Convolution(channels, 192, 1),
         nn.Sequential(Convolution(channels, inner, 1), _row(inner, inner, 7), _column(inner, 192, 7)),
@@ -147,12 +146,12 @@ def middle(channels: int, inner: int) -> Branches:
             _column(inner, inner, 7),
             _row(inner, 192, 7),
         ),
-        nn.Sequential(_mean(), Convolution(channels, 192, 1)),
+        nn.Sequential(_average_pool(), Convolution(channels, 192, 1)),
     )
 
 
 def to_coarse(channels: int) -> Branches:
-    """From 17x17 places to 8x8."""
+    """The block from 17x17 positions to 8x8."""
     return Branches(
         nn.Sequential(Convolution(channels, 192, 1), Convolution(192, 320, 3, stride=2)),
         nn.Sequential(
@@ -163,7 +162,7 @@ def to_coarse(channels: int) -> Branches:
 
 
 class Coarse(Branches):
-    """At 8x8 places: 1x1; 1x1, then a row beside a column; 1x1 and 3x3, then the same; a pooling and 1x1."""
+    """The block at 8x8 positions: 1x1; 1x1, then a row and a column; 1x1 and 3x3, then the same; pooling and 1x1."""
 
     def __init__(self, channels: int, pool: nn.Module) -> None:
         super().__init__(
@@ -178,13 +177,13 @@ def _row_and_column() -> Branches:
     return Branches(_row(384, 384, 3), _column(384, 384, 3))
 
 
-def _row(channels: int, wanted: int, length: int) -> Convolution:
-    return Convolution(channels, wanted, (1, length), padding=(0, length // 2))
+def _row(channels: int, out: int, length: int) -> Convolution:
+    return Convolution(channels, out, (1, length), padding=(0, length // 2))
 
 
-def _column(channels: int, wanted: int, length: int) -> Convolution:
-    return Convolution(channels, wanted, (length, 1), padding=(length // 2, 0))
+def _column(channels: int, out: int, length: int) -> Convolution:
+    return Convolution(channels, out, (length, 1), padding=(length // 2, 0))
 
 
-def _mean() -> nn.AvgPool2d:
+def _average_pool() -> nn.AvgPool2d:
     return nn.AvgPool2d(3, 1, 1, count_include_pad=False)

@@ -1,12 +1,12 @@
-"""Networks that measures of quality look through, by name.
+"""Networks whose features the measures of quality use, by name.
 
-    name         features    weights                                     what its distance is called
+    name         features    weights                                     name of the Fréchet distance
     inception    2,048       a file (benchmarks/inception_weights.py)    FID, if they are what FID is defined with
     dinov2       384         a file of DINOv2's ViT-S/14                 FID (dinov2)
-    scattering   324, 972    none: nothing in it is learned              FID (scattering)
-    classifier   256         none: it learns from the real images        FID (classifier)
+    scattering   324, 972    none: it is not trained                     FID (scattering)
+    classifier   256         none: it is trained on the real images      FID (classifier)
 
-Distances of two networks cannot be compared, nor can a stand-in's with a published FID.
+Distances by different networks cannot be compared, and only those of the standard Inception with a published FID.
 """
 
 from __future__ import annotations
@@ -22,85 +22,84 @@ from torch import Tensor, nn
 from dpvision.errors import ConfigError
 from dpvision.models import Featured, build, load_public, split_head
 from dpvision.models.scattering import NormaliseChannels, Scattering
-from dpvision.public.quality.classifier import Training, train
+from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages, train_classifier
 from dpvision.public.quality.inception import Inception
-from dpvision.public.quality.pictures import Pictures
 
 Progress = Callable[[int, int], None]
 
 NETWORKS = ("inception", "dinov2", "scattering", "classifier")
-AT_A_TIME, PIECE_ON_CPU, PIECE_ELSEWHERE = 256, 8, 64
-# Digest of the weights before the head that FID is defined with, their batch normalisation folded.
+BATCH, PIECE_ON_CPU, PIECE_ELSEWHERE = 256, 8, 64
+# Digest of the weights that FID is defined with, without head, with folded batch normalisation.
 STANDARD_INCEPTION = "c9754e76551bf83b62ddec4bd42717fe3db91402fdd4f960365b5445ba177364"
 WEB = "which may contain images of benchmarks"
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Features of each image alone, and the classes that it tells apart, if it does."""
+    """A network that computes features of images independently, and class probabilities if it has classes."""
 
-    name: str  # also says where it is not what the name promises
+    name: str  # includes a remark if the weights are not the standard ones
     parts: Featured
-    origin: str  # where it comes from, for a report
-    standard: bool = False  # whether it is the one that FID is defined with
+    origin: str  # for the report
+    standard: bool = False  # whether FID is defined with it
     weights: str | None = None  # digest of the file
     has_classes: bool = False
 
-    def features(self, pictures: Pictures, progress: Progress = lambda *_: None) -> Tensor:
-        """(N, width) float32 on the network's device; a row has the same bits whatever other images are there."""
+    def features(self, images: LabelledImages, progress: Progress = lambda *_: None) -> Tensor:
+        """(N, width) float32 on the network's device; the bits of a row do not depend on the other images."""
         device = next(iter((*self.parts.parameters(), *self.parts.buffers()))).device
-        found = []
-        for start in range(0, len(pictures), AT_A_TIME):
-            images = pictures.tensor(slice(start, start + AT_A_TIME)).to(device)
-            found.append(self.parts.features(images).flatten(1).float())
-            progress(min(start + AT_A_TIME, len(pictures)), len(pictures))
-        return torch.cat(found)
+        rows = []
+        for start in range(0, len(images), BATCH):
+            batch = images.tensor(slice(start, start + BATCH)).to(device)
+            rows.append(self.parts.features(batch).flatten(1).float())
+            progress(min(start + BATCH, len(images)), len(images))
+        return torch.cat(rows)
 
     @torch.no_grad()
     def probabilities(self, features: Tensor) -> Tensor:
-        """(N, classes) of rows of features."""
+        """Class probabilities (N, classes) of rows of features."""
         if not self.has_classes:
-            raise ConfigError(f"the network {self.name!r} tells no classes apart. Fix: the network 'classifier'.")
-        return torch.cat([self.parts.rest(part).softmax(1) for part in features.split(AT_A_TIME)])
+            raise ConfigError(f"the network {self.name!r} has no classes. Fix: the network 'classifier'.")
+        return torch.cat([self.parts.rest(batch).softmax(1) for batch in features.split(BATCH)])
 
 
-def network(
+def build_network(
     name: str,
-    real: Pictures,
+    real: LabelledImages,
     *,
     weights: Path | None = None,
     classes: int | None = None,
-    training: Training | None = None,
+    settings: ClassifierSettings | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> Network:
-    """The network for images of the real ones' shape; only "classifier" learns from them (`classes`, `training`)."""
+    """Build the network for images of the shape of `real`; only "classifier" is trained on them, by `settings`."""
     if name not in NETWORKS:
         raise ConfigError(f"there is no network named {name!r}. There are: {', '.join(NETWORKS)}.")
     if name in ("inception", "dinov2"):
         if weights is None:
             where = {
                 "inception": "`python -m benchmarks.inception_weights inception.safetensors` makes them",
-                "dinov2": "give those of DINOv2's ViT-S/14 as safetensors, with the names of the original model",
+                "dinov2": "those of DINOv2's ViT-S/14 as safetensors, with the names of the original model",
             }
             raise ConfigError(f"the network {name!r} needs weights. Fix: --weights FILE; {where[name]}.")
-        found = _inception(real, weights) if name == "inception" else _dinov2(real, weights)
+        network = _inception(real, weights) if name == "inception" else _dinov2(real, weights)
     elif weights is not None:
-        raise ConfigError(f"the network {name!r} takes no weights, so {weights} would not be used. Fix: leave it out.")
+        raise ConfigError(f"the network {name!r} takes no weights, but --weights is {weights}. Fix: leave it out.")
     elif name == "scattering":
-        found = _scattering(real)
+        network = _scattering(real)
     else:
-        found = _classifier(real, classes, training or Training(), device, progress)
-    found.parts.to(device)
-    if found.parts.piece is not None:
-        found.parts.piece = PIECE_ON_CPU if torch.device(device).type == "cpu" else PIECE_ELSEWHERE
-    return found
+        network = _classifier(real, classes, settings or ClassifierSettings(), device, progress)
+    network.parts.to(device)
+    if network.parts.piece is not None:
+        network.parts.piece = PIECE_ON_CPU if torch.device(device).type == "cpu" else PIECE_ELSEWHERE
+    return network
 
 
-def _inception(real: Pictures, weights: Path) -> Network:
+def _inception(real: LabelledImages, weights: Path) -> Network:
     model = Inception(real.shape).eval()
     digest = load_public(model, weights)
-    standard = digest_of_trunk(model) == STANDARD_INCEPTION
+    standard = digest_trunk(model) == STANDARD_INCEPTION
     return Network(
         "inception" if standard else "inception, other weights",
         split_head(model),
@@ -111,37 +110,41 @@ def _inception(real: Pictures, weights: Path) -> Network:
     )
 
 
-def _dinov2(real: Pictures, weights: Path) -> Network:
+def _dinov2(real: LabelledImages, weights: Path) -> Network:
     model = build("dinov2-vits14", real.shape, classes=2, seed=0).eval()
     digest = load_public(model, weights)
     origin = f"DINOv2 ViT-S/14 (Meta) trained on web images, {WEB}; as the file {weights.name} has it"
     return Network("dinov2", split_head(model), origin, weights=digest)
 
 
-def _scattering(real: Pictures) -> Network:
-    """Means over the four quarters of the image: where things are matters, but not to the pixel."""
+def _scattering(real: LabelledImages) -> Network:
+    """Scattering coefficients averaged over each quarter of the image, so coarse positions matter."""
     layers = nn.Sequential(
         Scattering(real.shape), NormaliseChannels(real.shape[0]), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     )
-    origin = "wavelet scattering transform (Bruna and Mallat 2013), means of four quarters; nothing in it is learned"
+    origin = "wavelet scattering transform (Bruna and Mallat 2013), means of four quarters; it is not trained"
     return Network("scattering", Featured(layers, nn.Identity(), piece=None), origin)
 
 
 def _classifier(
-    real: Pictures, classes: int | None, training: Training, device: torch.device | str, progress: Progress
+    real: LabelledImages,
+    classes: int | None,
+    settings: ClassifierSettings,
+    device: torch.device | str,
+    progress: Progress,
 ) -> Network:
     if classes is None:
-        raise ConfigError("the network 'classifier' needs to know how many classes there are.")
-    model = train(real, training, classes=classes, device=device, progress=progress)
-    origin = f"{training.model}, trained for {training.steps:,} steps on the very real images that it then looks at"
+        raise ConfigError("the network 'classifier' needs the number of classes.")
+    model = train_classifier(real, settings, classes=classes, device=device, progress=progress)
+    origin = f"{settings.model}, trained for {settings.steps:,} steps on the same real images that it is applied to"
     return Network("classifier", split_head(model), origin, has_classes=True)
 
 
-def digest_of_trunk(model: Inception) -> str:
-    """Names the weights that make the features, whatever file they came in."""
-    found = hashlib.blake2b(digest_size=32)
+def digest_trunk(model: Inception) -> str:
+    """A digest of the weights before the head, whatever file they came from."""
+    digest = hashlib.blake2b(digest_size=32)
     for name, tensor in model.state_dict().items():
         if not name.startswith("head."):
-            found.update(f"{name} {tuple(tensor.shape)}".encode())
-            found.update(tensor.float().contiguous().numpy().tobytes())
-    return found.hexdigest()
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.float().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -11,7 +11,7 @@ import numpy as np
 from dpvision.core import files
 from dpvision.errors import ConfigError
 from dpvision.public.random import Bytes, stream
-from dpvision.public.sheets import png, tiled
+from dpvision.public.sheets import encode_png, tile
 
 BATCH = 64
 MAX_COUNT = 10_000_000
@@ -42,11 +42,11 @@ def write_gallery(
     for batch, images in zip(batches, stream(process, batches, side=side, seed=seed, workers=workers), strict=True):
         (out / "images").mkdir(parents=True, exist_ok=True)
         for index, image in zip(batch, images, strict=True):
-            files.write(out / "images" / f"{index:06d}.png", png(image), mode=0o644)
+            files.write(out / "images" / f"{index:06d}.png", encode_png(image), mode=0o644)
         if batch.start < SHEET[0] * SHEET[1]:
             first.append(images)
         progress(batch.stop, count)
-    files.write(out / "contact_sheet.png", png(contact_sheet(np.concatenate(first))), mode=0o644)
+    files.write(out / "contact_sheet.png", encode_png(contact_sheet(np.concatenate(first))), mode=0o644)
     about = {"process": process, "seed": seed, "count": count, "side": side}
     files.write(out / "about.json", json.dumps(about, indent=1) + "\n", mode=0o644)
 
@@ -54,4 +54,4 @@ def write_gallery(
 def contact_sheet(images: Bytes) -> Bytes:
     """The first images in rows on white."""
     columns = min(SHEET[1], len(images))
-    return tiled(images[: SHEET[0] * columns], columns=columns, gap=GAP)[:-GAP, :-GAP]
+    return tile(images[: SHEET[0] * columns], columns=columns, gap=GAP)[:-GAP, :-GAP]

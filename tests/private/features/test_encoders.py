@@ -50,17 +50,17 @@ def test_scattering_is_the_transform_in_a_row() -> None:
 
 def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default one for the images' shape, as a training has it; here a small one stands in."""
-    asked: list[dictionary.Settings] = []
+    asked: list[dictionary.DictionarySettings] = []
     shape = (1, 12, 12)
 
-    def kept(settings: dictionary.Settings, *_: object) -> Path:
+    def kept(settings: dictionary.DictionarySettings, *_: object) -> Path:
         asked.append(settings)
-        dictionary.save(replace(settings, images=30, patches=3000), tmp_path / "prior")
+        dictionary.compute_and_write(replace(settings, images=30, patches=3000), tmp_path / "prior")
         return tmp_path / "prior" / "weights.safetensors"
 
-    monkeypatch.setattr(encoders.dictionary, "kept", kept)
+    monkeypatch.setattr(encoders.dictionary, "load_or_compute", kept)
     made = encoder("patches-256", shape)
-    assert asked == [dictionary.Settings("patches-256", shape)]
+    assert asked == [dictionary.DictionarySettings("patches-256", shape)]
     given = encoder("patches-256", shape, tmp_path / "prior" / "weights.safetensors")
     images = torch.rand(3, *shape) * 2 - 1
     rows = made.features(images)

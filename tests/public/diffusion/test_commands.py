@@ -46,10 +46,10 @@ def test_from_digits_to_a_data_set(run, tmp_path: Path) -> None:  # type: ignore
     assert code == 0 and "led.png" in said, error
     assert data.load(out).train.images.shape == (100, 8, 8, 1)
     code, _, error = run(*draw)
-    assert code == 2 and "is there. Fix" in error
+    assert code == 2 and "exists already. Fix" in error
 
 
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_ctrl_c_ends_with_130_and_the_same_command_resumes(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     edm = tmp_path / "edm"
     process = start(*FIT, "--steps", 100_000, "--out", edm, home=tmp_path)
     while not (edm / "state.safetensors").exists() and process.poll() is None:

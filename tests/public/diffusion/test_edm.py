@@ -46,9 +46,9 @@ def test_the_loss_of_a_zero_network_is_its_expectation() -> None:
 
 
 def test_mean_of_weights() -> None:
-    assert edm.mean_decay(10**9, 500_000) == pytest.approx(0.5)  # one half-life a step
-    assert edm.mean_decay(1000, 50) == pytest.approx(0.5)  # the half-life is a twentieth of what was seen
-    assert edm.mean_decay(0, 64) == 0.0  # the first weights are forgotten
+    assert edm.ema_decay(10**9, 500_000) == pytest.approx(0.5)  # one half-life a step
+    assert edm.ema_decay(1000, 50) == pytest.approx(0.5)  # the half-life is a twentieth of what was seen
+    assert edm.ema_decay(0, 64) == 0.0  # the first weights are forgotten
 
 
 def test_a_short_fit_finds_the_posterior_mean_of_a_mixture() -> None:

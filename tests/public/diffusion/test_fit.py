@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from dpvision.errors import ConfigError, DataError, DPVisionError
 from dpvision.models.inputs import to_tensor
-from dpvision.public.diffusion.fit import Fit, Settings, fit
-from dpvision.public.diffusion.model import METHODS, Kind, load, to_bytes
+from dpvision.public.diffusion.fit import Fit, FitSettings, fit
+from dpvision.public.diffusion.model import METHODS, ModelSpec, load_diffusion, to_bytes
 from dpvision.public.trainer import Progress
 from dpvision.storage import safetensors
 
-KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
-SETTINGS = Settings(batch=4, warm=8, augment=0.5, flip=True)
+KIND = ModelSpec((1, 8, 8), ("low", "high"), size="tiny")
+SETTINGS = FitSettings(batch=4, warm=8, augment=0.5, flip=True)
 LABELS = np.arange(12) % 2
 
 
@@ -31,7 +31,7 @@ def pictures() -> np.ndarray:
 
 
 def learn(folder: Path, **changes) -> bool:  # type: ignore[no-untyped-def]
-    arguments = {"kind": KIND, "settings": SETTINGS, "images": pictures(), "labels": LABELS, "steps": 4} | changes
+    arguments = {"spec": KIND, "settings": SETTINGS, "images": pictures(), "labels": LABELS, "steps": 4} | changes
     return fit(folder=folder, **arguments)
 
 
@@ -50,11 +50,11 @@ def begun(fitted: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("method", "after"), [("edm", 0), ("edm", 3), ("ddpm", 1)])
 def test_stopped_and_gone_on_is_the_same_to_the_bit(method: str, after: int, tmp_path: Path) -> None:
-    kind, asked = replace(KIND, method=method), iter([False] * after + [True])
-    assert learn(tmp_path / "straight", kind=kind)
-    assert not learn(tmp_path / "stopped", kind=kind, stop=lambda: next(asked))
+    spec, asked = replace(KIND, method=method), iter([False] * after + [True])
+    assert learn(tmp_path / "straight", spec=spec)
+    assert not learn(tmp_path / "stopped", spec=spec, stop=lambda: next(asked))
     assert not (tmp_path / "stopped" / "weights.safetensors").exists()
-    assert learn(tmp_path / "stopped", kind=kind)
+    assert learn(tmp_path / "stopped", spec=spec)
     one, other = (load_file(tmp_path / name / "state.safetensors") for name in ("straight", "stopped"))
     assert one.keys() == other.keys()
     assert all(bool((one[name] == other[name]).all()) for name in one)
@@ -64,7 +64,7 @@ def test_stopped_and_gone_on_is_the_same_to_the_bit(method: str, after: int, tmp
 
 def test_it_goes_on_after_its_end_and_says_so_at_it(tmp_path: Path) -> None:
     seen: list[Progress] = []
-    assert learn(tmp_path / "a", steps=2) and learn(tmp_path / "a", steps=4, watch=seen.append)
+    assert learn(tmp_path / "a", steps=2) and learn(tmp_path / "a", steps=4, progress=seen.append)
     assert learn(tmp_path / "b")
     assert [at.step for at in seen] == [3, 4] and seen[-1].done == 1
     one, other = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("a", "b"))
@@ -76,7 +76,7 @@ def test_it_goes_on_after_its_end_and_says_so_at_it(tmp_path: Path) -> None:
 
 def test_minutes_end_it(tmp_path: Path) -> None:
     steps: list[int] = []
-    assert learn(tmp_path, steps=None, minutes=0.005, watch=lambda at: steps.append(at.step))
+    assert learn(tmp_path, steps=None, minutes=0.005, progress=lambda at: steps.append(at.step))
     assert steps and json.loads((tmp_path / "card.json").read_text())["seconds"] >= 0.3
 
 
@@ -99,10 +99,10 @@ def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_learns_and_the_weights_are_read_back(tmp_path: Path) -> None:
     losses: list[float] = []
-    settings = Settings(batch=16, lr=1e-3, warm=160)
-    learn(tmp_path, settings=settings, steps=80, watch=lambda at: losses.append(at.loss))
+    settings = FitSettings(batch=16, lr=1e-3, warm=160)
+    learn(tmp_path, settings=settings, steps=80, progress=lambda at: losses.append(at.loss))
     assert np.mean(losses[-20:]) < 0.8 * np.mean(losses[:10])
-    kind, network, _ = load(tmp_path)
+    kind, network, _ = load_diffusion(tmp_path)
     assert kind == KIND and not any(p.requires_grad for p in network.parameters())
 
 
@@ -112,8 +112,8 @@ def test_it_learns_and_the_weights_are_read_back(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 8, 8, 1), np.uint8), "labels": np.zeros(0, int)}, "there are none"),
         ({"labels": np.zeros(12, int)}, "'high' has none.*Fix"),
         ({"labels": LABELS + 1}, "from 0 to 1"),
-        ({"images": pictures()[:, :4]}, "no .* images"),
-        ({"labels": LABELS[:3]}, "no .* images"),
+        ({"images": pictures()[:, :4]}, "not .* images"),
+        ({"labels": LABELS[:3]}, "not .* images"),
     ],
 )
 def test_data_that_can_not_be_learned(changes: dict, message: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_settings_that_can_not_be(tmp_path: Path) -> None:
             learn(tmp_path / "new", **changes)
     for wrong in ({"batch": 0}, {"lr": float("nan")}, {"seed": -1}, {"augment": 2.0}, {"pieces": 9, "batch": 8}):
         with pytest.raises(ConfigError):
-            Settings(**wrong)
+            FitSettings(**wrong)
     for wrong in ({"method": "gan"}, {"size": "huge"}, {"shape": (2, 8, 8)}, {"classes": ()}):
         with pytest.raises(ConfigError):
             replace(KIND, **wrong)
@@ -142,7 +142,7 @@ def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
 
 def test_another_model_other_settings_and_other_images_are_not_mixed(begun: Path) -> None:
     for changes, message in (
-        ({"kind": replace(KIND, method="ddpm")}, "other settings"),
+        ({"spec": replace(KIND, method="ddpm")}, "other settings"),
         ({"settings": replace(SETTINGS, lr=0.5)}, "other settings"),
         ({"images": 255 - pictures()}, "other public images"),
     ):
@@ -178,12 +178,12 @@ def test_weights_made_by_hand_are_one_clear_error(model: str, begun: Path) -> No
     header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"} | {"model": model}
     file.write_bytes(safetensors.dump(load_file(file), header))
     with pytest.raises(DataError, match=r"weights\.safetensors"):
-        load(begun)
+        load_diffusion(begun)
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="synth fit"):
-        load(tmp_path)
+        load_diffusion(tmp_path)
 
 
 def test_pixels_there_and_back() -> None:

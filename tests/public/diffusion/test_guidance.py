@@ -13,17 +13,16 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.public.diffusion import guidance
-from dpvision.public.diffusion.fit import Settings as FitSettings
-from dpvision.public.diffusion.fit import fit
-from dpvision.public.diffusion.guide import Settings, fit_guide, load_guide
-from dpvision.public.diffusion.model import Kind
-from dpvision.public.diffusion.sample import Draw, sample
-from dpvision.public.diffusion.sampler import falling_sigmas, heun
+from dpvision.public.diffusion.fit import FitSettings, fit
+from dpvision.public.diffusion.guidance import GuideSettings, fit_guide, load_guide
+from dpvision.public.diffusion.model import ModelSpec
+from dpvision.public.diffusion.sample import SampleSettings, sample
+from dpvision.public.diffusion.sampler import heun, karras_sigmas
 from dpvision.storage import safetensors
 from examples.points import MLP, fit_points
 
-KIND = Kind((1, 8, 8), ("low", "high"), size="tiny")
-SETTINGS = Settings(samples=6, extractor_steps=2, steps=3, batch=4, width=8)
+KIND = ModelSpec((1, 8, 8), ("low", "high"), size="tiny")
+SETTINGS = GuideSettings(samples=6, extractor_steps=2, steps=3, batch=4, width=8)
 LABELS = np.arange(8) % 2
 
 
@@ -34,18 +33,18 @@ def wrong_model(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
 
 def test_in_the_plane_samples_move_to_the_real_points() -> None:
     torch.manual_seed(0)
-    sigmas, labels = falling_sigmas(20), torch.arange(2000) % 2
+    sigmas, labels = karras_sigmas(20), torch.arange(2000) % 2
     real = torch.tensor([[0.4, 0.0], [0.0, -0.4]])[labels] + 0.3 * torch.randn(2000, 2)
     drawn = heun(wrong_model, torch.randn(2000, 2, dtype=torch.float64), labels, sigmas=sigmas).float()
 
     def loss(network: MLP, chosen: Tensor) -> Tensor:
-        return guidance.loss(network, real[chosen], labels[chosen], drawn[chosen], labels[chosen])
+        return guidance.discriminator_loss(network, real[chosen], labels[chosen], drawn[chosen], labels[chosen])
 
     found = fit_points(MLP(2, classes=2, out=1), loss, count=2000, steps=500, lr=3e-3)
     noise = torch.randn(1000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     far = {}
     for weight in (0.0, 0.5, 1.0):
-        guide = guidance.guide_by(found, weight=weight)
+        guide = guidance.make_guide(found, weight=weight)
         with torch.no_grad():
             x = heun(wrong_model, noise, labels[:1000], sigmas=sigmas, guide=guide)
         centres = [x[labels[:1000] == label].mean(0) for label in (0, 1)]
@@ -57,7 +56,7 @@ def test_in_the_plane_samples_move_to_the_real_points() -> None:
 
 
 def test_a_guide_is_silent_outside_its_levels() -> None:
-    guide = guidance.guide_by(lambda x, *_: x.sum(1, keepdim=True), weight=2.0)
+    guide = guidance.make_guide(lambda x, *_: x.sum(1, keepdim=True), weight=2.0)
     x, labels = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.long)
     assert not guide(x, torch.full((3,), 0.01, dtype=torch.float64), labels).any()
     inside = guide(x, torch.full((3,), 1.0, dtype=torch.float64), labels)
@@ -92,7 +91,7 @@ def test_stopped_and_gone_on_is_the_same(after: int, model: Path, tmp_path: Path
 def test_samples_follow_the_guide_and_the_guide_its_model(model: Path, tmp_path: Path) -> None:
     assert fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path / "guide")
     assert json.loads((tmp_path / "guide" / "card.json").read_text())["steps"] == 3
-    draw = Draw(count=4, steps=3)
+    draw = SampleSettings(count=4, steps=3)
     assert sample(model, draw, tmp_path / "alone.npz")
     guide, name = load_guide(tmp_path / "guide", model, weight=500.0)
     assert sample(model, draw, tmp_path / "led.npz", guide=guide, guided_by=name)
@@ -127,4 +126,4 @@ def test_a_state_at_a_step_that_can_not_be(at: str, model: Path, tmp_path: Path)
 def test_settings_that_can_not_be() -> None:
     for wrong in ({"samples": 0}, {"batch": 1}, {"width": 9}, {"lr": 0.0}, {"seed": -1}):
         with pytest.raises(ConfigError):
-            Settings(**wrong)  # type: ignore[arg-type]
+            GuideSettings(**wrong)  # type: ignore[arg-type]

@@ -16,12 +16,12 @@ import pytest
 from dpvision import data
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.diffusion.fit import Settings, fit
-from dpvision.public.diffusion.model import Kind
-from dpvision.public.diffusion.sample import Draw, sample
+from dpvision.public.diffusion.fit import FitSettings, fit
+from dpvision.public.diffusion.model import ModelSpec
+from dpvision.public.diffusion.sample import SampleSettings, sample
 from dpvision.storage import safetensors
 
-DRAW = Draw(count=22, batch=4, steps=3)
+DRAW = SampleSettings(count=22, batch=4, steps=3)
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "edm"
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (9, 8, 8, 3), dtype=np.uint8), np.arange(9) % 3
-    fit(Kind((3, 8, 8), ("a", "b", "c"), size="tiny"), Settings(batch=4), images, labels, folder, steps=2)
+    fit(ModelSpec((3, 8, 8), ("a", "b", "c"), size="tiny"), FitSettings(batch=4), images, labels, folder, steps=2)
     return folder
 
 
 def test_the_file_is_balanced_and_read_by_our_reader(model: Path, tmp_path: Path) -> None:
     out, told = tmp_path / "s.npz", []
-    assert sample(model, Draw(count=31, batch=7, steps=2), out, watch=lambda *at: told.append(at))
+    assert sample(model, SampleSettings(count=31, batch=7, steps=2), out, progress=lambda *at: told.append(at))
     assert told[-1] == (31, 31) and not (tmp_path / "s.npz.parts").exists()
     found = data.load(out)
     assert found.train.images.shape == (31, 8, 8, 3) and found.train.images.dtype == np.uint8
@@ -54,7 +54,7 @@ def test_stopped_and_gone_on_is_the_same(model: Path, tmp_path: Path) -> None:
     assert sample(model, DRAW, tmp_path / "two.npz")
     one, two = (np.load(tmp_path / name)["train_images"] for name in ("one.npz", "two.npz"))
     assert np.array_equal(one, two)
-    assert sample(model, Draw(count=22, batch=4, steps=3, seed=1), tmp_path / "other.npz")
+    assert sample(model, SampleSettings(count=22, batch=4, steps=3, seed=1), tmp_path / "other.npz")
     assert not np.array_equal(one, np.load(tmp_path / "other.npz")["train_images"])
 
 
@@ -73,7 +73,7 @@ def test_killed_between_the_card_and_the_file(model: Path, tmp_path: Path, monke
     assert sample(model, DRAW, out) and not out.with_name("s.npz.parts").exists()
     other = tmp_path / "other.npz"
     other.with_suffix(".json").write_text("of somebody else")
-    with pytest.raises(ConfigError, match="is there"):
+    with pytest.raises(ConfigError, match="exists already"):
         sample(model, DRAW, other)
 
 
@@ -89,7 +89,7 @@ def test_killed_in_the_middle(model: Path, tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGKILL and not out.exists()
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("k.npz.parts/*.safetensors")}
     asked = iter([False] * (len(kept) + 2) + [True])
-    draw = Draw(count=4000, batch=4, steps=3)
+    draw = SampleSettings(count=4000, batch=4, steps=3)
     assert not sample(model, draw, out, stop=lambda: next(asked))
     assert len(list(tmp_path.glob("k.npz.parts/*.safetensors"))) == len(kept) + 2
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
@@ -99,7 +99,7 @@ def test_parts_of_another_draw_are_not_mixed_in(model: Path, tmp_path: Path) -> 
     asked = iter([False, True])
     assert not sample(model, DRAW, tmp_path / "s.npz", stop=lambda: next(asked))
     with pytest.raises(DataError, match=r"other settings.*Fix"):
-        sample(model, Draw(count=22, batch=4, steps=3, seed=1), tmp_path / "s.npz")
+        sample(model, SampleSettings(count=22, batch=4, steps=3, seed=1), tmp_path / "s.npz")
     part = tmp_path / "s.npz.parts" / "000000.safetensors"
     part.write_bytes(part.read_bytes()[:-1] + b"\0\0")
     with pytest.raises(DataError, match="000000"):
@@ -109,11 +109,11 @@ def test_parts_of_another_draw_are_not_mixed_in(model: Path, tmp_path: Path) -> 
 
 def test_what_can_not_be_drawn(model: Path, tmp_path: Path) -> None:
     (tmp_path / "there.npz").write_bytes(b"")
-    for out, message in (("s.zip", "npz"), ("there.npz", "is there")):
+    for out, message in (("s.zip", "npz"), ("there.npz", "exists already")):
         with pytest.raises(ConfigError, match=message):
             sample(model, DRAW, tmp_path / out)
     for wrong in ({"count": 0}, {"batch": 0}, {"sampler": "magic"}, {"seed": -1}):
         with pytest.raises(ConfigError):
-            Draw(**wrong)
+            SampleSettings(**wrong)
     with pytest.raises(DataError, match="weights"):
         sample(tmp_path, DRAW, tmp_path / "s.npz")

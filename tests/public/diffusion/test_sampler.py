@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError
 from dpvision.public.diffusion import ddpm
-from dpvision.public.diffusion.sampler import SAMPLERS, ancestral, euler, falling_sigmas, heun
+from dpvision.public.diffusion.sampler import SAMPLERS, ancestral, euler, heun, karras_sigmas
 
 LABELS = torch.zeros(1, dtype=torch.long)
 
@@ -32,13 +32,13 @@ def exact(x: Tensor, mean: float, spread: float, high: float) -> Tensor:
 
 
 def test_levels_are_those_of_the_paper() -> None:
-    sigmas = falling_sigmas()
+    sigmas = karras_sigmas()
     assert (
         len(sigmas) == 19 and sigmas[0] == pytest.approx(80) and sigmas[-2] == pytest.approx(0.002) and sigmas[-1] == 0
     )
     assert sigmas[1] == pytest.approx((80 ** (1 / 7) + (0.002 ** (1 / 7) - 80 ** (1 / 7)) / 17) ** 7)
     with pytest.raises(ConfigError, match="at least 2"):
-        falling_sigmas(1)
+        karras_sigmas(1)
 
 
 @pytest.mark.parametrize(("sampler", "order"), [(euler, 1), (heun, 2)])
@@ -46,7 +46,7 @@ def test_the_order_of_the_error(sampler, order: int) -> None:  # type: ignore[no
     """Twice as many steps: half the error, or a quarter. The last step, to 0, is Euler's in both and below 0.002."""
     noise, errors = torch.ones(1, 1, dtype=torch.float64), []
     for steps in (64, 128, 256):
-        x = sampler(gaussian(0.3, 0.5), noise, LABELS, sigmas=falling_sigmas(steps, low=1e-4))
+        x = sampler(gaussian(0.3, 0.5), noise, LABELS, sigmas=karras_sigmas(steps, low=1e-4))
         errors.append((x - exact(80 * noise, 0.3, 0.5, 80)).abs().item())
     ratios = [math.log2(a / b) for a, b in pairwise(errors)]
     assert ratios == pytest.approx([order] * 2, abs=0.2), errors
@@ -56,7 +56,7 @@ def test_the_order_of_the_error(sampler, order: int) -> None:  # type: ignore[no
 def test_the_density_at_the_end(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(20_000, 1, dtype=torch.float64, generator=rng)
-    sigmas = ddpm.chain(200) if name == "ancestral" else falling_sigmas(160)
+    sigmas = ddpm.chain(200) if name == "ancestral" else karras_sigmas(160)
     x = SAMPLERS[name](gaussian(0.3, 0.5), noise, LABELS, sigmas=sigmas, rng=rng)
     assert x.mean().item() == pytest.approx(0.3, abs=0.02)
     assert x.std().item() == pytest.approx(0.5, abs=0.03)
@@ -67,7 +67,7 @@ def test_a_perfect_guide_corrects_a_wrong_model(name: str) -> None:
     """The model believes in N(0, 1/4), the truth is N(1/2, 1/4): the gradient of the log ratio is (1/2) / (1/4 + s^2)."""
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(20_000, 1, dtype=torch.float64, generator=rng)
-    sigmas = ddpm.chain(200) if name == "ancestral" else falling_sigmas(160)
+    sigmas = ddpm.chain(200) if name == "ancestral" else karras_sigmas(160)
 
     def guide(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         return (0.5 / (0.25 + sigma**2)).reshape(-1, 1).expand_as(x)

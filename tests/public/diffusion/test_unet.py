@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpvision.errors import ConfigError
-from dpvision.public.diffusion.unet import SIZES, Size, UNet, class_code, waves
+from dpvision.public.diffusion.unet import SIZES, Size, UNet, one_hot_code, sinusoidal_embedding
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_noise_class_and_augmentation_matter_and_zeros_of_augmentation_are_none(
 
 
 def test_codes_by_hand() -> None:
-    assert class_code(torch.tensor([1]), 4).tolist() == [[0, 2, 0, 0]]  # sqrt(4)
-    assert waves(torch.tensor([0.0]), 4).tolist() == [[1, 1, 0, 0]]
-    second = waves(torch.tensor([3.0]), 4)[0, 3].item()
+    assert one_hot_code(torch.tensor([1]), 4).tolist() == [[0, 2, 0, 0]]  # sqrt(4)
+    assert sinusoidal_embedding(torch.tensor([0.0]), 4).tolist() == [[1, 1, 0, 0]]
+    second = sinusoidal_embedding(torch.tensor([3.0]), 4)[0, 3].item()
     assert second == pytest.approx(torch.tensor(3 / 100).sin().item())  # 10,000^(-1/2)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.public.quality import measures
-from dpvision.public.quality.measures import nearest, precision_recall, squared
+from dpvision.public.quality.measures import nearest, precision_recall, squared_distances
 
 
 def normal(n: int, width: int, seed: int) -> Tensor:
@@ -17,9 +17,9 @@ def normal(n: int, width: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("numbers", [1, 100, 1 << 24])
 def test_blocks_are_the_plain_distances(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "AT_ONCE", numbers)
+    monkeypatch.setattr(measures, "BLOCK_DISTANCES", numbers)
     x, y = normal(33, 7, 0) + 50, normal(21, 7, 1) + 50
-    found = torch.cat([block for _, block in squared(x, y)])
+    found = torch.cat([block for _, block in squared_distances(x, y)])
     plain = (x.double()[:, None] - y.double()).square().sum(2)
     assert torch.allclose(found, plain, rtol=1e-9)
     near, places = nearest(x, y, count=4)
@@ -28,7 +28,7 @@ def test_blocks_are_the_plain_distances(numbers: int, monkeypatch: pytest.Monkey
 
 
 def test_a_row_is_not_its_own_neighbour_and_equal_rows_have_no_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "AT_ONCE", 200)
+    monkeypatch.setattr(measures, "BLOCK_DISTANCES", 200)
     x = torch.cat([normal(40, 300, 2), normal(40, 300, 2)[:5]]) * 100 + 1e4
     near, places = nearest(x, count=1)
     assert not (places[:, 0] == torch.arange(45)).any()

@@ -11,8 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.quality.memorisation import Memorisation, memorisation, pairs, ratio
-from dpvision.public.quality.pictures import Pictures
+from dpvision.public.quality.classifier import LabelledImages
+from dpvision.public.quality.evaluation import _draw_pairs
+from dpvision.public.quality.measures import Memorisation, detect_copies, distance_ratio
 
 
 def mixture(n: int, seed: int) -> Tensor:
@@ -28,32 +29,32 @@ def test_copies_are_found_in_plain_regions_and_in_rich_ones() -> None:
     spread = torch.cat([torch.ones(300, 1), torch.full((300, 1), 100.0)])
     near = real + 0.05 * spread * torch.randn(600, 12, generator=torch.Generator().manual_seed(1))
     for copies in (real, near):
-        found = memorisation(copies, real)
+        found = detect_copies(copies, real)
         assert found.share == 1.0 and found.expected == pytest.approx(0.01)
         assert torch.equal(found.neighbours, torch.arange(600))
 
 
 def test_fresh_images_are_not_accused() -> None:
-    found = memorisation(mixture(1000, 2), mixture(1000, 3))
+    found = detect_copies(mixture(1000, 2), mixture(1000, 3))
     assert found.share <= 0.03 and found.expected == pytest.approx(0.01)
 
 
 def test_a_share_of_copies_is_told_as_it_is() -> None:
     real = mixture(1000, 4)
-    found = memorisation(torch.cat([mixture(700, 5), real[:300]]), real)
+    found = detect_copies(torch.cat([mixture(700, 5), real[:300]]), real)
     assert 0.3 <= found.share <= 0.32
 
 
 def test_duplicates_among_the_real_images_are_told() -> None:
     real = torch.cat([mixture(400, 6), mixture(400, 6)[:100]])
-    found = memorisation(mixture(400, 7), real)
+    found = detect_copies(mixture(400, 7), real)
     assert found.limit == 0 and found.expected == pytest.approx(200 / 500) and found.share == 0
-    assert memorisation(real, real).share == 1
-    assert memorisation(torch.zeros(3, 2), torch.zeros(100, 2)).share == 1, "all the same"
+    assert detect_copies(real, real).share == 1
+    assert detect_copies(torch.zeros(3, 2), torch.zeros(100, 2)).share == 1, "all the same"
 
 
 def test_ratio_by_hand() -> None:
-    assert ratio(torch.tensor([[4.0, 9.0, 25.0], [0.0, 1.0, 1.0]], dtype=torch.float64)).tolist() == [0.5, 0.0]
+    assert distance_ratio(torch.tensor([[4.0, 9.0, 25.0], [0.0, 1.0, 1.0]], dtype=torch.float64)).tolist() == [0.5, 0.0]
 
 
 def test_the_picture_shows_the_closest_pair_first() -> None:
@@ -63,19 +64,19 @@ def test_the_picture_shows_the_closest_pair_first() -> None:
     found = Memorisation(0.0, 0.0, 0.0, ratios, torch.full((30,), 5))
     blue = np.zeros_like(images)
     blue[5, :, :, 2] = 255
-    with Image.open(io.BytesIO(pairs(Pictures("a", images), Pictures("b", blue), found))) as picture:
+    with Image.open(io.BytesIO(_draw_pairs(LabelledImages("a", images), LabelledImages("b", blue), found))) as picture:
         shown = np.asarray(picture.convert("RGB")).astype(int)
     height, width = shown.shape[:2]
     first = int(width * 2.6 / (2.6 + 0.8 * 12)) + 20
     assert shown[height // 8, first].tolist() == [29 * 8, 0, 0], "the smallest ratio is the last image's"
     assert shown[3 * height // 8, first].tolist() == [0, 0, 255], "below is its neighbour"
-    gray = Pictures("g", images[:8, :, :, :1])
+    gray = LabelledImages("g", images[:8, :, :, :1])
     small = Memorisation(0.0, 0.0, 0.0, ratios[:8], torch.zeros(8, dtype=torch.long))
-    assert pairs(gray, gray, small).startswith(b"\x89PNG")
+    assert _draw_pairs(gray, gray, small).startswith(b"\x89PNG")
 
 
 def test_what_can_not_be_told_is_refused() -> None:
-    with pytest.raises(DataError, match="1 in 100 real images"):
-        memorisation(torch.zeros(5, 2), torch.zeros(99, 2))
+    with pytest.raises(DataError, match="99 real images"):
+        detect_copies(torch.zeros(5, 2), torch.zeros(99, 2))
     with pytest.raises(ConfigError, match="level"):
-        memorisation(torch.zeros(5, 2), torch.zeros(99, 2), level=0.0)
+        detect_copies(torch.zeros(5, 2), torch.zeros(99, 2), level=0.0)

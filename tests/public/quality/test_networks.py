@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.public.quality import networks
-from dpvision.public.quality.classifier import Training
+from dpvision.public.quality.classifier import ClassifierSettings
 from dpvision.public.quality.inception import Inception, InceptionInput, linear_interpolation
-from dpvision.public.quality.networks import NETWORKS, network
+from dpvision.public.quality.networks import NETWORKS, build_network
 from tests.public.quality.sets import digits, part
 
 
@@ -65,13 +65,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_other_weights_are_not_called_inception(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "PIECE_ON_CPU", 2)
     few = part(digits()[0], slice(0, 3))
-    found = network("inception", few, weights=weights)
+    found = build_network("inception", few, weights=weights)
     assert not found.standard and found.name == "inception, other weights"
     rows = found.features(few)
     assert rows.shape == (3, 2048)
     assert torch.equal(found.features(part(few, slice(1, 2)))[0], rows[1]), "the same bits alone and among others"
     assert not found.has_classes
-    with pytest.raises(ConfigError, match="no classes apart"):
+    with pytest.raises(ConfigError, match="has no classes"):
         found.probabilities(rows)
 
 
@@ -80,7 +80,7 @@ def test_a_file_with_a_head_tells_classes(weights: Path, tmp_path: Path) -> None
 
     path = tmp_path / "with_head.safetensors"
     save_file({**load_file(weights), "head.weight": torch.randn(1008, 2048)}, path)
-    found = network("inception", part(digits()[0], slice(0, 2)), weights=path)
+    found = build_network("inception", part(digits()[0], slice(0, 2)), weights=path)
     assert found.has_classes
     p = found.probabilities(torch.rand(4, 2048))
     assert p.shape == (4, 1008) and torch.allclose(p.sum(1), torch.ones(4))
@@ -91,22 +91,22 @@ def test_files_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) -> Non
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(DataError, match=r"broken.safetensors: not a sound"):
-        network("inception", few, weights=broken)
+        build_network("inception", few, weights=broken)
     with pytest.raises(DataError, match="missing"):
-        network("dinov2", few, weights=weights)
+        build_network("dinov2", few, weights=weights)
     with pytest.raises(ConfigError, match=r"benchmarks\.inception_weights"):
-        network("inception", few)
+        build_network("inception", few)
     with pytest.raises(ConfigError, match="takes no weights"):
-        network("scattering", few, weights=weights)
+        build_network("scattering", few, weights=weights)
     with pytest.raises(ConfigError, match=f"There are: {', '.join(NETWORKS)}"):
-        network("vgg", few)
+        build_network("vgg", few)
 
 
 def test_scattering_tells_digits_apart_and_its_rows_do_not_mix() -> None:
     real = part(digits()[0], slice(0, 300))
-    found = network("scattering", real)
+    found = build_network("scattering", real)
     rows = found.features(real)
-    assert rows.shape == (300, 324) and found.weights is None and "nothing in it is learned" in found.origin
+    assert rows.shape == (300, 324) and found.weights is None and "it is not trained" in found.origin
     assert torch.equal(found.features(part(real, slice(7, 20))), rows[7:20])
     near = (rows[:, None] - rows).square().sum(2).fill_diagonal_(torch.inf).argmin(1)
     assert real.labels is not None and (real.labels[near.numpy()] == real.labels).mean() > 0.8
@@ -114,8 +114,10 @@ def test_scattering_tells_digits_apart_and_its_rows_do_not_mix() -> None:
 
 def test_a_classifier_learns_from_the_real_images() -> None:
     real, test = digits()
-    found = network("classifier", real, classes=10, training=Training(model="small-cnn", steps=40, batch=32))
+    found = build_network(
+        "classifier", real, classes=10, settings=ClassifierSettings(model="small-cnn", steps=40, batch=32)
+    )
     guesses = found.probabilities(found.features(test)).argmax(1).numpy()
     assert test.labels is not None and np.mean(guesses == test.labels) > 0.7
-    with pytest.raises(ConfigError, match="how many classes"):
-        network("classifier", real)
+    with pytest.raises(ConfigError, match="number of classes"):
+        build_network("classifier", real)

@@ -229,10 +229,10 @@ def _encoder(place: Path, corpus: Path) -> None:
 
 def _synthetic(place: Path, corpus: Path) -> None:
     from dpvision import data
-    from dpvision.public import provenance
+    from dpvision.public.provenance import read_card_provenance
 
     data.load(str(place / "images.npz"))
-    provenance.of_synthetic(str(place / "images.npz"))
+    read_card_provenance(str(place / "images.npz"))
 
 
 def _rows(place: Path, corpus: Path) -> None:
@@ -248,60 +248,60 @@ def _features(place: Path, corpus: Path) -> None:
 
 
 def _diffusion(place: Path, corpus: Path) -> None:
-    from dpvision.public.diffusion.model import load
+    from dpvision.public.diffusion.model import load_diffusion
 
-    load(place)
+    load_diffusion(place)
 
 
 def _fit(place: Path, corpus: Path) -> None:
     from dpvision import data
     from dpvision.public import trainer
-    from dpvision.public.diffusion.fit import Fit, Settings
-    from dpvision.public.diffusion.model import Kind
+    from dpvision.public.diffusion.fit import Fit, FitSettings
+    from dpvision.public.diffusion.model import ModelSpec
 
     train = data.load(str(corpus / "data.npz")).train
-    kind = Kind((1, 8, 8), ("0", "1", "2", "3"), size="tiny")
-    trainer.resume(Fit(kind, Settings(batch=4), train.images, train.labels), place, steps=2)
+    kind = ModelSpec((1, 8, 8), ("0", "1", "2", "3"), size="tiny")
+    trainer.resume(Fit(kind, FitSettings(batch=4), train.images, train.labels), place, steps=2)
 
 
 def _guide(place: Path, corpus: Path) -> None:
-    from dpvision.public.diffusion.guide import load_guide
+    from dpvision.public.diffusion.guidance import load_guide
 
     load_guide(place, corpus / "edm", weight=1.0)
 
 
 def _fit_guide(place: Path, corpus: Path) -> None:
     from dpvision import data
-    from dpvision.public.diffusion.guide import Settings, fit_guide
+    from dpvision.public.diffusion.guidance import GuideSettings, fit_guide
 
     train = data.load(str(corpus / "data.npz")).train
-    settings = Settings(samples=8, extractor_steps=1, steps=2, batch=4, width=8)
+    settings = GuideSettings(samples=8, extractor_steps=1, steps=2, batch=4, width=8)
     fit_guide(corpus / "edm", settings, train.images, train.labels, place)
 
 
 def _prior(place: Path, corpus: Path) -> None:
-    from dpvision.public.contrastive import Settings, learned
+    from dpvision.public.contrastive import PretrainSettings, load_trunk
 
-    learned(Settings(model="wrn-10-1", side=8), place)
+    load_trunk(PretrainSettings(model="wrn-10-1", side=8), place)
 
 
 def _warming(place: Path, corpus: Path) -> None:
     from dpvision import data
     from dpvision.public import trainer
     from dpvision.public.batches import Source
-    from dpvision.public.warmup import Settings, WarmUp
+    from dpvision.public.warmup import WarmUp, WarmUpSettings
 
     found = data.load(str(corpus / "data.npz"))
     train = found.train
     source = Source(found.name, train.images, train.labels, data.identify(train)[1], train.persons)
-    settings = Settings(model="linear", batch=4, steps=2, augment=())
+    settings = WarmUpSettings(model="linear", batch=4, steps=2, augment=())
     trainer.resume(WarmUp(settings, [source], classes=found.classes), place, steps=2)
 
 
 def _drawing(place: Path, corpus: Path) -> None:
-    from dpvision.public.diffusion.sample import Draw, sample
+    from dpvision.public.diffusion.sample import SampleSettings, sample
 
-    sample(corpus / "edm", Draw(count=8, batch=4, steps=2), place / "drawn.npz")
+    sample(corpus / "edm", SampleSettings(count=8, batch=4, steps=2), place / "drawn.npz")
 
 
 READERS: dict[str, tuple[Reader, ...]] = {

@@ -24,7 +24,7 @@ from dpvision.models.device import find_device
 from dpvision.private.training import gradient_study
 from dpvision.private.training.loop import _drop_lines_after
 from dpvision.private.training.private_sum import count_units
-from dpvision.public.contrastive import Settings
+from dpvision.public.contrastive import PretrainSettings
 from dpvision.public.random import gallery
 from dpvision.released import evaluation, model
 from dpvision.settings.setting import class_list, read_toml
@@ -155,7 +155,7 @@ def test_devices_that_are_not_there() -> None:
 @pytest.mark.parametrize("values", [{"hidden": 8}, {"lr": float("-inf")}, {"lr": float("nan")}, {"lr": 0.0}])
 def test_settings_of_pretraining_that_can_not_be(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Settings(**values)  # type: ignore[arg-type]
+        PretrainSettings(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("values", [{"workers": 10**30}, {"count": 10**30}, {"seed": -1}])

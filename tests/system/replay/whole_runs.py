@@ -66,11 +66,11 @@ def folder() -> Iterator[Path]:
 @contextmanager
 def fewer_random_images() -> Iterator[None]:
     """Make dictionaries and whitening fast."""
-    init: Any = dictionary.Settings.__init__
+    init: Any = dictionary.DictionarySettings.__init__
     few = {"images": 40, "patches": 2000}
     with ExitStack() as stack:
         short = lambda self, *shape, **more: init(self, *shape, **{**few, **more})  # noqa: E731
-        stack.enter_context(patched(dictionary.Settings, "__init__", short))
+        stack.enter_context(patched(dictionary.DictionarySettings, "__init__", short))
         stack.enter_context(patched(public_map, "IMAGES", 100))
         yield
 

@@ -36,7 +36,7 @@ SETTINGS = Config(
 @pytest.fixture(autouse=True)
 def quick_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real ones, of fewer images."""
-    monkeypatch.setattr(dictionary.Settings, "__init__", _with_fewer(dictionary.Settings.__init__))
+    monkeypatch.setattr(dictionary.DictionarySettings, "__init__", _with_fewer(dictionary.DictionarySettings.__init__))
 
 
 def _with_fewer(init: Any) -> Any:

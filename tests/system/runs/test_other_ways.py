@@ -13,7 +13,7 @@ import pytest
 from dpvision.core.ledger import Ledger
 from dpvision.estimators import PrivateImageClassifier
 from dpvision.private.training import stopping, train, tune
-from dpvision.public import provenance
+from dpvision.public.provenance import merge_provenance, read_card_provenance, read_provenance
 from dpvision.released.report import card
 from dpvision.storage import safetensors
 from dpvision.storage.home import ledger_of
@@ -76,8 +76,8 @@ def test_weights_note_what_taught_their_start_and_their_synthetic_images(place: 
     code, err = train_by_command(say, place, "both", start=start, public=drawn, **{"k-diff": 1})
     assert code == 0, err
     header = safetensors.read_header(place / "run-both" / "weights.safetensors")
-    notes = provenance.of_weights(start), provenance.of_synthetic(str(drawn))
-    assert all(notes) and header["learned_from"] == provenance.joined(notes)
+    notes = read_provenance(start), read_card_provenance(str(drawn))
+    assert all(notes) and header["learned_from"] == merge_provenance(notes)
 
 
 def test_a_fit_states_what_its_first_weights_revealed(place: Path, say: Say) -> None:  # noqa: F811

@@ -20,8 +20,7 @@ from dpvision.private.accounts.accounts import choose, read_accounts
 from dpvision.private.accounts.blocks import digest_blocks
 from dpvision.private.statistics import release
 from dpvision.private.training import train
-from dpvision.public import provenance
-from dpvision.public.provenance import pixel_digests
+from dpvision.public.provenance import pixel_digests, provenance_of, read_card_provenance, read_provenance
 from dpvision.released import report
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
@@ -144,7 +143,7 @@ def test_no_released_file_names_a_private_image(what: str, tmp_path: Path) -> No
     rng = np.random.default_rng(5)
     public = {"train_images": rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8), "train_labels": np.arange(40) % 4}
     np.savez(tmp_path / "public.npz", **public)
-    learned = provenance.note(public["train_images"])
+    learned = provenance_of(public["train_images"])
     (tmp_path / "public.npz.taught_by.json").write_text(json.dumps({"learned_from": learned}))
     changes = dict(PUBLIC[what])
     if "pretrained" in changes:
@@ -166,8 +165,8 @@ def test_no_released_file_names_a_private_image(what: str, tmp_path: Path) -> No
         content = path.read_bytes()
         for digest in filter(None, (*digests, *parts)):
             assert digest[:8] not in content and digest.hex()[:16].encode() not in content, path.name
-    noted = provenance.of_weights(Path(changes["pretrained"])) if "pretrained" in changes else ""
-    noted = provenance.of_synthetic(changes["synthetic"]) if "synthetic" in changes else noted
+    noted = read_provenance(Path(changes["pretrained"])) if "pretrained" in changes else ""
+    noted = read_card_provenance(changes["synthetic"]) if "synthetic" in changes else noted
     assert set(safetensors.read_header(run.weights).get("learned_from", "").split()) == set(noted.split())
     assert noted or what == "nothing public"
 

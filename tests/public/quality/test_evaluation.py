@@ -1,4 +1,4 @@
-"""All measures together: their names say what was looked through, wrong inputs are named, and the verb writes files."""
+"""All measures together: figures are named with their network, wrong inputs are refused, and the verb writes files."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.quality.classifier import Training
-from dpvision.public.quality.measuring import measure
-from dpvision.public.quality.pictures import Pictures
+from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages
+from dpvision.public.quality.evaluation import evaluate
 from tests.public.quality.sets import CLASSES, digits, noise, part
 from tests.system.runs.commands import run
 
-QUICK = Training(model="small-cnn", steps=60, batch=32)
+QUICK = ClassifierSettings(model="small-cnn", steps=60, batch=32)
 
 
 def test_real_images_are_better_than_noise_by_every_measure() -> None:
     real, test = digits()
-    good = measure(test, real, classes=CLASSES, training=QUICK).figures
-    bad = measure(noise(test), real, classes=CLASSES, training=QUICK).figures
+    good = evaluate(test, real, classes=CLASSES, settings=QUICK).figures
+    bad = evaluate(noise(test), real, classes=CLASSES, settings=QUICK).figures
     assert good["FID (scattering)"] < bad["FID (scattering)"] / 10
     assert good["precision (scattering)"] > 0.7 and bad["precision (scattering)"] < 0.1
     assert good["recall (scattering)"] > bad["recall (scattering)"]
@@ -34,39 +33,39 @@ def test_real_images_are_better_than_noise_by_every_measure() -> None:
 
 def test_copies_are_found_by_pixels_and_by_features() -> None:
     real = digits()[0]
-    found = measure(part(real, slice(0, 200)), real, cas=False)
+    found = evaluate(part(real, slice(0, 200)), real, cas=False)
     assert found.figures["suspected copies (pixels)"] == found.figures["suspected copies (scattering)"] == 1.0
     assert found.figures["precision (scattering)"] == 1.0 and found.picture().startswith(b"\x89PNG")
-    assert found.about["cas"] is None and any("stands in for Inception" in note for note in found.notes)
+    assert found.about["cas"] is None and any("instead of Inception" in note for note in found.notes)
 
 
 def test_a_classifier_gives_a_score_under_its_own_name_and_a_seed_the_same_figures() -> None:
     real, test = digits()
-    options = {"through": "classifier", "classes": CLASSES, "training": QUICK, "cas": False, "most": 200}
-    found, again = (measure(test, real, **options) for _ in range(2))
+    options = {"network": "classifier", "classes": CLASSES, "settings": QUICK, "cas": False, "max_images": 200}
+    found, again = (evaluate(test, real, **options) for _ in range(2))
     assert found.figures == again.figures
     assert 2 < found.figures["Inception score (classifier)"] <= 10
     assert found.about["real"] == {"name": "digits", "images": 200}
     assert any("among 200 of 1,437 real images" in note for note in found.notes)
-    assert any("learned from the real images" in note for note in found.notes)
+    assert any("trained on the real images" in note for note in found.notes)
 
 
 def test_what_can_not_be_measured_is_named() -> None:
     real, test = digits()
-    wide = Pictures("wide", np.zeros((200, 8, 9, 1), np.uint8))
-    with pytest.raises(DataError, match=r"wide: its images are 8x9 pixels of 1 channels, and those of digits are 8x8"):
-        measure(wide, real, cas=False)
-    with pytest.raises(DataError, match="digits: has 99 images, too few"):
-        measure(part(real, slice(0, 99)), real, cas=False)
+    wide = LabelledImages("wide", np.zeros((200, 8, 9, 1), np.uint8))
+    with pytest.raises(DataError, match=r"wide: its images have 8x9 pixels and 1 channels, those of digits 8x8"):
+        evaluate(wide, real, cas=False)
+    with pytest.raises(DataError, match="digits: 99 images are too few"):
+        evaluate(part(real, slice(0, 99)), real, cas=False)
     with pytest.raises(ConfigError, match="50 images of each kind are too few"):
-        measure(test, real, cas=False, most=50)
+        evaluate(test, real, cas=False, max_images=50)
     with pytest.raises(ConfigError, match=r"device 'abacus' cannot be used.*Fix"):
-        measure(test, real, cas=False, device="abacus")
+        evaluate(test, real, cas=False, device="abacus")
     assert test.labels is not None
     with pytest.raises(DataError, match="no image of class 0"):
-        measure(Pictures("drawn", test.images, np.maximum(test.labels, 1)), real, classes=CLASSES)
+        evaluate(LabelledImages("drawn", test.images, np.maximum(test.labels, 1)), real, classes=CLASSES)
     with pytest.raises(ConfigError, match="must be bytes"):
-        Pictures("x", np.zeros((2, 8, 8, 1), np.int32))  # type: ignore[arg-type]
+        LabelledImages("x", np.zeros((2, 8, 8, 1), np.int32))  # type: ignore[arg-type]
 
 
 def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
     )
     code, out, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
     assert code == 0, err
-    assert "FID (scattering)" in out and "for your eyes only" in out and "out/quality.png" in out
+    assert "FID (scattering)" in out and "not for release" in " ".join(out.split()) and "out/quality.png" in out
     written = json.loads((tmp_path / "out" / "quality.json").read_text())
     assert written["network"]["name"] == "scattering" and written["real"]["name"] == "digits (train)"
     assert written["cas"]["tested_on"] == "digits (test)" and written["cas"]["training"]["steps"] == 20

@@ -1,0 +1,206 @@
+"""Evaluates synthetic images against real ones by all measures, each named with the network it uses.
+
+Privacy: no noise protects the figures. That is fine if the real images are public; if they are private, the figures,
+and even more the picture of pairs, are not for release. This package cannot read a data set by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpvision import __version__
+from dpvision.errors import ConfigError, DataError
+from dpvision.public.quality import classifier
+from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages, require_same_shape
+from dpvision.public.quality.measures import (
+    NEIGHBOURS,
+    Memorisation,
+    detect_copies,
+    frechet_distance,
+    inception_score,
+    precision_recall,
+)
+from dpvision.public.quality.networks import Network, build_network
+from dpvision.public.sheets import write_labelled_rows
+
+Progress = Callable[[str, int, int], None]
+
+FORMAT = "dpvision-quality-1"
+MIN_IMAGES = 100
+PAIRS = 12  # of each kind, in a picture
+NOT_FOR_RELEASE = (
+    "No noise protects these figures. If the real images are private, figures and picture are not for release."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Quality:
+    """The figures by name, how they were measured, notes on their meaning, and the images for a picture."""
+
+    figures: dict[str, float]
+    about: dict[str, Any]
+    notes: list[str]
+    synthetic: LabelledImages
+    real: LabelledImages
+    copies: Memorisation  # by features of the network
+
+    def json(self) -> dict[str, Any]:
+        """The contents of quality.json."""
+        return {"format": FORMAT, "dpvision": __version__, **self.about, "figures": self.figures, "notes": self.notes}
+
+    def picture(self) -> bytes:
+        """A PNG of synthetic images above their nearest real ones. It shows real images."""
+        return _draw_pairs(self.synthetic, self.real, self.copies, seed=self.about["seed"])
+
+
+def evaluate(
+    synthetic: LabelledImages,
+    real: LabelledImages,
+    *,
+    network: str = "scattering",
+    weights: Path | None = None,
+    classes: tuple[str, ...] = (),
+    test: LabelledImages | None = None,
+    cas: bool = True,
+    settings: ClassifierSettings | None = None,
+    neighbours: int = NEIGHBOURS,
+    max_images: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda *_: None,
+) -> Quality:
+    """Compute FID, precision and recall, Inception score and CAS, and search for copies.
+
+    real         all images that the generator was fitted to, if copies are to be found
+    network      one of networks.NETWORKS; `weights` is the file of its weights, if it needs one
+    test         real images for the test of CAS; by default `real`
+    settings     of the classifier of CAS, and of the network "classifier"
+    max_images   maximum number of images of each kind, drawn at random, for everything except CAS
+    """
+    began, settings = time.monotonic(), settings or ClassifierSettings(seed=seed)
+    test_images = real if test is None else test
+    require_same_shape(synthetic, real)
+    require_same_shape(synthetic, test_images)
+    if cas:
+        classifier.require_classes(synthetic, test_images, classes)
+    _require_device(device)
+    all_synthetic, all_real = synthetic, real
+    synthetic, real = _subset(synthetic, max_images, seed), _subset(real, max_images, seed + 1)
+
+    net = build_network(
+        network,
+        real,
+        weights=weights,
+        classes=len(classes) or None,
+        settings=settings,
+        device=device,
+        progress=partial(progress, "classifier of real images"),
+    )
+    x = net.features(synthetic, partial(progress, "features of synthetic images"))
+    y = net.features(real, partial(progress, "features of real images"))
+
+    fid = "FID" if net.standard else f"FID ({net.name})"
+    half = len(y) // 2
+    figures = {fid: frechet_distance(x, y), f"{fid}, halves of the real images": frechet_distance(y[:half], y[half:])}
+    shares = precision_recall(x, y, neighbours=neighbours, progress=partial(progress, "precision and recall"))
+    figures[f"precision ({net.name})"], figures[f"recall ({net.name})"] = shares.precision, shares.recall
+    if net.has_classes:
+        score = f"Inception score ({net.name})"
+        figures[score], figures[f"{score}, deviation of 10 parts"] = inception_score(net.probabilities(x))
+    if cas:
+        figures[f"CAS ({settings.model})"] = classifier.classification_accuracy_score(
+            all_synthetic,
+            test_images,
+            classes=classes,
+            settings=settings,
+            device=device,
+            progress=partial(progress, "classifier of synthetic images"),
+        )
+    pixels = [images.tensor().flatten(1).to(device) for images in (synthetic, real)]
+    for name, rows in (("pixels", pixels), (net.name, [x, y])):
+        copies = detect_copies(*rows, progress=partial(progress, f"nearest images ({name})"))
+        figures[f"suspected copies ({name})"] = copies.share
+        figures[f"suspected copies ({name}), expected of fresh images"] = copies.expected
+
+    about: dict[str, Any] = {
+        "network": {"name": net.name, "origin": net.origin, "weights": net.weights, "features": x.shape[1]},
+        "synthetic": {"name": synthetic.name, "images": len(synthetic)},
+        "real": {"name": real.name, "images": len(real)},
+        "shape": synthetic.shape,
+        "neighbours": neighbours,
+        "cas": None,
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if cas:
+        about["cas"] = {"tested_on": test_images.name, "images": len(test_images), "training": asdict(settings)}
+    notes = [NOT_FOR_RELEASE, *_notes(net, width=x.shape[1], images=min(len(x), len(y)))]
+    if cas and test is None:
+        notes.append("CAS was tested on the real images that all other measures used, as there are no test images.")
+    if len(real) < len(all_real):
+        notes.append(f"Copies were searched among {len(real):,} of {len(all_real):,} real images: there may be more.")
+    return Quality(figures, about, notes, synthetic, real, copies)
+
+
+def _subset(images: LabelledImages, count: int | None, seed: int) -> LabelledImages:
+    if count is not None and count < MIN_IMAGES:
+        raise ConfigError(f"{count} images of each kind are too few to evaluate. Fix: at least {MIN_IMAGES}.")
+    if len(images) < MIN_IMAGES:
+        raise DataError(f"{images.name}: {len(images)} images are too few to evaluate. Fix: at least {MIN_IMAGES}.")
+    return images.subset(count, seed=seed)
+
+
+def _require_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as exc:  # unknown, not built in, or not present
+        reason = str(exc).split("\n")[0]
+        raise ConfigError(f"the device {str(device)!r} cannot be used ({reason}). Fix: --device cpu.") from exc
+
+
+def _notes(net: Network, *, width: int, images: int) -> list[str]:
+    notes = []
+    if not net.standard:
+        notes.append(
+            f"This is not the FID of papers: it uses {net.name} instead of Inception-v3. Compare figures only with "
+            "others of the same network and the same number of images."
+        )
+    elif images < 50_000:
+        notes.append(
+            f"FID is biased upwards for few images ({images:,} here, 50,000 in papers): compare at the same number."
+        )
+    if images <= width:
+        notes.append(f"There are only {images:,} images for {width:,} features: the distance is far too large.")
+    if net.name == "classifier":
+        notes.append("The classifier was trained on the real images and not on the synthetic ones: these look worse.")
+    return notes
+
+
+def _draw_pairs(synthetic: LabelledImages, real: LabelledImages, copies: Memorisation, *, seed: int = 0) -> bytes:
+    """A PNG of the synthetic images with the smallest ratios, then random ones, each above its nearest real image."""
+    order = copies.ratios.argsort().numpy()
+    closest, rest = order[:PAIRS], order[PAIRS:]
+    kinds = {"closest": closest}
+    if len(rest) >= len(closest):
+        kinds["random"] = np.random.default_rng(seed).choice(rest, len(closest), replace=False)
+    labelled_rows = {}
+    for kind, rows in kinds.items():
+        labelled_rows[f"{kind}: synthetic"] = _pixels(synthetic, rows)
+        labelled_rows[f"{kind}: nearest real"] = _pixels(real, copies.neighbours.numpy()[rows])
+    file = io.BytesIO()
+    write_labelled_rows(file, labelled_rows)
+    return file.getvalue()
+
+
+def _pixels(images: LabelledImages, rows: np.ndarray) -> np.ndarray:
+    pixels = images.tensor(rows).permute(0, 2, 3, 1).numpy() / 2 + 0.5
+    return pixels[..., 0] if pixels.shape[3] == 1 else pixels
