@@ -145,11 +145,17 @@ class Prepared:
         parts = self.split(model)
         if parts is None:
             return Inputs(split)
-        return Inputs(split, cache.kept(parts, split, of=self.named(split, parts), progress=progress))
+        return Inputs(split, cache.load_or_compute(parts, split, key=self.named(split, parts), progress=progress))
 
     def named(self, split: Split, parts: Featured) -> tuple[str, ...]:
         """What the features of a split depend on."""
-        return identify(split)[1], str(self.config.model), self.config.part, cache.digest(parts), cache.made_by()
+        return (
+            identify(split)[1],
+            str(self.config.model),
+            self.config.part,
+            cache.digest(parts),
+            cache.code_version(),
+        )
 
     def warm(self, progress: Progress) -> None:
         """Compute features that are not there yet, where a frozen part makes some."""

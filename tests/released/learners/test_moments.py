@@ -9,8 +9,8 @@ import pytest
 
 from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.lda import Discriminant
-from dpvision.private.statistics.second_moment import to_matrix
+from dpvision.private.statistics.closed_form import Discriminant
+from dpvision.private.statistics.row_sums import to_matrix
 from dpvision.released.learners import fit_moments
 from dpvision.released.moments import LEAST_RIDGE
 from tests.released.learners.cases import CLASSES, digits

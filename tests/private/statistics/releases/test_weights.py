@@ -11,9 +11,7 @@ from scipy import stats
 from dpvision.core.keys import Key
 from dpvision.core.sampling import Poisson
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import Mixtures
-from dpvision.private.statistics.sums import WEIGHT_BITS
+from dpvision.private.statistics.mixtures import WEIGHT_BITS, Mixtures, RandomWeights
 from tests.private.statistics.releases.charged import KEY, WIDTH, N, data, mixed, rows_of
 
 COUNT = 100_000
