@@ -90,8 +90,8 @@ def test_known_weights_say_where_they_come_from(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "weights", "error", "reason"),
     [
-        ("vit-tiny", None, ConfigError, "must have taught"),
-        ("scatter-cnn", None, ConfigError, "must have taught"),
+        ("vit-tiny", None, ConfigError, "needs weights trained on public images"),
+        ("scatter-cnn", None, ConfigError, "needs weights trained on public images"),
         ("pixels", "some", ConfigError, "would not be used"),
         ("scatter-linear", "some", ConfigError, "would not be used"),
         ("vit-tiny", "missing", DataError, "no such file"),

@@ -47,7 +47,7 @@ def test_stopped_after_any_round(stage: int) -> None:
     second = Counting(network())
     found = cache.load_or_compute(second, records(), key=OF)
     assert first.images + second.images == COUNT and cache.count_missing(OF, COUNT) == 0
-    whole = cache.load_or_compute(Counting(network()), records(), of=("not", "stopped"))
+    whole = cache.load_or_compute(Counting(network()), records(), key=("not", "stopped"))
     np.testing.assert_array_equal(found, whole)
     assert cache.path_of(OF).read_bytes() == cache.path_of(("not", "stopped")).read_bytes()
     assert {path.suffix for path in cache.path_of(OF).parent.iterdir()} == {".npy", ".lock"}
@@ -56,7 +56,7 @@ def test_stopped_after_any_round(stage: int) -> None:
 def test_what_was_left_of_other_records_is_not_used() -> None:
     """A partial file that was moved under the name of others, with its progress, has their shape and says who it is."""
     with pytest.raises(Stopped):
-        cache.load_or_compute(network(), records(seed=1), of=("others",), progress=_stop)
+        cache.load_or_compute(network(), records(seed=1), key=("others",), progress=_stop)
     for suffix in (".partial", ".progress"):
         cache.path_of(("others",)).with_suffix(suffix).rename(cache.path_of(OF).with_suffix(suffix))
     parts = Counting(network())
@@ -108,7 +108,7 @@ def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> 
                 other.__exit__(None, None, None)
             return super().any(here)
 
-    monkeypatch.setattr(cache, "ASK_AGAIN", 0.01)
+    monkeypatch.setattr(cache, "POLL", 0.01)
     monkeypatch.setattr(distributed, "team", Chatty)
     lock = cache.path_of(OF).with_suffix(".lock")
     files.make_folder(lock.parent)
@@ -137,7 +137,7 @@ def test_code_that_makes_features_is_in_their_name(file: str, counts: bool, tmp_
     package = tmp_path / "dpvision"
     shutil.copytree(Path(dpvision.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     before, all_before = software.source(*cache.CODE, package=package), software.source(package=package)
-    assert before == software.source(*cache.CODE) and before in cache.made_by()
+    assert before == software.source(*cache.CODE) and before in cache.code_version()
     with (package / file).open("a") as out:
         out.write("# a change\n")
     assert (software.source(*cache.CODE, package=package) != before) == counts
@@ -147,10 +147,10 @@ def test_code_that_makes_features_is_in_their_name(file: str, counts: bool, tmp_
 
 
 def test_another_machine_is_in_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache.made_by()
-    cache.made_by.cache_clear()
+    before = cache.code_version()
+    cache.code_version.cache_clear()
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     try:
-        assert cache.made_by() != before
+        assert cache.code_version() != before
     finally:
-        cache.made_by.cache_clear()
+        cache.code_version.cache_clear()

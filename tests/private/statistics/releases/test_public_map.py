@@ -29,7 +29,7 @@ def test_it_is_made_once_and_is_the_same_everywhere(
     assert first.matrix.shape == (64, 10) and told[-1] == (100, 100)
     (kept,) = (own_home / "priors").glob("map-*.safetensors")
     with monkeypatch.context() as patch:
-        patch.setattr(public_map, "_features", lambda *_: pytest.fail("made again"))
+        patch.setattr(public_map, "_features_of_random_images", lambda *_: pytest.fail("computed again"))
         again = load_or_compute_whitening(pixels, rank=10)
     assert np.array_equal(first.matrix, again.matrix) and np.array_equal(first.mean, again.mean)
     before = kept.read_bytes()
@@ -53,7 +53,7 @@ def test_other_settings_have_other_maps(own_home: Path, monkeypatch: pytest.Monk
 def test_random_images_are_alike_in_all_directions_after_it() -> None:
     pixels = load_encoder("pixels", SHAPE)
     white = load_or_compute_whitening(pixels, rank=5)
-    rows = white.apply(public_map._features(pixels, lambda *_: None).astype(np.float64))
+    rows = white.apply(public_map._features_of_random_images(pixels, lambda *_: None).astype(np.float64))
     assert np.allclose(rows.mean(axis=0), 0, atol=1e-6)
     covariance = np.cov(rows, rowvar=False, bias=True)
     assert np.allclose(covariance, np.diag(np.diag(covariance)), atol=1e-6)
@@ -66,7 +66,7 @@ def test_a_damaged_or_swapped_map_is_refused(own_home: Path) -> None:
     (kept,) = (own_home / "priors").glob("map-*.safetensors")
     good = kept.read_bytes()
     kept.write_bytes(good[:-100])
-    with pytest.raises(DataError, match="made again"):
+    with pytest.raises(DataError, match="computed again from random images"):
         load_or_compute_whitening(pixels, rank=10)
     kept.unlink()
     load_or_compute_whitening(load_encoder("linear", SHAPE), rank=10)
