@@ -15,11 +15,11 @@ from dpvision.core.events import Budget, ClassScheduled, Exposure, Gaussian
 from dpvision.core.gate import Gate
 from dpvision.core.rows import BoundedSum, Rows
 from dpvision.core.sampling import EveryRecord, Poisson, PoissonSampler, Scheduled
-from dpvision.private.statistics.baselines.fourier import Merf
 from dpvision.private.statistics.baselines.hermite import Hermite
+from dpvision.private.statistics.baselines.merf import Merf
 from dpvision.private.statistics.baselines.p3gm import P3GM
-from dpvision.private.statistics.baselines.setup import Method
-from dpvision.private.statistics.setup import setup
+from dpvision.private.statistics.baselines.synthesis import SynthesisMethod
+from dpvision.private.statistics.setup import HeadSetup
 from dpvision.settings import calibrate
 from dpvision.settings.release import round_robin
 from dpvision.views import Views
@@ -51,7 +51,7 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
             rule, sigma(), degree=50.0, canaries=200, runs=-(-canaries // 200), rng=rng
         )
 
-    def synthesis(method: Method) -> Audit:
+    def synthesis(method: SynthesisMethod) -> Audit:
         return lambda canaries, rng: synthesis_scores(
             _sigma(budget, 1.0, method.releases), method=method, canaries=20, runs=-(-canaries // 20), rng=rng
         )
@@ -111,7 +111,7 @@ def _head_scores(sigma: float, *, canaries: int, runs: int, rng: CanaryRandom) -
     The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy sum that was
     released, and so learns what each canary adds.
     """
-    head = setup("gd", {"steps": HEAD_STEPS, "clip": 0.1})
+    head = HeadSetup.of("gd", {"steps": HEAD_STEPS, "clip": 0.1})
     claimed, exposure = Gaussian(sigma, head.releases), Exposure(1.0, sigma, head.releases)
     everyone = Rows.of(np.eye(canaries), np.ones(canaries, np.int64), head.preparation, classes=2)
 
@@ -131,8 +131,8 @@ def _head_scores(sigma: float, *, canaries: int, runs: int, rng: CanaryRandom) -
             z.append(_project_rows(noisy, bounded))
             return noisy
 
-        head.fit(inside, n=canaries, sigma=event.sigma, noisy=release, public=None)
-        head.fit(everyone, n=canaries, sigma=event.sigma, noisy=answer_again, public=None)
+        head.fit(inside, n=canaries, sigma=event.sigma, add_noise=release, public=None)
+        head.fit(everyone, n=canaries, sigma=event.sigma, add_noise=answer_again, public=None)
         return score_releases(np.stack(z), exposure)
 
     return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=lambda *_: None)

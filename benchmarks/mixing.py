@@ -18,8 +18,7 @@ from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import BLOCK, Mixtures
+from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 
 RECORDS, WIDTH, CLASSES, ROWS, DEGREE, SIGMA = 60_000, 3_969, 10, 60_000, 64, 1.0
 SECONDS, GIGABYTES = 60.0, 4.0

@@ -24,7 +24,7 @@ from dpvision.core import accountant
 from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger
 from dpvision.private.statistics import fit_head
-from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
+from dpvision.private.statistics.release import Encoded, PreparedRelease, make, prepare
 from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
 from dpvision.storage.home import home
@@ -45,7 +45,7 @@ class Releases:
         self.source, self.settings = source, settings
         self.encoded: Encoded | None = None
 
-    def prepared(self, recipe: str, epsilon: float, seed: int = 0) -> Prepared:
+    def prepared(self, recipe: str, epsilon: float, seed: int = 0) -> PreparedRelease:
         settings = {**self.settings, "epsilon": epsilon, "budget": 1e6, "seed": seed}
         return prepare(self.source, with_changes(release_recipe(recipe), settings))
 

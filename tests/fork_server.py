@@ -42,7 +42,7 @@ MODULES = (
     "dpvision.public.random.gallery",
     "dpvision.private.statistics.release",
     "dpvision.audit.hierarchical",
-    "dpvision.private.features.as_released",
+    "dpvision.private.features.public_map",
     "dpvision.released.report",
     "dpvision.private.training.gradient_study",
     "dpvision.public.prompts",

@@ -38,7 +38,7 @@ from dpvision.core.keys import KEY_BYTES, Key, Stream
 from dpvision.core.ledger import Ledger
 from dpvision.core.sampling import Poisson, RowMembers, Scheduled
 from dpvision.private.engine import Public
-from dpvision.private.statistics.mixture_weights import RandomWeights
+from dpvision.private.statistics.mixtures import RandomWeights
 from dpvision.private.training.private_sum import Fetch, PrivateSum
 
 Data = TypeVar("Data")

@@ -30,12 +30,12 @@ from dpvision.audit.release_canaries import mixture_scores, moments_scores, synt
 from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Split
 from dpvision.models.inputs import to_tensor
-from dpvision.private.features.as_released import features_of, made_by, split_of
 from dpvision.private.features.encoders import Encoder
-from dpvision.private.statistics.baselines import synthesis
-from dpvision.private.statistics.kinds import mechanism_of
-from dpvision.private.statistics.mechanism import Described
-from dpvision.private.statistics.mixtures import weights_of
+from dpvision.private.features.public_map import features_of, load_released_encoder, load_split
+from dpvision.private.statistics.baselines.synthesis import Synthesis
+from dpvision.private.statistics.mechanism import Description
+from dpvision.private.statistics.mixtures import RandomWeights
+from dpvision.private.statistics.release import mechanism_of
 from dpvision.released.folder import FinishedRelease, read_rows
 from dpvision.released.learners import DiscriminantLearner
 
@@ -65,7 +65,7 @@ def score_canaries(
         )
     if not settings.is_sampled:
         wide = Rows(np.zeros((0, together), np.float32), np.zeros(0, np.int64), together)
-        method = synthesis.of_settings(wide, settings).method
+        method = Synthesis.of_settings(wide, settings).method
         return synthesis_scores(sigma, method=method, canaries=together, runs=runs, rng=rng, progress=progress)
     assert settings.degree  # complete
     return mixture_scores(
@@ -73,7 +73,7 @@ def score_canaries(
         sigma,
         degree=settings.degree,
         balance=settings.balance,
-        weights=weights_of(settings),
+        weights=RandomWeights.of_settings(settings),
         canaries=together,
         runs=runs,
         rng=rng,
@@ -102,7 +102,7 @@ def attack_losses(
     return success, {"members": scores["train"], "others": scores["test"]}
 
 
-def _describe(release: FinishedRelease) -> Described:
+def _describe(release: FinishedRelease) -> Description:
     return mechanism_of(Rows.none(len(release.classes)), release.settings).describe(release.settings)
 
 
@@ -124,9 +124,9 @@ def attack_rows(
     if not release.settings.is_sampled:
         return f"the rows were {_describe(release).rows_are}, so no row belongs to a record"
     assert release.settings.degree  # complete
-    encoder, rule = made_by(release.folder, weights=weights)
+    encoder, rule = load_released_encoder(release.folder, weights=weights)
     module = DifferentiableRows(encoder, rule)
-    train, test = (split_of(release.folder, source, split=name) for name in ("train", "test"))
+    train, test = (load_split(release.folder, source, split=name) for name in ("train", "test"))
     compared = min(len(train), len(test), COMPARED)
     members, others = _first_images(train, compared), _first_images(test, compared)
     if not module(members[:1].clone().requires_grad_()).requires_grad:

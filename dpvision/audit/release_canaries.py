@@ -35,10 +35,9 @@ from dpvision.core.gate import Gate
 from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.core.sampling import EveryRecord, MixtureSampler, Poisson, Scheduled
 from dpvision.errors import ConfigError, PrivacyError
-from dpvision.private.statistics.baselines.setup import Method
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import Mixtures
-from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.baselines.synthesis import SynthesisMethod
+from dpvision.private.statistics.mixtures import Mixtures, RandomWeights
+from dpvision.private.statistics.moments import MomentsMechanism
 
 
 def mixture_scores(
@@ -126,9 +125,9 @@ def moments_scores(
 
     def score_run(run: CanaryRun) -> Floats:
         rows = Rows.of(np.eye(canaries)[run.inside], np.flatnonzero(run.inside), Preparation(), classes=canaries)
-        moments = Moments(rows, share=share, counts_share=counts_share, n=canaries, class_counts=counts)
+        moments = MomentsMechanism(rows, share=share, counts_share=counts_share, n=canaries, class_counts=counts)
         event = moments.event(sigma * rng.noise)
-        noisy = moments.released(run.charge(event, moments.name(run.key, event)), run.key)
+        noisy = moments.noisy_moments(run.charge(event, moments.name(run.key, event)), run.key)
         parts = (
             (moments.b, np.diagonal(noisy.sums)),
             (moments.c, noisy.counts),
@@ -143,7 +142,7 @@ def moments_scores(
 def synthesis_scores(
     sigma: float,
     *,
-    method: Method,
+    method: SynthesisMethod,
     canaries: int = 20,
     runs: int = 500,
     rng: CanaryRandom = FRESH,
@@ -167,7 +166,7 @@ def synthesis_scores(
 
         rows = Rows.of(np.eye(canaries)[who], who, Preparation(), classes=canaries)
         with suppress(_LastRelease):
-            method.make(rows, n=canaries, sigma=noise, noisy=noisy, count=1, seed=0)
+            method.make(rows, n=canaries, sigma=noise, add_noise=noisy, count=1, seed=0)
         return sums
 
     any_noise = np.random.default_rng(0)

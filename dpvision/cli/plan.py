@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpvision.core.account import Account
     from dpvision.core.events import Event
     from dpvision.private.accounts.accounts import Accounts
-    from dpvision.private.statistics.release import Prepared as PreparedRelease
+    from dpvision.private.statistics.release import PreparedRelease
     from dpvision.private.training.train import Prepared
     from dpvision.private.training.tune import PreparedTuning
 

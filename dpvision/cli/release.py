@@ -138,7 +138,7 @@ def features(
     Example: `dpvision features releases/1 digits --out test.safetensors`
     """
     from dpvision.cli import screen
-    from dpvision.private.features.as_released import features_of
+    from dpvision.private.features.public_map import features_of
     from dpvision.released.folder import write_arrays
 
     if out.exists() or out.suffix != ".safetensors":

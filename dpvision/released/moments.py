@@ -1,20 +1,21 @@
-"""What follows from moments, exact or noisy: linear classifiers in closed form, and rows that anyone may draw.
+"""From moments, exact or noisy: linear classifiers in closed form, and rows that anyone can draw.
 
     ridge            W = (C + floor)^(-1) X^T Z / n
     discriminant     score of class j = x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j,   S inside the classes
 
-Noise makes the eigenvalues of a second moment spread by a known amount, and m_j^T S^(-1) m_j larger by its variance
-times tr S^(-1): what is known is taken off. Nothing here reads private data; moments come in as they were released.
+Noise spreads the eigenvalues of a second moment by a known amount, and makes m_j^T S^(-1) m_j larger by its variance
+times tr S^(-1): what is known is subtracted. Nothing here reads private data; the input is moments as released.
 
 Rows come from one Gaussian for each class, with one covariance for all:
 
     mean_k = sums_k / counts_k
-    S      = second / n - sum_k p_k mean_k mean_k^T + what the noise of the means added to that, known, as I times it
+    S      = second / n - sum_k p_k mean_k mean_k^T + the known variance that noise adds to the means, times I
     row    ~ N( m_k, S+ )    k drawn by p; S+ is S without eigenvalues below 0, plus the noise floor
 
 The noise makes means longer. In the metric of S it adds v_k tr(S^-1) to their squared distance from the mean of all,
-with v_k its known variance: so m_k is drawn to the mean of all by 1 - v_k tr(S^-1) / distance^2 (James and Stein 1961).
-So are noisy counts to even ones: with few records, the means' lengths would suffer most from their noise.
+with v_k its known variance: so m_k is shrunk to the mean of all by 1 - v_k tr(S^-1) / distance^2 (James and Stein
+1961). Noisy counts are shrunk to equal ones in the same way: with few records, their noise would do most harm to the
+lengths of the means.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Floats = NDArray[np.float64]
 
 # Added to every eigenvalue, of which none is above 1, so that no noise still means no division by 0.
 LEAST_RIDGE = 1e-6
-# No class is taken to be smaller than this share of an even one: a noisy count may be near or below 0.
-LEAST_OF_EVEN = 0.1
+# No class is taken to be smaller than this share of an equal one: a noisy count may be near or below 0.
+LEAST_OF_EQUAL = 0.1
 # The noise floor of drawn rows, in units of the largest eigenvalue that noise alone would have.
 RIDGE = 0.3
 
@@ -39,7 +40,7 @@ RIDGE = 0.3
 def without_noise_floor(
     noisy: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE
 ) -> tuple[Floats, Floats]:
-    """Eigenvalues and eigenvectors of a noisy second moment, made safe to invert from public numbers alone.
+    """The eigenvalues and eigenvectors of a noisy second moment, made safe to invert by public numbers alone.
 
     `noise` is the standard deviation on the diagonal. The noise is a symmetric Gaussian matrix whose largest eigenvalue
     is about sqrt(2 d) * noise; `ridge` times that is added, after eigenvalues below 0, which only noise can make, are
@@ -51,24 +52,24 @@ def without_noise_floor(
 
 
 def inverse(noisy: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE) -> Floats:
-    """Of a noisy second moment or covariance, its eigenvalues made safe."""
+    """The inverse of a noisy second moment or covariance, with eigenvalues made safe."""
     values, vectors = without_noise_floor(noisy, noise=noise, ridge=ridge, least=least)
     return np.asarray(vectors / values @ vectors.T)
 
 
 def ridge_weights(xx: Floats, xz: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE) -> Floats:
-    """(d, k) weights of the regression of z on x, from mean(x x^T) and mean(x z^T)."""
+    """The (d, k) weights of the regression of z on x, from mean(x x^T) and mean(x z^T)."""
     values, vectors = without_noise_floor(xx, noise=noise, ridge=ridge, least=least)
     return np.asarray(vectors / values @ (vectors.T @ xz))
 
 
-def not_too_small(counts: Floats, *, n: float) -> Floats:
-    """Noisy counts of the classes of n records, safe to divide by."""
-    return np.maximum(counts, LEAST_OF_EVEN * n / len(counts))
+def floor_counts(counts: Floats, *, n: float) -> Floats:
+    """Noisy class counts of n records, made safe to divide by."""
+    return np.maximum(counts, LEAST_OF_EQUAL * n / len(counts))
 
 
 def class_means(sums: Floats, counts: Floats, *, longest: float = 1.0) -> Floats:
-    """(k, d) from (d, k) sums; no mean of rows is longer than the longest row."""
+    """(k, d) class means from (d, k) sums; none is longer than the longest row."""
     means = (sums / counts).T
     return np.asarray(means / np.maximum(1.0, np.linalg.norm(means, axis=1, keepdims=True) / longest))
 
@@ -89,7 +90,7 @@ def discriminant(
 
 @dataclass(frozen=True, eq=False)
 class ClassMoments:
-    """Released numbers and the standard deviation of the noise in each of them."""
+    """Released moments of each class, and the standard deviation of the noise in each number."""
 
     sums: Floats  # (d, classes)
     counts: Floats  # (classes,)
@@ -101,11 +102,13 @@ class ClassMoments:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Of the classes: drawn to even ones by as much as noise alone would scatter them; none of them empty."""
-        even = self.n / len(self.counts)
-        away = self.counts - even
-        kept = max(0.0, 1.0 - len(away) * self.noise_of_counts**2 / max(float(away @ away), np.finfo(np.float64).tiny))
-        return not_too_small(even + kept * away, n=self.n)
+        """The sizes of the classes, shrunk to equal ones by the spread of noise alone; none of them is empty."""
+        equal = self.n / len(self.counts)
+        away = self.counts - equal
+        factor = max(
+            0.0, 1.0 - len(away) * self.noise_of_counts**2 / max(float(away @ away), np.finfo(np.float64).tiny)
+        )
+        return floor_counts(equal + factor * away, n=self.n)
 
     @property
     def shares(self) -> Floats:
@@ -113,25 +116,25 @@ class ClassMoments:
 
     @cached_property
     def spread(self) -> tuple[Floats, Floats]:
-        """Eigenvalues and eigenvectors of S+."""
+        """The eigenvalues and eigenvectors of S+."""
         inside = within_classes(self.second / self.n, class_means(self.sums, self.sizes), self.shares)
         inside += np.eye(len(inside)) * float(self.shares @ (self.noise_of_sums / self.sizes) ** 2)
         return without_noise_floor(inside, noise=self.noise_of_second / self.n, ridge=RIDGE)
 
     @cached_property
     def means(self) -> Floats:
-        """m_k."""
+        """The shrunk class means m_k."""
         values, vectors = self.spread
         means = class_means(self.sums, self.sizes)
         middle = self.shares @ means
         away = means - middle
         distance = ((away @ vectors) ** 2 / values).sum(axis=1)
         excess = (self.noise_of_sums / self.sizes) ** 2 * (1 / values).sum()
-        kept = np.maximum(0.0, 1.0 - excess / np.maximum(distance, np.finfo(np.float64).tiny))
-        return middle + away * kept[:, None]
+        factor = np.maximum(0.0, 1.0 - excess / np.maximum(distance, np.finfo(np.float64).tiny))
+        return middle + away * factor[:, None]
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """`count` rows and their classes. Coins need not be secret."""
+        """`count` rows and their classes. The randomness need not be secret."""
         values, vectors = self.spread
         labels = rng.choice(len(self.counts), count, p=self.shares)
         rows = rng.standard_normal((count, len(values)), dtype=np.float32)

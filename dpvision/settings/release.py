@@ -24,7 +24,7 @@ NU_OVER_MU = 0.5049762122278388
 
 @dataclass(frozen=True)
 class ReleaseKind:
-    """What the settings must know of one kind of release; private/statistics/kinds.py has its mechanism.
+    """What the settings must know of one kind of release; private/statistics/release.py has its mechanism.
 
     own          settings that this kind has and some other kind has not
     releases     number of noisy sums that every record is in; 0 where a sampler decides which rows a record is in

@@ -123,7 +123,9 @@ def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
         assert f"{membership['auc']:.6f}".encode() not in content and b"by_class" not in content, name
 
 
-@pytest.mark.parametrize(("recipe", "how"), [("moments", "drawn by public coins"), ("dp-hp", "made by a network")])
+@pytest.mark.parametrize(
+    ("recipe", "how"), [("moments", "drawn with public randomness"), ("dp-hp", "made by a network")]
+)
 def test_rows_drawn_from_noisy_sums_belong_to_no_record(recipe: str, how: str, released: Path) -> None:
     reason = str(release_audit.attack_rows(read_release(released / recipe), "digits"))
     assert reason.startswith(f"the rows were {how}") and "no row belongs to a record" in reason

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpvision.private.features.encoders import encoder
+from dpvision.private.features.encoders import load_encoder
 from dpvision.public.provenance import provenance_of, read_card_provenance
 from dpvision.storage import safetensors
 from tests.public.words import Say, say
@@ -127,7 +127,7 @@ def test_a_release_takes_no_encoder_that_its_images_taught(place: Path, say: Say
         code, _, err = say(*words, "--out", place / "release", "--dry-run")
         assert code == expected, err
         assert not expected or "without privacy on 1 of the images that are private here" in err
-        assert "taught by images that the file notes" in encoder("small-cnn", (1, 8, 8), weights).origin
+        assert "trained on images that it lists" in load_encoder("small-cnn", (1, 8, 8), weights).origin
 
 
 def test_a_smaller_copy_of_the_same_files_is_found(place: Path, say: Say) -> None:

@@ -2,16 +2,16 @@
 
 Formal guarantee: an encoder's row of an image is a function of that image alone and of public numbers, so a release of
 clipped and noised rows is a release about images. By trial before the first extraction: an encoder that mixes the
-images of a batch, looks at their places or learns from them is refused. Weights of a private training are refused too,
-as they tell about their own data.
+images of a batch, depends on their places or learns from them is refused. Weights of a private training are refused
+too, as they reveal something about their own data.
 
     name                        row                                                            weights
     pixels                      the pixels in [0, 1]; "linear" has them in [-1, 1]             none
     scattering                  the scattering transform; "scatter-linear" standardises it     none
-    patches, patches-...        patches of random images, of length 1                          made here, or a file
-    any other model, timm:NAME  what its head gets, flattened                                  a safetensors file
+    patches, patches-...        patches of random images, of length 1                          computed, or a file
+    any other model, timm:NAME  the input of its head, flattened                               a safetensors file
 
-A model of timm gets images of the size they have, in [-1, 1], as in a training; its own mean and deviation are not
+A timm model is given images at their own size, in [-1, 1], as in training; its own mean and standard deviation are not
 applied.
 """
 
@@ -51,25 +51,25 @@ ORIGINS = {
 
 
 class Encoder(Featured):
-    """`features` gives images (N, C, H, W) in [-1, 1], of one shape, as rows (N, d)."""
+    """A frozen network; `features` turns images (N, C, H, W) in [-1, 1], of one shape, into rows (N, d)."""
 
     def __init__(
         self, name: str, shape: Shape, prefix: nn.Module, *, piece: int | None, origin: str, weights: str | None = None
     ) -> None:
         super().__init__(nn.Sequential(prefix, nn.Flatten()), nn.Identity(), piece=piece)
         self.name, self.shape = name, shape
-        self.origin = origin  # where it comes from and under which licence, for a card
-        self.weights = weights  # digest of their file; None where nothing is learned
+        self.origin = origin  # its source and licence, for a card
+        self.weights = weights  # digest of their file; None if nothing is learned
 
     @property
     def width(self) -> int:
         return cache.shape_of(self, self.shape)[0]
 
 
-def encoder(
+def load_encoder(
     name: str, shape: Shape, weights: str | Path | None = None, *, progress: Progress = lambda *_: None
 ) -> Encoder:
-    """The encoder for images (channels, height, width); `progress` is of a dictionary of patches that is made."""
+    """The encoder for images of (channels, height, width). A dictionary of patches is computed if it is not cached."""
     if name == "pixels":
         _require_none(name, weights)
         return Encoder(name, shape, Pixels(), piece=None, origin=ORIGINS[name])
@@ -88,8 +88,8 @@ def encoder(
         return Encoder(name, shape, parts.prefix, piece=parts.piece, origin=_origin(name, None))
     if weights is None:
         raise ConfigError(
-            f"the encoder {name!r} has weights that something public must have taught. Fix: give a safetensors file of "
-            "them, such as `dpvision pretrain` makes; or the encoder 'scattering', 'patches' or 'pixels'."
+            f"the encoder {name!r} needs weights trained on public images. Fix: give a safetensors file of them, "
+            "such as `dpvision pretrain` writes; or use the encoder 'scattering', 'patches' or 'pixels'."
         )
     path = Path(weights)
     origin, digest = _origin(name, path), load_public(model, path)
@@ -98,30 +98,30 @@ def encoder(
 
 
 def extract(encoder: Encoder, split: Split, progress: Progress = lambda *_: None) -> NDArray[np.float32]:
-    """(N, d), memory-mapped from $DPVISION_HOME/features: computed once, by all ranks, and gone on with after a kill.
+    """The (N, d) rows of all records, computed by all worker processes or memory-mapped from $DPVISION_HOME/features.
 
-    They are as private as the images.
+    They are as private as the images. A computation that was killed is resumed.
     """
     height, width, channels = split.images.shape[1:]
     if encoder.shape != (channels, height, width):
         raise ConfigError(
             f"the encoder {encoder.name!r} is for images of (channels, height, width) {encoder.shape}, and these are "
-            f"{(channels, height, width)}. Fix: make it for their shape."
+            f"{(channels, height, width)}. Fix: load it for their shape."
         )
-    of = named(encoder, split)
-    if not cache.file(of).exists():
+    key = cache_key(encoder, split)
+    if not cache.path_of(key).exists():
         cache.require_separate(encoder, encoder.shape, name=f"the encoder {encoder.name!r}")
-    return cache.kept(encoder, split, of=of, progress=progress)
+    return cache.load_or_compute(encoder, split, key=key, progress=progress)
 
 
-def named(encoder: Encoder, split: Split) -> tuple[str, ...]:
-    """What the rows depend on: records, network, weights, code and machine."""
+def cache_key(encoder: Encoder, split: Split) -> tuple[str, ...]:
+    """Everything the rows depend on: records, network, weights, code and machine."""
     shape, piece = str(encoder.shape), str(encoder.piece)
-    return identify(split)[1], "rows", encoder.name, shape, piece, cache.digest(encoder), cache.made_by()
+    return identify(split)[1], "rows", encoder.name, shape, piece, cache.digest(encoder), cache.code_version()
 
 
 def _before_head(model: nn.Module) -> Featured:
-    """The fixed part of a model that has one and nothing but a head behind it; otherwise all before its head."""
+    """The fixed part of a model that has one followed by nothing but a head; else everything before its head."""
     if isinstance(model, Featured):
         learned = [m for m in model.rest.modules() if m._parameters and not isinstance(m, Centred)]
         if len(learned) == 1:
@@ -130,23 +130,23 @@ def _before_head(model: nn.Module) -> Featured:
 
 
 def _origin(name: str, weights: Path | None) -> str:
-    """For a card. What a file says of itself comes first; private weights are refused."""
-    said = {} if weights is None else safetensors.verified_header(weights)
-    if "event" in said or said.get("private", "yes") != "yes":
+    """Where the features come from, for a card: the file's own metadata first. Private weights are refused."""
+    header = {} if weights is None else safetensors.verified_header(weights)
+    if "event" in header or header.get("private", "yes") != "yes":
         raise DataError(
-            f"{weights}: was trained on private data, and a public encoder must not tell about any. Fix: other weights."
+            f"{weights}: was trained on private data, and a public encoder must not reveal any. Fix: use other weights."
         )
-    if "process" in said:
-        return f"{name} taught by random images ({said['process']}, seed {said.get('seed', '?')}): no photograph"
-    if "learned_from" in said:
+    if "process" in header:
+        return f"{name} trained on random images ({header['process']}, seed {header.get('seed', '?')}): no photograph"
+    if "learned_from" in header:
         assert weights is not None
-        return f"{name} with the weights of {weights.name}, taught by images that the file notes; none is released here"
+        return f"{name} with the weights of {weights.name}, trained on images that it lists; none is released here"
     known = next((text for start, text in ORIGINS.items() if name.startswith(start)), None)
     if weights is None:
         return known or f"{name}; {NOTHING_LEARNED}"
     if known is None:
-        return f"{name} with the weights of {weights.name}, of unknown origin: who chose them takes them for public"
-    return f"{known}; as the file {weights.name} has it"
+        return f"{name} with the weights of {weights.name}, of unknown origin: taken to be public by whoever chose them"
+    return f"{known}; read from the file {weights.name}"
 
 
 def _require_none(name: str, weights: str | Path | None) -> None:

@@ -1,65 +1,76 @@
-"""The public map before a release: rows are whitened by what the encoder makes of random images, which no camera took.
+"""The public map of a release: whitening by features of random images, and the same features of other images.
 
-What is released has as much noise in every direction. So directions should count alike, and those that hardly differ
-between images should not be there: covariances of dead leaves say which. The map is a function of its settings and the
-encoder; private rows only pass through it (whitening.py). It is made once and kept; it is part of the release,
-as others need it for features of their own images.
+The noise of a release is the same in every direction. So directions should have the same variance, and those in which
+images hardly differ should be left out: the covariance of dead-leaves images gives both. The map is a function of its
+settings and the encoder; private rows only pass through it (statistics/whitening.py). It is computed once and cached,
+and it is part of the release, as others need it for features of their own images (`features_of`).
+
+A released folder may come from anywhere, so nothing in it is believed before it is checked; none of it can run code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpvision.core import files
-from dpvision.errors import DataError
+from dpvision.core.rows import Preparation
+from dpvision.data import Split, load
+from dpvision.errors import ConfigError, DataError
 from dpvision.private.features import cache
-from dpvision.private.features.encoders import Encoder
-from dpvision.private.statistics import Whitening
+from dpvision.private.features.encoders import Encoder, extract, load_encoder
+from dpvision.private.statistics.whitening import Whitening
 from dpvision.public import dictionary
+from dpvision.released.folder import HEADER, MOST_TEXT, read_arrays, read_schema
 from dpvision.storage import safetensors
 from dpvision.storage.home import home
 
 FORMAT = "dpvision-map-1"  # to be raised with every change of what is drawn or computed
 PROCESS, IMAGES, SEED, RIDGE = "dead-leaves-mixed", 4000, 1, 0.1
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
-def whitening(encoder: Encoder, *, rank: int, progress: Progress = lambda *_: None) -> Whitening:
-    """By features of random images of the encoder's shape; `rank` directions, or as many as there are."""
+def load_or_compute_whitening(
+    encoder: Encoder, *, rank: int, progress: Callable[[int, int], None] = lambda *_: None
+) -> Whitening:
+    """Whitening by features of random images of the encoder's shape, to `rank` directions or all that there are."""
     rank = min(rank, encoder.width)
-    said = {
+    metadata = {
         "format": FORMAT,
-        "encoder": f"{encoder.name} {encoder.shape} {cache.digest(encoder)} {cache.made_by()}",
+        "encoder": f"{encoder.name} {encoder.shape} {cache.digest(encoder)} {cache.code_version()}",
         "random_images": f"{PROCESS} {IMAGES} {SEED} {RIDGE} {rank}",
     }
-    name = hashlib.blake2b(json.dumps(said).encode(), digest_size=12).hexdigest()
+    name = hashlib.blake2b(json.dumps(metadata).encode(), digest_size=12).hexdigest()
     folder = home() / "priors"
     path = folder / f"map-{name}.safetensors"
     files.make_folder(folder)
     with files.locked(folder / f"map-{name}.lock"):
         if not path.exists():
-            made = Whitening.of(_features(encoder, progress), ridge=RIDGE, rank=rank)
-            tensors = {"mean": made.mean, "matrix": made.matrix}
-            files.write(path, safetensors.dump({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, said))
+            white = Whitening.of(_features_of_random_images(encoder, progress), ridge=RIDGE, rank=rank)
+            tensors = {"mean": torch.from_numpy(white.mean.copy()), "matrix": torch.from_numpy(white.matrix.copy())}
+            files.write(path, safetensors.dump(tensors, metadata))
     like = {
         "mean": torch.empty(encoder.width, dtype=torch.float64, device="meta"),
         "matrix": torch.empty(encoder.width, rank, dtype=torch.float64, device="meta"),
     }
     try:
-        found, header = safetensors.load(path, like)
+        tensors, header = safetensors.load(path, like)
     except DataError as exc:
-        raise DataError(f"{exc} Fix: remove the file: it is of random images, and is made again.") from exc
-    if any(header.get(key) != value for key, value in said.items()):
+        raise DataError(f"{exc} Fix: remove the file; it is computed again from random images.") from exc
+    if any(header.get(key) != value for key, value in metadata.items()):
         raise DataError(f"{path}: is not the map of random images that it is named for. Fix: remove the file.")
-    return Whitening(found["matrix"].numpy(), found["mean"].numpy(), RIDGE)
+    return Whitening(tensors["matrix"].numpy(), tensors["mean"].numpy(), RIDGE)
 
 
-def _features(encoder: Encoder, progress: Progress) -> np.ndarray:
+def _features_of_random_images(encoder: Encoder, progress: Callable[[int, int], None]) -> NDArray[np.float32]:
     settings = dictionary.DictionarySettings(encoder.name, encoder.shape, process=PROCESS, images=IMAGES, seed=SEED)
     out = np.empty((IMAGES, encoder.width), dtype=np.float32)
     for part, images in dictionary.draw_images(settings, range(IMAGES)):
@@ -67,3 +78,89 @@ def _features(encoder: Encoder, progress: Progress) -> np.ndarray:
             out[part.start : part.stop] = encoder.features(images).float().numpy()
         progress(part.stop, IMAGES)
     return out
+
+
+def features_of(
+    folder: Path,
+    source: str,
+    *,
+    split: str = "test",
+    weights: Path | None = None,
+    classes: int | Sequence[str] | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, NDArray[Any]]:
+    """The "features" and "labels" of one split of a data set, by the encoder and the map of a released folder."""
+    records = load_split(folder, source, split=split, classes=classes)
+    encoder, preparation = load_released_encoder(folder, weights=weights, progress=progress)
+    rows = extract(encoder, records, lambda *done: progress("features", *done))
+    return {"features": preparation.apply(rows)[0], "labels": np.asarray(records.labels, dtype=np.int64)}
+
+
+def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence[str] | None = None) -> Split:
+    """Images of one split of `source`, in the shape and the classes of the release."""
+    schema, (height, width, channels) = read_schema(folder), _read_card(folder)["shape"]
+    data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
+    records: Split | None = getattr(data, split)
+    if records is None:
+        available = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
+        raise DataError(f"{source}: has no {split} split. Fix: --split {' or '.join(available)}.")
+    return records
+
+
+def load_released_encoder(
+    folder: Path, *, weights: Path | None = None, progress: Progress = lambda *_: None
+) -> tuple[Encoder, Preparation]:
+    """The encoder of a release, and what was done to each row of its features."""
+    schema, card = read_schema(folder), _read_card(folder)
+    height, width, channels = card["shape"]
+    encoder = load_encoder(
+        card["encoder"],
+        (channels, height, width),
+        weights,
+        progress=lambda *done: progress("dictionary", *done),
+    )
+    if encoder.weights != card["weights"]:
+        raise ConfigError(
+            f"the encoder {encoder.name!r} has other weights than those of the release (digest {card['weights']}). "
+            "Fix: --weights, the file that its card names."
+        )
+    preparation = read_preparation(folder, card, encoder.width, columns=schema["width"])
+    columns = encoder.width if preparation.whitening is None else preparation.whitening.width
+    if columns != schema["width"]:
+        raise DataError(f"{folder}: its rows have {schema['width']} columns, but its map gives {columns}.")
+    return encoder, preparation
+
+
+def read_preparation(folder: Path, card: dict[str, Any], width: int, *, columns: int) -> Preparation:
+    """What the release did to each row of `width` features; a map gives `columns` numbers, at most `width`."""
+    path = folder / "map.safetensors"
+    if path.exists():
+        arrays = read_arrays(path, most=8 * width * (1 + min(columns, width)) + HEADER)
+        mean, matrix = arrays.get("mean"), arrays.get("matrix")
+        if (
+            mean is None
+            or matrix is None
+            or mean.shape != (width,)
+            or matrix.ndim != 2
+            or len(matrix) != width
+            or not (np.isfinite(mean).all() and np.isfinite(matrix).all())
+        ):
+            raise DataError(f"{path}: is not a map of {width} features. Fix: copy it again.")
+        return Preparation(whitening=Whitening(matrix.astype(np.float64), mean.astype(np.float64), 0.0))
+    return Preparation(unit=True) if card["bound"] is None else Preparation(bound=card["bound"])
+
+
+def _read_card(folder: Path) -> dict[str, Any]:
+    path = folder / "card.json"
+    try:
+        card = json.loads(files.read(path, most=MOST_TEXT))
+        features, config, shape = card["features"], card["config"], card["image_shape"]
+        kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
+        bound = config.get("bound")
+        if len(shape) != 3 or not all(type(v) is int and v > 0 for v in shape) or not kinds:
+            raise ValueError("features, image_shape or config have an unexpected type")
+        if bound is not None and not (type(bound) in (int, float) and 0 < bound < math.inf):
+            raise ValueError(f"bound is {bound!r}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise DataError(f"{path}: does not state how the features were computed ({exc}).") from exc
+    return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}

@@ -1,15 +1,15 @@
-"""A file of rows that takes hours to fill: what was written before a kill is used after it, and only what is whole.
+"""A file of rows that takes hours to fill: rows that were complete before a kill are used after it.
 
-Beside NAME.npy stand, until it is there, NAME.partial with the same bytes as far as they are known, and NAME.progress,
-a line of JSON that says how many rows from the first are whole, and their digest. Rows are on the disk before the
-progress says so, so it is never ahead of them. Both are readable by the owner only.
+Until NAME.npy exists there are NAME.partial, with the same bytes as far as they are known, and NAME.progress, a line of
+JSON with the number of complete rows from the first on and their digest. Rows are on the disk before the progress file
+counts them, so it is never ahead of them. Both are readable by the owner only.
 
     edge case                               behaviour
     killed while it writes                  rows beyond the progress are computed again
-    killed when all rows are whole          nothing is computed again
+    killed when all rows are complete       nothing is computed again
     partial or progress of something else, cut short, edited, of another owner, open to others, or a link
-                                            removed, and begins anew; what a link points to is not touched
-    no room on the disk                     told before the first row is computed
+                                            removed, and computed again; the target of a link is not touched
+    no room on the disk                     refused before the first row is computed
     a folder or the like in the way         DataError, which names it
 """
 
@@ -37,47 +37,47 @@ AT_A_TIME = 16 << 20  # bytes that are read back at a time
 FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class PartialRows:
-    """float32 rows of `shape` on their way to `path`. One process `begin`s and notes; others may `join` and write."""
+class ResumableFile:
+    """float32 rows of `shape` on their way to `path`. One process `begin`s and records; others may `join` and write."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         self.path, self.shape = path, shape
         self.partial, self.progress = path.with_suffix(".partial"), path.with_suffix(".progress")
         self._header, self._row = _header(shape), 4 * math.prod(shape[1:])
-        self._file, self._noted = -1, 0
-        self._seen = hashlib.blake2b(self._header, digest_size=32)
-        self.token = ""  # of this computation: two files of one name on two file systems have two
+        self._file, self._complete = -1, 0
+        self._digest = hashlib.blake2b(self._header, digest_size=32)
+        self.token = ""  # of this computation: two files of the same name on two file systems have different ones
 
     def begin(self) -> int:
-        """Open what an earlier process left, or make it; how many rows are whole."""
+        """Open what an earlier process left, or create it; returns the number of complete rows."""
         self.token = secrets.token_hex(8)
         try:
             if not self._resume():
-                self._make()
-            self.note(self._noted)
-            return self._noted
+                self._create()
+            self.record(self._complete)
+            return self._complete
         except OSError as exc:
             raise DataError(
-                f"{self.partial}: rows cannot be kept there ({exc.strerror or exc}). Fix: see to the disk, or remove "
-                "what is in the way."
+                f"{self.partial}: rows cannot be written there ({exc.strerror or exc}). Fix: check the disk, or remove "
+                "whatever has that name."
             ) from exc
 
     def join(self) -> Self:
-        """Open what another process has begun on the same file system."""
+        """Open the file that another process has begun on the same file system."""
         try:
             self._file = os.open(self.partial, FLAGS)
         except OSError as exc:
             raise DataError(
-                f"{self.partial}: this rank does not see the file that rank 0 made ({exc.strerror or exc}). Fix: "
-                "DPVISION_HOME on a file system that all ranks share."
+                f"{self.partial}: this rank does not see the file that rank 0 created ({exc.strerror or exc}). Fix: "
+                "put DPVISION_HOME on a file system that all ranks share."
             ) from exc
-        if not self._sound(os.fstat(self._file)):
-            raise DataError(f"{self.partial}: is not the file that rank 0 made. Fix: remove it, and start again.")
-        self.token = str(_said(self.progress).get("token"))
+        if not self._is_sound(os.fstat(self._file)):
+            raise DataError(f"{self.partial}: is not the file that rank 0 created. Fix: remove it, and start again.")
+        self.token = str(_read_progress(self.progress).get("token"))
         return self
 
     def write(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Rows from number `first` on; on the disk when the call returns."""
+        """Write rows from number `first` on; they are on the disk when the call returns."""
         assert rows.dtype == np.float32 and rows.shape[1:] == self.shape[1:] and first + len(rows) <= self.shape[0]
         left, place = np.ascontiguousarray(rows).reshape(-1).view(np.uint8), self._place(first)
         while len(left):
@@ -85,15 +85,15 @@ class PartialRows:
             left, place = left[done:], place + done
         os.fsync(self._file)
 
-    def note(self, rows: int) -> None:
-        """Say, on the disk, that these many rows are whole. They are, whoever wrote them."""
+    def record(self, rows: int) -> None:
+        """Record on the disk that the first `rows` rows are complete, whichever process wrote them."""
         self._read_on(rows)
-        said = {**self._facts(), "token": self.token, "rows": rows, "digest": self._seen.hexdigest()}
-        files.write(self.progress, json.dumps(said) + "\n")
+        progress = {**self._facts(), "token": self.token, "rows": rows, "digest": self._digest.hexdigest()}
+        files.write(self.progress, json.dumps(progress) + "\n")
 
     def finish(self) -> None:
-        """All rows are whole: the file gets its name."""
-        assert self._noted == self.shape[0]
+        """Give the file its name; all rows must be complete."""
+        assert self._complete == self.shape[0]
         os.rename(self.partial, self.path)
         files.sync_folder(self.path.parent)
         self.progress.unlink(missing_ok=True)
@@ -107,80 +107,80 @@ class PartialRows:
             self._file = -1
 
     def _facts(self) -> dict[str, Any]:
-        """What the rows are: another name stands for other records, another network or another machine."""
+        """What the rows are; the name stands for records, network and machine."""
         return {"format": FORMAT, "of": self.path.stem, "shape": list(self.shape), "dtype": "float32"}
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         for path in (self.progress, self.partial, *self.path.parent.glob(f".{self.progress.name}.*.new")):
             path.unlink(missing_ok=True)
         self._file = os.open(self.partial, FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file, 0, self._place(self.shape[0]))
-        else:  # on some systems a full disk is told later
+        else:  # on some systems a full disk is detected later
             os.ftruncate(self._file, self._place(self.shape[0]))
         os.pwrite(self._file, self._header, 0)
         os.fsync(self._file)
         files.sync_folder(self.path.parent)
 
     def _resume(self) -> bool:
-        """Whether an earlier process left rows of the same kind, whole up to where it says."""
-        said = _said(self.progress)
-        rows, digest, _ = (said.pop(name, None) for name in ("rows", "digest", "token"))
-        if said != self._facts() or type(rows) is not int or not 0 <= rows <= self.shape[0]:
+        """Whether an earlier process left rows of the same kind, complete as far as it recorded."""
+        progress = _read_progress(self.progress)
+        rows, digest, _ = (progress.pop(name, None) for name in ("rows", "digest", "token"))
+        if progress != self._facts() or type(rows) is not int or not 0 <= rows <= self.shape[0]:
             return False
         try:
             self._file = os.open(self.partial, FLAGS)
         except OSError:
             return False
-        if self._sound(os.fstat(self._file)) and os.pread(self._file, len(self._header), 0) == self._header:
+        if self._is_sound(os.fstat(self._file)) and os.pread(self._file, len(self._header), 0) == self._header:
             self._read_on(rows)
-            if self._seen.hexdigest() == digest:
+            if self._digest.hexdigest() == digest:
                 return True
         self.__exit__()
-        self._noted, self._seen = 0, hashlib.blake2b(self._header, digest_size=32)
+        self._complete, self._digest = 0, hashlib.blake2b(self._header, digest_size=32)
         return False
 
-    def _sound(self, found: os.stat_result) -> bool:
-        """A file of ours alone and of the right length."""
-        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
-        return ours and not found.st_mode & 0o077 and found.st_size == self._place(self.shape[0])
+    def _is_sound(self, status: os.stat_result) -> bool:
+        """Whether it is a regular file of this user alone and of the right length."""
+        ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
+        return ours and not status.st_mode & 0o077 and status.st_size == self._place(self.shape[0])
 
     def _read_on(self, rows: int) -> None:
-        place, end = self._place(self._noted), self._place(rows)
+        place, end = self._place(self._complete), self._place(rows)
         while place < end:
             data = os.pread(self._file, min(AT_A_TIME, end - place), place)
             if not data:
-                raise DataError(f"{self.partial}: was cut short while it was read. Fix: start again.")
-            self._seen.update(data)
+                raise DataError(f"{self.partial}: was truncated while it was read. Fix: start again.")
+            self._digest.update(data)
             place += len(data)
-        self._noted = rows
+        self._complete = rows
 
     def _place(self, row: int) -> int:
         return len(self._header) + row * self._row
 
 
-def rows_of(path: Path) -> int:
-    """How many rows are said to be whole on the way to `path`: for an estimate of what is left."""
-    rows = _said(path.with_suffix(".progress")).get("rows")
+def read_complete(path: Path) -> int:
+    """The recorded number of complete rows on the way to `path`, for an estimate of the remaining time."""
+    rows = _read_progress(path.with_suffix(".progress")).get("rows")
     return rows if type(rows) is int and rows > 0 else 0
 
 
-def _said(path: Path) -> dict[str, Any]:
-    """What a progress file says; nothing, if it is not a small file with JSON."""
+def _read_progress(path: Path) -> dict[str, Any]:
+    """The content of a progress file; empty if it is not a small file with JSON."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             data = os.read(descriptor, LONGEST + 1)
         finally:
             os.close(descriptor)
-        found = json.loads(data) if len(data) <= LONGEST else {}
+        progress = json.loads(data) if len(data) <= LONGEST else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return progress if isinstance(progress, dict) else {}
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """Of an .npy file, as numpy writes it."""
+    """The header of an .npy file, as numpy writes it."""
     out = io.BytesIO()
     np.lib.format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return out.getvalue()

@@ -1,26 +1,29 @@
-"""Noisy sums of rows: releases, and private linear classifiers on frozen features.
+"""Noisy sums of rows: releases, and private linear classifiers (heads) on frozen features.
+
+row_sums.py     bounded sums of rows: class sums, counts, second moments
 
 A release
-release.py      features, charge, noise, rows, card: `dpvision release` from top to bottom
-kinds.py        what each kind of release does to rows, by name; mechanism.py what it has to be
-moments.py      class sums, counts and a second moment; rows are drawn from them
-mixtures.py     noisy means of a few records; mixture_weights.py weights of their own; sums.py exact sums
-baselines/      synthetic rows by published methods
+release.py      `dpvision release` from top to bottom: features, charge, noise, rows, card; the kinds of release by name
+mechanism.py    what every kind of release provides
+moments.py      class sums, counts and a second moment, from which rows are drawn
+mixtures.py     noisy means of a few records, with equal or random weights
+baselines/      synthetic rows by published methods: DP-MERF, DP-HP, P3GM
 
-A head: `fit_head` fits one, `choose` picks the settings on public rows
-fit.py          charge, release, fit
-setup.py        names and settings to methods; choose.py among them, on public rows; head.py what is released
-logistic.py     the clipped gradient in closed form, and descent; gd.py plain, newton.py with public curvature
-ridge.py        ridge regression by second moments; lda.py the linear discriminant; second_moment.py x x^T as a vector
-whitening.py    a public linear map for the rows; centre.py their noisy mean, taken off
+A head: `fit_head` fits one, `choose` picks its settings on public rows
+head.py         the charge, the fit, and the head that is released
+choose.py       choose among settings on public rows
+setup.py        names and settings to methods; rows less their noisy mean
+logistic.py     logistic regression by noisy descent: gd, newton
+closed_form.py  ridge regression and the linear discriminant from one noisy vector: moments, lda
+charge.py       the charge that heads and baselines share
+whitening.py    a public linear map for the rows
 """
 
 from __future__ import annotations
 
 from dpvision.private.statistics.choose import Choice, choose
-from dpvision.private.statistics.fit import fit_head
-from dpvision.private.statistics.gd import scaled_rate
-from dpvision.private.statistics.head import Head
+from dpvision.private.statistics.head import Head, fit_head
+from dpvision.private.statistics.logistic import scaled_rate
 from dpvision.private.statistics.setup import METHODS
 from dpvision.private.statistics.whitening import Whitening
 

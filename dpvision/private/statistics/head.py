@@ -1,41 +1,40 @@
-"""A linear classifier that may be released, with what it tells about any one image."""
+"""Fit a private linear classifier on frozen features. It reads top to bottom as things happen.
+
+Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
+public function of each image alone, the head and all that was computed on the way to it satisfy the guarantee of
+`head.event`, which is charged to the ledger, on the disk, before the first noise is drawn. The private rows are read
+only by the sums that the gate gets, which does what the charge states and no more.
+
+Public, and thus not to be taken from the data by the caller: classes, n, the settings, the public features. If n is
+left out it is the number of rows, and the head lists it in `read_off`; as the number is revealed then, neighbours have
+the same number of rows, one of which is zero in one of them (zero-out). Sums are divided by n, never by a count.
+An error about wrong inputs is for the operator, not for release.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.events import Gaussian
-from dpvision.core.rows import Floats, Preparation
+from dpvision.core.events import Budget
+from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Floats, Rows
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.centre import less
+from dpvision.private.accounts.overlap import NOTHING, Sketch
+from dpvision.private.statistics.charge import Charged, charge_fit, public_count
+from dpvision.private.statistics.setup import HeadSetup, subtract_centre
 
 
-@dataclass(frozen=True, eq=False)
-class Head:
-    """Scores of prepared features: x @ weight + bias. `epsilon` is that of `event` at `delta`.
-
-    `private` is False for a head whose noise came from a fixed key: it hides nothing. `read_off` names the settings
-    that were taken from the private data and not given as public numbers.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Head(Charged):
+    """A linear classifier that may be released: scores of prepared features are x @ weight + bias."""
 
     weight: Floats  # (d, classes)
     bias: Floats | None  # (classes,)
-    centre: Floats | None  # (d,): taken off each row
-    event: Gaussian
-    epsilon: float
-    delta: float
-    method: str
-    settings: Mapping[str, Any]
-    preparation: Preparation
-    n: int
-    charge: str  # the id of the charge in the ledger
-    private: bool
-    read_off: tuple[str, ...] = ()
+    centre: Floats | None  # (d,): subtracted from each row
 
     def scores(self, features: Any) -> Floats:
         """(N, classes). Rows are prepared as they were for fitting; one that is not finite gets the scores of zero."""
@@ -44,17 +43,57 @@ class Head:
         if width != len(self.weight):
             raise ConfigError(f"features have {width} columns, but the head was fitted on {len(self.weight)}.")
         if self.centre is not None:
-            x = less(x, self.centre)
-        found = x[:, : len(self.weight)].astype(np.float64) @ self.weight
-        return found if self.bias is None else found + self.bias
+            x = subtract_centre(x, self.centre)
+        scores = x[:, : len(self.weight)].astype(np.float64) @ self.weight
+        return scores if self.bias is None else scores + self.bias
 
     def classes_of(self, features: Any) -> NDArray[np.int64]:
         """The class with the highest score, for each row."""
         return self.scores(features).argmax(axis=1)
 
 
-def split_intercept(weight: Floats, bias: Floats | None, preparation: Preparation) -> tuple[Floats, Floats | None]:
-    """The last row of the weights belongs to the constant feature, where there is one: it is the bias."""
-    if not preparation.intercept:
-        return weight, bias
-    return weight[:-1], weight[-1] * preparation.constant
+def fit_head(
+    features: Any,
+    labels: Any,
+    budget: Budget,
+    *,
+    classes: int,
+    ledger: Ledger,
+    n: int | None = None,
+    method: str = "gd",
+    public: Any = None,
+    sketch: Sketch = NOTHING,
+    run: str = "head",
+    test_key: str | None = None,
+    **settings: Any,
+) -> Head:
+    """Fit a private linear classifier to (N, d) features and N labels within the budget, and charge the ledger.
+
+    features   each row a public function of one private image; how rows are shortened: rows.Preparation
+    budget     what this head may reveal; it is also the ledger's, if that is new
+    ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
+    sketch     `overlap.sketch(identify(split)[2], images=split.images)`: then other data sets with some of the same
+               images find this account
+    public     features of public images, for methods that learn directions from them
+    test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private
+    settings   of the rows (bound, unit, whitening, intercept, centre) and of the method (its dataclass)
+    """
+    setup = HeadSetup.of(method, settings)
+    rows = Rows.of(features, labels, setup.preparation, classes=classes)
+    public_rows = setup.public_rows(public, width=rows.width)
+    n, read_off = public_count(n, rows.x)
+    gate, charged = charge_fit(
+        setup,
+        budget,
+        purpose="name of a head",
+        numbers=f"{n} {classes}",
+        arrays=(rows.x, rows.labels, *((public_rows.x,) if public_rows else ())),
+        ledger=ledger,
+        run=run,
+        sketch=sketch,
+        test_key=test_key,
+    )
+    weight, bias, centre = setup.fit(rows, n=n, sigma=gate.sigma, add_noise=gate.next, public=public_rows)
+    if setup.preparation.intercept:  # the weights of the constant feature are the bias
+        weight, bias = weight[:-1], weight[-1] * setup.preparation.constant
+    return Head(weight=weight, bias=bias, centre=centre, n=n, read_off=read_off, **charged)

@@ -1,31 +1,53 @@
-"""Multinomial logistic regression by full-batch private gradient descent: what gd.py and newton.py share.
+"""Multinomial logistic regression by full-batch private gradient descent, plain ("gd") or preconditioned ("newton").
 
 Formal guarantee of `clipped_gradient`: the gradient of row x with class y at weights w is x (p - y)^T with
 p = softmax(w^T x), a matrix of rank one, so its Frobenius norm is exactly |x| |p - y|. Each is multiplied by
 min(1, clip / (|x| |p - y|)) before they are summed, so one row more or less moves the sum by at most `clip`; and by at
 most sqrt(2) in any case, for |x| <= 1 and |p - y| <= sqrt(2). No gradient of one row is ever formed.
 
-Formal guarantee of `descend`: it reads the rows in `clipped_gradient` alone, once in each of the `steps`, and what it
-gets is noisy; the weights, their average and any preconditioner are computed from noisy values and public numbers.
+Formal guarantee of `descend`: it reads the rows in `clipped_gradient` alone, once in each of the `steps`, and every row
+is in every step: the event is Gaussian(sigma, steps). The weights, their average and any preconditioner are computed
+from noisy values and public numbers.
+
+Plain descent: what matters is the total rate r = rate * steps. With sigma growing like sqrt(steps), the noise in the
+last weights has a standard deviation of r / (1 - momentum) * (sigma / sqrt(steps)) * clip / n in each coordinate,
+whatever the number of steps. Panda et al. 2022 (A New Linear Scaling Rule for Private Adaptive Hyperparameter
+Optimization, arXiv 2212.04486) find that the best r grows linearly in epsilon, so two values, found at small epsilons
+or on public rows, give the others: `scaled_rate`.
+
+Newton: few, long steps with the curvature of PUBLIC features. Böhning 1992: the Hessian of multinomial logistic
+regression is at most 1/2 (I - 11^T/k) kron C for all weights, where C = mean of x x^T. Here C is that of public rows,
+prepared like the private ones, so a step is
+
+    w <- w - rate * 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k)        g the noisy gradient
+
+The matrix is public and multiplies what is noisy already: post-processing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
+from dpvision.private.statistics.row_sums import AddNoise, second_moment
+from dpvision.private.statistics.whitening import add_ridge, require_ridge
 
 # Which iterate is kept. It is chosen before anything is seen.
 KEEPS = ("average", "ema", "last")
 EMA_DECAY = 0.9
-# Beyond, a score's last bits decide on classes, and those may depend on the rows that are computed beside.
+# Beyond this, a score's last bits decide on classes, and those may depend on the rows in the same block.
 LARGEST_SCORE = 1e9
-
-Noisy = Callable[[BoundedSum], Floats]
+# Without a total rate: the noise that the weights may have at the end, where a row has length 1 and scores are logits.
+NOISE_OF_SCORES = 0.5
+# And the largest step. The loss has curvature at most 1/2 along a row of length 1, so plain descent is stable up to 4.
+LARGEST_RATE = 4.0
+# No sensible total rate is larger; with it all scores stay within the range of numbers.
+LARGEST_TOTAL = 1e9
 
 
 def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
@@ -41,46 +63,138 @@ def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
     return BoundedSum(total, min(clip, math.sqrt(2.0)))
 
 
-def descend(
-    rows: Rows,
-    *,
-    steps: int,
-    rate: float,
-    momentum: float,
-    clip: float,
-    keep: str,
-    n: int,
-    noisy: Noisy,
-    direction: Callable[[Floats], Floats] = lambda gradient: gradient,
-) -> Floats:
-    """The weights after `steps` noisy steps from zero. Sums are divided by the public n."""
-    weight = np.zeros((rows.width, rows.classes))
-    velocity, average, averaged = np.zeros_like(weight), np.zeros_like(weight), 0
-    ema, ema_mass = np.zeros_like(weight), 0.0
-    for step in range(steps):
-        gradient = noisy(clipped_gradient(rows, weight, clip=clip)) / n
-        velocity = momentum * velocity + direction(gradient)
-        weight = weight - rate * velocity
-        if step >= steps // 2:
-            averaged += 1
-            average += (weight - average) / averaged
-        ema = EMA_DECAY * ema + (1 - EMA_DECAY) * weight
-        ema_mass = EMA_DECAY * ema_mass + (1 - EMA_DECAY)
-    return {"average": average, "ema": ema / ema_mass, "last": weight}[keep]
-
-
 def softmax(scores: Floats) -> Floats:
     e = np.exp(scores - scores.max(axis=1, keepdims=True))
     return e / e.sum(axis=1, keepdims=True)
 
 
-def require_descent(*, steps: int, momentum: float, clip: float, keep: str) -> None:
+@dataclass(frozen=True)
+class GradientDescent:
+    """Plain descent from zero weights. `total_rate` is rate * steps; without it the noise sets it (see `rate`)."""
+
+    steps: int = 100
+    total_rate: float | None = None
+    momentum: float = 0.9
+    clip: float = 1.0
+    keep: str = "average"
+
+    def __post_init__(self) -> None:
+        _require_descent(self)
+        r = self.total_rate
+        if r is not None and not (isinstance(r, int | float) and 0 < r <= LARGEST_TOTAL):
+            raise ConfigError(f"total_rate is {r!r}: it must be above 0 and at most {LARGEST_TOTAL:g}, or left out.")
+
+    @property
+    def releases(self) -> int:
+        return self.steps
+
+    @property
+    def needs_public(self) -> bool:
+        return False
+
+    def rate(self, *, n: int, sigma: float) -> float:
+        """The rate of one step, from public numbers: r / steps, or the largest with noise of NOISE_OF_SCORES."""
+        if self.total_rate is not None:
+            return self.total_rate / self.steps
+        noise_of_sum = sigma * min(self.clip, math.sqrt(2.0)) * math.sqrt(self.steps) / n
+        return min(LARGEST_RATE, (1 - self.momentum) * NOISE_OF_SCORES / noise_of_sum)
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
+    ) -> tuple[Floats, Floats | None]:
+        return descend(rows, self, rate=self.rate(n=n, sigma=sigma), n=n, add_noise=add_noise), None
+
+
+@dataclass(frozen=True)
+class Newton:
+    """Descent with public curvature. `ridge` is q: a larger one is closer to plain descent, with less noise in
+    directions that are rare."""
+
+    steps: int = 20
+    rate: float = 1.0
+    ridge: float = 0.3
+    momentum: float = 0.0
+    clip: float = 1.0
+    keep: str = "average"
+
+    def __post_init__(self) -> None:
+        _require_descent(self)
+        require_ridge(self.ridge)
+        if not (isinstance(self.rate, int | float) and 0 < self.rate <= 1e6):
+            raise ConfigError(f"rate is {self.rate!r}: it must be above 0 and at most 1e6; 1 is a full step.")
+
+    @property
+    def releases(self) -> int:
+        return self.steps
+
+    @property
+    def needs_public(self) -> bool:
+        return True
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
+    ) -> tuple[Floats, Floats | None]:
+        assert public is not None  # setup.py refuses without, before anything is charged
+        direction = newton_direction(public, classes=rows.classes, ridge=self.ridge)
+        return descend(rows, self, rate=self.rate, n=n, add_noise=add_noise, direction=direction), None
+
+
+def newton_direction(public: Rows, *, classes: int, ridge: float) -> Callable[[Floats], Floats]:
+    """g -> 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k)."""
+    c = second_moment(public) / len(public.x)
+    inverse = 2.0 * np.linalg.inv(add_ridge(c, ridge))
+    centre = np.eye(classes) - 1.0 / classes
+    return lambda gradient: inverse @ gradient @ centre
+
+
+def descend(
+    rows: Rows,
+    method: GradientDescent | Newton,
+    *,
+    rate: float,
+    n: int,
+    add_noise: AddNoise,
+    direction: Callable[[Floats], Floats] = lambda gradient: gradient,
+) -> Floats:
+    """The weights after `method.steps` noisy steps from zero. Sums are divided by the public n."""
+    weight = np.zeros((rows.width, rows.classes))
+    velocity, average, averaged = np.zeros_like(weight), np.zeros_like(weight), 0
+    ema, ema_mass = np.zeros_like(weight), 0.0
+    for step in range(method.steps):
+        gradient = add_noise(clipped_gradient(rows, weight, clip=method.clip)) / n
+        velocity = method.momentum * velocity + direction(gradient)
+        weight = weight - rate * velocity
+        if step >= method.steps // 2:
+            averaged += 1
+            average += (weight - average) / averaged
+        ema = EMA_DECAY * ema + (1 - EMA_DECAY) * weight
+        ema_mass = EMA_DECAY * ema_mass + (1 - EMA_DECAY)
+    return {"average": average, "ema": ema / ema_mass, "last": weight}[method.keep]
+
+
+def scaled_rate(epsilon: float, *, at: tuple[tuple[float, float], tuple[float, float]]) -> float:
+    """The total rate at `epsilon` on the line through two given points (epsilon, total rate).
+
+    Table 15 of DP-RandP (linear probing of CIFAR-10, 100 steps) follows such a line: (0.2, 220), (1, 1000), (2, 2000).
+    The points must be public: trying rates on the private rows has a privacy cost of its own.
+    """
+    (e1, r1), (e2, r2) = at
+    if e1 == e2 or min(e1, e2, r1, r2) <= 0 or not epsilon > 0:
+        raise ConfigError(f"at is {at!r}: a line needs two points (epsilon, total rate) above 0, at two epsilons.")
+    rate = r1 + (r2 - r1) * (epsilon - e1) / (e2 - e1)
+    if rate <= 0:
+        raise ConfigError(f"the line through {at!r} is not above 0 at epsilon {epsilon:g}, so it gives no rate there.")
+    return rate
+
+
+def _require_descent(method: GradientDescent | Newton) -> None:
     """Refuse, by their names, settings with which there is no descent."""
+    steps, momentum, clip = method.steps, method.momentum, method.clip
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"steps is {steps!r}: it must be a whole number above 0.")
     if not (isinstance(momentum, int | float) and 0 <= momentum < 1):
         raise ConfigError(f"momentum is {momentum!r}: it must be from 0 to below 1.")
     if not (isinstance(clip, int | float) and 0 < clip < math.inf):
-        raise ConfigError(f"clip is {clip!r}: the most length of one row's gradient must be a finite number above 0.")
-    if keep not in KEEPS:
-        raise ConfigError(f"keep is {keep!r}: it must be one of {', '.join(KEEPS)}.")
+        raise ConfigError(f"clip is {clip!r}: the clipping norm of one row's gradient must be a finite number above 0.")
+    if method.keep not in KEEPS:
+        raise ConfigError(f"keep is {method.keep!r}: it must be one of {', '.join(KEEPS)}.")

@@ -5,20 +5,27 @@
     x~  = c row's features / a,  y~ = c row's labels / b
 
     Avg-Mix (default)               v_i = 1          c = 1 / m
-    RandomWeights (RW-Mix)          v_i = w_i / C_w  c = C_w        weights.py
+    RandomWeights (RW-Mix)          v_i = w_i / C_w  c = C_w
 
-which is the paper's noise, sigma_x = sigma / a and sigma_y = sigma / b. Where a schedule gives each row one class, that
+which is the paper's noise, sigma_x = sigma / a and sigma_y = sigma / b. If a schedule gives each row one class, that
 class is public: it is the label, without noise, and a = 1.
 
 Formal guarantee: |z_i| <= 1 (and 3e-8 for rounding, which noise.ARITHMETIC_SLACK covers) and 0 <= v_i <= 1, so one
-record more moves a row by at most that, and only rows for which its own coin showed heads (sampling.py). Rows come out
-only for a charge, which exists only once it is on the disk, of the event that this sampler is, and under the name that
-`name` gives: records, sampler, weights, settings and software all shape it. So other records, or other settings, can
-not come out under the same noise, and the same ones come out the same. m is a public number; a row in which nobody is,
-is noise. The unit is one image: the charge must say so.
+record more moves a row by at most that, and only rows for which its own Bernoulli draw succeeded (sampling.py). Rows
+come out only for a charge, which exists only once it is on the disk, of the event that this sampler is, and under the
+name that `name` gives: records, sampler, weights, settings and software all shape it. So other records or settings
+cannot come out under the same noise, and the same ones come out the same. m is a public number; a row for which nobody
+was drawn is noise alone. The unit is one image: the charge must state so.
 
-Blocks are made side by side on as many threads as torch has. Each has its own coins, weights and noise, and sums are
-exact: how many threads there are changes no bit, so it is not in the name.
+Sums are exact. Values are truncated towards 0 to a multiple of 2^-bits, which makes no row longer; 2^(24 - bits) values
+of size 1 at most (`Grid.most`, at most PIECE) add up exactly in float32; more are added in pieces of that number, and
+the pieces in float64. Weights are multiples of 2^-WEIGHT_BITS, with which products and their sums are exact in float64.
+So one record more moves a sum by that record's own row times its weight, to the last bit, in whatever order and however
+many records are drawn (up to 2^29 times `most`; with weights up to 2^9 times `most`, 131,072 for a degree of 64 or
+more).
+
+Blocks are computed in parallel on torch's number of threads. Each has its own draws, weights and noise, and sums are
+exact: the number of threads changes no bit, so it is not in the name.
 """
 
 from __future__ import annotations
@@ -27,36 +34,100 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import gammainc, gammaincc, gammaincinv
 
 from dpvision.core.account import Charge
-from dpvision.core.events import ClassScheduled, Event, PoissonGaussian, to_json
-from dpvision.core.gate import Gate, secret_name
+from dpvision.core.events import ClassScheduled, Event, PoissonGaussian
+from dpvision.core.gate import Gate
 from dpvision.core.keys import Key, Stream
 from dpvision.core.rows import BoundedSum, Rows
-from dpvision.core.sampling import MixtureSampler, Scheduled
+from dpvision.core.sampling import MixtureSampler, RowMembers, Scheduled
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.mechanism import CLASS_NUMBERS, Described, Made
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.sums import Grid, on_grid, summed
+from dpvision.private.statistics.mechanism import CLASS_NUMBERS, Description, Output, release_name
+from dpvision.released.folder import Block
 from dpvision.settings.release import Release
-from dpvision.storage.software import computing
 
-# Of lambda, and one over it: beyond, the features or the labels are nothing but noise.
+# The range of lambda; outside of it, the features or the labels are nothing but noise.
 LEAST_BALANCE = 1e-3
-# Rows at a time. It decides which coin and which word of noise is whose.
+# Rows at a time. It decides which draw and which word of noise belong to which row.
 BLOCK = 512
+# Records that are summed at a time, so that the working set stays in the cache.
+PIECE = 256
+# Steps of a weight in [0, 1], as a power of two.
+WEIGHT_BITS = 20
+# Outside of this range the inverse of Gamma's distribution is not reliable; 0.05 to 0.5 is usual.
+LEAST_ALPHA, LARGEST_ALPHA = 0.01, 10_000.0
 
-Block = tuple[NDArray[np.float32], NDArray[np.float32] | NDArray[np.int64]]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class RandomWeights:
+    """Random weights of the records in a row (NeuroMixGDP's RW-Mix, Definition 2.2); `most` is C_w.
+
+        paper       w = Dirichlet(alpha) over those drawn, clipped at C_w
+        here        w_i = min( G_i / (alpha m), C_w ),  G_i ~ Gamma(alpha, 1)
+
+    A Dirichlet is Gammas divided by their total. The total would change all weights when one record more is drawn, so
+    it is replaced by its expectation alpha m, m the public degree. Weights of a row add up to 1 on average, not always.
+
+        alpha to 0       few records make up a row              alpha to infinity    every w_i is 1 / m: Avg-Mix
+        C_w              one record moves a row by C_w at most; noise is in proportion. Below about 1/m it clips much
+
+    Formal guarantee: w_i depends on nothing but its own word of a secret stream, and 0 <= w_i <= C_w. So a row moves by
+    at most C_w times the length of the record's row when one record more is drawn, and no other weight changes. Who is
+    drawn does not depend on weights, so the accounted rate stays: for fixed weights every row is a Gaussian release of
+    sensitivity at most C_w, and weights drawn independently of the data are a mixture of such, for which the same curve
+    holds (delta is an average). That the Gammas have their law matters for the mixtures' use, not for privacy.
+    """
+
+    alpha: float
+    most: float
+
+    def __post_init__(self) -> None:
+        if not LEAST_ALPHA <= self.alpha <= LARGEST_ALPHA:
+            raise ConfigError(
+                f"alpha of the weights is {self.alpha!r}: it must be from {LEAST_ALPHA:g} to {LARGEST_ALPHA:,.0f}, "
+                "usually 0.05 to 0.5. Fix: for equal weights, leave the weights out."
+            )
+        if not 0 < self.most <= 1:
+            raise ConfigError(
+                f"the largest weight is {self.most!r}: it must be above 0 and at most 1, such as 4 / degree."
+            )
+
+    @staticmethod
+    def of_settings(config: Release) -> RandomWeights | None:
+        """The weights of the records in a mixture; None if all are equal."""
+        if config.alpha is None:
+            return None
+        assert config.degree
+        return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
+
+    def shares(self, stream: Stream, count: int, *, degree: float) -> NDArray[np.float64]:
+        """`count` draws of w / C_w, from 0 to 1, truncated towards 0 to multiples of 2^-WEIGHT_BITS."""
+        uniform = (stream.words(count) >> np.uint64(11)) * 2.0**-53
+        largest = self._largest_gamma(degree)
+        share = np.minimum(gammaincinv(self.alpha, uniform), largest) / largest
+        return np.asarray(np.floor(share * 2.0**WEIGHT_BITS) * 2.0**-WEIGHT_BITS)
+
+    def mean(self, *, degree: float) -> float:
+        """E w, which clipping at C_w makes smaller than 1 / m, for features and labels alike."""
+        largest = self._largest_gamma(degree)
+        return float(gammainc(self.alpha + 1, largest) / degree + self.most * gammaincc(self.alpha, largest))
+
+    def _largest_gamma(self, degree: float) -> float:
+        """Where G_i is clipped: C_w alpha m."""
+        return self.most * self.alpha * degree
+
+
 class Mixtures:
-    """What one release mixes, and how: private rows, the sampler, m, lambda and the weights (None: all the same)."""
+    """What one release mixes, and how: private rows, the sampler, m, lambda and the weights (None: all equal)."""
 
     def __init__(
         self,
@@ -78,12 +149,19 @@ class Mixtures:
         self.a = 1.0 if self.public_labels else balance / math.hypot(1.0, balance)
         self.b = math.sqrt(1 - self.a**2)
 
+    @staticmethod
+    def of_settings(rows: Rows, config: Release) -> Mixtures:
+        assert config.degree  # complete
+        weights = RandomWeights.of_settings(config)
+        sampler = config.sampler(rows.classes)
+        return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights)
+
     def noise_of_features(self, sigma: float) -> float:
-        """Standard deviation in each released feature."""
+        """The standard deviation of the noise in each released feature."""
         return sigma / (self.a * self.divisor)
 
     def noise_of_labels(self, sigma: float) -> float:
-        """And in each released label."""
+        """The standard deviation of the noise in each released label."""
         return 0.0 if self.public_labels else sigma / (self.b * self.divisor)
 
     @property
@@ -93,17 +171,15 @@ class Mixtures:
 
     @property
     def records_in_a_row(self) -> float:
-        """One over the expected sum of squared shares: m, and less where weights differ."""
+        """One over the expected sum of squared shares: m, and less if weights differ."""
         return self.degree if self.weights is None else self.degree * self.weights.alpha / (1 + self.weights.alpha)
 
     def event(self, sigma: float) -> PoissonGaussian | ClassScheduled:
         return self.sampler.event(sigma)
 
     def name(self, key: Key, event: Event) -> str:
-        """Of the charge and the noise."""
-        rows, settings = self._rows, f"{self.degree!r} {self.a!r} {self.weights!r} {BLOCK} {self.sampler.description}"
-        what = f"mixtures {settings} {rows.classes} {to_json(event)} {computing()}"
-        return secret_name(key, "name of a release", what, (rows.x, rows.labels))
+        settings = f"{self.degree!r} {self.a!r} {self.weights!r} {BLOCK} {self.sampler.description}"
+        return release_name("mixtures", settings, self._rows, key, event)
 
     def blocks(self, charge: Charge, key: Key) -> Iterator[Block]:
         """(features, labels) of BLOCK rows each, in order."""
@@ -113,23 +189,23 @@ class Mixtures:
         def block(number: int) -> Block:
             part = range(number * BLOCK, min((number + 1) * BLOCK, self.sampler.rows))
             chosen = self.sampler.choose(self._rows.labels, part, gate.stream("coins", number))
-            total = summed(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))
-            return self._scaled(gate.noisy(BoundedSum(total, sensitivity=1.0), number, releases=part), part)
+            total = sum_chosen(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))
+            return self._scale(gate.noisy(BoundedSum(total, sensitivity=1.0), number, releases=part), part)
 
-        yield from _in_order(block, range(-(-self.sampler.rows // BLOCK)))
+        yield from _map_in_order(block, range(-(-self.sampler.rows // BLOCK)))
 
-    def make(self, charge: Charge, key: Key, config: Release) -> Made:
-        return Made(self.blocks(charge, key))
+    def make(self, charge: Charge, key: Key, config: Release) -> Output:
+        return Output(self.blocks(charge, key))
 
-    def describe(self, config: Release) -> Described:
+    def describe(self, config: Release) -> Description:
         assert config.sigma  # complete
-        return Described(
+        return Description(
             name=f"mixtures, {config.sampling} sampling",
-            rows_are="the features of those drawn, added up and divided by their expected number, plus noise; "
-            "noise alone where nobody was drawn",
+            rows_are="the sum of the features of those drawn, divided by their expected number, plus noise; "
+            "noise alone if nobody was drawn",
             labels=f"{CLASS_NUMBERS}; public, so it has no noise"
             if self.public_labels
-            else "the share of each class in each row, with noise: below 0 and above 1 too",
+            else "the share of each class in each row, with noise, so that it can be below 0 or above 1",
             hard=self.public_labels,
             noise={
                 "noise_x": self.noise_of_features(config.sigma),
@@ -139,19 +215,19 @@ class Mixtures:
         )
 
     def _contributions(self) -> Grid:
-        """z_i of every record; without the labels, where they are public."""
+        """z_i of every record; without the labels, if they are public."""
         x = (self._rows.x, self.a)
         if self.public_labels:
-            return on_grid(x, degree=self.degree)
+            return round_to_grid(x, degree=self.degree)
         one_hot = np.eye(self._rows.classes, dtype=np.float32)[self._rows.labels]
-        return on_grid(x, (one_hot, self.b), degree=self.degree)
+        return round_to_grid(x, (one_hot, self.b), degree=self.degree)
 
     def _shares(self, count: int, stream: Stream) -> NDArray[np.float64] | None:
         """v_i of each record that was drawn."""
         return None if self.weights is None else self.weights.shares(stream, count, degree=self.degree)
 
-    def _scaled(self, noisy: NDArray[np.float64], part: range) -> Block:
-        """x~ and y~ of these rows; for y~ the class, where it is public."""
+    def _scale(self, noisy: NDArray[np.float64], part: range) -> Block:
+        """x~ and y~ of these rows; for y~ the class, if it is public."""
         features = noisy[:, : self._rows.width] / (self.a * self.divisor)
         if self.public_labels:
             assert isinstance(self.sampler, Scheduled)
@@ -160,22 +236,45 @@ class Mixtures:
         return features.astype(np.float32), labels.astype(np.float32)
 
 
-def of_settings(rows: Rows, config: Release) -> Mixtures:
-    assert config.degree  # complete
-    sampler = config.sampler(rows.classes)
-    return Mixtures(rows, sampler, degree=config.degree, balance=config.balance, weights=weights_of(config))
+class Grid(NamedTuple):
+    """(N, d) values on a grid; sums of `most` of them are exact in float32."""
+
+    x: NDArray[np.float32]
+    most: int
 
 
-def weights_of(config: Release) -> RandomWeights | None:
-    """Of the records in a mixture; None where all count alike."""
-    if config.alpha is None:
-        return None
-    assert config.degree
-    return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
+def round_to_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> Grid:
+    """Values of size 1 at most, each part times its scale of 1 at most, as columns of one array.
+
+    `degree` is the number of rows that are usually added up.
+    """
+    bits = 24 - math.ceil(math.log2(min(4 * max(degree, 1.0), PIECE)))
+    out = np.empty((len(parts[0][0]), sum(x.shape[1] for x, _ in parts)), dtype=np.float32)
+    left = 0
+    for x, scale in parts:
+        np.multiply(x, np.float32(scale * 2.0**bits), out=out[:, left : left + x.shape[1]])
+        left += x.shape[1]
+    np.trunc(out, out=out)
+    out *= np.float32(2.0**-bits)
+    return Grid(out, 2 ** (24 - bits))
 
 
-def _in_order(work: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
-    """work(number) for each, in order, on torch's number of threads; a few ahead of who asks for them, never all."""
+def sum_chosen(grid: Grid, chosen: RowMembers, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """(rows, d) exact sums of the chosen records, each times its weight: one for each of `chosen.members`."""
+    out = np.zeros((len(chosen.starts) - 1, grid.x.shape[1]))
+    size = grid.most
+    buffer = np.empty((size, grid.x.shape[1]), dtype=np.float32)
+    for row, total in enumerate(out):
+        for start in range(chosen.starts[row], chosen.starts[row + 1], size):
+            piece = slice(start, min(start + size, chosen.starts[row + 1]))
+            x = buffer[: piece.stop - start]
+            np.take(grid.x, chosen.members[piece], axis=0, out=x, mode="clip")  # all are in range; "raise" would copy
+            total += x.sum(axis=0) if weights is None else np.einsum("i,id->d", weights[piece], x)
+    return out
+
+
+def _map_in_order(work: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
+    """work(number) for each, in order, on torch's number of threads; a few ahead of the consumer, never all."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield from map(work, numbers)

@@ -1,13 +1,15 @@
 """Make a release. It reads top to bottom as things happen: features, charge, noise, rows, card.
 
+A new kind of release is a file with a mechanism, named in MECHANISMS here and in settings/release.py.
+
 Formal guarantee: for two data sets of which one has one image more, and an encoder and a map that are public functions
 of each image alone, all that is in the released folder satisfies the guarantee of the event on its card. The event is
-in the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone
-(kinds.py), which does what the charge says and no more. Accuracy on a test split is told without noise,
-where there is one: it is about the test images, and the card says so.
+in the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone,
+which does what the charge states and no more. If there is a test split, accuracy on it is reported without noise: it is
+about the test images, and the card states so.
 
 If it is killed after the charge, the key is still there: the same command makes the same bits and is not charged again.
-When the folder is whole, the key is destroyed.
+When the folder is complete, the key is destroyed.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_file
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose, require_not_in_provenance
-from dpvision.private.features.encoders import encoder, extract
-from dpvision.private.features.public_map import PROCESS, whitening
-from dpvision.private.statistics.kinds import mechanism_of
-from dpvision.private.statistics.mechanism import Described, Made
+from dpvision.private.features.encoders import extract, load_encoder
+from dpvision.private.features.public_map import PROCESS, load_or_compute_whitening
+from dpvision.private.statistics.baselines.synthesis import Synthesis
+from dpvision.private.statistics.mechanism import Description, Mechanism, Output
+from dpvision.private.statistics.mixtures import Mixtures
+from dpvision.private.statistics.moments import MomentsMechanism
 from dpvision.released import folder as folders
 from dpvision.released import report
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
@@ -50,10 +54,23 @@ Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
 
+MECHANISMS: dict[str, Callable[[Rows, Release], Mechanism]] = {
+    "moments": MomentsMechanism.of_settings,
+    "mixtures": Mixtures.of_settings,
+    "merf": Synthesis.of_settings,
+    "hermite": Synthesis.of_settings,
+    "p3gm": Synthesis.of_settings,
+}
+
+
+def mechanism_of(rows: Rows, config: Release) -> Mechanism:
+    """The mechanism of complete settings, over these rows."""
+    return MECHANISMS[config.kind](rows, config)
+
 
 @dataclass(frozen=True)
-class Prepared:
-    """The data and the complete settings, and which public facts the data itself gave."""
+class PreparedRelease:
+    """The data and the complete settings, and which public facts were read off the data."""
 
     data: Dataset
     config: Release
@@ -69,7 +86,7 @@ class Prepared:
 
     @property
     def of_rows(self) -> tuple[Any, ...]:
-        """All that private rows depend on."""
+        """Everything that private rows depend on."""
         config = self.config
         weights = None if config.weights is None else digest_file(Path(config.weights))
         return self.in_order, config.encoder, weights, config.rank, config.bound, self.shape, tuple(self.data.classes)
@@ -83,7 +100,7 @@ class Prepared:
         return self.config.event(self.sigma, len(self.data.classes))
 
 
-def prepare(source: str, settings: Release) -> Prepared:
+def prepare(source: str, settings: Release) -> PreparedRelease:
     """Read the data and complete the settings from public numbers. Nothing is random, written or charged."""
     read = load(
         source,
@@ -95,33 +112,35 @@ def prepare(source: str, settings: Release) -> Prepared:
     return prepare_read(read, settings, source=source)
 
 
-def prepare_read(data: Dataset, settings: Release, *, source: str) -> Prepared:
-    """The same for data that is in memory."""
+def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
+    """`prepare` for data that is in memory."""
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
     read_off = data.inferred if known else (*data.inferred, "number of images")
     channels = data.train.images.shape[3]
     complete = settings.complete(len(data.train), len(data.classes), channels)
     if settings.weights is not None:
-        note = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
-        require_not_in_provenance(data, note, f"{settings.weights}: was trained without privacy on")
+        learned_from = safetensors.verified_header(Path(settings.weights)).get("learned_from", "")
+        require_not_in_provenance(data, learned_from, f"{settings.weights}: was trained without privacy on")
     fingerprint, in_order, digests = identify(data.train)
     sketch = overlap.sketch_images(data.train.images, digests)
-    return Prepared(data, complete, read_off, fingerprint, in_order, sketch)
+    return PreparedRelease(data, complete, read_off, fingerprint, in_order, sketch)
 
 
 class Encoded:
-    """The private rows, of length at most 1, and how they were made: by public rules, each image alone."""
+    """The private rows, of length at most 1, and the public rules by which each image alone was made into one."""
 
-    def __init__(self, prepared: Prepared, progress: Progress = lambda *_: None) -> None:
+    def __init__(self, prepared: PreparedRelease, progress: Progress = lambda *_: None) -> None:
         config, self.classes, self.of = prepared.config, len(prepared.data.classes), prepared.of_rows
         assert config.encoder  # complete
         self._progress = progress
-        self.encoder = encoder(
+        self.encoder = load_encoder(
             config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
         )
         self.preparation = Preparation(unit=True) if config.bound is None else Preparation(bound=config.bound)
         if config.rank:
-            white = whitening(self.encoder, rank=config.rank, progress=lambda *done: progress("random images", *done))
+            white = load_or_compute_whitening(
+                self.encoder, rank=config.rank, progress=lambda *done: progress("random images", *done)
+            )
             self.preparation = Preparation(whitening=white)
         train, test = prepared.data.train, prepared.data.test
         self.rows = Rows.of(self._features(train), train.labels, self.preparation, classes=self.classes)
@@ -130,12 +149,12 @@ class Encoded:
             self.test = self.preparation.apply(self._features(test))[0], np.asarray(test.labels)
 
     def _features(self, split: Split) -> NDArray[np.float32]:
-        """By all ranks together, where there are several."""
+        """The features of a split, computed by all worker processes together."""
         return extract(self.encoder, split, lambda *done: self._progress("features", *done))
 
 
 def make(
-    prepared: Prepared,
+    prepared: PreparedRelease,
     out: Path,
     *,
     encoded: Encoded | None = None,
@@ -143,10 +162,10 @@ def make(
     accounts: Accounts | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """The released folder at `out`; its card.
+    """Charge the ledger, add noise and write the released folder at `out`; returns its card.
 
     `encoded` may be that of an earlier release of the same data with the same features. `accounts` are those that will
-    be charged; by default those that the images are found on.
+    be charged; by default those that already have some of the images, or a new one.
     """
     out, config = Path(os.path.abspath(out)), prepared.config
     accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
@@ -155,12 +174,12 @@ def make(
     if encoded.of != prepared.of_rows:
         raise PrivacyError("the rows are of other data or features than those that would be charged.")
     mechanism = mechanism_of(encoded.rows, config)
-    described = mechanism.describe(config)
+    description = mechanism.describe(config)
 
-    with _only_one(place, out):
+    with _lock(place, out):
         _require_free(out, place)
-        with folders.create_folder(out) as folder:  # before the charge: where it cannot be made, nothing is paid for
-            key = _key(place, test_key)
+        with folders.create_folder(out) as folder:  # before the charge: if it cannot be made, nothing is charged
+            key = _load_or_create_key(place, test_key)
             charge, accounts = accounts.charge(
                 prepared.event(),
                 Budget(config.budget or config.epsilon, config.delta),
@@ -173,40 +192,41 @@ def make(
             # On the disk from here on.
             status = "private" if charge.private else "NOT PRIVATE"
             mark = {"status": status}  # one entry: in a header, several would be in any order
-            made = mechanism.make(charge, key, config)
-            for name, arrays in made.files.items():
+            output = mechanism.make(charge, key, config)
+            for name, arrays in output.files.items():
                 folders.write_arrays(folder / name, arrays, mark)
-            folders.write_rows(folder, _counted(made.blocks, config, progress), mark)
+            folders.write_rows(folder, _with_progress(output.blocks, config, progress), mark)
             if encoded.preparation.whitening is not None:
                 white = encoded.preparation.whitening
                 folders.write_arrays(folder / "map.safetensors", {"mean": white.mean, "matrix": white.matrix})
-            said = {**mark, "status_means": folders.STATUS[status]}
-            folders.write_json(folder / "schema.json", _schema(prepared, encoded.rows, folder, described) | said)
-            facts = _facts(prepared, encoded, described)
+            schema = _schema(prepared, encoded.rows, folder, description)
+            folders.write_json(folder / "schema.json", {**schema, **mark, "status_means": folders.STATUS[status]})
+            facts = _facts(prepared, encoded, description)
             facts["accounts"] = accounts.to_facts()
             facts |= {"run": charge.run, "event": to_json(charge.event), "private": charge.private}
             facts["files"] = folders.digest_files(folder)
             if encoded.test is not None:
-                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, made, described)
+                facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, output, description)
             card = report.write_release(folder, facts, accounts.first.account())
         Key.destroy(place)
     return card
 
 
 def require_possible(
-    prepared: Prepared, out: Path, test_key: str | None = None, accounts: Accounts | None = None
+    prepared: PreparedRelease, out: Path, test_key: str | None = None, accounts: Accounts | None = None
 ) -> Path:
-    """Refuse what would be refused later, before hours of features; where the key is.
+    """Refuse now, before hours of computing features, what would be refused later; returns the path of the key.
 
-    A release that was killed after its charge finds its key there, and has paid already; so may one with a fixed key.
+    A release that was killed after its charge finds its key there and is not charged again, so it needs no room in the
+    budget; nor does one with a fixed key.
     """
     place = run_folder.key_path(name_of_key(prepared, out))
     _require_free(out, place)
     mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
-    told = accountant.epsilon(prepared.event(), prepared.config.delta)
-    if told > prepared.config.epsilon:
+    epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
+    if epsilon > prepared.config.epsilon:
         raise ConfigError(
-            f"sigma {prepared.sigma:g} makes it epsilon {upper(told, 4)}, more than the {prepared.config.epsilon:g} "
+            f"sigma {prepared.sigma:g} makes it epsilon {upper(epsilon, 4)}, more than the {prepared.config.epsilon:g} "
             "that is asked for. Fix: leave sigma out, and the least noise that keeps epsilon is computed."
         )
     if not place.exists() and not test_key:
@@ -215,53 +235,53 @@ def require_possible(
     return place
 
 
-def require_encoder(prepared: Prepared) -> None:
-    """Refuse what `Encoded` would refuse first, without the minutes that a dictionary of patches takes."""
+def require_encoder(prepared: PreparedRelease) -> None:
+    """Refuse what `Encoded` would refuse, without the minutes that it takes to build a dictionary of patches."""
     name, shape, weights = str(prepared.config.encoder), prepared.shape, prepared.config.weights
     if weights is None and name.startswith("patches"):
         build("patches-1024" if name == "patches" else name, shape, classes=2, seed=0)
     else:
-        encoder(name, shape, weights)
+        load_encoder(name, shape, weights)
 
 
 def _require_free(out: Path, place: Path) -> None:
-    """A release that was killed after its folder was whole, and before its key was destroyed, is finished here."""
+    """Refuse a folder that exists. A release killed between its last file and destroying its key is finished here."""
     if (out / "card.json").is_file() and place.exists():
         Key.destroy(place)
     folders.require_free(out)
 
 
-def accuracy(folder: Path, test: Labelled, classes: int, made: Made, described: Described) -> dict[str, float]:
-    """Of classifiers that anyone can make from the released folder, on the test split."""
+def accuracy(folder: Path, test: Labelled, classes: int, output: Output, description: Description) -> dict[str, float]:
+    """The accuracy, on the test split, of classifiers that anyone can train from the released folder."""
     features, targets = folders.read_rows(folder)
-    learner = DiscriminantLearner(classes=classes, **described.noise).fit(features, targets)
-    found = {"linear discriminant of the rows": float(learner.score(*test))}
-    if not made.learners and features.size <= MOST_DESCENT:  # few rows tell too little of a covariance
+    learner = DiscriminantLearner(classes=classes, **description.noise).fit(features, targets)
+    accuracies = {"linear discriminant of the rows": float(learner.score(*test))}
+    if not output.learners and features.size <= MOST_DESCENT:  # few rows give a poor covariance
         descent = LinearLearner(classes=classes).fit(features, targets)
-        found["softmax regression on the rows"] = float(descent.score(*test))
-    return found | {name: float(each.score(*test)) for name, each in made.learners.items()}
+        accuracies["softmax regression on the rows"] = float(descent.score(*test))
+    return accuracies | {name: float(fitted.score(*test)) for name, fitted in output.learners.items()}
 
 
-def name_of_key(prepared: Prepared, out: Path) -> str:
-    """The same for the same command: a release that was killed finds its key again."""
-    all_of_it = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
-    return hashlib.blake2b(all_of_it.encode(), digest_size=8).hexdigest()
+def name_of_key(prepared: PreparedRelease, out: Path) -> str:
+    """The same for the same command, so that a release that was killed finds its key again."""
+    everything = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
+    return hashlib.blake2b(everything.encode(), digest_size=8).hexdigest()
 
 
-def _key(place: Path, test_key: str | None) -> Key:
-    kept = Key.read(place)
+def _load_or_create_key(place: Path, test_key: str | None) -> Key:
+    stored = Key.read(place)
     if test_key:
-        return Key.for_tests(test_key)  # which needs no keeping, and must not take a secret one's place
-    if kept is not None and kept.private:
-        return kept  # not written again: a kill would leave a copy that nobody destroys
+        return Key.for_tests(test_key)  # which need not be stored, and must not replace a secret one
+    if stored is not None and stored.private:
+        return stored  # not written again: a kill would leave a copy that nobody destroys
     key = Key.fresh()
     key.write(place)  # on the disk before it is used
     return key
 
 
 @contextmanager
-def _only_one(place: Path, out: Path) -> Iterator[None]:
-    """Let one process at a time make a release; a second one is told so."""
+def _lock(place: Path, out: Path) -> Iterator[None]:
+    """Let one process at a time make this release; refuse a second one."""
     files.make_folder(place.parent)
     with ExitStack() as stack:
         try:
@@ -271,7 +291,7 @@ def _only_one(place: Path, out: Path) -> Iterator[None]:
         yield
 
 
-def _counted(blocks: Iterable[folders.Block], config: Release, progress: Progress) -> Iterator[folders.Block]:
+def _with_progress(blocks: Iterable[folders.Block], config: Release, progress: Progress) -> Iterator[folders.Block]:
     done = 0
     assert config.rows
     for features, labels in blocks:
@@ -280,9 +300,9 @@ def _counted(blocks: Iterable[folders.Block], config: Release, progress: Progres
         progress("rows", done, config.rows)
 
 
-def _schema(prepared: Prepared, rows: Rows, folder: Path, described: Described) -> dict[str, Any]:
+def _schema(prepared: PreparedRelease, rows: Rows, folder: Path, description: Description) -> dict[str, Any]:
     shares = {"dtype": "float32", "shape": ["rows", rows.classes]}
-    labels = {"dtype": "int64", "shape": ["rows"]} if described.hard else shares
+    labels = {"dtype": "int64", "shape": ["rows"]} if description.hard else shares
     return {
         "format": folders.FORMAT,
         "rows": prepared.config.rows,
@@ -290,13 +310,13 @@ def _schema(prepared: Prepared, rows: Rows, folder: Path, described: Described) 
         "classes": list(prepared.data.classes),
         "files": sorted(path.name for path in folder.glob("rows-*.safetensors")),
         "features": {"dtype": "float32", "shape": ["rows", rows.width]},
-        "labels": {**labels, "meaning": described.labels},
+        "labels": {**labels, "meaning": description.labels},
     }
 
 
-def _facts(prepared: Prepared, encoded: Encoded, described: Described) -> dict[str, Any]:
-    """What a card says of it. Nothing here depends on the private records but what was read off and said so."""
-    config, found, width = prepared.config, encoded.encoder, encoded.rows.width
+def _facts(prepared: PreparedRelease, encoded: Encoded, description: Description) -> dict[str, Any]:
+    """The facts on a card. Only what `read_off` lists depends on the private records."""
+    config, encoder, width = prepared.config, encoded.encoder, encoded.rows.width
     public: dict[str, dict[str, Any]] = {}
     if config.weights:
         public["encoder"] = {"file": Path(config.weights).name, "digest": digest_file(Path(config.weights))}
@@ -307,16 +327,16 @@ def _facts(prepared: Prepared, encoded: Encoded, described: Described) -> dict[s
         "config": to_dict(config.without_folders()),
         "public": public,
         "features": {
-            "encoder": found.name,
-            "origin": found.origin,
-            "weights": found.weights,
+            "encoder": encoder.name,
+            "origin": encoder.origin,
+            "weights": encoder.weights,
             "map": f"whitened by random images ({PROCESS}), {width} directions, each row brought to length 1"
             if config.rank
             else "each row brought to length 1"
             if config.bound is None
             else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
         },
-        "mechanism": described.on_card(),
+        "mechanism": description.on_card(),
         "persons": prepared.data.train.persons is not None,
         "skipped_broken": config.skip_broken or prepared.data.skipped_broken,
     }

@@ -1,39 +1,40 @@
-"""From a method's name and its settings to what will be done: refused by name here, before anything is charged."""
+"""From the name of a method and its settings to what will be done: refused by name here, before anything is charged."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
 
-from dpvision.core.rows import Floats, Preparation, Rows
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.core.rows import AT_A_TIME, SHORTER, Floats, Preparation, Rows, lengths
 from dpvision.errors import ConfigError, did_you_mean
-from dpvision.private.statistics.centre import around, sum_of_rows
-from dpvision.private.statistics.gd import GradientDescent
-from dpvision.private.statistics.lda import Discriminant
-from dpvision.private.statistics.logistic import Noisy
-from dpvision.private.statistics.newton import Newton
-from dpvision.private.statistics.ridge import Moments
+from dpvision.private.statistics.closed_form import Discriminant, Moments
+from dpvision.private.statistics.logistic import GradientDescent, Newton
+from dpvision.private.statistics.row_sums import AddNoise, sum_of_rows
 
 
-class Method(Protocol):
-    """A way to fit. Its fields are public settings; private rows are only ever read into sums for `noisy`."""
+class HeadMethod(Protocol):
+    """A way to fit a head. Its fields are public settings; private rows are only read into sums for `add_noise`."""
 
     @property
     def releases(self) -> int:
-        """How often `fit` calls `noisy`: exactly."""
+        """How often `fit` calls `add_noise`: exactly."""
 
     @property
     def needs_public(self) -> bool:
         """Whether `fit` needs public rows."""
 
     def fit(
-        self, rows: Rows, *, n: int, sigma: float, noisy: Noisy, public: Rows | None = None
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
     ) -> tuple[Floats, Floats | None]:
-        """Weights (width, classes), and the classes' intercepts where the method makes its own."""
+        """Weights (width, classes), and the intercepts of the classes if the method has its own."""
 
 
 METHODS: dict[str, Any] = {"gd": GradientDescent, "moments": Moments, "lda": Discriminant, "newton": Newton}
+ALL_ROW_SETTINGS = tuple(f.name for f in fields(Preparation))
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,65 +43,84 @@ class Setup:
 
     name: str
     preparation: Preparation
-    method: Method
+    method: Any
+    row_settings: tuple[str, ...]  # fields of the preparation that can be set
 
     @property
     def releases(self) -> int:
         """How many noisy sums there will be."""
         return self.method.releases + self.preparation.centre
 
-    def fit(
-        self, rows: Rows, *, n: int, sigma: float, noisy: Noisy, public: Rows | None
-    ) -> tuple[Floats, Floats | None, Floats | None]:
-        """Weights, the classes' intercepts, and the centre; each where there is one."""
-        centre = None
-        if self.preparation.centre:
-            centre = noisy(sum_of_rows(rows)) / n
-            rows, public = around(rows, centre), None if public is None else around(public, centre)
-        return *self.method.fit(rows, n=n, sigma=sigma, noisy=noisy, public=public), centre
-
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its name, as `fit_head` takes them."""
-        pairs = {f.name: getattr(part, f.name) for part in (self.preparation, self.method) for f in fields(part)}  # type: ignore[arg-type]
-        return {"method": self.name, **pairs}
+        """Every setting by its name, as keyword arguments of `fit_head` and `synthesise`."""
+        of_rows = {name: getattr(self.preparation, name) for name in self.row_settings}
+        return {"method": self.name, **of_rows, **{f.name: getattr(self.method, f.name) for f in fields(self.method)}}
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        settings: Mapping[str, Any],
+        methods: Mapping[str, Any] = METHODS,
+        row_settings: tuple[str, ...] = ALL_ROW_SETTINGS,
+    ) -> Self:
+        """The method of this name with these settings; an unknown setting is refused with a suggestion."""
+        if name not in methods:
+            raise ConfigError(f"method is {name!r}: it must be one of {', '.join(methods)}.")
+        own = {f.name for f in fields(methods[name])}
+        for unknown in settings.keys() - own - {*row_settings}:
+            hint = did_you_mean(unknown, sorted(own | {*row_settings}))
+            raise ConfigError(f"{unknown}: {name} has no such setting. {hint}")
+        preparation = Preparation(**{k: v for k, v in settings.items() if k in row_settings})
+        if name == "lda" and preparation.intercept:
+            raise ConfigError("intercept: lda computes its own from the class sums. Fix: leave intercept out.")
+        return cls(name, preparation, methods[name](**{k: v for k, v in settings.items() if k in own}), row_settings)
+
+
+class HeadSetup(Setup):
+    """A setup whose method fits a head."""
+
+    method: HeadMethod
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None
+    ) -> tuple[Floats, Floats | None, Floats | None]:
+        """Weights, the intercepts of the classes or None, and the noisy mean row that was subtracted or None."""
+        centre = None
+        if self.preparation.centre:
+            centre = add_noise(sum_of_rows(rows)) / n
+            rows, public = centre_rows(rows, centre), None if public is None else centre_rows(public, centre)
+        return *self.method.fit(rows, n=n, sigma=sigma, add_noise=add_noise, public=public), centre
 
     def public_rows(self, features: Any, *, width: int) -> Rows | None:
-        """The public features as rows, where the method needs them."""
+        """The public features as rows, if the method needs them."""
         if not self.method.needs_public:
             return None
         if features is None:
             raise ConfigError(f"{self.name} as set learns directions from public features. Fix: public=...")
         rows = Rows.public(features, self.preparation)
         if rows.width != width:
-            raise ConfigError(f"public has rows of another length than the features ({rows.width} and {width}).")
+            raise ConfigError(f"public has {rows.width} columns and the features {width}: they must be the same.")
         return rows
 
 
-def setup(name: str, settings: Mapping[str, Any]) -> Setup:
-    """The method of this name with these settings; an unknown one is refused with a suggestion."""
-    preparation, method = named(name, settings, METHODS, of_rows=[f.name for f in fields(Preparation)])
-    if name == "lda" and preparation.intercept:
-        raise ConfigError("intercept: lda makes its own from the class sums. Fix: leave intercept out.")
-    return Setup(name, preparation, method)
+def centre_rows(rows: Rows, centre: Floats) -> Rows:
+    """The same rows seen from the noisy mean row; a row that is in no sum stays zero.
+
+    What all images share says nothing about classes, and takes up most of a row's length.
+    """
+    x = subtract_centre(rows.x, centre)
+    return replace(rows, x=np.where(rows.counted[:, None], x, np.float32(0)))
 
 
-def named(
-    name: str, settings: Mapping[str, Any], methods: Mapping[str, Any], *, of_rows: Collection[str]
-) -> tuple[Preparation, Any]:
-    """One of some methods, and what is done to its rows: `of_rows` are the settings that are theirs."""
-    if name not in methods:
-        raise ConfigError(f"method is {name!r}: there is {', '.join(methods)}.")
-    own = {f.name for f in fields(methods[name])}
-    for unknown in settings.keys() - own - {*of_rows}:
-        hint = did_you_mean(unknown, sorted(own | {*of_rows}))
-        raise ConfigError(f"{unknown}: {name} has no such setting. {hint}")
-    preparation = Preparation(**{k: v for k, v in settings.items() if k in of_rows})
-    return preparation, methods[name](**{k: v for k, v in settings.items() if k in own})
-
-
-def number_of_units(n: int) -> int:
-    """The public n, or a refusal."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigError(f"n is {n!r}: the public number of images must be a whole number above 0.")
-    return n
+def subtract_centre(x: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
+    """(x - m) / |x - m| for each row: a function of the row alone and of the noisy mean m."""
+    out = np.zeros_like(x)
+    for start in range(0, len(x), AT_A_TIME):
+        part = slice(start, start + AT_A_TIME)
+        moved = x[part].astype(np.float64) - centre
+        length = lengths(moved)
+        unit = np.divide(moved, length, out=np.zeros_like(moved), where=length > 0)
+        out[part] = unit / np.maximum(1.0, lengths(unit)) * SHORTER
+    return out

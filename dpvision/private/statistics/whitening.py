@@ -1,4 +1,4 @@
-"""A public linear map that makes features of public images alike in all directions; private rows only pass through it.
+"""A public linear map that gives features of public images the same variance in all directions.
 
     x -> W (x - m),    W = (C + q tr(C)/d I)^(-1/2),    m and C the mean and the covariance of the public features
 
@@ -6,10 +6,10 @@ With a `rank` only the directions in which public features differ most are kept,
 
     x -> (E + q tr(C)/d)^(-1/2) V^T (x - m)             V and E the first `rank` eigenvectors and eigenvalues of C
 
-Formal guarantee: none is needed here. It is made from public features alone, for instance those of random images, and
-is then a public function of each private row on its own; rows are brought to length 1 after it (rows.py), so the
-sensitivity of every sum stays what it is. Whoever makes it from private features has broken the guarantee: nothing can
-tell.
+Formal guarantee: none is needed here. The map is computed from public features alone, for instance those of random
+images, and is then a public function of each private row on its own; rows are brought to length 1 after it (rows.py),
+so the sensitivity of every sum stays what it is. Computing it from private features breaks the guarantee, and nothing
+here can detect that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpvision.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """The map: `matrix` is W^T, `mean` is m, `ridge` is q."""
+    """The map x -> W (x - m): `matrix` is W^T, `mean` is m, `ridge` is q."""
 
     matrix: Floats
     mean: Floats
@@ -34,13 +34,13 @@ class Whitening:
 
     @staticmethod
     def of(public_features: Any, *, ridge: float = 0.1, rank: int | None = None) -> Whitening:
-        """The whitening of public features; `ridge` is what is added to each direction, as a share of the mean one."""
+        """The whitening of public features; `ridge` is added to each variance, as a share of the mean variance."""
         x = as_matrix(public_features, "public_features").astype(np.float64)
         if len(x) < 2 or not np.isfinite(x).all():
             raise ConfigError("public_features must have at least 2 rows, of finite numbers only.")
         require_ridge(ridge)
         mean = x.mean(axis=0)
-        values, vectors = np.linalg.eigh(ridged(covariance(x), ridge))
+        values, vectors = np.linalg.eigh(add_ridge(covariance(x), ridge))
         if rank is None:
             return Whitening(vectors / np.sqrt(values) @ vectors.T, mean, ridge)
         if not 1 <= rank <= x.shape[1]:
@@ -49,7 +49,7 @@ class Whitening:
 
     @property
     def width(self) -> int:
-        """Of what comes out."""
+        """The number of columns of whitened rows."""
         return self.matrix.shape[1]
 
     def apply(self, x: Floats) -> Floats:
@@ -60,16 +60,16 @@ class Whitening:
 
 
 def covariance(x: Floats) -> Floats:
-    """mean (x - m)(x - m)^T."""
+    """The covariance matrix of the rows: mean (x - m)(x - m)^T."""
     centred = x - x.mean(axis=0)
     return np.asarray(centred.T @ centred / len(x))
 
 
-def ridged(c: Floats, q: float) -> Floats:
+def add_ridge(c: Floats, q: float) -> Floats:
     """C + q tr(C)/d I."""
     d = len(c)
     if not np.trace(c) > 0:
-        raise ConfigError("the public features are all the same, so they say nothing about directions.")
+        raise ConfigError("the public features are all the same, so they have no directions to learn.")
     return c + q * np.trace(c) / d * np.eye(d)
 
 

@@ -89,11 +89,13 @@ class Network:
         parts = self.split(model)
         if parts is None:
             return Inputs(split)
-        return Inputs(split, cache.kept(parts, split, of=self.features_key(split, parts), progress=progress))
+        return Inputs(
+            split, cache.load_or_compute(parts, split, key=self.features_key(split, parts), progress=progress)
+        )
 
     def features_key(self, split: Split, parts: Featured) -> tuple[str, ...]:
         """Return everything that the features of a split depend on."""
-        return identify(split)[1], str(self.config.model), self.config.part, cache.digest(parts), cache.made_by()
+        return identify(split)[1], str(self.config.model), self.config.part, cache.digest(parts), cache.code_version()
 
 
 @dataclass(frozen=True)

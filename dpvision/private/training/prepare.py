@@ -209,7 +209,7 @@ def _seconds_of_features(prepared: Prepared) -> float:
     if parts is None:
         return 0.0
     splits = [s for s in (prepared.data.train, prepared.data.test) if s is not None]
-    missing = sum(cache.missing(prepared.network.features_key(s, parts), len(s)) for s in splits)
+    missing = sum(cache.count_missing(prepared.network.features_key(s, parts), len(s)) for s in splits)
     if not missing:
         return 0.0
     images = torch.rand(min(missing, cache.AT_A_TIME), *prepared.shape) * 2 - 1

@@ -1,11 +1,11 @@
-"""Learners for what was released: rows of noisy features with noisy labels or exact ones, or noisy moments.
+"""Learners for released data: rows of noisy features with noisy or exact labels, or noisy moments.
 
 Formal guarantee: all of it is post-processing. Nothing here can reach private data, a ledger or noise (pyproject.toml
-has the contract), so however often one learns, and whatever one tries, the release tells no more than it did.
+has the contract), so however often and whatever one learns, the release reveals no more than it did.
 
-learner.py     what all share: scikit-learn's interface, and labels as numbers
+learner.py     the base class: scikit-learn's interface, and labels as numbers
 descent.py     LinearLearner and NetworkLearner, by Adam on the generalised Kullback-Leibler loss
-closed.py      RidgeLearner and DiscriminantLearner, from averages less the known noise; fit_moments, from moments
+closed.py      RidgeLearner and DiscriminantLearner, from averages without the known noise; fit_moments, from moments
 """
 
 from __future__ import annotations

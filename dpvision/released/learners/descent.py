@@ -1,12 +1,12 @@
-"""Learners by descent on the generalised Kullback-Leibler loss: a linear one, and a network with one hidden layer.
+"""Learners by gradient descent on the generalised Kullback-Leibler loss: a linear one, and one hidden layer.
 
-As in NeuroMixGDP (Li et al. 2023): Adam from a rate of 0.001, a tenth of it after 2/5, 3/5 and 4/5 of the epochs,
-256 rows a step, no weight decay, labels below 0 taken as 0. The paper has 200 epochs; 10 were enough on mixtures of
-MNIST, where rates from 0.0001 to 0.01 came to within half a point of each other. Noise in the features makes weights
-smaller than they should be, and nothing here makes up for it: where the noise is known, closed.py does.
+As in NeuroMixGDP (Li et al. 2023): Adam from a learning rate of 0.001, divided by ten after 2/5, 3/5 and 4/5 of the
+epochs, 256 rows per step, no weight decay, labels below 0 set to 0. The paper has 200 epochs; 10 were enough on
+mixtures of MNIST, where rates from 0.0001 to 0.01 came to within half a point of each other. Noise in the features
+makes weights smaller than they should be, and nothing here corrects for it: if the noise is known, closed.py does.
 
-Rows are first seen from their mean and in units of their spread, one number for all features, so that a rate suits
-rows of any scale; the weights are given back for rows as they are. The same seed, rows, software and number of
+Rows are standardised by their mean and their spread, one number for all features, so that a rate suits rows of any
+scale; the returned weights are for rows as they are. The same seed, rows, software and number of
 threads give the same weights; torch's own random numbers are neither used nor moved.
 """
 
@@ -27,7 +27,7 @@ DECAYS, DECAY = (0.4, 0.6, 0.8), 0.1
 
 
 class _Descent(Learner):
-    """Settings of the descent, which both learners have."""
+    """The settings of the descent, and the descent itself, which both learners share."""
 
     epochs: int
     rate: float
@@ -51,7 +51,7 @@ class _Descent(Learner):
         y: NDArray[np.float32],
         draws: torch.Generator,
     ) -> None:
-        """Adam on `weights`, in place. Rows are read where they are: only a batch at a time is copied."""
+        """Run Adam on `weights`, in place. Only a batch of rows is copied at a time."""
         mean, spread = centre_and_spread(x)
         rows, labels = torch.from_numpy(_writable(x)), torch.from_numpy(_writable(y))
         shift = torch.from_numpy(mean.astype(np.float32))
@@ -59,8 +59,8 @@ class _Descent(Learner):
             weight.requires_grad_(True)
         adam = torch.optim.Adam(weights, lr=self.rate, weight_decay=self.weight_decay, foreach=True)
         for epoch in range(self.epochs):
-            passed = sum(epoch >= math.ceil(share * self.epochs) for share in DECAYS)
-            adam.param_groups[0]["lr"] = self.rate * DECAY**passed
+            decays = sum(epoch >= math.ceil(share * self.epochs) for share in DECAYS)
+            adam.param_groups[0]["lr"] = self.rate * DECAY**decays
             for chosen in torch.randperm(len(rows), generator=draws).split(int(self.batch)):
                 batch = rows.index_select(0, chosen).sub_(shift).div_(spread)
                 target = labels.index_select(0, chosen)
@@ -141,16 +141,16 @@ def generalised_kl(scores: Tensor, y: Tensor) -> Tensor:
 
         D(y || p) = sum_k  y_k log(y_k / p_k) - y_k + p_k
 
-    sum_k p_k = 1, so the gradient in the scores is (sum_k y_k) p - y. Where y_k <= 0, which noise can make,
+    sum_k p_k = 1, so the gradient in the scores is (sum_k y_k) p - y. If y_k <= 0, which noise can cause,
     y_k log y_k is taken to be 0: it does not depend on p.
     """
     log_p = torch.log_softmax(scores, dim=1)
-    own = torch.xlogy(y.clamp(min=0), y.clamp(min=0))
-    return (own - y * log_p - y + log_p.exp()).sum(dim=1).mean()
+    entropy = torch.xlogy(y.clamp(min=0), y.clamp(min=0))
+    return (entropy - y * log_p - y + log_p.exp()).sum(dim=1).mean()
 
 
 def centre_and_spread(x: NDArray[np.float32]) -> tuple[Floats, float]:
-    """The mean row, and the root of the mean square of what is left, over all features; 1 where nothing is."""
+    """The mean row, and the root mean square of the centred rows over all features; 1 if that is 0."""
     mean = np.sum([part.sum(axis=0, dtype=np.float64) for part in blocks(x)], axis=0) / len(x)
     shift = mean.astype(np.float32)
     square = sum(float(np.square(part - shift).sum(dtype=np.float64)) for part in blocks(x)) / x.size
@@ -158,11 +158,11 @@ def centre_and_spread(x: NDArray[np.float32]) -> tuple[Floats, float]:
 
 
 def _first_weights(inputs: int, outputs: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Uniform within 1 / sqrt(inputs)."""
+    """Weights and bias, uniform within 1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(inputs)
     return tuple((2 * torch.rand(*shape, generator=draws) - 1) * bound for shape in ((inputs, outputs), (outputs,)))  # type: ignore[return-value]
 
 
 def _writable(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """As it is; a copy only where torch could not share it."""
+    """The array itself, or a copy if torch could not share it."""
     return x if x.flags.writeable and x.flags.c_contiguous else np.array(x, order="C")

@@ -1,10 +1,10 @@
-"""What all learners share: scikit-learn's interface, over scores of each class.
+"""The base of all learners: scikit-learn's interface, over scores of each class.
 
     fit(X, y)            X (T, d), used as float32; y (T, K) soft labels or (T,) classes
     scores(X)            (N, K): the highest is the class
-    predict, predict_proba, score, get_params, set_params, clone, pipelines: as scikit-learn has them
+    predict, predict_proba, score, get_params, set_params, clone, pipelines: as in scikit-learn
 
-X that cannot be used is refused by scikit-learn itself, with its ValueError; settings and labels with ConfigError.
+An X that cannot be used is refused by scikit-learn itself, with ValueError; settings and labels with ConfigError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_A_TIME = 2048
 
 
 class Learner(ClassifierMixin, BaseEstimator, ABC):
-    """A subclass learns from (T, d) and (T, K) float32 in `_learn`, and gives scores in `_scores`."""
+    """A classifier trained on released rows: subclasses learn from (T, d) and (T, K) float32 in `_learn`."""
 
     classes: int | None
 
@@ -39,7 +39,7 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
         return self
 
     def scores(self, X: Any) -> Floats:
-        """(N, K)."""
+        """The (N, K) scores of the classes."""
         check_is_fitted(self)
         x = validate_data(self, X, dtype=np.float32, reset=False)
         return np.concatenate([self._scores(part) for part in blocks(x)])
@@ -49,12 +49,12 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
         return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> Floats:
-        """(N, K), each row adding up to 1."""
+        """The (N, K) probabilities of the classes."""
         return np.asarray(softmax(self.scores(X), axis=1))
 
     @abstractmethod
     def _check(self) -> None:
-        """Refuses settings that make no sense."""
+        """Refuse settings out of range."""
 
     @abstractmethod
     def _learn(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None: ...
@@ -64,7 +64,7 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
 
 
 class LinearRule(Learner):
-    """Scores x @ weight_ + bias_."""
+    """A learner with scores x @ weight_ + bias_."""
 
     weight_: Floats  # (d, K)
     bias_: Floats  # (K,)
@@ -74,12 +74,12 @@ class LinearRule(Learner):
 
 
 def blocks(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """A few rows at a time; all of them in float64 may be more than there is room for."""
+    """AT_A_TIME rows at a time; all of them in float64 may not fit in memory."""
     return (x[start : start + AT_A_TIME] for start in range(0, len(x), AT_A_TIME))
 
 
 def require(name: str, value: Any, *, least: float, above: bool = False, whole: bool = False) -> None:
-    """A finite number of at least `least`, or above it."""
+    """Refuse anything but a finite number of at least `least`, or above it."""
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     good = isinstance(value, kinds) and not isinstance(value, bool) and bool(np.isfinite(value))
     if not good or value < least or (above and value == least):
@@ -88,43 +88,43 @@ def require(name: str, value: Any, *, least: float, above: bool = False, whole: 
 
 
 def soft_labels(y: Any, *, classes: int | None, rows: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """(T, K) float32, and the names of the K classes.
+    """Labels as (T, K) float32, and the names of the K classes.
 
     y                       classes       names
     (T, K) numbers          None or K     0 to K - 1; numbers below 0 and above 1 are fine
     (T,) whole numbers      K             0 to K - 1, whether or not there are rows of each
-    (T,) anything           None          those that are there, sorted
+    (T,) anything           None          those in y, sorted
     """
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 2):
         raise ConfigError(f"classes is {classes!r}: the number of classes is a whole number above 1, or None.")
     if y is None:
         raise ConfigError("y is None: a learner requires y to be passed, soft labels (T, K) or classes (T,).")
-    found = np.asarray(y)
-    if found.shape[:1] != (rows,):
-        raise ConfigError(f"y has shape {found.shape}, but there are {rows} rows: there must be as many labels.")
-    if found.ndim == 2:
-        return _soft(found, classes)
-    if found.ndim != 1:
-        raise ConfigError(f"y has shape {found.shape}: it must be soft labels (T, K) or classes (T,).")
+    labels = np.asarray(y)
+    if labels.shape[:1] != (rows,):
+        raise ConfigError(f"y has shape {labels.shape}, but there are {rows} rows: each row needs one label.")
+    if labels.ndim == 2:
+        return _check_soft(labels, classes)
+    if labels.ndim != 1:
+        raise ConfigError(f"y has shape {labels.shape}: it must be soft labels (T, K) or classes (T,).")
     if classes is not None:
-        if found.dtype.kind not in "iu" or not (found.min() >= 0 and found.max() < classes):
+        if labels.dtype.kind not in "iu" or not (labels.min() >= 0 and labels.max() < classes):
             raise ConfigError(f"y must be whole numbers from 0 to {classes - 1}, as classes={classes} was given.")
         names = np.arange(classes)
-        return np.eye(classes, dtype=np.float32)[found], names
-    if found.dtype.kind == "f" and not (np.isfinite(found).all() and (found == np.trunc(found)).all()):
+        return np.eye(classes, dtype=np.float32)[labels], names
+    if labels.dtype.kind == "f" and not (np.isfinite(labels).all() and (labels == np.trunc(labels)).all()):
         raise ConfigError("Unknown label type: y has numbers that are not whole. Fix: classes, or labels (T, K).")
-    names, places = np.unique(found, return_inverse=True)
+    names, places = np.unique(labels, return_inverse=True)
     if len(names) < 2:
-        raise ConfigError(f"y has one class only ({names[0]!r}). Fix: classes=, where others were possible.")
+        raise ConfigError(f"y has one class only ({names[0]!r}). Fix: classes=, if others were possible.")
     return np.eye(len(names), dtype=np.float32)[places], names
 
 
-def _soft(found: NDArray[Any], classes: int | None) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    if found.shape[1] < 2 or found.dtype.kind not in "fiu":
-        raise ConfigError(f"y is {found.dtype} of shape {found.shape}: soft labels need a column for each class.")
-    if classes not in (None, found.shape[1]):
-        raise ConfigError(f"y has {found.shape[1]} columns, but classes={classes} was given.")
-    soft = found.astype(np.float32, copy=False)
+def _check_soft(labels: NDArray[Any], classes: int | None) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    if labels.shape[1] < 2 or labels.dtype.kind not in "fiu":
+        raise ConfigError(f"y is {labels.dtype} of shape {labels.shape}: soft labels need a column for each class.")
+    if classes not in (None, labels.shape[1]):
+        raise ConfigError(f"y has {labels.shape[1]} columns, but classes={classes} was given.")
+    soft = labels.astype(np.float32, copy=False)
     if not np.isfinite(soft).all():
         raise ConfigError("y has numbers that are not finite. Fix: leave those rows out.")
-    return soft, np.arange(found.shape[1])
+    return soft, np.arange(labels.shape[1])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpvision.private.features.resumable_file import PartialRows, rows_of
+from dpvision.private.features.resumable_file import ResumableFile, read_complete
 
 ROWS = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 BLOCK = 4
@@ -23,14 +23,14 @@ CALLS = ("open", "posix_fallocate", "pwrite", "fsync", "replace", "rename", "unl
 def fill(path: Path) -> int:
     """The rows that had to be computed."""
     computed = 0
-    with PartialRows(path, ROWS.shape) as rows:
+    with ResumableFile(path, ROWS.shape) as rows:
         done = rows.begin()
         while done < len(ROWS):
             part = ROWS[done : done + BLOCK]
             rows.write(done, part)
             computed += len(part)
             done += len(part)
-            rows.note(done)
+            rows.record(done)
         rows.finish()
     return computed
 
@@ -64,7 +64,7 @@ if __name__ == "__main__":
             fill(path)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        whole = len(ROWS) if path.exists() else rows_of(path)
+        whole = len(ROWS) if path.exists() else read_complete(path)
         computed = 0 if path.exists() else fill(path)
         print(json.dumps({"killed": os.WIFSIGNALED(status), "whole": whole, "computed": computed}), flush=True)
         if not os.WIFSIGNALED(status):

@@ -18,7 +18,7 @@ from dpvision.models.featured import require_head_last
 from dpvision.models.inputs import to_tensor
 from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache, encoders
-from dpvision.private.features.encoders import Encoder, encoder, extract, named
+from dpvision.private.features.encoders import Encoder, cache_key, extract, load_encoder
 from dpvision.public import dictionary
 from dpvision.storage import safetensors
 from tests.private.features.rank_worker import records
@@ -33,19 +33,19 @@ def _weights(path: Path, name: str, *, seed: int = 5, shape: tuple[int, int, int
 
 def test_pixels_are_the_pixels_from_0_to_1() -> None:
     split = records(20)
-    rows = extract(encoder("pixels", GREY), split)
+    rows = extract(load_encoder("pixels", GREY), split)
     assert isinstance(rows, np.memmap) and rows.dtype == np.float32
     np.testing.assert_allclose(rows, split.images.reshape(20, -1) / 255, atol=1e-6)
-    assert "[0, 1]" in encoder("pixels", GREY).origin
-    np.testing.assert_allclose(extract(encoder("linear", GREY), split), rows * 2 - 1, atol=1e-6)
+    assert "[0, 1]" in load_encoder("pixels", GREY).origin
+    np.testing.assert_allclose(extract(load_encoder("linear", GREY), split), rows * 2 - 1, atol=1e-6)
 
 
 def test_scattering_is_the_transform_in_a_row() -> None:
-    split, scattering = records(5), encoder("scattering", GREY)
+    split, scattering = records(5), load_encoder("scattering", GREY)
     whole = Scattering(GREY)(to_tensor(split.images)).flatten(1)
     np.testing.assert_array_equal(extract(scattering, split), whole.numpy())
     assert scattering.width == whole.shape[1] and scattering.weights is None and "nothing" in scattering.origin
-    assert encoder("scatter-linear", GREY).width == whole.shape[1]
+    assert load_encoder("scatter-linear", GREY).width == whole.shape[1]
 
 
 def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pyt
         return tmp_path / "prior" / "weights.safetensors"
 
     monkeypatch.setattr(encoders.dictionary, "load_or_compute", kept)
-    made = encoder("patches-256", shape)
+    made = load_encoder("patches-256", shape)
     assert asked == [dictionary.DictionarySettings("patches-256", shape)]
-    given = encoder("patches-256", shape, tmp_path / "prior" / "weights.safetensors")
+    given = load_encoder("patches-256", shape, tmp_path / "prior" / "weights.safetensors")
     images = torch.rand(3, *shape) * 2 - 1
     rows = made.features(images)
     assert torch.equal(rows, given.features(images)) and rows.shape == (3, 2 * 9 * 256)
@@ -73,7 +73,7 @@ def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["vit-tiny", "small-cnn", "scatter-cnn"])
 def test_a_model_gives_what_its_head_gets(name: str, tmp_path: Path) -> None:
     file = _weights(tmp_path / "public.safetensors", name)
-    found, model = encoder(name, GREY, file), build(name, GREY, classes=10, seed=5)
+    found, model = load_encoder(name, GREY, file), build(name, GREY, classes=10, seed=5)
     images = torch.rand(5, *GREY) * 2 - 1
     assert torch.equal(found.features(images), split_head(model).features(images).flatten(1))
     assert found.name == name and found.weights == digest_file(file) and "public.safetensors" in found.origin
@@ -82,16 +82,16 @@ def test_a_model_gives_what_its_head_gets(name: str, tmp_path: Path) -> None:
 
 def test_known_weights_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(encoders.ORIGINS, "vit-tiny", encoders.ORIGINS["dinov2-vits14"])
-    origin = encoder("vit-tiny", GREY, _weights(tmp_path / "dino.safetensors", "vit-tiny")).origin
+    origin = load_encoder("vit-tiny", GREY, _weights(tmp_path / "dino.safetensors", "vit-tiny")).origin
     assert "Apache-2.0" in origin and "may contain images of benchmarks" in origin and "dino.safetensors" in origin
-    assert "unknown" in encoder("small-cnn", GREY, _weights(tmp_path / "w.safetensors", "small-cnn")).origin
+    assert "unknown" in load_encoder("small-cnn", GREY, _weights(tmp_path / "w.safetensors", "small-cnn")).origin
 
 
 @pytest.mark.parametrize(
     ("name", "weights", "error", "reason"),
     [
-        ("vit-tiny", None, ConfigError, "must have taught"),
-        ("scatter-cnn", None, ConfigError, "must have taught"),
+        ("vit-tiny", None, ConfigError, "needs weights trained on public images"),
+        ("scatter-cnn", None, ConfigError, "needs weights trained on public images"),
         ("pixels", "some", ConfigError, "would not be used"),
         ("scatter-linear", "some", ConfigError, "would not be used"),
         ("vit-tiny", "missing", DataError, "no such file"),
@@ -109,34 +109,34 @@ def test_what_is_no_public_encoder(
         tensors = build("vit-tiny", GREY, classes=10, seed=0).state_dict()
         (tmp_path / "private.safetensors").write_bytes(safetensors.dump(tensors, {"event": "{}"}))
     with pytest.raises(error, match=reason):
-        encoder(name, GREY, file)
+        load_encoder(name, GREY, file)
 
 
 def test_rows_are_named_by_what_they_depend_on(tmp_path: Path) -> None:
     files = [_weights(tmp_path / f"{seed}.safetensors", "vit-tiny", seed=seed) for seed in (1, 2)]
-    one, other = (encoder("vit-tiny", GREY, file) for file in files)
+    one, other = (load_encoder("vit-tiny", GREY, file) for file in files)
     names = {
-        "same": named(one, records()),
-        "weights": named(other, records()),
-        "records": named(one, records(seed=1)),
-        "fewer": named(one, records(20)),
-        "network": named(encoder("pixels", GREY), records()),
+        "same": cache_key(one, records()),
+        "weights": cache_key(other, records()),
+        "records": cache_key(one, records(seed=1)),
+        "fewer": cache_key(one, records(20)),
+        "network": cache_key(load_encoder("pixels", GREY), records()),
     }
-    assert len({cache.file(name) for name in names.values()}) == len(names)
-    assert names["same"] == named(encoder("vit-tiny", GREY, files[0]), records())
+    assert len({cache.path_of(name) for name in names.values()}) == len(names)
+    assert names["same"] == cache_key(load_encoder("vit-tiny", GREY, files[0]), records())
 
 
 def test_rows_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    one = extract(encoder("pixels", GREY), records(), lambda done, count: seen.append(done))
+    one = extract(load_encoder("pixels", GREY), records(), lambda done, count: seen.append(done))
     assert seen[-1] == len(records())
     monkeypatch.setattr(Encoder, "features", lambda self, x: torch.zeros(len(x), 64))  # asked for the shape alone
-    np.testing.assert_array_equal(extract(encoder("pixels", GREY), records()), one)
+    np.testing.assert_array_equal(extract(load_encoder("pixels", GREY), records()), one)
 
 
 def test_images_of_another_shape_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"\(3, 8, 8\).*\(1, 8, 8\)"):
-        extract(encoder("pixels", COLOUR), records())
+        extract(load_encoder("pixels", COLOUR), records())
 
 
 class _Mixes(nn.Module):
@@ -148,7 +148,7 @@ def test_an_encoder_that_mixes_images_is_refused_before_it_sees_any() -> None:
     mixing = Encoder("mixing", GREY, _Mixes(), piece=8, origin="a test")
     with pytest.raises(UnsafeLayer, match="mixes"):
         extract(mixing, records())
-    assert not cache.file(named(mixing, records())).exists()
+    assert not cache.path_of(cache_key(mixing, records())).exists()
 
 
 class _Counts(nn.Module):
@@ -160,7 +160,7 @@ def test_an_encoder_that_looks_at_places_is_refused_by_name() -> None:
     counting = Encoder("counting", GREY, _Counts(), piece=8, origin="a test")
     with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another place"):
         extract(counting, records())
-    assert not cache.file(named(counting, records())).exists()
+    assert not cache.path_of(cache_key(counting, records())).exists()
 
 
 class _BendsWhatItsHeadSays(nn.Module):

@@ -14,7 +14,7 @@ import pytest
 import dpvision
 from dpvision.core import files
 from dpvision.private.features import cache
-from dpvision.private.features.resumable_file import PartialRows, rows_of
+from dpvision.private.features.resumable_file import ResumableFile, read_complete
 from dpvision.private.training import ranks as distributed
 from dpvision.storage import software
 from tests.private.features.rank_worker import COUNT, OF, Counting, network, records
@@ -39,26 +39,28 @@ def test_stopped_after_any_round(stage: int) -> None:
 
     first = Counting(network())
     with pytest.raises(Stopped):
-        cache.kept(first, records(), of=OF, progress=progress)
-    assert not cache.file(OF).exists() and rows_of(cache.file(OF)) == seen[-1] == min(8 * (stage + 1), COUNT)
-    assert cache.missing(OF, COUNT) == COUNT - seen[-1]
+        cache.load_or_compute(first, records(), key=OF, progress=progress)
+    assert not cache.path_of(OF).exists() and read_complete(cache.path_of(OF)) == seen[-1] == min(
+        8 * (stage + 1), COUNT
+    )
+    assert cache.count_missing(OF, COUNT) == COUNT - seen[-1]
     second = Counting(network())
-    found = cache.kept(second, records(), of=OF)
-    assert first.images + second.images == COUNT and cache.missing(OF, COUNT) == 0
-    whole = cache.kept(Counting(network()), records(), of=("not", "stopped"))
+    found = cache.load_or_compute(second, records(), key=OF)
+    assert first.images + second.images == COUNT and cache.count_missing(OF, COUNT) == 0
+    whole = cache.load_or_compute(Counting(network()), records(), key=("not", "stopped"))
     np.testing.assert_array_equal(found, whole)
-    assert cache.file(OF).read_bytes() == cache.file(("not", "stopped")).read_bytes()
-    assert {path.suffix for path in cache.file(OF).parent.iterdir()} == {".npy", ".lock"}
+    assert cache.path_of(OF).read_bytes() == cache.path_of(("not", "stopped")).read_bytes()
+    assert {path.suffix for path in cache.path_of(OF).parent.iterdir()} == {".npy", ".lock"}
 
 
 def test_what_was_left_of_other_records_is_not_used() -> None:
     """A partial file that was moved under the name of others, with its progress, has their shape and says who it is."""
     with pytest.raises(Stopped):
-        cache.kept(network(), records(seed=1), of=("others",), progress=_stop)
+        cache.load_or_compute(network(), records(seed=1), key=("others",), progress=_stop)
     for suffix in (".partial", ".progress"):
-        cache.file(("others",)).with_suffix(suffix).rename(cache.file(OF).with_suffix(suffix))
+        cache.path_of(("others",)).with_suffix(suffix).rename(cache.path_of(OF).with_suffix(suffix))
     parts = Counting(network())
-    cache.kept(parts, records(), of=OF)
+    cache.load_or_compute(parts, records(), key=OF)
     assert parts.images == COUNT
 
 
@@ -68,18 +70,18 @@ def _stop(*_: int) -> None:
 
 def test_two_ranks_are_killed_and_go_on(tmp_path: Path) -> None:
     """Each computes its own records; the bits are those of one rank, which ran through."""
-    whole = cache.kept(network(), records(), of=OF)
-    home, path = tmp_path / "of ranks", tmp_path / "of ranks" / "features" / cache.file(OF).name
+    whole = cache.load_or_compute(network(), records(), key=OF)
+    home, path = tmp_path / "of ranks", tmp_path / "of ranks" / "features" / cache.path_of(OF).name
     (first, *_), (second, _, said) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER), seconds=180)
     assert first == -signal.SIGKILL and second and "RankLost" in said
-    assert rows_of(path) == 16 and not path.exists()
+    assert read_complete(path) == 16 and not path.exists()
     told = []
     for code, out, err in ranks.finish(ranks.start("0", ranks=2, home=home, module=WORKER), seconds=180):
         assert code == 0, err
         told.append(json.loads(out))
     assert [each["images"] for each in told] == [18, 16], "records 16-23, 32-39, 48-49 and 24-31, 40-47"
     assert {each["digest"] for each in told} == {hashlib.blake2b(whole.tobytes()).hexdigest()}
-    assert path.read_bytes() == cache.file(OF).read_bytes() and path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == cache.path_of(OF).read_bytes() and path.stat().st_mode & 0o777 == 0o600
 
 
 def test_ranks_with_two_homes_are_refused(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_ranks_with_two_homes_are_refused(tmp_path: Path) -> None:
     homes = [tmp_path / name / "features" for name in ("one", "other")]
     for home in homes:
         files.make_folder(home)
-        with PartialRows(home / cache.file(OF).name, (COUNT, *cache.shape_of(network(), (1, 8, 8)))) as rows:
+        with ResumableFile(home / cache.path_of(OF).name, (COUNT, *cache.shape_of(network(), (1, 8, 8)))) as rows:
             rows.begin()
     processes = ranks.start("0", ranks=2, home=homes[0].parent, last_home=homes[1].parent, module=WORKER)
     for code, _, err in ranks.finish(processes, seconds=180):
@@ -106,13 +108,13 @@ def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> 
                 other.__exit__(None, None, None)
             return super().any(here)
 
-    monkeypatch.setattr(cache, "ASK_AGAIN", 0.01)
+    monkeypatch.setattr(cache, "POLL", 0.01)
     monkeypatch.setattr(distributed, "team", Chatty)
-    lock = cache.file(OF).with_suffix(".lock")
+    lock = cache.path_of(OF).with_suffix(".lock")
     files.make_folder(lock.parent)
     other = files.locked(lock)
     other.__enter__()
-    cache.kept(network(), records(), of=OF)
+    cache.load_or_compute(network(), records(), key=OF)
     assert asked[:6] == [True, True, True, True, False, True], "not there, taken three times, got it, still not there"
 
 
@@ -135,7 +137,7 @@ def test_code_that_makes_features_is_in_their_name(file: str, counts: bool, tmp_
     package = tmp_path / "dpvision"
     shutil.copytree(Path(dpvision.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     before, all_before = software.source(*cache.CODE, package=package), software.source(package=package)
-    assert before == software.source(*cache.CODE) and before in cache.made_by()
+    assert before == software.source(*cache.CODE) and before in cache.code_version()
     with (package / file).open("a") as out:
         out.write("# a change\n")
     assert (software.source(*cache.CODE, package=package) != before) == counts
@@ -145,10 +147,10 @@ def test_code_that_makes_features_is_in_their_name(file: str, counts: bool, tmp_
 
 
 def test_another_machine_is_in_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache.made_by()
-    cache.made_by.cache_clear()
+    before = cache.code_version()
+    cache.code_version.cache_clear()
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     try:
-        assert cache.made_by() != before
+        assert cache.code_version() != before
     finally:
-        cache.made_by.cache_clear()
+        cache.code_version.cache_clear()

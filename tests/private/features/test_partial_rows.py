@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpvision.errors import DataError
-from dpvision.private.features.resumable_file import PartialRows
+from dpvision.private.features.resumable_file import ResumableFile
 from tests.private.features.fill_worker import BLOCK, ROWS, fill
 
 
@@ -43,10 +43,10 @@ def test_killed_at_every_system_call(tmp_path: Path) -> None:
 def _left_behind(folder: Path, *, noted: int = 2 * BLOCK) -> Path:
     """As a killed process leaves it; the last block is written, but not noted."""
     path = folder / "name.npy"
-    with PartialRows(path, ROWS.shape) as rows:
+    with ResumableFile(path, ROWS.shape) as rows:
         assert rows.begin() == 0
         rows.write(0, ROWS)
-        rows.note(noted)
+        rows.record(noted)
     return path
 
 
@@ -147,15 +147,15 @@ def test_a_folder_in_the_way_is_named(which: str, tmp_path: Path) -> None:
 def test_another_rank_needs_the_file_that_the_first_made(tmp_path: Path) -> None:
     path = tmp_path / "name.npy"
     with pytest.raises(DataError, match="does not see the file"):
-        PartialRows(path, ROWS.shape).join()
-    with PartialRows(path, ROWS.shape) as first, PartialRows(path, ROWS.shape) as second:
+        ResumableFile(path, ROWS.shape).join()
+    with ResumableFile(path, ROWS.shape) as first, ResumableFile(path, ROWS.shape) as second:
         first.begin()
         second.join()
         assert first.token == second.token != ""
         second.write(BLOCK, ROWS[BLOCK:])
         first.write(0, ROWS[:BLOCK])
-        first.note(len(ROWS))
+        first.record(len(ROWS))
         first.finish()
     assert path.read_bytes() == _bytes(tmp_path)
-    with PartialRows(tmp_path / "name.npy", (11, 4)) as rows, pytest.raises(DataError, match="does not see"):
+    with ResumableFile(tmp_path / "name.npy", (11, 4)) as rows, pytest.raises(DataError, match="does not see"):
         rows.join()

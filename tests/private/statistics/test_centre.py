@@ -12,7 +12,8 @@ from dpvision.core.events import Budget
 from dpvision.core.rows import Preparation, Rows, lengths
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import fit_head
-from dpvision.private.statistics.centre import around, less, sum_of_rows
+from dpvision.private.statistics.row_sums import sum_of_rows
+from dpvision.private.statistics.setup import centre_rows, subtract_centre
 from tests.private.statistics.cases import BUDGET, CLASSES, NASTY, WIDTH, nasty_row, new_ledger, separable, some_rows
 
 
@@ -35,9 +36,9 @@ def test_rows_stay_within_length_one_and_broken_ones_stay_zero() -> None:
     x[5], x[7] = nasty_row(rng, "nan", x), nasty_row(rng, "denormal", x)
     rows = Rows.of(x, y, Preparation(unit=True), classes=CLASSES)
     for centre in (rng.normal(size=WIDTH), rng.normal(size=WIDTH) * 1e-200, np.zeros(WIDTH), rows.x[0].astype(float)):
-        moved = around(rows, centre)
+        moved = centre_rows(rows, centre)
         assert (lengths(moved.x.astype(np.float64)) <= 1).all() and not moved.x[5].any()
-        alone = [less(rows.x[i : i + 1], centre)[0] for i in range(0, 300, 37) if i != 5]
+        alone = [subtract_centre(rows.x[i : i + 1], centre)[0] for i in range(0, 300, 37) if i != 5]
         assert np.array_equal(alone, [moved.x[i] for i in range(0, 300, 37) if i != 5]), "each row on its own"
 
 

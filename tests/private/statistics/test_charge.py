@@ -15,7 +15,7 @@ from dpvision.core.rows import BoundedSum, Rows
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.statistics import Whitening, fit_head
-from dpvision.private.statistics.setup import setup
+from dpvision.private.statistics.setup import HeadSetup
 from dpvision.storage.home import ledger_of
 from tests.private.statistics.cases import BUDGET, CLASSES, SETTINGS, WIDTH, new_ledger, separable, some_rows
 
@@ -133,7 +133,9 @@ def test_noise_has_the_stated_variance_in_every_part(name: str, tmp_path: Path, 
 @pytest.mark.parametrize("name", ["gd", "newton", "moments", "lda", "lda, private covariance"])
 def test_sums_are_divided_by_the_public_number(name: str, tmp_path: Path) -> None:
     """What a method gets is the sum; the same noisy sum with another n gives what that n says."""
-    plan = setup(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k not in ("method", "public")})
+    plan = HeadSetup.of(
+        SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k not in ("method", "public")}
+    )
     asked = []
 
     def noisy(bounded: BoundedSum) -> np.ndarray:
@@ -143,7 +145,7 @@ def test_sums_are_divided_by_the_public_number(name: str, tmp_path: Path) -> Non
     def fitted(count: int) -> tuple[np.ndarray, np.ndarray | None]:
         rows = Rows.of(X[:count], Y[:count], plan.preparation, classes=CLASSES)
         public = plan.public_rows(SETTINGS[name].get("public"), width=rows.width)
-        return plan.method.fit(rows, n=40, sigma=1.0, noisy=noisy, public=public)
+        return plan.method.fit(rows, n=40, sigma=1.0, add_noise=noisy, public=public)
 
     (w40, b40), (w7, b7) = fitted(40), fitted(7)
     assert np.array_equal(w40, w7), "the true number of rows is nowhere but in the sums"
@@ -153,9 +155,9 @@ def test_sums_are_divided_by_the_public_number(name: str, tmp_path: Path) -> Non
 def test_gd_takes_the_mean_over_the_public_number(tmp_path: Path) -> None:
     """One step from zero without momentum is -rate * sum / n: twice the n, half the weights."""
     settings = {"steps": 1, "momentum": 0.0, "total_rate": 10.0, "keep": "last"}
-    plan = setup("gd", settings)
+    plan = HeadSetup.of("gd", settings)
     rows = Rows.of(X, Y, plan.preparation, classes=CLASSES)
-    half, full = (plan.method.fit(rows, n=n, sigma=1.0, noisy=lambda b: b.total)[0] for n in (80, 40))
+    half, full = (plan.method.fit(rows, n=n, sigma=1.0, add_noise=lambda b: b.total)[0] for n in (80, 40))
     assert np.allclose(half * 2, full, rtol=1e-12)
     y = np.eye(CLASSES)[Y]
     assert np.allclose(full, -10 * rows.x.T.astype(float) @ (1 / CLASSES - y) / 40)
@@ -221,10 +223,10 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
         ({"method": "moments", "ridge": 0.0}, "ridge is 0"),
         ({"method": "lda", "covariance": "shared"}, "covariance is 'shared'"),
         ({"method": "lda", "share": 0.97}, "leave nothing"),
-        ({"method": "lda", "intercept": 1.0}, "lda makes its own"),
+        ({"method": "lda", "intercept": 1.0}, "lda computes its own"),
         ({"method": "lda", "covariance": "public"}, "public features"),
         ({"method": "newton"}, "public features"),
-        ({"method": "newton", "public": np.ones((4, WIDTH + 1)) * np.arange(4.0)[:, None]}, "another length"),
+        ({"method": "newton", "public": np.ones((4, WIDTH + 1)) * np.arange(4.0)[:, None]}, "they must be the same"),
         ({"method": "newton", "public": np.full((4, WIDTH), np.nan)}, "public must have"),
         ({"method": "newton", "rate": 0.0}, "rate is 0"),
         ({"whitening": Whitening.of(np.random.default_rng(0).normal(size=(9, 3)))}, "whitening was made from 3"),

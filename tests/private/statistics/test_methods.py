@@ -15,12 +15,9 @@ from dpvision.core.events import Budget
 from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import Whitening, fit_head, scaled_rate
-from dpvision.private.statistics.gd import MOST_RATE, GradientDescent
-from dpvision.private.statistics.lda import Discriminant
-from dpvision.private.statistics.logistic import clipped_gradient
-from dpvision.private.statistics.newton import newton_direction
-from dpvision.private.statistics.ridge import Moments
-from dpvision.private.statistics.second_moment import second_moment, to_matrix, to_vector
+from dpvision.private.statistics.closed_form import Discriminant, Moments
+from dpvision.private.statistics.logistic import LARGEST_RATE, GradientDescent, clipped_gradient, newton_direction
+from dpvision.private.statistics.row_sums import second_moment, to_matrix, to_vector
 from dpvision.released.moments import LEAST_RIDGE, without_noise_floor
 from tests.private.statistics.cases import CLASSES, WIDTH, new_ledger, separable, some_rows
 
@@ -226,7 +223,7 @@ def test_the_rate_is_the_total_over_the_steps_or_set_by_the_noise() -> None:
     # (1 - 0.9) * 0.5 * n / (sigma * sqrt(100)): linear in n and in 1/sigma, up to a limit.
     assert free.rate(n=1000, sigma=10.0) == pytest.approx(0.5)
     assert free.rate(n=2000, sigma=10.0) == pytest.approx(1.0) == free.rate(n=1000, sigma=5.0)
-    assert free.rate(n=10**9, sigma=1.0) == MOST_RATE
+    assert free.rate(n=10**9, sigma=1.0) == LARGEST_RATE
 
 
 def test_the_total_rate_is_linear_in_epsilon() -> None:

@@ -15,9 +15,9 @@ import pytest
 from dpvision.core import noise
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows, lengths
 from dpvision.private.statistics import fit_head, logistic
-from dpvision.private.statistics.lda import class_statistics
+from dpvision.private.statistics.closed_form import regression_sums
 from dpvision.private.statistics.logistic import clipped_gradient
-from dpvision.private.statistics.ridge import moments
+from dpvision.private.statistics.row_sums import class_statistics
 from tests.private.statistics.cases import BUDGET, CLASSES, NASTY, SETTINGS, WIDTH, nasty_row, new_ledger, some_rows
 
 COUNTS = (0, 1, 2, 7, AT_A_TIME - 1, AT_A_TIME)
@@ -78,7 +78,7 @@ QUERIES: dict[str, Callable[[Rows, np.random.Generator], BoundedSum]] = {
         )
         for clip in (0.05, 1.0, 5.0)
     },
-    **{f"moments, share {s}": lambda rows, rng, s=s: moments(rows, share=s) for s in (0.02, 0.5, 0.98)},
+    **{f"moments, share {s}": lambda rows, rng, s=s: regression_sums(rows, share=s) for s in (0.02, 0.5, 0.98)},
     **{
         f"class statistics {abc}": lambda rows, rng, abc=abc: class_statistics(rows, a=abc[0], b=abc[1], c=abc[2])
         for abc in ((0.0, 1.0, 0.0), (0.0, 0.9, 0.4), (0.6, 0.8, 0.0), (0.6, 0.7, 0.3))

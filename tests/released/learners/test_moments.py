@@ -9,8 +9,8 @@ import pytest
 
 from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.lda import Discriminant
-from dpvision.private.statistics.second_moment import to_matrix
+from dpvision.private.statistics.closed_form import Discriminant
+from dpvision.private.statistics.row_sums import to_matrix
 from dpvision.released.learners import fit_moments
 from dpvision.released.moments import LEAST_RIDGE
 from tests.released.learners.cases import CLASSES, digits
@@ -79,7 +79,7 @@ def test_no_class_is_smaller_than_a_tenth_of_an_even_one_nor_than_its_noise() ->
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "method": ({"method": "lda"}, "there is discriminant, ridge"),
+    "method": ({"method": "lda"}, "one of discriminant, ridge"),
     "noise": ({"noise_moment": -1.0}, "noise_moment is -1"),
     "ridge": ({"ridge": 0.0}, "ridge is 0"),
     "n": ({"n": 0}, "n is 0"),

@@ -222,9 +222,9 @@ def _looked_at(place: Path, corpus: Path) -> None:
 
 
 def _encoder(place: Path, corpus: Path) -> None:
-    from dpvision.private.features.encoders import encoder
+    from dpvision.private.features.encoders import load_encoder
 
-    encoder("wrn-10-1", (3, 8, 8), place / "weights.safetensors")
+    load_encoder("wrn-10-1", (3, 8, 8), place / "weights.safetensors")
 
 
 def _synthetic(place: Path, corpus: Path) -> None:
@@ -242,7 +242,7 @@ def _rows(place: Path, corpus: Path) -> None:
 
 
 def _features(place: Path, corpus: Path) -> None:
-    from dpvision.private.features.as_released import features_of
+    from dpvision.private.features.public_map import features_of
 
     features_of(place, str(corpus / "data.npz"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpvision.core import files
 from dpvision.core.keys import WIPED, Key
-from dpvision.private.statistics.release import _key
+from dpvision.private.statistics.release import _load_or_create_key
 from dpvision.storage import safetensors
 from tests.fork_server import ForkServer
 from tests.system.kills.killing import DONE, Undisturbed, account
@@ -59,13 +59,13 @@ def test_only_unnamed_files_count_as_left_by_a_kill(tmp_path: Path) -> None:
 def test_a_key_that_is_kept_is_not_written_again(tmp_path: Path) -> None:
     """A kill while it is written would leave a copy, which nobody destroys with it."""
     place = tmp_path / "keys" / "0123456789abcdef.key"
-    first = _key(place, None)
+    first = _load_or_create_key(place, None)
     written = place.stat()
-    again = _key(place, None)
+    again = _load_or_create_key(place, None)
     assert again.sign("x") == first.sign("x")
     assert (place.stat().st_ino, place.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
     Key.for_tests("word").write(place)
-    assert _key(place, None).private, "a fixed key that is found there does not hide anything"
+    assert _load_or_create_key(place, None).private, "a fixed key that is found there does not hide anything"
 
 
 @pytest.mark.parametrize("name", ["train", "release, moments"])

@@ -115,8 +115,8 @@ BUGS = (
     ),
     _bug(
         12, "rows in which nobody is are left out", "NeuroMixGDP-HS, MC = MC[sum > 0]",
-        (MIXTURES, 'total = summed(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))',
-         'total = summed(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))[np.diff(chosen.starts) > 0]'),
+        (MIXTURES, 'total = sum_chosen(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))',
+         'total = sum_chosen(z, chosen, self._shares(len(chosen.members), gate.stream("weights", number)))[np.diff(chosen.starts) > 0]'),
         by="replay releases",
     ),
     _bug(
@@ -156,8 +156,8 @@ BUGS = (
     ),
     _bug(
         18, "the number of records used as public", "Synthcity; arXiv 2602.17454",
-        ("dpvision.private.statistics.fit", "n = number_of_units(len(rows.x) if n is None else n)",
-         "n = number_of_units(max(1, len(rows.x)))"), by="replay heads",
+        ("dpvision.private.statistics.head", "n, read_off = public_count(n, rows.x)",
+         "n, read_off = max(1, len(rows.x)), ()"), by="replay heads",
     ),
     _bug(
         19, "sensitivity 0 for one block: no noise there", "diffprivlib #104, PR #110",
@@ -165,7 +165,7 @@ BUGS = (
     ),
     _bug(
         19, "sensitivity without one of two blocks", "diffprivlib #105",
-        ("dpvision.private.statistics.ridge", "return BoundedSum(total, math.sqrt(share + (1 - share) * (1 - 1.0 / k)))",
+        ("dpvision.private.statistics.closed_form", "return BoundedSum(total, math.sqrt(share + (1 - share) * (1 - 1.0 / k)))",
          "return BoundedSum(total, math.sqrt(share))"), by="replay heads",
     ),
     _bug(

@@ -142,7 +142,7 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         48, "weights of a mixture divided by their sum", "Dirichlet weights, RW-Mix as published",
-        ("dpvision.private.statistics.mixture_weights", "        return np.asarray(np.floor(share",
+        ("dpvision.private.statistics.mixtures", "        return np.asarray(np.floor(share",
          "        share = share / max(1e-9, share.sum())\n        return np.asarray(np.floor(share"),
         by="sampler of releases",
     ),
@@ -177,10 +177,9 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         49, "whitened by private features", "NeuroMixGDP _mean.npy; Handcrafted-DP",
-        (MAKING, "            white = whitening(self.encoder, rank=config.rank, progress=",
+        (MAKING, "            white = load_or_compute_whitening(\n",
          "            from dpvision.private.statistics.whitening import Whitening\n"
-         "            white = Whitening.of(self._features(prepared.data.train), rank=config.rank) or whitening(\n"
-         "                self.encoder, rank=config.rank, progress="),
+         "            white = Whitening.of(self._features(prepared.data.train), rank=config.rank) or load_or_compute_whitening(\n"),
         by="units apart: rows, replay whole runs",
     ),
     _bug(

@@ -37,7 +37,7 @@ from dpvision.core.ledger import Ledger
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
 from dpvision.errors import BudgetSpent, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
-from dpvision.private.statistics.mixture_weights import RandomWeights
+from dpvision.private.statistics.mixtures import RandomWeights
 from dpvision.private.training import train
 from dpvision.private.training.network import each_loss
 from dpvision.private.training.private_sum import PrivateSum
@@ -345,7 +345,6 @@ NEAR_THE_NOISE = (
     "dpvision.core.keys",
     "dpvision.core.gate",
     "dpvision.private.training.private_sum",
-    "dpvision.private.statistics.mixture_weights",
     "dpvision.private.statistics.mixtures",
     "dpvision.private.training.tune",
     "dpvision.private.training.stopping",

@@ -28,9 +28,8 @@ from dpvision.models.inputs import Inputs
 from dpvision.private.engine import STYLES, ClippedSum
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.baselines import synthesise
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import Mixtures
-from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.mixtures import Mixtures, RandomWeights
+from dpvision.private.statistics.moments import MomentsMechanism
 from dpvision.private.training.network import each_loss
 from dpvision.private.training.private_sum import PrivateSum, count_units, fetcher
 from dpvision.private.training.state import trainable
@@ -237,9 +236,9 @@ class ReleasedMoments:
 
     def __call__(self, records: Records) -> object:
         rows = _rows(records, Preparation(unit=True))
-        moments = Moments(rows, share=0.4, counts_share=0.1, n=N, class_counts=self.class_counts)
+        moments = MomentsMechanism(rows, share=0.4, counts_share=0.1, n=N, class_counts=self.class_counts)
         event = moments.event(2.0)
-        return moments.released(charged(event, id=moments.name(KEY, event)), KEY)
+        return moments.noisy_moments(charged(event, id=moments.name(KEY, event)), KEY)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def source(tmp_path: Path) -> str:
 def _train_file(prepared: train.Prepared) -> Path:
     parts = prepared.network.split(prepared.network.build())
     assert parts is not None
-    return cache.file(prepared.network.features_key(prepared.data.train, parts))
+    return cache.path_of(prepared.network.features_key(prepared.data.train, parts))
 
 
 def test_a_run_goes_on_only_with_the_features_it_began_with(source: str, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_features_of_another_version_are_a_new_branch(
     asked = iter([False] * 3 + [True])
     train.proceed(run, prepared, stop=lambda: next(asked))
     monkeypatch.setattr(state, "computing", lambda: "a later version")
-    monkeypatch.setattr(cache, "made_by", lambda: "a later version")
+    monkeypatch.setattr(cache, "code_version", lambda: "a later version")
     monkeypatch.setattr(Featured, "features", lambda self, x: self.prefix(x) * (1 + 1e-6))
     assert train.proceed(run, train.reopen(run)).complete
     assert len(ledger_of(prepared.fingerprint).account().charges) == 2
@@ -216,12 +216,12 @@ def test_features_are_computed_by_one_process_at_a_time(source: str, monkeypatch
     parts, file = prepared.network.split(prepared.network.build()), _train_file(prepared)
     assert parts is not None
     of = prepared.network.features_key(prepared.data.train, parts)
-    whole = cache.kept(parts, prepared.data.train, of=of).copy()
+    whole = cache.load_or_compute(parts, prepared.data.train, key=of).copy()
     data = file.read_bytes()
     file.unlink()
     monkeypatch.setattr(cache, "_compute", lambda *_: pytest.fail("computed twice"))
     found: list[NDArray[Any]] = []
-    second = threading.Thread(target=lambda: found.append(cache.kept(parts, prepared.data.train, of=of)))
+    second = threading.Thread(target=lambda: found.append(cache.load_or_compute(parts, prepared.data.train, key=of)))
     with files.locked(file.with_suffix(".lock")):  # a first process, which is at work
         second.start()
         second.join(0.3)

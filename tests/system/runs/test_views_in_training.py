@@ -160,7 +160,7 @@ def test_features_are_kept_by_the_weights_that_made_them(sources: tuple[str, str
         prepared = train.prepare(sources[0], replace(SETTINGS, **changes))
         parts = prepared.network.split(prepared.network.build())
         assert parts is not None
-        return cache.file(prepared.network.features_key(prepared.data.train, parts))
+        return cache.path_of(prepared.network.features_key(prepared.data.train, parts))
 
     assert file(model="scatter-linear", seed=0) == file(model="scatter-linear", seed=1)
     assert file(part="head", seed=0) == file(part="head", seed=0) != file(part="head", seed=1)

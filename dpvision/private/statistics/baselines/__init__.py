@@ -1,19 +1,14 @@
-"""Synthetic rows by the methods that others published, to compare with: recipes of a release, and `synthesise`.
+"""Synthetic rows by published methods, to compare with: recipes of a release, and `synthesise`.
 
-synthesis.py    a method as the mechanism of a release: recipes dp-merf, dp-hp and p3gm
-synthesise.py   charge, release, generate, for rows of one's own and any setting of a method
-synthetic.py    what is released
-setup.py        names and settings to methods
-embedding.py    mean embeddings by class, released once; generator.py a network that is fitted to them
-fourier.py      random Fourier features (DP-MERF); hermite.py Hermite polynomials (DP-HP)
-p3gm.py         private principal components, a mixture among them, and back (P3GM)
-mixture.py      a mixture of Gaussians for each class, by private moments; decoder.py a network by clipped gradients
+synthesis.py    the methods by name; a method as the mechanism of a release; `synthesise` for features of your own
+embedding.py    mean embeddings by class, released once, and a generator that is fitted to them (DP-MERF and DP-HP)
+merf.py         DP-MERF: random Fourier features
+hermite.py      DP-HP: Hermite polynomials
+p3gm.py         P3GM: private principal components, a mixture of Gaussians among them, and a decoder
 """
 
 from __future__ import annotations
 
-from dpvision.private.statistics.baselines.setup import METHODS
-from dpvision.private.statistics.baselines.synthesise import synthesise
-from dpvision.private.statistics.baselines.synthetic import Synthetic
+from dpvision.private.statistics.baselines.synthesis import METHODS, Synthetic, synthesise
 
 __all__ = ["METHODS", "Synthetic", "synthesise"]

@@ -1,38 +1,92 @@
-"""The mean embedding of each class, released once, and rows from a network that is fitted to it.
+"""The mean embedding of each class, released once, and rows from a generator that is fitted to it.
 
     released:  ( b sum_i phi(x_i) y_i^T,  c sum_i y_i ) + noise,    b^2 + c^2 = 1, y_i the class as 0 and 1
 
 Formal guarantee: every phi(x) is cut to length at most 1 and y has length 1, so one row more moves the released vector
 by at most sqrt(b^2 |phi|^2 |y|^2 + c^2 |y|^2) <= 1, the sensitivity. The event is Gaussian(sigma, 1). phi is drawn
-from a public seed; how wide it looks is a public setting and not the median distance of private rows. Everything after
-the noisy vector is post-processing.
+from a public seed, and its width is a public setting and not the median distance of private rows. Everything after the
+noisy vector is post-processing: the generator G is fitted to noisy vectors and public numbers,
+
+    least over G:  sum_y | mu_y - p_y mean_z phi(G(z, y)) |^2
+
+where mu_y is the noisy embedding of class y over n and p_y the class's share. This is the squared maximum mean
+discrepancy (MMD) of the joint distribution of rows and classes, under the kernel <phi, phi> of rows and equality of
+classes.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
+from dpvision.private.statistics.row_sums import AddNoise
+from dpvision.released.moments import floor_counts
 
 # (rows, d) -> (rows, D): a public function of each row alone, whose rows should have length at most 1.
 Phi = Callable[[Tensor], Tensor]
-# No class is taken to be smaller than this share of an even one: a noisy count may be near or below 0.
-LEAST_OF_EVEN = 0.1
+# Rows that the fitted generator makes at a time.
+AT_A_TIME = 2000
+
+
+class MeanEmbedding(ABC):
+    """A method that releases mean embeddings: which ones is up to the subclass, a frozen dataclass with these fields.
+
+    `counts_share` is c^2; with `balanced` no counts are released. The generator has a `code` of random numbers and two
+    layers of `hidden` units, and is fitted by `steps` of Adam at `rate` on `batch` rows. `nonnegative` states that no
+    feature is below 0, as pixels are.
+    """
+
+    title: ClassVar[str]
+    rows_are: ClassVar[str]
+    balanced: bool
+    counts_share: float
+    steps: int
+    batch: int
+    rate: float
+    code: int
+    hidden: int
+    nonnegative: bool
+
+    def __post_init__(self) -> None:
+        require_whole(steps=self.steps, batch=self.batch, code=self.code, hidden=self.hidden)
+        require_positive(rate=self.rate)
+        require_between_0_and_1(counts_share=self.counts_share)
+
+    @abstractmethod
+    def phi(self, *, width: int, seed: int) -> Phi:
+        """The embedding of rows with `width` features."""
+
+    @property
+    def releases(self) -> int:
+        return 1
+
+    def check(self, *, width: int) -> None:  # noqa: B027  # any width is fine, unless a method refuses it
+        """Refuse rows that the settings do not fit."""
+
+    def make(
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, count: int, seed: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        phi = self.phi(width=rows.width, seed=seed)
+        c = 0.0 if self.balanced else math.sqrt(self.counts_share)
+        mu, shares = split_by_class(add_noise(embedded_sum(rows, phi, c=c)), classes=rows.classes, c=c, n=n)
+        return generate(phi, mu, shares, self, width=rows.width, count=count, seed=seed)
 
 
 def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
-    """( b sum phi(x) y^T, c counts ) with b^2 + c^2 = 1; the counts are left out where c is 0."""
+    """( b sum phi(x) y^T, c counts ) with b^2 + c^2 = 1; the counts are left out if c is 0."""
     b = math.sqrt(1 - c**2)
     sums: Floats | None = None
     counts = np.zeros(rows.classes)
-    for x, y in [(np.zeros((1, rows.width)), np.zeros((1, rows.classes))), *rows.blocks()]:  # for no rows at all, too
+    for x, y in [(np.zeros((1, rows.width)), np.zeros((1, rows.classes))), *rows.blocks()]:  # also without any rows
         embedded = within_length_1(phi(torch.from_numpy(x)).numpy())
         sums = embedded.T @ y + (0.0 if sums is None else sums)
         counts += y.sum(axis=0)
@@ -41,35 +95,87 @@ def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
 
 
 def within_length_1(embedded: Floats) -> Floats:
-    """What is longer is shortened, and what is not finite is zero: the bound does not rest on what phi promises."""
+    """Shorten what is longer than 1, and zero what is not finite: the bound does not rest on what phi promises."""
     finite = np.isfinite(embedded).all(axis=1, keepdims=True)
     embedded = np.where(finite, embedded, 0.0)
     return embedded / np.maximum(1.0, lengths(embedded))
 
 
-def by_class(noisy: Floats, *, classes: int, c: float, n: int) -> tuple[Floats, Floats]:
+def split_by_class(noisy: Floats, *, classes: int, c: float, n: int) -> tuple[Floats, Floats]:
     """From the noisy vector: the (D, classes) sums over n, and the classes' shares of all rows."""
     b = math.sqrt(1 - c**2)
     size = len(noisy) - classes * (c > 0)
-    return noisy[:size].reshape(-1, classes) / (b * n), shares(noisy[size:] / c if c else None, classes=classes, n=n)
+    counts = floor_counts(noisy[size:] / c, n=n) if c else np.ones(classes)
+    return noisy[:size].reshape(-1, classes) / (b * n), counts / counts.sum()
 
 
-def shares(counts: Floats | None, *, classes: int, n: int) -> Floats:
-    """The classes' shares from their noisy counts; even where there are none."""
-    if counts is None:
-        return np.full(classes, 1.0 / classes)
-    sound = np.maximum(counts, LEAST_OF_EVEN * n / classes)
-    return sound / sound.sum()
-
-
-def spread(count: int, shares: Floats) -> NDArray[np.int64]:
+def allocate(count: int, shares: Floats) -> NDArray[np.int64]:
     """`count` classes in proportion to their shares, ascending."""
     places = (np.arange(count) + 0.5) / count
     return np.minimum(np.searchsorted(np.cumsum(shares), places), len(shares) - 1).astype(np.int64)
 
 
-def counts_weight(*, balanced: bool, counts_share: float) -> float:
-    """c: 0 where the classes are said to be even, for then no counts are asked for."""
-    if not (isinstance(counts_share, int | float) and 0 < counts_share < 1):
-        raise ConfigError(f"counts_share is {counts_share!r}: it must be between 0 and 1.")
-    return 0.0 if balanced else math.sqrt(counts_share)
+class Generator(nn.Module):
+    """A network from a code and a class to a row of length at most 1."""
+
+    def __init__(self, width: int, classes: int, method: MeanEmbedding) -> None:
+        super().__init__()
+        self.classes, self.nonnegative = classes, method.nonnegative
+        self.body = nn.Sequential(
+            nn.Linear(method.code + classes, method.hidden),
+            nn.ReLU(),
+            nn.Linear(method.hidden, method.hidden),
+            nn.ReLU(),
+            nn.Linear(method.hidden, width),
+        )
+
+    def forward(self, code: Tensor, labels: Tensor) -> Tensor:
+        x = self.body(torch.cat([code, nn.functional.one_hot(labels, self.classes).to(code.dtype)], dim=1))
+        x = x.relu() if self.nonnegative else x
+        return x / x.norm(dim=1, keepdim=True).clamp(min=1.0)
+
+
+def generate(
+    phi: Phi, mu: Floats, shares: Floats, method: MeanEmbedding, *, width: int, count: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """`count` rows and their classes, from a generator that is fitted to the (D, classes) embeddings `mu`."""
+    classes = len(shares)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        generator = Generator(width, classes, method)
+        target, p = torch.from_numpy(mu).float(), torch.from_numpy(shares).float()
+        per_class = max(1, method.batch // classes)
+        labels = torch.arange(classes).repeat_interleave(per_class)
+        optimiser = torch.optim.Adam(generator.parameters(), lr=method.rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, method.steps)
+        for _ in range(method.steps):
+            embedded = phi(generator(torch.randn(len(labels), method.code), labels))
+            means = embedded.reshape(classes, per_class, -1).mean(dim=1)
+            loss = (target.T - p[:, None] * means).square().sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+        y = torch.from_numpy(allocate(count, shares))
+        with torch.no_grad():
+            parts = [generator(torch.randn(len(part), method.code), part) for part in y.split(AT_A_TIME)]
+    return torch.cat(parts).numpy(), y.numpy()
+
+
+def require_whole(least: int = 1, **values: Any) -> None:
+    """Refuse, by their names, settings that are not whole numbers of at least `least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least {least}.")
+
+
+def require_positive(**values: Any) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and 0 < value < float("inf")):
+            raise ConfigError(f"{name} is {value!r}: it must be a finite number above 0.")
+
+
+def require_between_0_and_1(**values: Any) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and 0 < value < 1):
+            raise ConfigError(f"{name} is {value!r}: it must be between 0 and 1.")

@@ -18,7 +18,7 @@ from dpvision.core.sampling import EveryRecord
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.accounts import overlap
 from dpvision.private.statistics.baselines import Synthetic, synthesise
-from dpvision.private.statistics.baselines.setup import setup
+from dpvision.private.statistics.baselines.synthesis import setup_method
 from dpvision.storage.home import ledger_of
 from tests.charges import charged
 from tests.one_thread import one_thread
@@ -79,7 +79,7 @@ def test_what_is_done_is_what_was_charged_and_within_the_budget(name: str, tmp_p
     ],
 )
 def test_what_is_released_under_a_fixed_key_is_what_it_ever_was(name: str, golden: list[float]) -> None:
-    plan = setup(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k != "method"})
+    plan = setup_method(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k != "method"})
     event = Gaussian(2.0, plan.method.releases)
     gate = Gate(charged(event), Key.for_tests("golden"), EveryRecord(event.count), name="b")
     got = []
@@ -89,7 +89,7 @@ def test_what_is_released_under_a_fixed_key_is_what_it_ever_was(name: str, golde
         return got[-1]
 
     rows = Rows.of(X, Y, plan.preparation, classes=CLASSES)
-    plan.method.make(rows, n=40, sigma=event.sigma, noisy=noisy, count=3, seed=5)
+    plan.method.make(rows, n=40, sigma=event.sigma, add_noise=noisy, count=3, seed=5)
     assert gate.left == 0
     assert np.allclose(got[0].reshape(-1)[:3], golden, rtol=0, atol=1e-5)
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows
-from dpvision.private.statistics.baselines import embedding, mixture
+from dpvision.private.statistics.baselines import embedding, p3gm
 from dpvision.private.statistics.baselines.embedding import embedded_sum, within_length_1
-from dpvision.private.statistics.baselines.fourier import FourierFeatures
 from dpvision.private.statistics.baselines.hermite import HermiteFeatures, hermite
-from dpvision.private.statistics.baselines.setup import setup
+from dpvision.private.statistics.baselines.merf import FourierFeatures
+from dpvision.private.statistics.baselines.synthesis import setup_method
 from tests.one_thread import one_thread
 from tests.private.statistics.baselines.cases import RELEASES, SETTINGS
 from tests.private.statistics.cases import CLASSES, NASTY, WIDTH, nasty_row, some_rows
@@ -43,10 +43,10 @@ class Recorder:
 
 
 def _made(x: np.ndarray, y: np.ndarray, name: str, given: list[np.ndarray] | None = None) -> Any:
-    plan = setup(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k != "method"})
+    plan = setup_method(SETTINGS[name]["method"], {k: v for k, v in SETTINGS[name].items() if k != "method"})
     recorder = Recorder(given)
     rows = Rows.of(x, y, plan.preparation, classes=CLASSES)
-    made, labels = plan.method.make(rows, n=100, sigma=3.0, noisy=recorder, count=9, seed=5)
+    made, labels = plan.method.make(rows, n=100, sigma=3.0, add_noise=recorder, count=9, seed=5)
     assert len(recorder.asked) == plan.method.releases == RELEASES.get(name, 1)
     return recorder, made, labels
 
@@ -137,7 +137,7 @@ def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="1e-06"):
         test_a_neighbour_moves_what_is_released_by_at_most_the_sensitivity("merf")
     monkeypatch.undo()
-    original = mixture.softmax
-    monkeypatch.setattr(mixture, "softmax", lambda scores: 2 * original(scores))
+    original = p3gm.softmax
+    monkeypatch.setattr(p3gm, "softmax", lambda scores: 2 * original(scores))
     with pytest.raises(AssertionError, match="1e-06"):
         test_a_neighbour_moves_what_is_released_by_at_most_the_sensitivity("p3gm, some components")

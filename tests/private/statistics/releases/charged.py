@@ -12,13 +12,13 @@ from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Preparation, Rows
 from dpvision.private.statistics.mixtures import Mixtures
-from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.moments import MomentsMechanism
 
 N, WIDTH, CLASSES = 90, 12, 3
 KEY = Key.for_tests("mixtures")
 
 
-def charge(folder: Path, mixtures: Mixtures | Moments, event: Event, key: Key = KEY) -> Charge:
+def charge(folder: Path, mixtures: Mixtures | MomentsMechanism, event: Event, key: Key = KEY) -> Charge:
     folder.mkdir(exist_ok=True)
     ledger = Ledger(folder, "ab" * 16)
     ledger.open(Budget(1e9, 1e-5))

@@ -157,7 +157,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
     [
         (("--encoder", "resnet"), 2, "no model named 'resnet'"),
         (("--encoder", "patches-3"), 2, "no model named 'patches-3'"),
-        (("--encoder", "small-cnn"), 2, "something public must have taught"),
+        (("--encoder", "small-cnn"), 2, "needs weights trained on public images"),
         (("--encoder", "small-cnn", "--weights", "no.safetensors"), 3, "no.safetensors: there is no such file"),
         (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: is not a valid safetensors file"),
         (("--weights", "full/x"), 2, "has no weights"),
@@ -246,7 +246,7 @@ def test_recipes_can_be_shown_and_copied_and_used(recipe: str, run: Run) -> None
     code, out, err = run("release", "digits", "--config", f"{recipe}.toml", "--epsilon", 8, "--dry-run")
     needs_weights = recipe == "neuromix-cifar100"
     assert f"{recipe}: " in out and code == (2 if needs_weights else 0), err
-    assert not needs_weights or "has weights that something public must have taught" in err
+    assert not needs_weights or "needs weights trained on public images" in err
 
 
 def test_recipes_lists_both_kinds(run: Run) -> None:

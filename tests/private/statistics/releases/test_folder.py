@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from dpvision.errors import ConfigError, DataError
 from dpvision.private.features import public_map
-from dpvision.private.features.as_released import features_of, preparation
+from dpvision.private.features.public_map import features_of, read_preparation
 from dpvision.private.statistics.release import Encoded, prepare
 from dpvision.released import folder as folders
 from dpvision.released.folder import create_folder, read_rows, read_schema, write_rows
@@ -292,9 +292,9 @@ def test_files_larger_than_the_schema_allows_are_not_read(copied: Path, monkeypa
         read_rows(copied)
     _a_little_larger("map.safetensors")(copied)
     with pytest.raises(DataError, match=r"map\.safetensors.*bytes, more than the .* allowed"):
-        preparation(copied, {"bound": None}, 64, columns=RANK)
+        read_preparation(copied, {"bound": None}, 64, columns=RANK)
     with pytest.raises(DataError, match=r"map\.safetensors.*bytes, more than the .* allowed"):
-        preparation(copied, {"bound": None}, 64, columns=10**12)
+        read_preparation(copied, {"bound": None}, 64, columns=10**12)
 
 
 def test_files_that_are_too_large_together_are_not_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dpvision.core.events import ClassScheduled, Gaussian, PoissonGaussian, from
 from dpvision.data import load
 from dpvision.errors import BudgetSpent, ConfigError, PrivacyError
 from dpvision.private.statistics import release
-from dpvision.private.statistics.release import Encoded, Prepared, make, prepare
+from dpvision.private.statistics.release import Encoded, PreparedRelease, make, prepare
 from dpvision.private.training.prepare import prepare as prepare_training
 from dpvision.released import report
 from dpvision.released.folder import read_arrays, read_rows
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("small_home")
 TRUE = np.bincount(load("digits").train.labels)
 
 
-def _account(prepared: Prepared) -> Account:
+def _account(prepared: PreparedRelease) -> Account:
     return ledger_of(prepared.fingerprint).account()
 
 

@@ -14,9 +14,7 @@ from dpvision.core.events import PoissonGaussian
 from dpvision.core.keys import Key
 from dpvision.core.sampling import MixtureSampler, Poisson, RowMembers, Scheduled
 from dpvision.errors import ConfigError, PrivacyError
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import BLOCK, Mixtures
-from dpvision.private.statistics.sums import WEIGHT_BITS, on_grid, summed
+from dpvision.private.statistics.mixtures import BLOCK, WEIGHT_BITS, Mixtures, RandomWeights, round_to_grid, sum_chosen
 from dpvision.settings.release import hierarchical, round_robin
 from tests.private.statistics.releases.charged import CLASSES, KEY, WIDTH, N, charge, data, mixed, rows_of
 
@@ -101,16 +99,16 @@ def test_sums_do_not_depend_on_the_order() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, 40)).astype(np.float32)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    grid = on_grid((x, 1.0), degree=64)
+    grid = round_to_grid((x, 1.0), degree=64)
     values = grid.x
     assert (np.abs(values) <= np.abs(x)).all() and np.abs(values - x).max() <= 2.0**-16
     members = rng.integers(0, 500, 200)
     starts = np.array([0, 200, 200])
-    sums = [summed(grid, RowMembers(order, starts)) for order in (members, members[::-1].copy(), np.sort(members))]
+    sums = [sum_chosen(grid, RowMembers(order, starts)) for order in (members, members[::-1].copy(), np.sort(members))]
     assert all(np.array_equal(sums[0], other) for other in sums[1:])
     assert np.array_equal(sums[0][0], values.astype(np.float64)[members].sum(0)), "as in exact arithmetic"
     assert not sums[0][1].any(), "nobody: zero"
-    beside = on_grid((x[:, :7], 1.0), (x[:, 7:], 0.5), degree=64).x
+    beside = round_to_grid((x[:, :7], 1.0), (x[:, 7:], 0.5), degree=64).x
     assert np.array_equal(beside[:, :7], values[:, :7]) and (np.abs(beside[:, 7:]) <= 0.5 * np.abs(x[:, 7:])).all()
 
 
@@ -118,11 +116,11 @@ def test_weighted_sums_are_exact_too() -> None:
     """As in whole numbers: of 2^-bits for values and of 2^-WEIGHT_BITS for weights."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(500, 40)).astype(np.float32)
-    grid = on_grid((x, 1.0), degree=64)
+    grid = round_to_grid((x, 1.0), degree=64)
     members, starts = rng.integers(0, 500, 1400), np.array([0, 900, 900, 1400])
     steps = rng.integers(0, 2**WEIGHT_BITS + 1, len(members))
     weights = steps * 2.0**-WEIGHT_BITS
-    found = summed(grid, RowMembers(members, starts), weights)
+    found = sum_chosen(grid, RowMembers(members, starts), weights)
     whole = (grid.x.astype(np.float64) * grid.most**-1 * 2.0**24).astype(np.int64)
     assert np.array_equal(whole * 2.0**-24 * grid.most, grid.x)
     for row in range(3):
@@ -130,7 +128,7 @@ def test_weighted_sums_are_exact_too() -> None:
         wanted = (steps[part, None] * whole[members[part]]).sum(axis=0)
         assert np.array_equal(found[row] * (2.0 ** (24 + WEIGHT_BITS) / grid.most), wanted)
     order = rng.permutation(900)
-    shuffled = summed(grid, RowMembers(members[:900][order], np.array([0, 900])), weights[:900][order])
+    shuffled = sum_chosen(grid, RowMembers(members[:900][order], np.array([0, 900])), weights[:900][order])
     assert np.array_equal(shuffled[0], found[0])
 
 
@@ -139,10 +137,10 @@ def test_sums_are_exact_however_many_are_drawn() -> None:
     degree = 4
     x = np.full((5000, 1), 2.0**-20, dtype=np.float32)
     x[:40] = 1.0
-    grid = on_grid((x, 1.0), degree=degree)
+    grid = round_to_grid((x, 1.0), degree=degree)
     assert grid.x[-1, 0] == 2.0**-20
     members, starts = np.r_[np.arange(5000), np.arange(1, 5000)], np.array([0, 5000, 5000, 9999])
-    found = summed(grid, RowMembers(members, starts))[:, 0]
+    found = sum_chosen(grid, RowMembers(members, starts))[:, 0]
     assert found[0] == 40 + 4960 * 2.0**-20 and found[1] == 0 and found[0] - found[2] == 1.0
 
 

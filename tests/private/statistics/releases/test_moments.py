@@ -16,8 +16,8 @@ from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError
-from dpvision.private.statistics.lda import class_statistics
-from dpvision.private.statistics.moments import Moments
+from dpvision.private.statistics.moments import MomentsMechanism
+from dpvision.private.statistics.row_sums import class_statistics
 from dpvision.released.moments import ClassMoments
 from tests.private.statistics.cases import NASTY, nasty_row
 from tests.private.statistics.releases.charged import CLASSES, KEY, WIDTH, N, charge, data, rows_of
@@ -26,12 +26,12 @@ COUNTS = {"private counts": None, "declared counts": (30, 40, 20)}
 SHARES = ((0.4, 0.02), (0.9, 0.05), (0.05, 0.9))
 
 
-def _of(rows: Rows, *, share: float = 0.4, counts_share: float = 0.02, declared: Any = None) -> Moments:
-    return Moments(rows, share=share, counts_share=counts_share, n=N, class_counts=declared)
+def _of(rows: Rows, *, share: float = 0.4, counts_share: float = 0.02, declared: Any = None) -> MomentsMechanism:
+    return MomentsMechanism(rows, share=share, counts_share=counts_share, n=N, class_counts=declared)
 
 
-def _released(folder: Path, moments: Moments, *, sigma: float) -> ClassMoments:
-    return moments.released(charge(folder, moments, moments.event(sigma)), KEY)
+def _released(folder: Path, moments: MomentsMechanism, *, sigma: float) -> ClassMoments:
+    return moments.noisy_moments(charge(folder, moments, moments.event(sigma)), KEY)
 
 
 @pytest.mark.parametrize("shares", SHARES)
@@ -73,7 +73,7 @@ def test_noise_is_as_charged_and_as_told(counts: str, tmp_path: Path) -> None:
     nobody = rows_of(np.full((1, WIDTH), np.nan), np.array([0]))
     of_sums, of_counts, diagonal, off = [], [], [], []
     for number in range(60):
-        moments = Moments(nobody, share=0.4, counts_share=0.1, n=N + number, class_counts=COUNTS[counts])
+        moments = MomentsMechanism(nobody, share=0.4, counts_share=0.1, n=N + number, class_counts=COUNTS[counts])
         got = _released(tmp_path / str(number), moments, sigma=2.0)
         of_sums.append(got.sums)
         of_counts.append(got.counts)
@@ -115,16 +115,16 @@ def test_without_its_charge_nothing_comes_out(tmp_path: Path) -> None:
     good = charge(tmp_path / "a", moments, Gaussian(1.5, 1))
     for event in (Gaussian(1.5, 2), PoissonGaussian(0.5, 1.5, 1), PoissonGaussian(1.0, 1.5, 1)):
         with pytest.raises(PrivacyError, match="was charged for"):
-            moments.released(replace(good, event=event), KEY)
+            moments.noisy_moments(replace(good, event=event), KEY)
     with pytest.raises(PrivacyError, match="other records, settings or software"):
-        moments.released(replace(good, id="00" * 16), KEY)
+        moments.noisy_moments(replace(good, id="00" * 16), KEY)
     with pytest.raises(PrivacyError, match="the key is a fixed one"):
-        moments.released(replace(good, private=True), KEY)
+        moments.noisy_moments(replace(good, private=True), KEY)
     with pytest.raises(PrivacyError):
-        moments.released(good, Key.fresh())
+        moments.noisy_moments(good, Key.fresh())
     with pytest.raises(LedgerMismatch, match="there is no ledger for this data set yet"):
         Ledger(tmp_path, "cd" * 16).spend(Gaussian(1.5, 1), id=moments.name(KEY, Gaussian(1.5, 1)), run="r")
-    once, again = (moments.released(good, KEY) for _ in range(2))
+    once, again = (moments.noisy_moments(good, KEY) for _ in range(2))
     assert np.array_equal(once.sums, again.sums) and np.array_equal(once.second, again.second), "the same release"
 
 
@@ -141,11 +141,11 @@ def test_other_records_or_settings_do_not_get_the_same_noise(tmp_path: Path) -> 
         _of(rows, share=0.5),
         _of(rows, counts_share=0.03),
         _of(rows, declared=(30, 40, 20)),
-        Moments(rows, share=0.4, counts_share=0.02, n=N + 1),
+        MomentsMechanism(rows, share=0.4, counts_share=0.02, n=N + 1),
     ]
     for other in others:
         with pytest.raises(PrivacyError, match="other records, settings or software"):
-            other.released(good, KEY)
+            other.noisy_moments(good, KEY)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from dpvision.errors import DataError
 from dpvision.private.features import public_map
-from dpvision.private.features.encoders import encoder
-from dpvision.private.features.public_map import whitening
+from dpvision.private.features.encoders import load_encoder
+from dpvision.private.features.public_map import load_or_compute_whitening
 
 SHAPE = (1, 8, 8)
 
@@ -24,36 +24,36 @@ def test_it_is_made_once_and_is_the_same_everywhere(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, int]] = []
-    pixels = encoder("pixels", SHAPE)
-    first = whitening(pixels, rank=10, progress=lambda *done: told.append(done))
+    pixels = load_encoder("pixels", SHAPE)
+    first = load_or_compute_whitening(pixels, rank=10, progress=lambda *done: told.append(done))
     assert first.matrix.shape == (64, 10) and told[-1] == (100, 100)
     (kept,) = (own_home / "priors").glob("map-*.safetensors")
     with monkeypatch.context() as patch:
-        patch.setattr(public_map, "_features", lambda *_: pytest.fail("made again"))
-        again = whitening(pixels, rank=10)
+        patch.setattr(public_map, "_features_of_random_images", lambda *_: pytest.fail("computed again"))
+        again = load_or_compute_whitening(pixels, rank=10)
     assert np.array_equal(first.matrix, again.matrix) and np.array_equal(first.mean, again.mean)
     before = kept.read_bytes()
     monkeypatch.setenv("DPVISION_HOME", str(tmp_path / "elsewhere"))
-    elsewhere = whitening(pixels, rank=10)
+    elsewhere = load_or_compute_whitening(pixels, rank=10)
     assert np.array_equal(first.matrix, elsewhere.matrix), "a function of its settings"
     (other,) = (tmp_path / "elsewhere" / "priors").glob("map-*.safetensors")
     assert other.name == kept.name and other.read_bytes() == before
 
 
 def test_other_settings_have_other_maps(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = encoder("pixels", SHAPE)
-    assert whitening(pixels, rank=10).width == 10
-    assert whitening(pixels, rank=1000).width == 64, "as many as there are"
-    whitening(encoder("linear", SHAPE), rank=10)
+    pixels = load_encoder("pixels", SHAPE)
+    assert load_or_compute_whitening(pixels, rank=10).width == 10
+    assert load_or_compute_whitening(pixels, rank=1000).width == 64, "as many as there are"
+    load_or_compute_whitening(load_encoder("linear", SHAPE), rank=10)
     monkeypatch.setattr(public_map, "SEED", 2)
-    whitening(pixels, rank=10)
+    load_or_compute_whitening(pixels, rank=10)
     assert len(list((own_home / "priors").glob("map-*.safetensors"))) == 4
 
 
 def test_random_images_are_alike_in_all_directions_after_it() -> None:
-    pixels = encoder("pixels", SHAPE)
-    white = whitening(pixels, rank=5)
-    rows = white.apply(public_map._features(pixels, lambda *_: None).astype(np.float64))
+    pixels = load_encoder("pixels", SHAPE)
+    white = load_or_compute_whitening(pixels, rank=5)
+    rows = white.apply(public_map._features_of_random_images(pixels, lambda *_: None).astype(np.float64))
     assert np.allclose(rows.mean(axis=0), 0, atol=1e-6)
     covariance = np.cov(rows, rowvar=False, bias=True)
     assert np.allclose(covariance, np.diag(np.diag(covariance)), atol=1e-6)
@@ -61,19 +61,19 @@ def test_random_images_are_alike_in_all_directions_after_it() -> None:
 
 
 def test_a_damaged_or_swapped_map_is_refused(own_home: Path) -> None:
-    pixels = encoder("pixels", SHAPE)
-    whitening(pixels, rank=10)
+    pixels = load_encoder("pixels", SHAPE)
+    load_or_compute_whitening(pixels, rank=10)
     (kept,) = (own_home / "priors").glob("map-*.safetensors")
     good = kept.read_bytes()
     kept.write_bytes(good[:-100])
-    with pytest.raises(DataError, match="made again"):
-        whitening(pixels, rank=10)
+    with pytest.raises(DataError, match="computed again from random images"):
+        load_or_compute_whitening(pixels, rank=10)
     kept.unlink()
-    whitening(encoder("linear", SHAPE), rank=10)
+    load_or_compute_whitening(load_encoder("linear", SHAPE), rank=10)
     (other,) = (own_home / "priors").glob("map-*.safetensors")
     other.rename(kept)
     with pytest.raises(DataError, match="not the map"):
-        whitening(pixels, rank=10)
+        load_or_compute_whitening(pixels, rank=10)
     kept.unlink()
-    whitening(pixels, rank=10)
+    load_or_compute_whitening(pixels, rank=10)
     assert kept.read_bytes() == good

@@ -135,7 +135,7 @@ def test_hierarchical_is_accounted_inside_the_class() -> None:
     assert event.rates == (pytest.approx(64 / (50_000 * 0.03)),) * 100, "and not 64 / 50,000"
     assert abs(sum(event.rows) / 5_000 - 3) < 0.1
     again = hierarchical(5_000, degree=64, n=50_000, classes=100, drawn=3, seed=0)
-    assert np.array_equal(sampler.table, again.table), "public coins: anyone can toss them again"
+    assert np.array_equal(sampler.table, again.table), "public randomness: anyone can draw it again"
 
 
 def test_what_can_not_be_drawn_is_refused() -> None:

@@ -12,7 +12,7 @@ from dpvision.core.events import ClassScheduled, Gaussian, PoissonGaussian
 from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.baselines.synthesis import Synthesis
-from dpvision.private.statistics.kinds import MECHANISMS, mechanism_of
+from dpvision.private.statistics.release import MECHANISMS, mechanism_of
 from dpvision.settings.recipes import RECIPES, RELEASES, recipe, release_recipe
 from dpvision.settings.release import KINDS, Release, unused_settings, with_changes
 from dpvision.settings.setting import check_values

@@ -13,8 +13,7 @@ import torch
 
 from dpvision.core import noise
 from dpvision.core.sampling import MixtureSampler, Poisson
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import BLOCK, Mixtures
+from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 from dpvision.settings.release import round_robin
 from tests.private.statistics.releases.charged import CLASSES, KEY, N, charge, data, mixed, rows_of
 

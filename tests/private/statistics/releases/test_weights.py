@@ -11,9 +11,7 @@ from scipy import stats
 from dpvision.core.keys import Key
 from dpvision.core.sampling import Poisson
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.mixture_weights import RandomWeights
-from dpvision.private.statistics.mixtures import Mixtures
-from dpvision.private.statistics.sums import WEIGHT_BITS
+from dpvision.private.statistics.mixtures import WEIGHT_BITS, Mixtures, RandomWeights
 from tests.private.statistics.releases.charged import KEY, WIDTH, N, data, mixed, rows_of
 
 COUNT = 100_000
@@ -101,7 +99,7 @@ def test_no_law_for_such_an_alpha(alpha: float) -> None:
 
 @pytest.mark.parametrize("most", [0.0, -1.0, 1.5, np.nan])
 def test_no_such_bound(most: float) -> None:
-    with pytest.raises(ConfigError, match="most weight"):
+    with pytest.raises(ConfigError, match="largest weight"):
         RandomWeights(0.5, most)
 
 
@@ -119,8 +117,10 @@ def test_weights_depend_on_their_own_words_and_public_numbers(
     from dpvision.private.statistics import mixtures as module
 
     used: list[np.ndarray] = []
-    summed = module.summed
-    monkeypatch.setattr(module, "summed", lambda z, chosen, shares: (used.append(shares), summed(z, chosen, shares))[1])
+    sum_chosen = module.sum_chosen
+    monkeypatch.setattr(
+        module, "sum_chosen", lambda z, chosen, shares: (used.append(shares), sum_chosen(z, chosen, shares))[1]
+    )
     x, y = data()
     rows = rows_of(np.tile(x, (4, 1))[:count], np.tile(y, 4)[:count])
     weights = RandomWeights(0.5, 0.25)

@@ -1,0 +1,89 @@
+"""The charge for a fit in which every row is in every noisy sum, and what it is called afterwards: heads and baselines.
+
+Formal guarantee: the event, Gaussian(sigma, releases), is in the ledger, on the disk, before the gate exists that adds
+the noise. The gate gives each of the noisy sums once, under a name that records, method, settings and public numbers
+all shape: other records or settings cannot come out under the same noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpvision.core import accountant
+from dpvision.core.events import Budget, Gaussian, to_json
+from dpvision.core.gate import Gate, secret_name
+from dpvision.core.keys import Key
+from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Preparation
+from dpvision.core.sampling import EveryRecord
+from dpvision.errors import ConfigError
+from dpvision.private.accounts.accounts import charge_one
+from dpvision.private.accounts.overlap import Sketch
+from dpvision.private.statistics.setup import Setup
+from dpvision.settings import calibrate
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Charged:
+    """What was charged for a result, and how it was computed. `epsilon` is that of `event` at `delta`.
+
+    `private` is False if the noise came from a fixed key: it hides nothing. `read_off` names the settings that were
+    read from the private data instead of being given as public numbers.
+    """
+
+    event: Gaussian
+    epsilon: float
+    delta: float
+    method: str
+    settings: Mapping[str, Any]
+    preparation: Preparation
+    n: int
+    charge: str  # the id of the charge in the ledger
+    private: bool
+    read_off: tuple[str, ...] = ()
+
+
+def charge_fit(
+    setup: Setup,
+    budget: Budget,
+    *,
+    purpose: str,
+    numbers: str,
+    arrays: Iterable[NDArray[Any]],
+    ledger: Ledger,
+    run: str,
+    sketch: Sketch,
+    test_key: str | None,
+) -> tuple[Gate, dict[str, Any]]:
+    """Write the charge to the ledger; the gate for its noisy sums, and fields of `Charged` but n and read_off.
+
+    `numbers` are the public numbers that shape the result and `arrays` everything that is read, private or public.
+    """
+    event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=setup.releases), setup.releases)
+    key = Key.for_tests(test_key) if test_key else Key.fresh()
+    what = f"{setup.name} {setup.method!r} {setup.preparation!r} {numbers} {to_json(event)}"
+    id = secret_name(key, purpose, what, arrays)
+    charge = charge_one(ledger, budget, event, key, id=id, run=run, sketch=sketch)
+    return Gate(charge, key, EveryRecord(event.count), name=id), {
+        "event": event,
+        "epsilon": accountant.epsilon(event, budget.delta),
+        "delta": budget.delta,
+        "method": setup.name,
+        "settings": setup.settings,
+        "preparation": setup.preparation,
+        "charge": charge.id,
+        "private": charge.private,
+    }
+
+
+def public_count(n: int | None, x: NDArray[np.float32]) -> tuple[int, tuple[str, ...]]:
+    """The public number of images, and what was read off the data: n itself, if it was not given."""
+    count = len(x) if n is None else n
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(f"n is {count!r}: the public number of images must be a whole number above 0.")
+    return count, ("n",) if n is None else ()

@@ -1,0 +1,151 @@
+"""Linear classifiers in closed form, from one noisy vector: ridge regression ("moments") and the linear discriminant
+("lda"). All that follows the noisy vector is post-processing, and the event is Gaussian(sigma, 1).
+
+Ridge regression releases ( a vec(X^T X), b X^T Z ), where row i of Z is its class as 0 and 1, less 1/k, and
+a^2 + b^2 = 1. Regression is linear in Z, so subtracting 1/k changes every class alike and no decision.
+
+Formal guarantee: one row x with target z adds ( a vec(x x^T), b x z^T ) with |x| <= 1, |vec(x x^T)| = |x|^2
+(row_sums.py) and |z|^2 = 1 - 1/k. So its length is at most sqrt(a^2 + b^2 (1 - 1/k)), which is the sensitivity.
+
+After Wang 2018 (Revisiting differentially private linear regression, arXiv 1803.02596, AdaSSP), whose regulariser is
+computed from the noise and a noisy smallest eigenvalue; here it is computed from the noise alone.
+
+The discriminant releases ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1, of sensitivity 1
+(row_sums.class_statistics). With `balanced` there are no counts (c = 0), and with a covariance that is not private no
+second moment (a = 0).
+
+    score of class j:  x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j        (released/moments.py)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
+from dpvision.errors import ConfigError
+from dpvision.private.statistics.row_sums import AddNoise, class_statistics, second_moment, to_matrix, to_vector
+from dpvision.private.statistics.whitening import add_ridge, covariance, require_ridge
+from dpvision.released.moments import (
+    class_means,
+    discriminant,
+    floor_counts,
+    inverse,
+    ridge_weights,
+    within_classes,
+)
+
+COVARIANCES = ("none", "private", "public")
+# Without a covariance: the least share of a row's squared length that is taken to be inside its class.
+LEAST_VARIANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Ridge regression. `share` is a^2, the second moment's part of the sensitivity; `ridge` is in units of noise."""
+
+    share: float = 0.5
+    ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_ridge(self.ridge)
+        _require_share("share", self.share)
+
+    @property
+    def releases(self) -> int:
+        return 1
+
+    @property
+    def needs_public(self) -> bool:
+        return False
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
+    ) -> tuple[Floats, Floats | None]:
+        a, b = math.sqrt(self.share), math.sqrt(1 - self.share)
+        d, k = rows.width, rows.classes
+        exact = regression_sums(rows, share=self.share)
+        noisy = add_noise(exact) / n
+        size = d * (d + 1) // 2
+        xx, xz = to_matrix(noisy[:size] / a, d), noisy[size:].reshape(d, k) / b
+        return ridge_weights(xx, xz, noise=sigma * exact.sensitivity / (a * n), ridge=self.ridge), None
+
+
+def regression_sums(rows: Rows, *, share: float) -> BoundedSum:
+    """( a vec(X^T X), b X^T (Y - 1/k) ) with a^2 = share and b^2 = 1 - share."""
+    a, b, k = math.sqrt(share), math.sqrt(1 - share), rows.classes
+    xz = np.zeros((rows.width, k))
+    for x, y in rows.blocks():
+        xz += x.T @ (y - 1.0 / k)  # a row without a class is zero, so it adds nothing
+    total = np.concatenate([a * to_vector(second_moment(rows)), b * xz.reshape(-1)])
+    return BoundedSum(total, math.sqrt(share + (1 - share) * (1 - 1.0 / k)))
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """The linear discriminant, with a covariance that is private, public, or none.
+
+    `share` is a^2 and `counts_share` c^2; the class sums get the rest. `ridge` is in units of the noise, or with a
+    public covariance that of whitening.py.
+    """
+
+    covariance: str = "none"
+    balanced: bool = False
+    share: float = 0.5
+    counts_share: float = 0.05
+    ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_ridge(self.ridge)
+        if self.covariance not in COVARIANCES:
+            raise ConfigError(f"covariance is {self.covariance!r}: it must be one of {', '.join(COVARIANCES)}.")
+        _require_share("share", self.share)
+        _require_share("counts_share", self.counts_share)
+        if self.share + self.counts_share >= 1:
+            raise ConfigError("share and counts_share leave nothing for the class sums: they must add up to below 1.")
+
+    @property
+    def releases(self) -> int:
+        return 1
+
+    @property
+    def needs_public(self) -> bool:
+        return self.covariance == "public"
+
+    def weights(self) -> tuple[float, float, float]:
+        """a, b, c."""
+        a2 = self.share if self.covariance == "private" else 0.0
+        c2 = 0.0 if self.balanced else self.counts_share
+        return math.sqrt(a2), math.sqrt(1 - a2 - c2), math.sqrt(c2)
+
+    def fit(
+        self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
+    ) -> tuple[Floats, Floats | None]:
+        a, b, c = self.weights()
+        d, k = rows.width, rows.classes
+        exact = class_statistics(rows, a=a, b=b, c=c)
+        noisy = add_noise(exact)
+        noise = sigma * exact.sensitivity
+        sums = noisy[: d * k].reshape(d, k) / b
+        counts: Floats = np.full(k, n / k)
+        if c:
+            counts = floor_counts(noisy[d * k : d * k + k] / c, n=n)
+        means = class_means(sums, counts)
+        priors = counts / counts.sum()
+        if a:
+            xx = to_matrix(noisy[d * k + k * (c > 0) :] / a, d) / n
+            inverted = inverse(within_classes(xx, means, priors), noise=noise / (a * n), ridge=self.ridge)
+        elif self.needs_public:
+            assert public is not None  # setup.py refuses without, before anything is charged
+            inverted = np.linalg.inv(add_ridge(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
+        else:
+            within = max(1.0 - float(priors @ lengths(means)[:, 0] ** 2), LEAST_VARIANCE) / d
+            inverted = np.eye(d) / within
+        return discriminant(means, priors, inverted, noise=noise / (b * counts))
+
+
+def _require_share(name: str, value: float) -> None:
+    if not (isinstance(value, int | float) and 0 < value < 1):
+        raise ConfigError(f"{name} is {value!r}: it must be between 0 and 1.")
