@@ -162,7 +162,7 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
         (("--encoder", "small-cnn", "--weights", "full/x"), 3, "full/x: is not a valid safetensors file"),
         (("--weights", "full/x"), 2, "has no weights"),
         ((*map(str, SMALL), "--out", "full"), 2, "full: exists already"),
-        ((*map(str, SMALL), "--out", "full/x/y"), 2, "full/x is no folder"),
+        ((*map(str, SMALL), "--out", "full/x/y"), 2, "full/x is not a folder"),
         ((*map(str, SMALL), "--share", "2"), 2, "share is 2"),
         ((*map(str, SMALL), "--budget", "1"), 4, "budget"),
     ],
@@ -214,7 +214,7 @@ def test_a_fixed_key_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (("release", "digits", "--epsilon", "3", "--budget", "1", *map(str, SMALL)), 4, "budget"),
         (("release", "digits", "--epsilon", "3", "--config", "nowhere.toml"), 2, "nowhere.toml"),
         (("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "nix"), 2, "no recipe named"),
-        (("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "moments", "--degree", "3"), 2, "no use"),
+        (("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "moments", "--degree", "3"), 2, "does not use it"),
     ],
 )
 def test_mistakes_get_one_clear_message(words: tuple[str, ...], code: int, says: str, run: Run) -> None:

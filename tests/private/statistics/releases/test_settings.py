@@ -165,9 +165,9 @@ def test_rates_of_declared_classes() -> None:
 
 def test_recipes_of_one_verb_are_not_those_of_the_other() -> None:
     assert not RELEASES.keys() & RECIPES.keys()
-    with pytest.raises(ConfigError, match="one of `dpvision train`"):
+    with pytest.raises(ConfigError, match="a recipe of `dpvision train`"):
         release_recipe("linear")
-    with pytest.raises(ConfigError, match="one of `dpvision release`"):
+    with pytest.raises(ConfigError, match="a recipe of `dpvision release`"):
         recipe("neuromix")
     with pytest.raises(ConfigError, match="Did you mean 'neuromix-hs'"):
         release_recipe("neuromix-h")
