@@ -214,7 +214,11 @@ def test_a_fixed_key_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (("release", "digits", "--epsilon", "3", "--budget", "1", *map(str, SMALL)), 4, "budget"),
         (("release", "digits", "--epsilon", "3", "--config", "nowhere.toml"), 2, "nowhere.toml"),
         (("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "nix"), 2, "no recipe named"),
-        (("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "moments", "--degree", "3"), 2, "does not use it"),
+        (
+            ("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "moments", "--degree", "3"),
+            2,
+            "does not use it",
+        ),
     ],
 )
 def test_mistakes_get_one_clear_message(words: tuple[str, ...], code: int, says: str, run: Run) -> None:
