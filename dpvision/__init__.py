@@ -1,4 +1,4 @@
-"""Differentially private image learning: private images in, a classifier and its proof out."""
+"""Differentially private image learning: a classifier or a data set of features, with a proof of what it reveals."""
 
 from __future__ import annotations
 
@@ -6,27 +6,38 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-# Name -> module. Loaded on first use, so that `import dpvision` costs nothing.
-_HOMES = {
-    "Budget": "dpvision.core.events",
-    "Composed": "dpvision.core.events",
-    "ClassScheduled": "dpvision.core.events",
-    "Config": "dpvision.settings.training",
-    "DPVisionError": "dpvision.errors",
-    "Gaussian": "dpvision.core.events",
-    "PoissonGaussian": "dpvision.core.events",
-    "PrivacyWarning": "dpvision.errors",
-    "PrivateImageClassifier": "dpvision.estimators",
-    "PrivateRelease": "dpvision.estimators",
-    "account_of": "dpvision.estimators",
+# Public name -> (module, name in it). Loaded on first use, so that `import dpvision` costs nothing.
+_PUBLIC = {
+    "Budget": ("dpvision.core.events", "Budget"),
+    "ClassScheduled": ("dpvision.core.events", "ClassScheduled"),
+    "ClippedSum": ("dpvision.private.engine", "ClippedSum"),
+    "Composed": ("dpvision.core.events", "Composed"),
+    "Config": ("dpvision.settings.training", "Config"),
+    "DPVisionError": ("dpvision.errors", "DPVisionError"),
+    "Gaussian": ("dpvision.core.events", "Gaussian"),
+    "PoissonGaussian": ("dpvision.core.events", "PoissonGaussian"),
+    "PrivacyWarning": ("dpvision.errors", "PrivacyWarning"),
+    "PrivateImageClassifier": ("dpvision.estimators", "PrivateImageClassifier"),
+    "PrivateRelease": ("dpvision.estimators", "PrivateRelease"),
+    "Release": ("dpvision.settings.release", "Release"),
+    "Views": ("dpvision.views", "Views"),
+    "account_of": ("dpvision.estimators", "account_of"),
+    "certify": ("dpvision.core.certify", "certify"),
+    "epsilon": ("dpvision.core.accountant", "epsilon"),
+    "fit_head": ("dpvision.private.statistics", "fit_head"),
+    "load_data": ("dpvision.data", "load"),
+    "load_model": ("dpvision.released.model", "load_model"),
+    "lower_bound": ("dpvision.audit", "lower_bound"),
+    "plan": ("dpvision.settings.plan", "plan"),
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *sorted(_PUBLIC)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _PUBLIC:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        module, attribute = _PUBLIC[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'dpvision' has no attribute {name!r}")

@@ -43,7 +43,7 @@ def test_no_torch_generator_makes_noise_or_coins() -> None:
 def test_public_names_exist_and_are_listed() -> None:
     for name in dpvision.__all__:
         assert getattr(dpvision, name) is not None
-    assert sorted(dpvision._HOMES) == [n for n in dpvision.__all__ if n != "__version__"]
+    assert sorted(dpvision._PUBLIC) == [n for n in dpvision.__all__ if n != "__version__"]
     with pytest.raises(AttributeError):
         dpvision.nonsense  # noqa: B018
 
