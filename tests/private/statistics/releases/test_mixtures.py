@@ -70,7 +70,7 @@ def test_one_record_more_moves_only_its_own_rows(
     asked: set[float] = set()
     monkeypatch.setattr(
         noise,
-        "release",
+        "add_noise",
         lambda total, _, *, sensitivity, sigma: asked.add(sensitivity) or totals.append(total.copy()) or total,
     )
     found = []
