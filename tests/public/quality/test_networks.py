@@ -90,7 +90,7 @@ def test_files_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) -> Non
     few = part(digits()[0], slice(0, 2))
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"broken.safetensors: not a sound"):
+    with pytest.raises(DataError, match=r"broken.safetensors: is not a valid"):
         build_network("inception", few, weights=broken)
     with pytest.raises(DataError, match="missing"):
         build_network("dinov2", few, weights=weights)
