@@ -316,7 +316,7 @@ def test_every_file_of_rows_says_whether_its_noise_is_secret(tmp_path: Path) -> 
         made(tmp_path / name, small("moments", budget=100.0), test_key=key)
         schema = json.loads((tmp_path / name / "schema.json").read_text())
         said = {schema["status"]}
-        assert schema["status_means"].startswith("may leave" if key is None else "must not leave")
+        assert schema["status_means"].startswith("may be released" if key is None else "must not be released")
         for path in ("rows-00000.safetensors", "moments.safetensors"):
             with safe_open(tmp_path / name / path, "np") as file:
                 said.add(file.metadata()["status"])
