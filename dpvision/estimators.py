@@ -1,26 +1,26 @@
-"""The scikit-learn face: private training and private release of arrays of images.
+"""scikit-learn estimators: private training and private release of arrays of images.
 
-Formal guarantee: a fit goes the same way as `dpvision train` and `dpvision release`, so what it releases is in the
+Formal guarantee: a fit takes the same path as `dpvision train` and `dpvision release`, so what it releases is in the
 ledger before it exists, and a fit that the budget does not allow is refused with BudgetSpent. What a fit learned is in
-its run folder; `epsilon_` at `delta_` covers that, and nothing that was chosen by looking at private images.
+its run folder; `epsilon_` at `delta_` covers that, but no choice that was made by looking at private images.
 
-Arrays are images by public bounds, each alone:
+Arrays become images by public bounds, each image by itself:
 
     X   (n, H, W) or (n, H, W, C) images, or (n, features) rows, which become images of one line
-        uint8, or numbers in [0, 1]; with `bounds` any numbers: cut to the bounds, then brought to [0, 1]
+        uint8, or numbers in [0, 1]; with `bounds` any numbers: clipped to the bounds, then scaled to [0, 1]
 
-Nothing is scaled by what the images hold: a mean, or a largest value, would show some of it. X that cannot be used is
-refused with ValueError, as scikit-learn has it.
+Nothing is scaled by statistics of the images: a mean or a largest value would reveal something about them. Unusable
+X is refused with ValueError, as is usual in scikit-learn.
 
 A fit is charged to the account of its images, or to one by name; never to a new one that hides earlier charges:
 
-    account=None     the account of these very images, and every other account that shares some of them: the rule of
+    account=None     the account of these images, and every other account that shares some of them: the rule of
                      dpvision/private/accounts/accounts.py, which the command line follows too
     account="name"   that one account, for whatever data: every fit of a search, and whatever follows it
-    account_of(X)    gives the name of the account that X itself has, also in `dpvision train`
+    account_of(X)    returns the name of the account of X, which is also that of `dpvision train`
 
-Overlaps below 2% of the images, images that were resized or encoded again, and fits that run at the same time (n_jobs)
-are not found: name the account.
+Overlaps below 2% of the images, images that were resized or recompressed, and concurrent fits (n_jobs) are not
+detected: name the account.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ AT_A_TIME = 1024
 
 
 class _OnImages(BaseEstimator):
-    """What both estimators share: from arrays to prepared data, and what they say after a fit."""
+    """What both estimators share: from arrays to prepared data, and the attributes after a fit."""
 
     def _prepared(self, X: Any, y: Any, prepare: Callable[..., Any]) -> Any:
-        """The data and complete settings, as `prepare` gives them; `classes_` and the shape of the images are kept."""
+        """Prepare the data and complete the settings; `classes_` and the shape of the images are stored."""
         images = _images_of(self, X, self.bounds, reset=True)
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None.")
@@ -89,10 +89,10 @@ class _OnImages(BaseEstimator):
         return replace(prepared, sketch=overlap.add_digests(prepared.sketch, *raw_digests(X)))
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Settings by name: those of `settings`, and over them these parameters where they were given."""
+        """Collect settings by name: those of `settings`, overridden by these parameters if given."""
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         wanted = {**(self.settings or {}), **own, "epsilon": self.epsilon, "delta": self.delta}
-        # Numbers of numpy, such as a search gives, become Python's own.
+        # numpy scalars, such as a search passes, become Python numbers.
         return {name: value.item() if isinstance(value, np.generic) else value for name, value in wanted.items()}
 
     def _folder(self, kind: str) -> Path:
@@ -103,7 +103,7 @@ class _OnImages(BaseEstimator):
         self.epsilon_ = accountant.epsilon(event, delta)
 
     def _through(self, network: Callable[[Tensor], Tensor], X: Any) -> list[Tensor]:
-        """What a network makes of images, some at a time."""
+        """Apply a network to images in batches."""
         images = _images_of(self, X, self.bounds, reset=False)
         with torch.no_grad():
             starts = range(0, len(images), AT_A_TIME)
@@ -117,13 +117,13 @@ class _OnImages(BaseEstimator):
 
 
 class PrivateImageClassifier(ClassifierMixin, _OnImages):
-    """A classifier of images whose fit reveals a limited amount about any one image it learns from.
+    """An image classifier whose fit reveals a bounded amount about any one training image.
 
     epsilon, delta   how much one fit may reveal; the account of the images (see `account`) bounds all fits together
     recipe           a name of `dpvision recipes`; None is "default"
-    classes          the classes, or their number for 0 to k - 1. None: read off y, with a warning
-    n                the number of images, as a public number. None: read off X, and said on the card
-    model, lr, steps, batch, clip    settings of a run by themselves, for a search; None: as the recipe has them
+    classes          the classes, or their number for 0 to k - 1. None: read from y, with a warning
+    n                the number of images, as a public number. None: read from X, and stated on the card
+    model, lr, steps, batch, clip    single settings of a run, for a search; None: those of the recipe
     settings         any other setting of a run, by name: {"full_batch": True, "part": "head"}
     bounds           the least and the largest value of X, public; None: X is uint8, or in [0, 1]
     account          None, a name, or `account_of(X)`: what is charged, see the top of this file
@@ -131,13 +131,13 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
     out              folder in which each fit makes a run folder; None: runs/ in $DPVISION_HOME
 
     After a fit: classes_, epsilon_ at delta_ (an upper bound), event_, card_ (as in card.json), run_folder_
-    (`dpvision report` makes a page of it, `dpvision predict` uses it), released_ (the model).
+    (for `dpvision report` and `dpvision predict`), released_ (the model).
 
     A fit in a search is a fit. GridSearchCV and cross_val_score fit many times on parts of the same images: each fit is
     charged, all of them to one account. So a search with k fits needs an account whose budget has room for them and for
-    the last one, and is refused with BudgetSpent where it has not (scikit-learn turns that into a FitFailedWarning,
+    the last one, and is refused with BudgetSpent otherwise (scikit-learn turns that into a FitFailedWarning,
     unless error_score="raise"). The account covers the fitted classifiers. It does not cover scores on held-out folds,
-    nor settings that were chosen by them: these have no noise. Where the choice must be covered: `dpvision tune`.
+    nor settings chosen by these scores, which have no noise. If the choice must be covered, use `dpvision tune`.
 
         search = GridSearchCV(
             PrivateImageClassifier(epsilon=0.5, budget=3, classes=10, account="scans"), {"lr": [1, 4]}, cv=3
@@ -170,11 +170,11 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         self.settings, self.bounds, self.account, self.budget, self.out = settings, bounds, account, budget, out
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Charge, train, keep the released model."""
+        """Charge the account, train, and load the released model."""
         prepared = self._prepared(X, y, prepare_read)
         epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
         if epsilon > prepared.config.epsilon:
-            raise PrivacyError(f"the settings make it epsilon {epsilon:.4f}, more than the {self.epsilon:g} asked for.")
+            raise PrivacyError(f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}.")
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         with key_of_fit() as key_name:
             outcome = train.run(prepared, self._folder("runs"), accounts=accounts, key_name=key_name)
@@ -193,12 +193,12 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         return np.concatenate([scores.double().numpy() for scores in self._through(self.released_, X)])
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """(N, classes); with two classes (N,): how much more the second."""
+        """Return scores (N, classes); with two classes (N,), the score of the second minus that of the first."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """(N, classes), each row adding up to 1."""
+        """Return class probabilities (N, classes); each row sums to 1."""
         return np.asarray(softmax(self._scores(X), axis=1))
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -207,27 +207,27 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.poor_score = True  # of some dozens of rows noise leaves nothing
+        tags.classifier_tags.poor_score = True  # with a few dozen rows, noise dominates
         return tags
 
 
 class PrivateRelease(TransformerMixin, _OnImages):
-    """Features of private images that may leave, once, and the public map that makes the same features of others.
+    """A released data set of private features, and the public map that computes the same features of other images.
 
         release = PrivateRelease(epsilon=1, classes=10).fit(X, y)
-        learner = DiscriminantLearner().fit(release.released_, release.released_labels_)   # for ever, it costs nothing
+        learner = DiscriminantLearner().fit(release.released_, release.released_labels_)   # at no further privacy cost
         learner.score(release.transform(X_test), y_test)
 
     epsilon, delta   how much the release may reveal
-    recipe           a name of `dpvision recipes` that is one of releases; None is "moments"
+    recipe           a release recipe of `dpvision recipes`; None is "moments"
     encoder, rank, rows, settings    settings of a release, as in `dpvision release`
-    classes, n, bounds, account, budget, out    as PrivateImageClassifier has them; `out` is releases/ by default
+    classes, n, bounds, account, budget, out    as for PrivateImageClassifier; `out` is releases/ by default
 
     After a fit: released_ (rows), released_labels_ (classes, or their shares in each row), classes_, epsilon_ at
     delta_, event_, card_, run_folder_ (what may leave).
 
-    `transform` gives features without noise: those of private images are as private as the images. So there is no
-    fit_transform, and in a pipeline what follows would learn from private features: it is refused.
+    `transform` returns features without noise: those of private images are as private as the images. So fit_transform
+    is refused: the next step of a pipeline would learn from private features.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
         self.account, self.budget, self.out = account, budget, out
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Charge, release, keep the rows."""
+        """Charge the account, make the release, and load its rows."""
         prepared = self._prepared(X, y, release.prepare_read)
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = self._folder("releases")
@@ -262,21 +262,21 @@ class PrivateRelease(TransformerMixin, _OnImages):
             card = release.make(prepared, folder, encoded=encoded, accounts=accounts)
         self._keep(folder, prepared.event(), prepared.config.delta, card)
         self.encoder_, self.preparation_ = encoded.encoder, encoded.preparation
-        self.released_, found = folders.read_rows(folder)
-        self.released_labels_ = self.classes_[found] if found.ndim == 1 else found
+        self.released_, labels = folders.read_rows(folder)
+        self.released_labels_ = self.classes_[labels] if labels.ndim == 1 else labels
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
-        """Features of images by the public map of the release: without noise, and as private as the images."""
+        """Compute features of images by the public map of the release: without noise, and as private as the images."""
         check_is_fitted(self)
-        rows = [some.float().numpy() for some in self._through(self.encoder_.features, X)]
+        rows = [batch.float().numpy() for batch in self._through(self.encoder_.features, X)]
         return np.asarray(self.preparation_.apply(np.concatenate(rows))[0])
 
     def fit_transform(self, X: Any, y: Any = None) -> NoReturn:
-        """Refused: what a pipeline does next would learn from private features, without noise."""
+        """Refused: the next step of a pipeline would learn from private features without noise."""
         raise PrivacyError(
-            "fit_transform would give the features of the private images themselves, and what learns from them is not "
-            "private. Fix: fit, then learn from released_ and released_labels_; transform is for other images."
+            "fit_transform would return the features of the private images themselves, and what learns from them is "
+            "not private. Fix: fit, then learn from released_ and released_labels_; transform is for other images."
         )
 
     def _config(self) -> Release:
@@ -292,33 +292,33 @@ class PrivateRelease(TransformerMixin, _OnImages):
 
 
 def account_of(X: Any) -> str:
-    """The name of the account of these images, uint8 or float32 in [0, 1], (n, H, W[, C]) or (n, features)."""
+    """Return the name of the account of these images, uint8 or float32 in [0, 1], (n, H, W[, C]) or (n, features)."""
     x = np.asarray(X)
     if x.dtype not in (np.uint8, np.float32) or not 2 <= x.ndim <= 4:
-        raise ConfigError(f"an account is of images in uint8 or float32, not of {x.dtype} {x.shape}.")
+        raise ConfigError(f"an account belongs to images in uint8 or float32, not to {x.dtype} {x.shape}.")
     return identify(Split(_four_sides(x), np.zeros(len(x), np.int64), None))[0]
 
 
 def ledger(account: str) -> Ledger:
-    """The ledger of an account by its name: `.account()` reads it, `.set_budget(...)` is a decision of the owner."""
+    """Return the ledger of an account: `.account()` reads it, `.set_budget(...)` is a decision of the owner."""
     return ledger_of(_named(account))
 
 
 def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch) -> Accounts:
-    """The accounts that a fit on images with this fingerprint and sketch is charged to, with a warning for each."""
+    """Find the accounts that a fit on these images is charged to, and warn about each."""
     accounts = choose(fingerprint, sketch, named=None if account is None else _named(account))
     if account is not None:
-        for each in accounts.overlaps:
+        for share in accounts.overlaps:
             _warn(
-                f"account {each.ledger.account().id} has {describe_shares(each)} too and is not charged, as the "
+                f"account {share.ledger.account().id} has {describe_shares(share)} too and is not charged, as the "
                 f"account {account!r} was named. Both together bound what is revealed about those images."
             )
     for charged in (accounts.first, *accounts.others):
         if charged.exists():
-            found = charged.account()
+            known = charged.account()
             _warn(
-                f"this fit is charged to account {found.id}, which has {len(found.charges)} charges and has spent "
-                f"epsilon {upper(found.spent(), 4)} of {found.budget.epsilon:g}: every fit on the same images counts, "
+                f"this fit is charged to account {known.id}, which has {len(known.charges)} charges and has spent "
+                f"epsilon {upper(known.spent(), 4)} of {known.budget.epsilon:g}: every fit on the same images counts, "
                 "also those of a search or a cross-validation."
             )
     return accounts
@@ -326,56 +326,56 @@ def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch
 
 def _named(account: Any) -> str:
     if not isinstance(account, str) or not account.strip():
-        raise ConfigError(f"account is {account!r}: it must be a name, or what account_of(X) gives.")
+        raise ConfigError(f"account is {account!r}: it must be a name, or the result of account_of(X).")
     if re.fullmatch(r"[0-9a-f]{64}", account):
         return account
     return hashlib.blake2b(account.encode(), digest_size=32, person=b"account by name").hexdigest()
 
 
 def _warn(text: str) -> None:
-    """A warning at the line that called `fit`, three calls above this one."""
+    """Warn at the line that called `fit`, three calls above this one."""
     warnings.warn(text, PrivacyWarning, stacklevel=4)
 
 
 def _images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) -> NDArray[Any]:
-    """(n, H, W, C), uint8 or float32 in [0, 1]; the shape is kept at a fit and asked for afterwards."""
+    """Return (n, H, W, C) images, uint8 or float32 in [0, 1]; the shape is stored at a fit and required afterwards."""
     x = np.asarray(validate_data(estimator, X, reset=reset, allow_nd=True, dtype="numeric"))
     shape = x.shape[1:]
     if reset:
         estimator.shape_ = shape
     elif shape != estimator.shape_:
-        raise ValueError(f"images are of shape {shape}, and those of the fit were of {estimator.shape_}.")
+        raise ValueError(f"images have shape {shape}, and those of the fit had {estimator.shape_}.")
     x = _four_sides(x)
     if x.ndim != 4 or x.shape[3] not in (1, 3):
         raise ValueError(
-            f"X is of shape {(len(x), *shape)}: images are (n, height, width) or (n, height, width, 1 or 3). Fix: "
+            f"X has shape {(len(x), *shape)}: images are (n, height, width) or (n, height, width, 1 or 3). Fix: "
             "reshape it."
         )
     return _scaled(x, bounds)
 
 
 def _four_sides(x: NDArray[Any]) -> NDArray[Any]:
-    """(n, H, W, C) of rows, images without a channel, or images."""
+    """Return (n, H, W, C) from rows, images without a channel axis, or images."""
     return x[:, None, :, None] if x.ndim == 2 else x[..., None] if x.ndim == 3 else x
 
 
 def raw_digests(X: Any) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Digests of rows as they came, in each way that another type, shape or other bounds may show them.
+    """Compute digests of rows in each form that another type, shape or other bounds may give them.
 
     Three lists with one digest per row: as float32, as 8 bits of 0 to 255 and as 8 bits of 0 to 1; b"" where a row is
-    outside of these. Each row by itself: what one image is like must not rename the others.
+    outside of these. Each row counts by itself: one image must not rename the others.
     """
     x = np.asarray(X)
-    found: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+    digests: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
     for start in range(0, len(x), 1024):
         rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
-        found[0].extend(pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)))
+        digests[0].extend(pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)))
         least, most = rows.min(axis=1), rows.max(axis=1)
         for kind, top in ((1, 255), (2, 1)):
             within = (least >= 0) & (most <= top)
-            digests = iter(pixel_digests(np.round(rows[within] * (255 / top)).astype(np.uint8)))
-            found[kind].extend(next(digests) if inside else b"" for inside in within)
-    return found
+            rounded = iter(pixel_digests(np.round(rows[within] * (255 / top)).astype(np.uint8)))
+            digests[kind].extend(next(rounded) if inside else b"" for inside in within)
+    return digests
 
 
 def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:
@@ -386,8 +386,8 @@ def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:
         return np.ascontiguousarray(x)
     if x.size and not (x.min() >= 0 and x.max() <= 1):
         raise ValueError(
-            "X has values outside of [0, 1] and is not uint8. Fix: give `bounds`, the least and the largest value that "
-            "there may be, as public knowledge: it is not read off the data."
+            "X has values outside of [0, 1] and is not uint8. Fix: pass `bounds`, the smallest and the largest "
+            "possible value, as public knowledge; they are not read from the data."
         )
     return x.astype(np.float32)
 
@@ -403,7 +403,7 @@ def _checked(bounds: Any) -> tuple[float, float]:
 
 
 def _labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The classes, sorted, and each label's place among them. Where they are read off y, a warning says so."""
+    """Return the sorted classes and each label's index among them; warn if they were read from y."""
     y = column_or_1d(y, warn=True)
     check_consistent_length(images, y)
     if y.dtype.kind == "f":
@@ -412,8 +412,8 @@ def _labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None
     if classes is None:
         known = np.unique(y)
         warnings.warn(
-            "the classes were read off y and are treated as public: a class that only one image has would show it, and "
-            "epsilon does not cover that. Fix: declare them, classes=[...].",
+            "the classes were read from y and are treated as public: a class that only one image has would reveal it, "
+            "and epsilon does not cover that. Fix: declare them, classes=[...].",
             PrivacyWarning,
             stacklevel=4,
         )
@@ -423,5 +423,5 @@ def _labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None
         raise ValueError(f"there is {len(known)} class: a classifier needs two classes or more.")
     strange = ~np.isin(y, known)
     if strange.any():
-        raise ValueError(f"y has a label that is none of the declared classes {known.tolist()!r}.")
+        raise ValueError(f"y has a label that is not among the declared classes {known.tolist()!r}.")
     return known, np.searchsorted(known, y).astype(np.int64)

@@ -79,7 +79,7 @@ def test_the_command_line_and_a_fit_share_the_account_of_the_data() -> None:
 def test_classes_that_are_read_off_are_said_aloud() -> None:
     x, y = digits()
     names = np.array([f"digit {i}" for i in range(10)])
-    with pytest.warns(PrivacyWarning, match="read off y"):
+    with pytest.warns(PrivacyWarning, match="read from y"):
         found = classifier(classes=None, n=None, steps=2).fit(x[:200], names[y[:200]])
     facts = found.card_["public_facts"]
     assert [facts[name]["known"] for name in ("n", "classes")] == ["read off the data"] * 2
@@ -93,7 +93,7 @@ def test_declared_classes_are_all_there_are() -> None:
         warnings.simplefilter("error")
         found = classifier(classes=list(range(10)), steps=2).fit(x[:200], y[:200])
     assert list(found.classes_) == list(range(10))
-    with pytest.raises(ValueError, match="none of the declared"):
+    with pytest.raises(ValueError, match="not among the declared"):
         classifier(classes=9).fit(x[:200], y[:200])
 
 
@@ -116,7 +116,7 @@ def test_values_are_scaled_by_public_bounds_alone() -> None:
 
 def test_more_than_was_asked_for_is_refused() -> None:
     x, y = digits()
-    with pytest.raises(PrivacyError, match="more than the 1 asked for"):
+    with pytest.raises(PrivacyError, match="more than the requested 1"):
         classifier(epsilon=1.0, settings={"full_batch": True, "sigma": 0.5}).fit(x[:200], y[:200])
 
 

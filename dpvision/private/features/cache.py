@@ -38,7 +38,7 @@ AT_A_TIME = 256  # records of a rank in a round
 POLL = 0.2  # seconds between attempts to get the lock
 SHIFTS = (1, 2, 3)
 # The code that rows depend on, in addition to records, weights and machine.
-CODE = ("private/features", "models")
+CODE = ("private/features", "models", "views/eight_bit.py")
 Progress = Callable[[int, int], None]
 
 

@@ -124,6 +124,7 @@ def test_a_rank_asks_for_the_lock_and_tells(monkeypatch: pytest.MonkeyPatch) -> 
         ("models/vit.py", True),
         ("models/featured.py", True),
         ("models/inputs.py", True),
+        ("views/eight_bit.py", True),
         ("private/features/cache.py", True),
         ("private/features/encoders.py", True),
         ("private/training/train.py", False),

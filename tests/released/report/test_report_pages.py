@@ -24,8 +24,9 @@ def driver() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that carries canaries, audited, with pictures; twice, and a board of both."""
+    """A run that carries canaries, audited, with pictures; twice, and a board of both; and a release."""
     from dpvision.cli.audit import audit
+    from dpvision.cli.release import release
     from dpvision.cli.report import board
     from dpvision.cli.train import train
 
@@ -35,12 +36,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.delenv("DPVISION_TEST_KEY", raising=False)
         train("digits", epsilon=3.0, steps=20, canaries=100, examples=3, out=place / "runs" / "first")
         audit(place / "runs" / "first", runs=200)
+        patch.setenv("DPVISION_HOME", str(place / "home of the release"))
+        release("digits", epsilon=3.0, encoder="pixels", rows=200, out=place / "released")
     shutil.copytree(place / "runs" / "first", place / "runs" / "second <b> & last?#")
     board(place / "runs", out=place / "board.html")
     return place
 
 
-@pytest.fixture(params=["runs/first/report.html", "board.html"])
+@pytest.fixture(params=["runs/first/report.html", "released/report.html", "board.html"])
 def page(folder: Path, request: pytest.FixtureRequest) -> Path:
     return folder / str(request.param)
 
