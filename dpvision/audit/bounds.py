@@ -139,7 +139,7 @@ class Verdict:
 
 
 def judge(scores: Scores, *, delta: float, confidence: float = 0.95) -> Verdict:
-    """Test a claim; a true one is refuted with probability 1 - confidence, half by each of profile test and alarm."""
+    """Test a claim; a true one is refuted with probability at most about 1 - confidence, by profile test or alarm."""
     without, with_record, claimed = scores.without, scores.with_record, accountant.epsilon(scores.claimed, delta)
     top = accountant.epsilon(scores.claimed, min(0.1, 1 / (len(without) + len(with_record))))
     if np.ptp(np.concatenate([without, with_record])) == 0:  # constant scores: no evidence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -206,18 +205,14 @@ def _face(show: Show) -> Any:
     class Screen(Face):
         @contextmanager
         def features(self) -> Iterator[Callable[[int, int], None]]:
-            yield lambda done, total: show("computing features", done, total)
+            yield lambda done, total: show("computing features, per cent", round(100 * done / max(total, 1)), 100)
 
         @contextmanager
         def training(self) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
             show("checking the gradient computation and charging the ledger")
-            first: tuple[float, int] | None = None
 
             def watch(at: Progress) -> None:
-                nonlocal first
-                began, before = first = first or (time.monotonic(), at.images)
-                speed = (at.images - before) / max(time.monotonic() - began, 1e-9)
-                show("training", at.step, at.steps, f"{speed:,.0f} images/s, epsilon {at.epsilon:.2f} charged")
+                show("training", at.step, at.steps, f"epsilon {at.epsilon:.2f} charged")
 
             with screen.stoppable() as stop:
                 yield watch, stop

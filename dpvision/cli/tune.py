@@ -89,8 +89,8 @@ def tune(
         accounts.require_room(prepared.event, prepared.first.config)
         screen.say("dry run: no run was made, nothing was charged.")
         return
-    with screen.progress("tuning"):  # without a count: the number of trials is secret
-        run = proceed(prepared, out, accounts=accounts)
+    screen.say("tuning; neither a count nor a time is shown, since they would reveal the secret number of trials")
+    run = proceed(prepared, out, accounts=accounts)
     paths = write_report(run)
     hide_times(run)
     facts = run.facts()["tuning"]

@@ -247,7 +247,9 @@ _TYPES: dict[str, type[Event]] = {
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event as plain JSON; floats keep every bit."""
-    name = next(name for name, kind in _TYPES.items() if kind is type(event))
+    name = next((name for name, kind in _TYPES.items() if kind is type(event)), None)
+    if name is None:
+        raise ConfigError(f"{type(event).__name__} is not an event.")
     return {"type": name, **_encode_fields(event)}
 
 

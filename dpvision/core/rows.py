@@ -66,8 +66,8 @@ class Preparation:
     bound       rows longer than this are shortened to it; then all are divided by it
     unit        every row is brought to length 1, not only the longer ones
     whitening   a public linear map that goes first; its rows are brought to length 1
-    intercept   a constant feature of this length next to a row of length 1; both are then scaled to length 1
-    centre      one more release is spent on the mean row, which is then subtracted from each row (centre.py)
+    intercept   a constant feature of this length next to a row of length 1; both together are then scaled to 1
+    centre      one more release is spent on the mean row, which is then subtracted from each row
     """
 
     bound: float = 1.0

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dpvision.core import files
 from dpvision.data import Split, identify
+from dpvision.errors import DataError
 from dpvision.storage import safetensors
 
 ENTRY = "learned_from"  # of headers and cards
@@ -67,8 +68,10 @@ def read_provenance(weights: Path) -> str:
 def read_card_provenance(source: str) -> str:
     """The record in the cards next to synthetic images; empty if there is no card."""
     path = Path(source)
-    cards = [_card_path(path), *([path.with_suffix(".json")] if path.suffix == ".npz" else [])]
-    return merge_provenance(map(_read_card, cards))
+    own = path.with_suffix(".json")  # of samples; next to other arrays it may be anything
+    return merge_provenance(
+        (_read_card(_card_path(path)), _read_card(own, ours=False) if path.suffix == ".npz" else "")
+    )
 
 
 def copy_provenance(source: str, to: Path) -> None:
@@ -81,12 +84,19 @@ def _card_path(path: Path) -> Path:
     return Path(f"{path}.taught_by.json")
 
 
-def _read_card(path: Path) -> str:
+def _read_card(path: Path, *, ours: bool = True) -> str:
+    """Read the record of a card. A card of ours that cannot be read lets nothing pass."""
+    if not path.exists():
+        return ""
     try:
         card = json.loads(files.read(path, most=MAX_CARD_BYTES))
         return str(card.get(ENTRY, "")) if isinstance(card, dict) else ""
-    except (OSError, ValueError, RecursionError):
-        return ""
+    except (OSError, ValueError, RecursionError) as exc:
+        if not ours:
+            return ""
+        raise DataError(
+            f"{path}: cannot be read, so what these images were made from is unknown ({exc}). Fix: restore the file."
+        ) from exc
 
 
 def _text(digests: set[str]) -> str:

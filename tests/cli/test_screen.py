@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from dpvision.cli import screen
 from dpvision.cli.screen import _Part
+from dpvision.cli.tune import tune
 
 
 @pytest.fixture
@@ -49,6 +51,11 @@ def test_quick_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         progress(1, 2)
         progress(2, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_a_tuning_shows_neither_a_count_nor_a_time() -> None:
+    """Its number of trials is secret, and lines with times in a log would reveal it."""
+    assert "progress(" not in inspect.getsource(tune).split("show_tuning(prepared")[1]
 
 
 def test_one_of_several_processes_shows_it(

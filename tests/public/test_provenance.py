@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpvision.errors import DataError
 from dpvision.private.features.encoders import load_encoder
 from dpvision.public.provenance import provenance_of, read_card_provenance
 from dpvision.storage import safetensors
@@ -168,3 +169,11 @@ def test_a_note_names_at_most_so_many_and_no_card_is_no_note(tmp_path: Path, mon
         (tmp_path / "x.json").write_text(text)
         assert read_card_provenance(str(tmp_path / "x.npz")) in ("", "3")
     assert read_card_provenance("digits") == ""
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
+def test_a_record_that_cannot_be_read_lets_nothing_pass(content: bytes, tmp_path: Path) -> None:
+    images = tmp_path / "images.npz"
+    Path(f"{images}.taught_by.json").write_bytes(content)
+    with pytest.raises(DataError, match="is unknown"):
+        read_card_provenance(str(images))

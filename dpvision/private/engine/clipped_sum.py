@@ -85,7 +85,9 @@ class ClippedSum:
         watch: Watch | None = None,
         one_view: bool = False,
     ) -> None:
-        """Copy the model; `one_view` promises that every unit is one image, which makes linear layers cheaper.
+        """Copy the modules and share their weights.
+
+        `one_view` promises that every unit is one image, which makes linear layers cheaper.
 
         The promise cannot be derived from a batch: one unit with two images would change how all others are rounded.
         """

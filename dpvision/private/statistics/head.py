@@ -72,7 +72,7 @@ def fit_head(
     features   each row a public function of one private image; how rows are shortened: rows.Preparation
     budget     what this head may reveal; it is also the ledger's, if that is new
     ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
-    sketch     `overlap.sketch(identify(split)[2], images=split.images)`: then other data sets with some of the same
+    sketch     `overlap.sketch_images(split.images, identify(split)[2])`: then other data sets with some of the same
                images find this account
     public     features of public images, for methods that learn directions from them
     test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private

@@ -1,7 +1,8 @@
 """The steps of a private training, in the order of the papers: draw, clip, sum, add noise, descend.
 
 The loop is a function of noisy sums and public numbers. Other figures that depend on private data (the true batch size,
-losses, the share of clipped units; with --study, gradients before clipping) go to `operator/` and steer nothing.
+losses, the share of clipped units; with --study, gradients before clipping) go to `operator/` and steer nothing. The
+true number of images is in `Progress` as well, which is not for release.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from dpvision.storage import run_folder
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training after a step, for a progress bar."""
+    """The progress of a training after a step, for the operator: `images` is a true count, not for release."""
 
     step: int
     steps: int

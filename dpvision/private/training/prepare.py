@@ -1,8 +1,8 @@
-"""A training that could begin: data read, settings completed from public numbers, network certified, time estimated.
+"""A training that could begin: data read, settings completed from public numbers, network built, time estimated.
 
-Nothing here is random, writes to the run or touches the ledger; a dictionary of random images may be built and cached.
-Public inputs (weights to start from, synthetic images) are named by their digests: a run cannot be resumed with other
-ones.
+Nothing here draws from the run's key, writes to the run or touches the ledger; a dictionary of random images may be
+built and cached. Public inputs (initial weights, synthetic images) are named by their digests: a run cannot be resumed
+with other ones.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Prepared:
     sketch: overlap.Sketch  # digests of images: finds other accounts about the same ones
     public: PublicInputs
     network: Network
+
+    def __post_init__(self) -> None:
+        if self.network.config != self.config or self.network.public is not self.public:
+            raise ConfigError("a prepared training and its network have different settings or public inputs.")
 
     @property
     def shape(self) -> tuple[int, int, int]:

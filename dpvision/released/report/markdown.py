@@ -88,10 +88,12 @@ def release_card(card: dict[str, Any]) -> str:
 def readme(card: dict[str, Any]) -> str:
     """Return README.md of a released data set: how to read and use it, for someone new to dpvision."""
     mechanism, features = card["mechanism"], card["features"]
+    private = card["status"] == "private"
+    free = "Anyone may train on them, any number of times, at no further privacy cost. " if private else ""
     parts = [
-        f"# {card['rows']:,} rows of features, private by construction",
+        f"# {card['rows']:,} rows of features" + ("" if private else f": {_escape(card['status'])}"),
         sentence(card),
-        "Anyone may train on them, any number of times, at no further privacy cost. To read them, in this folder:",
+        f"{free}To read them, in this folder:",
         f"```python\n{READ_ROWS}\n```",
         f"Rows are {_escape(mechanism['rows_are'])}.",
         f"Labels: {_escape(mechanism['labels'])}. Classes, in order: {_escape(', '.join(map(str, card['classes'])))}.",

@@ -68,6 +68,7 @@ def release_page(card: dict[str, Any]) -> str:
         test=None,
         use={
             "rows": f"{card['rows']:,}",
+            "private": card["status"] == "private",
             "read": markdown.READ_ROWS,
             "moments": markdown.USE_MOMENTS if markdown.has_moments(card) else None,
             "files": markdown.files_of(card),

@@ -22,7 +22,7 @@ MOST_TEXT = 1000  # letters of a sentence
 MOST_CHARGES = 300
 
 ATTACK_HEAD = ("non-members wrongly reported", "members found, at most")
-PHASES_HEAD = ("phase", "steps", "epsilon added", "epsilon up to its end")
+PHASES_HEAD = ("phase", "steps", "epsilon added", "epsilon, if planned to end here")
 PUBLIC_HEAD = ("fact", "value", "known")
 ACCOUNTANT_HEAD = ("figure", "value", "meaning")
 CHARGES_HEAD = ("time (UTC)", "run", "charged for", "epsilon so far")

@@ -148,7 +148,7 @@ def synthesise(
     features   each row a public function of one private image, its pixels for instance, as one row of floats
     budget     what the rows may reveal; it is also the ledger's, if that is new
     ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
-    sketch     `overlap.sketch(identify(split)[2], images=split.images)`: then other data sets with some of the same
+    sketch     `overlap.sketch_images(split.images, identify(split)[2])`: then other data sets with some of the same
                images find this account
     seed       of the public randomness
     test_key   a word that fixes the noise. For tests: the rows and their charge are marked as not private

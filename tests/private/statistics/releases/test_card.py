@@ -94,6 +94,9 @@ def test_made_with_a_fixed_key_it_is_not_private_and_says_so_everywhere(recipe: 
     assert all(one["true_positive_rate_at_most"] == 1.0 for one in card["attack_success"])
     assert "Nothing is covered" in card["not_covered"][0]
     assert card["mechanism"]["noise"] == FIXED_NOISE
+    for name in ("README.md", "report.html"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "NOT PRIVATE" in text and "at no further privacy cost" not in text
     text = (tmp_path / "out" / "card.md").read_text()
     assert "**NOT PRIVATE" in text and "gives no privacy guarantee" in text and "| epsilon | none |" in text
     readme = (tmp_path / "out" / "README.md").read_text()
