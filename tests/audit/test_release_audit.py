@@ -105,7 +105,7 @@ def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
     output, after = capsys.readouterr().out, files(folder)
     assert "not refuted" in output and "not for release" in output
     assert after.keys() - before.keys() == {"audit.json", "audit.svg"}
-    assert [name for name in before if after[name] != before[name]] == ["card.json", "card.md"]
+    assert [name for name in before if after[name] != before[name]] == ["card.json", "card.md", "report.html"]
     old, new = json.loads(before["card.json"]), json.loads(after["card.json"])
     assert {k: v for k, v in new.items() if k != "audit"} == {k: v for k, v in old.items() if k != "audit"}
     assert old["audit"] is None and new["audit"]["mechanism"]["canaries"] == 2000

@@ -134,7 +134,6 @@ def release_overview(card: dict[str, Any]) -> list[Row]:
         *release_accuracy(card),
         ("tuning", card["tuning"]),
         ("licence", plain(card["licence"])),
-        ("release", plain(card["run"])),
     ]
 
 

@@ -75,7 +75,7 @@ def test_the_noise_floor_is_about_the_largest_eigenvalue_of_the_noise() -> None:
 def test_moments_without_noise_are_ridge_regression() -> None:
     x, y = separable(np.random.default_rng(4), 200)
     rows = Rows.of(x, y, Preparation(unit=True), classes=CLASSES)
-    weight, bias = Moments().fit(rows, n=200, sigma=0.0, noisy=_exact)
+    weight, bias = Moments().fit(rows, n=200, sigma=0.0, add_noise=_exact)
     z = np.eye(CLASSES)[y] - 1 / CLASSES
     a = rows.x.astype(float)
     expected = np.linalg.solve(a.T @ a / 200 + LEAST_RIDGE * np.eye(WIDTH), a.T @ z / 200)
@@ -117,7 +117,7 @@ def test_the_discriminant_without_noise_is_the_linear_discriminant() -> None:
     preparation = Preparation(bound=float(np.linalg.norm(x, axis=1).max()))
     rows = Rows.of(x, y, preparation, classes=CLASSES)
     method = Discriminant(covariance="private")
-    weight, bias = method.fit(rows, n=len(x), sigma=0.0, noisy=_exact)
+    weight, bias = method.fit(rows, n=len(x), sigma=0.0, add_noise=_exact)
     assert bias is not None
     found = (rows.x @ weight + bias).argmax(axis=1)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows.x, y).predict(rows.x)
@@ -137,7 +137,9 @@ def test_what_noise_adds_to_the_length_of_a_mean_is_taken_off() -> None:
         def noisy(bounded: BoundedSum) -> np.ndarray:
             return bounded.total + scale * bounded.sensitivity * rng.standard_normal(bounded.total.shape)
 
-        found = method.fit(rows, n=400, sigma=scale, noisy=noisy, public=public)[1]  # n above the truth: means below 1
+        found = method.fit(rows, n=400, sigma=scale, add_noise=noisy, public=public)[
+            1
+        ]  # n above the truth: means below 1
         assert found is not None
         return found
 
@@ -209,12 +211,12 @@ def test_what_is_kept_is_the_average_the_ema_or_the_last() -> None:
     for keep in ("average", "ema", "last"):
         gradients = iter([1.0, 2.0, 3.0])
         method = GradientDescent(steps=3, total_rate=3.0, momentum=0.0, keep=keep)
-        kept[keep] = method.fit(rows, n=1, sigma=1.0, noisy=noisy)[0][0, 0]
+        kept[keep] = method.fit(rows, n=1, sigma=1.0, add_noise=noisy)[0][0, 0]
     assert kept["last"] == -6 and kept["average"] == -4.5
     assert kept["ema"] == pytest.approx(-(0.81 * 1 + 0.9 * 3 + 6) / (0.81 + 0.9 + 1))
     gradients = iter([1.0, 0.0, 0.0])
     method = GradientDescent(steps=3, total_rate=3.0, momentum=0.5, keep="last")
-    assert method.fit(rows, n=1, sigma=1.0, noisy=noisy)[0][0, 0] == -1.75
+    assert method.fit(rows, n=1, sigma=1.0, add_noise=noisy)[0][0, 0] == -1.75
 
 
 def test_the_rate_is_the_total_over_the_steps_or_set_by_the_noise() -> None:

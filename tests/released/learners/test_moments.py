@@ -34,7 +34,7 @@ def test_it_is_the_discriminant_of_the_heads_on_the_same_release() -> None:
         return seen[-1]
 
     rows = Rows.of(x, y, Preparation(), classes=CLASSES)
-    weight, bias = method.fit(rows, n=n, sigma=sigma, noisy=noisy)
+    weight, bias = method.fit(rows, n=n, sigma=sigma, add_noise=noisy)
     sums, counts, upper = np.split(seen[0], [64 * CLASSES, 65 * CLASSES])
     learner = fit_moments(
         sums.reshape(64, CLASSES) / b,

@@ -206,7 +206,7 @@ def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
             run = train.begin(prepared, tmp_path / unit)
             assert train.proceed(run, prepared).complete
         first = replace(settings, pretrained=str(run.weights))
-        assert train.prepare(str(tmp_path / "data.csv"), replace(first, unit=unit)).before
+        assert train.prepare(str(tmp_path / "data.csv"), replace(first, unit=unit)).public.earlier_events
         with pytest.raises(ConfigError, match=f"privately for each {unit}.*Fix: --unit {unit}"):
             train.prepare(str(tmp_path / "data.csv"), replace(first, unit=other))
 

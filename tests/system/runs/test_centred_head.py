@@ -189,7 +189,7 @@ def test_a_second_training_learns_the_mean_anew(data: str, tmp_path: Path) -> No
     run, prepared = _begin(data, tmp_path / "run", sigma=0.01, budget=1e9)
     train.proceed(run, prepared)
     again = train.prepare(data, replace(SETTINGS, pretrained=str(run.weights), sigma=0.01, budget=1e9))
-    assert again.before and again.config.prior is None
+    assert again.public.earlier_events and again.config.prior is None
     second = train.begin(again, tmp_path / "second")
     train.proceed(second, again, stop=until(1))
     rows = again.network.load_or_compute_inputs(again.data.train, again.network.build())(slice(0, 40))
@@ -218,9 +218,9 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
 def test_what_has_no_mean_is_refused(data: str) -> None:
     with pytest.raises(ConfigError, match="does not subtract the mean"):
         train.prepare(data, replace(SETTINGS, model="small-cnn"))
-    with pytest.raises(ConfigError, match="one step for the mean"):
+    with pytest.raises(ConfigError, match="the first for the mean"):
         replace(SETTINGS, steps=1)
-    with pytest.raises(ConfigError, match="one step for the mean"):
+    with pytest.raises(ConfigError, match="the first for the mean"):
         replace(SETTINGS, augment=("flip",))
     with pytest.raises(ConfigError, match="part is 'centre'"):
         replace(SETTINGS, part="centre")

@@ -141,7 +141,7 @@ def test_hierarchical_is_accounted_inside_the_class() -> None:
 def test_what_can_not_be_drawn_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 < degree <= n"):
         Poisson(11, 10, 5)
-    with pytest.raises(ConfigError, match="one at least"):
+    with pytest.raises(ConfigError, match="at least one"):
         Poisson(2, 10, 0)
     with pytest.raises(ConfigError, match="more records than there are"):
         hierarchical(10, degree=90, n=100, classes=2, drawn=1, seed=0)
