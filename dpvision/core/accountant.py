@@ -1,12 +1,12 @@
-"""How much an event reveals about any one record: dp-accounting's privacy loss distribution, always an upper bound.
+"""Upper bounds on the privacy loss of an event, by dp-accounting's privacy loss distributions (PLDs).
 
-Formal guarantee: for neighbouring data sets (one record, or person, more or less), whatever was released by the event
-satisfies (epsilon(event, delta), delta)-differential privacy, for every delta at once. The discretisation is the
-pessimistic one; delta is reduced by what rounding may hide before epsilon is read off. For a class schedule the
-figure is that of the class that fares worst.
+Formal guarantee: under add/remove adjacency (of one record, or of one person), everything the event releases satisfies
+(epsilon(event, delta), delta)-differential privacy, for every delta simultaneously. The discretisation is pessimistic,
+and an allowance for numerical errors is subtracted from delta before it is converted to epsilon. For a class schedule,
+the figure is that of the worst-off class.
 
-This accountant alone decides what a run may do and what a card states. settings/quick.py, the fast accountant of plans
-and searches, takes the grid and the allowance for rounding from here; settings/cross_checks.py has other bounds.
+This accountant alone decides what a run may do and what a card states. settings/quick.py, the fast accountant for plans
+and searches, uses the same grid and numerical allowance; settings/cross_checks.py computes other bounds for comparison.
 """
 
 from __future__ import annotations
@@ -24,46 +24,48 @@ from dpvision.core.events import Capped, Event, Exposure, Kind, apart, exposures
 Floats = NDArray[np.float64]
 
 NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
-# Width of the loss grid, in standard deviations of one step's loss. Connecting the dots adds a variance of about
-# h^2/6 to a step of variance v, so epsilon is too high by a factor of about 1 + (h^2/v)/12: 3e-4 at 0.06.
+# Spacing of the loss grid, in standard deviations of one step's loss. Connect-the-dots on a grid of spacing h adds a
+# variance of about h^2/6 to a step of variance v, so it overestimates epsilon by a factor of about 1 + (h^2/v)/12:
+# by 3e-4 at 0.06.
 GRID = 0.06
-# The most grid points of one step and of a composed distribution; beyond, the grid is made wider: faster and more
-# pessimistic, never less. Only rates below about 1e-4 at little noise get there.
+# Maximum number of grid points for one step and for a composed distribution; above it, the grid is coarsened, which is
+# faster and can only be more pessimistic. Only sampling rates below about 1e-4 with little noise reach it.
 MOST_STEP_POINTS = 1 << 17
 MOST_POINTS = 1 << 20
-# Points are on a grid at least this many times as fine as the largest of their epsilons.
+# With (epsilon, delta) points, the grid spacing is at most their largest epsilon divided by this.
 POINT_GRID = 1024
-# A step's losses are cut where Q and P have less mass than this on the far side; P's goes to infinite loss.
+# A step's losses are truncated this many standard deviations into the tails of P and Q; P's tail gets infinite loss.
 STEP_TAIL_SIGMAS = 10.5
-# Losses above this are counted as infinite: no such guarantee means anything, and exp() of it is out of range.
+# Losses above this count as infinite: such a guarantee would be meaningless, and exp() would soon overflow.
 MOST_LOSS = 600.0
-# What the noise sampler's distance from the ideal law may add to delta. Its numbers are within 2^-100 each, jointly
-# (core/noise.py), so N of them add N (1 + e^epsilon) 2^-100: this is enough for N (1 + e^epsilon) up to 2^60.
+# What the noise sampler's deviation from the ideal distribution can add to delta. N samples are jointly within total
+# variation distance N 2^-100 (core/noise.py), so they add N (1 + e^epsilon) 2^-100: this covers N (1 + e^epsilon) up
+# to 2^60.
 SAMPLER = 2.0**-40
 
 
 def epsilon(event: Event, delta: float) -> float:
-    """An upper bound on the least epsilon at `delta`."""
+    """An upper bound on the smallest epsilon at `delta`."""
     if isinstance(event, Capped):
         return event.epsilon if delta >= event.delta else math.inf
     return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
 
 
 def delta(event: Event, epsilon: float) -> float:
-    """An upper bound on the least delta at `epsilon`."""
+    """An upper bound on the smallest delta at `epsilon`."""
     return float(profile(event, [epsilon])[0])
 
 
 def profile(event: Event, epsilons: Sequence[float]) -> Floats:
-    """Upper bounds on delta at each of the epsilons, which ascend."""
-    if isinstance(event, Capped):  # it satisfies one point, and nothing else is known
+    """Upper bounds on delta at each of the epsilons, which must be in ascending order."""
+    if isinstance(event, Capped):  # only one (epsilon, delta) point is known
         over = np.maximum(0.0, -np.expm1(np.asarray(epsilons, dtype=np.float64) - event.epsilon))
         return np.asarray(event.delta + (1 - event.delta) * (over / (1 + math.exp(-event.epsilon))))
     worst = np.zeros(len(epsilons))
     for kind in exposures(event):
         if kind:
             deltas = np.asarray(_loss_distribution(kind).get_delta_for_epsilon(list(epsilons)))
-            worst = np.maximum(worst, np.maximum(deltas, 0.0) + _hidden(kind))  # what seems 0 may be rounded too
+            worst = np.maximum(worst, np.maximum(deltas, 0.0) + _hidden(kind))  # a 0 may be rounding error too
     return np.minimum(worst, 1.0)
 
 
@@ -71,7 +73,7 @@ def profile(event: Event, epsilons: Sequence[float]) -> Floats:
 def _epsilon(kind: Kind, delta: float) -> float:
     if not kind:
         return 0.0
-    provable = delta - _hidden(kind)  # what rounding may hide is taken off delta before epsilon is read
+    provable = delta - _hidden(kind)  # subtract the numerical allowance before converting to epsilon
     return float(_loss_distribution(kind).get_epsilon_for_delta(provable)) if provable > 0 else math.inf
 
 
@@ -81,10 +83,10 @@ def _hidden(kind: Kind) -> float:
 
 
 def hidden_by_rounding(steps: int) -> float:
-    """The part of delta that arithmetic may hide: the noise sampler's distance from the ideal law, and rounding in the
-    transforms, where a power of a spectrum loses about 2^-52 per factor.
+    """An allowance in delta for numerical errors: the noise sampler's distance from the ideal distribution, and
+    rounding in the FFTs, where raising a spectrum to a power loses about 2^-52 per factor.
 
-    Measured against exact Gaussians composed 10^6 times: 5e-11, where this allows 9e-10.
+    The error measured against the exact composition of 10^6 Gaussians is 5e-11, and the allowance there is 9e-10.
     """
     return 1e-12 + SAMPLER + 2.0**-50 * steps
 
@@ -95,7 +97,7 @@ def _loss_distribution(kind: Kind) -> Any:
 
 
 def compose_losses(kind: Kind, *, grid: float, optimistic: bool) -> Any:
-    """dp-accounting's loss distribution of all that such a record meets, from above, or from below (`optimistic`)."""
+    """dp-accounting's PLD of every mechanism such a record is in: an upper bound, or a lower one (`optimistic`)."""
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -125,9 +127,9 @@ def compose_losses(kind: Kind, *, grid: float, optimistic: bool) -> Any:
 
 
 def join_unsampled(kind: Kind) -> Kind:
-    """Gaussians that every record is in add up exactly: 1/sigma^2 = sum of n/sigma^2.
+    """Merge Gaussian mechanisms without subsampling, which compose exactly: 1/sigma^2 = sum of n/sigma^2.
 
-    A rate within 1e-9 of 1 counts as 1, which is never too little.
+    A sampling rate within 1e-9 of 1 is rounded up to 1, which never underestimates the loss.
     """
     steps, points = apart(kind)
     precision = sum(n / sigma**2 for q, sigma, n in steps if q > 1 - 1e-9)
@@ -136,7 +138,7 @@ def join_unsampled(kind: Kind) -> Kind:
 
 
 def grid_width(kind: Kind) -> float:
-    """The loss grid's width: a fixed share of a step's standard deviation, wider where the grid would be too long."""
+    """The loss grid's spacing: a fixed fraction of a step's standard deviation, or more to limit the grid's size."""
     x = np.linspace(-STEP_TAIL_SIGMAS, STEP_TAIL_SIGMAS, 4001)
     w = np.exp(-(x**2) / 2)
     w /= w.sum()

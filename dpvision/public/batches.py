@@ -1,7 +1,7 @@
-"""Batches of views of public images: a function of (seed, step), so that a training can resume at any step.
+"""Batches of views of public images: a function of (seed, step), so that training can resume at any step.
 
-Augmentations are those of private training, with random numbers per image. In addition there is cutmix across images,
-which private training cannot use: it would put one image into the gradients of others. Here all images are public.
+Augmentations are those of private training, with per-image randomness. In addition there is cutmix across images, which
+private training cannot use: one image would contribute to the gradients of others. Here all images are public.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpvision.views.eight_bit import to_floats
 from dpvision.views.views import cutmix
 
 CUTMIX = "cutmix"
-# Yun et al. 2019, for CIFAR: every second image is mixed, with a share uniform on [0, 1].
+# Yun et al. 2019, for CIFAR: an image is mixed with probability 1/2, and the mixing ratio is uniform on [0, 1].
 MIXED, ALPHA = 0.5, 1.0
 
 
@@ -67,14 +67,14 @@ def require_augment(names: Sequence[str]) -> None:
 
 
 def steps_per_pass(images: int, batch: int) -> int:
-    """Steps of one pass over the images; an incomplete last batch is left out."""
+    """Steps per pass over the images; an incomplete last batch is dropped."""
     return max(1, images // batch)
 
 
 def balance(first: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate both, with the first rows repeated until there are about as many as others.
+    """Concatenate both, repeating `first` until it has about as many rows as `others`.
 
-    A diffusion model of few images draws many, but poorer ones: without balance, they would dominate every batch.
+    A diffusion model fitted to few images generates many, but poorer ones, which would otherwise dominate every batch.
     """
     return np.concatenate([np.tile(first, repeats(len(first), len(others))), others])
 
@@ -93,7 +93,7 @@ def choose_batch(rows: NDArray[np.int64], step: int, *, batch: int, seed: int) -
 def draw_views(
     images: Tensor, labels: Tensor, rng: UnitRandom, *, augment: Sequence[str], classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw one view of each image (B, C, H, W), and its target: a class or, with cutmix, shares of classes."""
+    """Draw one view of each image (B, C, H, W), and its target: a class or, with cutmix, class proportions."""
     names = [name for name in augment if name != CUTMIX]
     images = Augment(names)(images.unsqueeze(1), rng, 1)
     if CUTMIX not in augment:
@@ -106,7 +106,7 @@ def draw_views(
 
 
 def require_alike(sources: Sequence[Source], classes: int) -> None:
-    """Require images of one shape, and labels that are indices of classes."""
+    """Require images of the same shape, and labels that are class indices."""
     first = sources[0]
     for source in sources:
         if source.images.shape[1:] != first.images.shape[1:]:

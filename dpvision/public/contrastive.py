@@ -2,7 +2,7 @@
 
 Two views of one image should be near each other, and far from views of other images. The folder holds
 weights.safetensors (the trunk, for `dpvision train --pretrained`), card.json (process, seed, images seen, settings,
-losses, digest) and, while it runs, state.safetensors. This package cannot import the code that reads private images.
+losses, digest) and, during training, state.safetensors. This package cannot import the code that reads private images.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ GROUPS, OUT = 16, 128  # of the projection
 # Augmentations of Baradad et al. 2021; crops are taken from the larger images.
 CROP, RECOLOUR = ("resized-crop",), ("flip", "jitter", "grayscale")
 MAX_KEPT_BYTES = 3 << 29  # if all images fit, each is drawn once and kept for later passes
-CURVE_EVERY = 200  # steps between two losses of the card
+CURVE_EVERY = 200  # steps between losses recorded on the card
 
 
 def align_uniform(x: Tensor, y: Tensor) -> Tensor:
     """Alignment plus uniformity, each with weight 1 (Wang and Isola 2020).
 
-    In all losses, x and y are (B, D) with rows of length 1, and row i of both comes from the same image.
+    In all losses, x and y are (B, D) with unit-norm rows, and row i of both comes from the same image.
     """
     return alignment(x, y) + (uniformity(x) + uniformity(y)) / 2
 
@@ -73,7 +73,7 @@ LOSSES = {"align-uniform": align_uniform, "info-nce": info_nce}
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Settings of a pretraining; the defaults are those of Tang et al. 2023, except for the number of steps."""
+    """Pretraining settings; the defaults are those of Tang et al. 2023, except for the number of steps."""
 
     process: str = "stylegan-oriented"
     model: str = "wrn-16-4"
@@ -107,7 +107,7 @@ class PretrainSettings:
             )
 
     def rate(self, step: int) -> float:
-        """The learning rate, divided by 10 after 155, 170 and 185 of 200 parts of the training."""
+        """The learning rate, divided by 10 after 155/200, 170/200 and 185/200 of the steps."""
         drops = sum(200 * step >= part * self.steps for part in (155, 170, 185))
         return self.lr * self.batch / 256 * 0.1**drops
 
@@ -120,14 +120,14 @@ def pretrain(
     progress: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train, or resume from the folder's state; return True when finished and weights and card are written."""
+    """Train, or resume from the folder's state; return True once the weights and card are written, False if stopped."""
     require_free(folder, Pretraining)
     task = Pretraining(settings, workers=workers)
     return train(task, folder, steps=settings.steps, progress=progress, stop=stop)
 
 
 def load_trunk(settings: PretrainSettings, folder: Path | None = None) -> nn.Module:
-    """The trunk of a finished pretraining's folder or, without a folder, with its initial weights."""
+    """The trunk from the folder of a finished pretraining or, without a folder, with its initial weights."""
     encoder = Encoder(settings.model, (3, settings.side, settings.side), hidden=GROUPS, seed=settings.seed)
     if folder is not None:
         tensors, _ = safetensors.load(folder / "weights.safetensors", encoder.weights())
@@ -139,9 +139,9 @@ def load_trunk(settings: PretrainSettings, folder: Path | None = None) -> nn.Mod
 def retrieval_accuracy(
     trunk: nn.Module, process: str, *, side: int, first: int, classes: int = 200, seed: int = 0
 ) -> float:
-    """Share of views whose nearest neighbour is a view of the same image, among `classes` images from `first` on.
+    """Fraction of views whose nearest neighbour is a view of the same image, among `classes` images from `first`.
 
-    The images are random ones that were not trained on: no real image is involved.
+    These are random images that were not trained on; no real image is involved.
     """
     pixels = draw(process, range(first, first + classes), side=side, seed=seed)
     images = to_tensor(pixels).unsqueeze(1)
@@ -151,7 +151,7 @@ def retrieval_accuracy(
 
 
 def _features(trunk: nn.Module, images: Tensor) -> Tensor:
-    """One row per image: averaged maps, minus the mean of all rows."""
+    """One row per image: spatially averaged feature maps, minus the mean of all rows."""
     features = torch.cat([trunk(block) for block in images.split(100)])
     if features.ndim > 2:
         features = features.flatten(2).mean(2)
@@ -220,7 +220,7 @@ class Pretraining(Task):
 
 
 class Encoder(nn.Module):
-    """The trunk of a network with a projection to rows of length 1, which is dropped after pretraining.
+    """The trunk of a network with a projection to unit-norm rows, which is dropped after pretraining.
 
     The trunk is everything before the last normalisation, the pooling and the head; private training learns these first
     (Tang et al. 2023).
@@ -246,7 +246,7 @@ class Encoder(nn.Module):
 
 
 def projection(width: int, hidden: int) -> nn.Sequential:
-    """An MLP of two hidden layers with GroupNorm, and a linear map to 128 numbers."""
+    """An MLP of two hidden layers with GroupNorm, followed by a linear map to 128 dimensions."""
     layers: list[nn.Module] = []
     for _ in range(2):
         layers += [nn.Linear(width, hidden, bias=False), nn.GroupNorm(GROUPS, hidden), nn.ReLU()]
@@ -271,10 +271,10 @@ def trunk_of(model: nn.Module, name: str) -> nn.Sequential:
 def draw_pairs(
     process: str, *, side: int, finer: int, batch: int, images: int, steps: range, seed: int, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each step two views of `batch` images, each (batch, 3, side, side) in [-1, 1].
+    """Yield, for each step, two views of `batch` images, each (batch, 3, side, side) in [-1, 1].
 
-    Images are drawn `finer` times as large, so that a small crop still has detail. There are `images` different ones,
-    which every pass takes in a new order. A step depends on its number alone, so training can resume at any step.
+    Images are drawn `finer` times as large, so that a small crop still has detail. There are `images` distinct ones,
+    visited in a new order in every pass. A step depends only on its number, so training can resume at any step.
     """
     crop, recolour = Augment(CROP), Augment(RECOLOUR)
     batches = _draw_batches(

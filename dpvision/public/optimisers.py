@@ -8,13 +8,13 @@ and in all of them, with decay lambda and momentum mu,
 
     m <- mu m + g + lambda w,   w <- w - rate m
 
-|h| is the norm over all weights together. Where h is zero, so is e: such a point is a minimum or a plateau.
+|h| is the joint norm over all weights. Where h is zero, so is e: such a point is stationary.
 
     PGD     x <- clip(x + a sign(grad l(x)))     a = 2.5 r / steps                              Madry et al. 2018
 
-where clip keeps every pixel within r of its original value and in the range of pixels. Training on such images instead
-of the given ones makes decision boundaries smooth in the space of images (adversarial training; Park et al. 2024,
-appendix E.4, with r 8/255 and 2/255).
+where clip keeps every pixel within r of its original value and in the valid range. Training on such images instead of
+the originals smooths decision boundaries in image space (adversarial training; Park et al. 2024, appendix E.4, with
+r = 8/255 and 2/255).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-LOW, HIGH = -1.0, 1.0  # range of pixels
+LOW, HIGH = -1.0, 1.0  # range of pixel values
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
 # The loss at the current weights, and its gradient.
@@ -83,8 +83,8 @@ def adversarial_images(
 ) -> Tensor:
     """Images with a large `loss` (a scalar) whose pixels differ from the given ones by at most `radius` (PGD).
 
-    The radius is a share of the range from black to white, such as 8/255. `start` is the starting point inside the cube
-    around each image, with coordinates from -1 to 1; by default the image itself.
+    The radius is a fraction of the range from black to white, such as 8/255. `start` is the starting point inside the
+    cube around each image, with coordinates from -1 to 1; by default the image itself.
     """
     r = radius * (HIGH - LOW)
     low, high = (images - r).clamp(min=LOW), (images + r).clamp(max=HIGH)
@@ -99,7 +99,7 @@ def adversarial_images(
 class Adam:
     """Adam (Kingma and Ba 2015), with its whole state accessible, so that a stopped fit resumes exactly.
 
-    m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - rate m^ / (sqrt(v^) + eps), algorithm 1.
+    m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - rate m^ / (sqrt(v^) + eps) (algorithm 1).
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -122,14 +122,14 @@ class Adam:
             w.addcdiv_(m, (v / correct_2).sqrt_().add_(EPSILON), value=-rate / correct_1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and moments by name: what is saved, and what a saved state is copied into."""
+        """Weights and moments by name: they are saved, and a saved state is copied into them."""
         parts: dict[str, list[Tensor]] = {"first": self.first, "second": self.second}
         parts["network"] = list(self.weights)
         return {f"{part}.{name}": t for part, list_ in parts.items() for name, t in zip(self.names, list_, strict=True)}
 
 
 def _gradient_at(weights: Weights, e: list[Tensor], evaluate: Evaluate) -> list[Tensor]:
-    """grad l(w + e). The weights are restored exactly: w + e - e would not always be w."""
+    """grad l(w + e). The weights are restored exactly: in floating point, (w + e) - e need not be w."""
     before = [w.detach().clone() for w in weights.values()]
     with torch.no_grad():
         for w, step in zip(weights.values(), e, strict=True):
@@ -149,5 +149,5 @@ def _update(weights: Weights, momenta: list[Tensor], g: list[Tensor], *, rate: f
 
 
 def _norm(h: list[Tensor]) -> Tensor:
-    """The norm of all tensors together, or a tiny number in place of zero."""
+    """The joint norm of all tensors, or a tiny number in place of zero."""
     return torch.stack([tensor.norm() for tensor in h]).norm().clamp(min=torch.finfo(h[0].dtype).tiny)

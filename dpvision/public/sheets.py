@@ -17,7 +17,7 @@ Bytes = NDArray[np.uint8]
 
 
 def tile(images: Bytes, *, columns: int, gap: int) -> Bytes:
-    """Arrange images (N, H, W, C) in rows, each with a white gap to its right and below; white after the last."""
+    """Arrange images (N, H, W, C) in a grid, each with a white gap to its right and below; unused cells are white."""
     count, height, width, channels = images.shape
     rows = -(-count // columns)
     grid = np.full((rows * columns, height + gap, width + gap, channels), 255, np.uint8)

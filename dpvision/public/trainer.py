@@ -1,8 +1,7 @@
-"""Runs a public training that can be stopped or killed between any two steps and resumed with the same result.
+"""Training on public data that can be stopped or killed between any two steps and resumed with the same result.
 
-While it runs, its folder holds state.safetensors: all tensors that the next step needs, the position, and what the
-training was started with, as no other training may resume there. At its end weights.safetensors and card.json are
-written.
+During a run, its folder holds state.safetensors: all tensors that the next step needs, the position, and what the run
+was started with, since no other run may resume there. At the end, weights.safetensors and card.json are written.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ READABLE = 0o755  # mode of folders with public results; the state in them is re
 
 
 class Task(ABC):
-    """A training as a sequence of steps, each a function of what it was started with, its tensors and its position."""
+    """A training run as a sequence of steps, each a function of the run's initial inputs, tensors and position."""
 
-    name: ClassVar[str]  # in messages, after "a"
-    extendable: ClassVar[bool] = False  # the state stays after the end, and a later call may ask for more steps
+    name: ClassVar[str]  # follows "a" in messages
+    extendable: ClassVar[bool] = False  # the state is kept at the end, and a later call may ask for more steps
     step, seconds = 0, 0.0  # done so far
 
     @abstractmethod
     def started_with(self) -> dict[str, dict[str, str]]:
-        """Entries of the state's header that must stay the same, grouped by what a message calls a difference."""
+        """Entries of the state's header that must not change, keyed by how an error message describes a mismatch."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that the next step needs: what is saved, and what a saved state is copied into."""
+        """All tensors that the next step needs: they are saved, and a saved state is copied into them."""
 
     @abstractmethod
     def train_step(self) -> float:
@@ -53,25 +52,25 @@ class Task(ABC):
 
     @abstractmethod
     def publish(self, folder: Path) -> None:
-        """Write the result after this step, for others to use."""
+        """Write the result as of the current step, for others to use."""
 
     def position(self) -> dict[str, str]:
         """The position as entries of the state's header."""
         return {"step": str(self.step), "seconds": repr(self.seconds)}
 
     def restore_position(self, header: Mapping[str, str]) -> None:
-        """Take the position from a header; an impossible one raises an error of safetensors.UNSOUND."""
+        """Restore the position from a header; an invalid one raises one of safetensors.UNSOUND."""
         self.step, self.seconds = int(header["step"]), float(header["seconds"])
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training after one step."""
+    """The progress of a run after one step."""
 
     step: int
     steps: int
     loss: float
-    done: float  # share of the nearest limit, from 0 to 1
+    done: float  # fraction of the nearest limit, from 0 to 1
 
 
 def train(
@@ -84,14 +83,14 @@ def train(
     progress: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train until `steps` steps or `seconds` are reached in total, then publish; return False if stopped before.
+    """Train until `steps` steps or `seconds` are reached in total, then publish; return False if stopped earlier.
 
     Training resumes from the folder's state, if there is one. The state is saved every `save_every` seconds, which
     does not change the result.
     """
     keep_freed_memory()
     resume(task, folder, steps=steps)
-    save(task, folder)  # fails before an hour's work if it cannot be saved, and claims the folder
+    save(task, folder)  # fails early if the state cannot be saved, and claims the folder
     saved = time.monotonic()
     began = saved - task.seconds
 
@@ -120,7 +119,7 @@ def train(
 
 
 def require_free(folder: Path, kind: type[Task]) -> None:
-    """Require a new folder, an empty one, or one of a stopped training: nothing is overwritten."""
+    """Require a new or empty folder, or that of a stopped run, so that nothing is overwritten."""
     if not kind.extendable and (folder / "card.json").exists():
         raise ConfigError(f"{folder}: this {kind.name} is finished. Fix: another --out.")
     if folder.exists() and not folder.is_dir():
@@ -186,7 +185,7 @@ def parse_curve(text: str) -> list[tuple[int, float]]:
 
 @contextmanager
 def seeded(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Make torch's random numbers a function of (seed, step) and the device inside the context, and restore them."""
+    """Within the context, make torch's random numbers a function of (seed, step) and the device, and restore them."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(mix_seed(seed, step))
         yield

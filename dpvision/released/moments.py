@@ -1,21 +1,21 @@
-"""From moments, exact or noisy: linear classifiers in closed form, and rows that anyone can draw.
+"""Closed-form linear classifiers and synthetic rows, both computed from exact or noisy moments.
 
     ridge            W = (C + floor)^(-1) X^T Z / n
-    discriminant     score of class j = x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j,   S inside the classes
+    discriminant     score of class j = x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j,   S within classes
 
-Noise spreads the eigenvalues of a second moment by a known amount, and makes m_j^T S^(-1) m_j larger by its variance
-times tr S^(-1): what is known is subtracted. Nothing here reads private data; the input is moments as released.
+Noise spreads the eigenvalues of a second moment by a known amount, and inflates m_j^T S^(-1) m_j by its variance times
+tr S^(-1): known amounts are subtracted. Nothing here reads private data; the inputs are released moments.
 
-Rows come from one Gaussian for each class, with one covariance for all:
+Rows are drawn from one Gaussian per class, with a shared covariance:
 
     mean_k = sums_k / counts_k
     S      = second / n - sum_k p_k mean_k mean_k^T + the known variance that noise adds to the means, times I
-    row    ~ N( m_k, S+ )    k drawn by p; S+ is S without eigenvalues below 0, plus the noise floor
+    row    ~ N( m_k, S+ )    k drawn from p; S+ is S with negative eigenvalues set to 0, plus the noise floor
 
-The noise makes means longer. In the metric of S it adds v_k tr(S^-1) to their squared distance from the mean of all,
-with v_k its known variance: so m_k is shrunk to the mean of all by 1 - v_k tr(S^-1) / distance^2 (James and Stein
-1961). Noisy counts are shrunk to equal ones in the same way: with few records, their noise would do most harm to the
-lengths of the means.
+Noise inflates the norms of the means. In the metric of S it adds v_k tr(S^-1) to their squared distance from the
+overall mean, where v_k is its known variance, so m_k is shrunk towards the overall mean by a factor of
+1 - v_k tr(S^-1) / distance^2 (James and Stein 1961). Noisy counts are shrunk towards equal counts in the same way: with
+few records, their noise would do most harm to the norms of the means.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Added to every eigenvalue, of which none is above 1, so that no noise still means no division by 0.
+# Added to every eigenvalue (none exceeds 1), so that there is no division by 0 even without noise.
 LEAST_RIDGE = 1e-6
-# No class is taken to be smaller than this share of an equal one: a noisy count may be near or below 0.
+# No class is taken to be smaller than this fraction of n / classes: a noisy count may be near or below 0.
 LEAST_OF_EQUAL = 0.1
-# The noise floor of drawn rows, in units of the largest eigenvalue that noise alone would have.
+# The noise floor of drawn rows, in units of the largest eigenvalue of the noise alone.
 RIDGE = 0.3
 
 
 def without_noise_floor(
     noisy: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE
 ) -> tuple[Floats, Floats]:
-    """The eigenvalues and eigenvectors of a noisy second moment, made safe to invert by public numbers alone.
+    """The eigenvalues and eigenvectors of a noisy second moment, regularised for inversion using public numbers only.
 
     `noise` is the standard deviation on the diagonal. The noise is a symmetric Gaussian matrix whose largest eigenvalue
-    is about sqrt(2 d) * noise; `ridge` times that is added, after eigenvalues below 0, which only noise can make, are
-    set to 0.
+    is about sqrt(2 d) * noise. Negative eigenvalues, which only noise can cause, are set to 0; then `ridge` times that
+    largest eigenvalue is added to all.
     """
     values, vectors = np.linalg.eigh(noisy)
     floor = ridge * math.sqrt(2.0 * len(noisy)) * noise
@@ -52,7 +52,7 @@ def without_noise_floor(
 
 
 def inverse(noisy: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE) -> Floats:
-    """The inverse of a noisy second moment or covariance, with eigenvalues made safe."""
+    """The inverse of a noisy second moment or covariance, with regularised eigenvalues."""
     values, vectors = without_noise_floor(noisy, noise=noise, ridge=ridge, least=least)
     return np.asarray(vectors / values @ vectors.T)
 
@@ -69,13 +69,13 @@ def floor_counts(counts: Floats, *, n: float) -> Floats:
 
 
 def class_means(sums: Floats, counts: Floats, *, longest: float = 1.0) -> Floats:
-    """(k, d) class means from (d, k) sums; none is longer than the longest row."""
+    """(k, d) class means from (d, k) sums, with norms of at most `longest`, the bound on row norms."""
     means = (sums / counts).T
     return np.asarray(means / np.maximum(1.0, np.linalg.norm(means, axis=1, keepdims=True) / longest))
 
 
 def within_classes(xx: Floats, means: Floats, priors: Floats) -> Floats:
-    """mean(x x^T) - sum_j prior_j m_j m_j^T, the covariance inside the classes."""
+    """mean(x x^T) - sum_j prior_j m_j m_j^T, the within-class covariance."""
     return np.asarray(xx - means.T @ (means * priors[:, None]))
 
 
@@ -98,11 +98,11 @@ class ClassMoments:
     n: int
     noise_of_sums: float
     noise_of_counts: float
-    noise_of_second: float  # on the diagonal; off it, over sqrt(2)
+    noise_of_second: float  # on the diagonal; off the diagonal, divided by sqrt(2)
 
     @cached_property
     def sizes(self) -> Floats:
-        """The sizes of the classes, shrunk to equal ones by the spread of noise alone; none of them is empty."""
+        """Class sizes, shrunk towards equal sizes according to the variance of the noise; none is empty."""
         equal = self.n / len(self.counts)
         away = self.counts - equal
         factor = max(

@@ -1,19 +1,19 @@
 """AutoAugment's policy for CIFAR-10: one of 25 pairs of operations for each view (Cubuk et al. 2018).
 
-A view draws one of the 25 sub-policies, and applies each of its two operations with that operation's probability.
-Levels have the meaning of the authors' released code, at any image size:
+Each view draws one of the 25 sub-policies, and applies each of its two operations with that operation's probability.
+Levels are interpreted as in the authors' released code, at any image size:
 
-    ShearX, ShearY               0.03 level, either sign
-    TranslateX, TranslateY       level / 32 of the side, truncated to pixels, either sign
-    Rotate                       3 level degrees, either sign
-    Solarize                     threshold 256 - 25.6 level, rounded up
-    Posterize                    4 - 0.4 level bits, rounded up (the paper's range is 4 to 8 bits)
-    Color, Contrast, Brightness, Sharpness       factor 0.1 + 0.18 level
+    ShearX, ShearY               0.03 * level, with a random sign
+    TranslateX, TranslateY       level / 32 of the side, truncated to whole pixels, with a random sign
+    Rotate                       3 * level degrees, with a random sign
+    Solarize                     threshold 256 - 25.6 * level, rounded up
+    Posterize                    4 - 0.4 * level bits, rounded up (the paper's range is 4 to 8 bits)
+    Color, Contrast, Brightness, Sharpness       factor 0.1 + 0.18 * level
     AutoContrast, Equalize, Invert               no level
 
-Pixels are converted to bytes and the operations equal Pillow's (eight_bit.py). Pixels from outside of the image are
-grey 128, where the authors' code has the data's mean colour or black. An image to which no operation is applied keeps
-its bits if it came from bytes.
+Pixels are converted to bytes, and the operations match Pillow's (eight_bit.py). Pixels from outside the image are grey
+(128), whereas the authors' code uses the data set's mean colour or black. An image to which no operation is applied is
+unchanged, bit for bit, if it came from bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def autoaugment(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view transformed by a sub-policy of its own."""
+    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view transformed by its own sub-policy."""
     require_colours(images)
     pair = rng.integers(len(POLICY), views).flatten()
     uniform = rng.uniform(views, 2).flatten(0, 1)
@@ -121,7 +121,7 @@ def _shift(level: float, side: int) -> float:
     return float(math.trunc(level * side / 32))
 
 
-# Thresholds, and numbers of bits that are kept, by level.
+# Thresholds, and the number of bits kept, by level.
 _SOLARIZE = torch.tensor([256 - int(level * 256 / 10) for level in range(LEVELS)])
 _POSTERIZE = torch.tensor([4 - int(level * 4 / 10) for level in range(LEVELS)])
 

@@ -1,8 +1,8 @@
 """Bytes to floats in [-1, 1] and back, and Pillow's operations on batches of 8-bit images (N, C, H, W).
 
-Images have 1 or 3 channels, and each has its own strength of an operation. Every result equals Pillow's, bit by bit:
-the same integers, the same float32 or float64 steps where Pillow leaves integers, the same rounding towards zero. All
-sums are of integers, so exact in any order. A geometric operation fills pixels from outside of the image with grey.
+Images have 1 or 3 channels, and each image has its own operation strength. Every result matches Pillow's bit for bit:
+the same integer arithmetic, the same float32 or float64 steps where Pillow uses floats, the same rounding towards zero.
+All sums are over integers, hence exact in any order. Geometric operations fill pixels from outside the image grey.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ GREY = 128
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """[-1, 1] -> 0..255, rounded to the nearest; values outside are clamped, and NaN becomes grey."""
+    """Map [-1, 1] to 0..255, rounding to nearest; out-of-range values are clamped, and NaN becomes grey."""
     return images.nan_to_num(nan=0.0).mul(0.5).add(0.5).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 
 def to_floats(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 in 0..255, or floats in 0..1 -> [-1, 1], by fixed numbers: never by statistics of the data."""
+    """Map uint8 in 0..255, or floats in 0..1, to [-1, 1] by fixed constants, never by statistics of the data."""
     scale = 255.0 if images.dtype == torch.uint8 else 1.0
     return (images.to(dtype) / scale - 0.5) / 0.5
 
@@ -27,7 +27,7 @@ def to_floats(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def affine(images: Tensor, matrices: Tensor) -> Tensor:
     """Image.transform(AFFINE), nearest neighbour: pixel (x, y) comes from (a x + b y + c, d x + e y + f), grey outside.
 
-    `matrices` is (N, 6). Coordinates are those of pixels' centres, in fixed point with 16 fractional bits.
+    `matrices` is (N, 6). Coordinates refer to pixel centres, in fixed point with 16 fractional bits.
     """
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrices.double().unbind(1)
@@ -53,16 +53,16 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keep the highest bits of every pixel."""
+    """Keep the `bits` most significant bits of every pixel."""
     return images & (256 - 2 ** (8 - bits)).to(torch.uint8).view(-1, 1, 1, 1)
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretch each channel from its darkest and brightest pixel to 0 and 255."""
+    """Stretch each channel so that its darkest pixel becomes 0 and its brightest 255."""
     flat = images.flatten(2)
     low, high = flat.amin(2, keepdim=True).double(), flat.amax(2, keepdim=True).double()
     levels = torch.arange(256, dtype=torch.float64)
-    scale = levels[255] / torch.where(high > low, high - low, 255.0)  # 255.0 / x would be 255.0 * (1 / x) in torch
+    scale = levels[255] / torch.where(high > low, high - low, 255.0)  # torch computes 255.0 / x as 255.0 * (1 / x)
     stretched = (levels * scale + -low * scale).clamp(0, 255).floor()
     return _look_up(images, torch.where(high > low, stretched, levels))
 
@@ -79,24 +79,24 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def colour(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Color: away from each pixel's grey. Grey images do not change."""
+    """ImageEnhance.Color: move each pixel away from its own grey level. Greyscale images do not change."""
     return images if images.shape[1] == 1 else blend(luma(images), images, factor)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Contrast: away from the image's mean grey."""
+    """ImageEnhance.Contrast: move each pixel away from the image's mean grey level."""
     greys = luma(images).flatten(1)
     mean = (greys.sum(1, dtype=torch.int64).double() / greys.shape[1] + 0.5).floor()
     return blend(mean.view(-1, 1, 1, 1), images, factor)
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Brightness: away from black."""
+    """ImageEnhance.Brightness: move each pixel away from black."""
     return blend(torch.zeros(1, dtype=torch.uint8), images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Sharpness: away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the edge stays as it is."""
+    """ImageEnhance.Sharpness: move away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the border is kept."""
     smooth = images.clone()
     if min(images.shape[2:]) >= 3:
         levels = images.to(torch.int16)
@@ -121,14 +121,14 @@ def luma(images: Tensor) -> Tensor:
 
 
 def histograms(images: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, C, 256): the number of pixels of each channel at each level."""
+    """(N, C, H, W) -> (N, C, 256): the number of pixels at each level, per channel."""
     count, channels = images.shape[:2]
     counts = torch.bincount(_table_indices(images).flatten(), minlength=count * channels * 256)
     return counts.view(count, channels, 256)
 
 
 def _look_up(images: Tensor, table: Tensor) -> Tensor:
-    """Replace each pixel by its entry in the (N, C, 256) table of its channel."""
+    """Replace each pixel with its entry in its channel's row of the (N, C, 256) table."""
     return table.to(torch.uint8).flatten().take(_table_indices(images)).view_as(images)
 
 

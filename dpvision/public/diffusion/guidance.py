@@ -1,11 +1,11 @@
-"""Discriminator guidance (Kim et al. 2023): a second network tells real images from samples, and corrects sampling.
+"""Discriminator guidance (Kim et al. 2023): a second network tells real from sampled images and corrects sampling.
 
 Images of both kinds are noised, x = y + sigma n. An ideal discriminator with log-odds d(x; sigma) of being real has
-d = log p_real(x; sigma) / p_model(x; sigma), so its gradient is what the model's score lacks (theorem 1). The real
-images are the public ones, and the samples come from a model of them: no private image is involved.
+d = log p_real(x; sigma) / p_model(x; sigma), so its gradient is the correction to the model's score (theorem 1). The
+real images are the public ones, and the samples come from a model of them: no private image is involved.
 
-First an extractor of features is trained to classify noised public images, then a discriminator on top of it is trained
-to tell them from samples. The folder, for `dpvision synth sample --guide`, holds samples.npz, weights.safetensors,
+First a feature extractor is trained to classify noised public images; then a discriminator on top of it is trained to
+tell them from samples. The folder, for `dpvision synth sample --guide`, holds samples.npz, weights.safetensors,
 card.json and state.safetensors, from which a stopped fit resumes with the same result.
 """
 
@@ -37,7 +37,7 @@ from dpvision.public.trainer import Progress, Task, require_free, seeded, train,
 from dpvision.storage import safetensors
 
 FORMAT = "dpvision-guide-1"
-LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; below, a sample is nearly finished
+LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; below it, a sample is nearly finished
 MAX_LOG_ODDS = math.log((1 - 1e-5) / 1e-5)  # D is kept within [1e-5, 1 - 1e-5], as in the paper's code
 
 Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
@@ -47,10 +47,10 @@ Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
 class GuideSettings:
     """Settings of a guide. Kim et al. use a batch of 128, lr 3e-4 and a negligible weight decay of 1e-7."""
 
-    samples: int = 2000  # drawn from the model; best the number of public images
+    samples: int = 2000  # drawn from the model; ideally as many as there are public images
     extractor_steps: int = 1000
     steps: int = 1000
-    batch: int = 64  # half of it real
+    batch: int = 64  # half of them real
     lr: float = 3e-4
     width: int = 32
     seed: int = 0
@@ -78,7 +78,7 @@ def fit_guide(
     progress: Callable[[str, int, int], None] = lambda _phase, _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Draw samples and fit extractor and discriminator, or resume; return False if stopped before the end.
+    """Draw samples and fit the extractor and the discriminator, or resume; return False if stopped before the end.
 
     `provenance` is the record (provenance.py) of the files that the images came from.
     """
@@ -109,7 +109,7 @@ def fit_guide(
 
 
 def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.device = "cpu") -> tuple[Guide, str]:
-    """The guide of a finished folder, for the model that it was fitted to, and the name of guide and weight."""
+    """The guide from a finished folder, for the model it was fitted to, and a name for this guide and weight."""
     path = folder / "weights.safetensors"
     if not path.exists():
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of a finished `dpvision synth guide`.")
@@ -153,9 +153,9 @@ def _read_samples(path: Path, spec: ModelSpec, count: int) -> Labelled:
 
 
 class GuideFit(Task):
-    """Extractor and discriminator, Adam's moments of both, and the images that they are trained on.
+    """The extractor and the discriminator, Adam's moments for both, and the images that they are trained on.
 
-    All steps of the extractor come first, then those of the discriminator.
+    All extractor steps come first, then the discriminator steps.
     """
 
     name, extendable = "guide", True
@@ -187,7 +187,7 @@ class GuideFit(Task):
         )
 
     def train_step(self) -> float:
-        """Do one step of one network; random numbers are a function of (seed, network, step)."""
+        """Train one network for one step; random numbers are a function of (seed, network, step)."""
         settings, first = self.settings, self.settings.extractor_steps
         phase, step = ("extractor", self.step) if self.step < first else ("discriminator", self.step - first)
         with seeded(settings.seed, 2 * step + (phase == "discriminator"), self.device):
@@ -206,7 +206,7 @@ class GuideFit(Task):
         return loss.item()
 
     def steps_done(self) -> dict[str, int]:
-        """Steps done of each network."""
+        """Steps completed for each network."""
         first = min(self.step, self.settings.extractor_steps)
         return {"extractor": first, "discriminator": self.step - first}
 
@@ -226,7 +226,7 @@ class GuideFit(Task):
         return {f"{phase}.{name}": t for phase, adam in self.adam.items() for name, t in adam.tensors().items()}
 
     def publish(self, folder: Path) -> None:
-        """Write the discriminator and a card; the state stays, so the same command ends at once."""
+        """Write the discriminator and a card; the state is kept, so running the same command again returns at once."""
         header = {**self._identity(), ENTRY: self.provenance}
         card = {"format": FORMAT, **asdict(self.settings), **self.sources}
         write_weights(folder, self.discriminator.state_dict(), header, card)
@@ -242,20 +242,20 @@ def _draw_batch(images: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tens
 
 
 def diffuse(y: Tensor) -> tuple[Tensor, Tensor]:
-    """x = y + sigma n and its sigma, with ln sigma uniform, so that all noise levels have the same weight."""
+    """x = y + sigma n, and sigma, which is log-uniform so that all noise levels have equal weight."""
     sigma = (math.log(LOW) + math.log(HIGH / LOW) * torch.rand(len(y), device=y.device)).exp()
     return y + expand_to(sigma, y) * torch.randn_like(y), sigma
 
 
 def log_odds(discriminator: Network, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
-    """d(x; sigma) of every x, (B,); the network's input has variance 1 at every noise level."""
+    """d(x; sigma) for each x, as (B,); the network's input is scaled to variance 1 at every noise level."""
     return discriminator((c_in(expand_to(sigma, x)) * x).float(), c_noise(sigma).float(), labels, None).flatten()
 
 
 def discriminator_loss(
     discriminator: Network, real: Tensor, real_labels: Tensor, drawn: Tensor, drawn_labels: Tensor
 ) -> Tensor:
-    """Binary cross-entropy, real is 1 (eq. 6), with torch's current generator."""
+    """Binary cross-entropy with real images labelled 1 (eq. 6); noise comes from torch's current generator."""
     x, sigma = diffuse(torch.cat([real, drawn]))
     odds = log_odds(discriminator, x, sigma, torch.cat([real_labels, drawn_labels]))
     targets = torch.cat([odds.new_ones(len(real)), odds.new_zeros(len(drawn))])
@@ -278,7 +278,7 @@ def make_guide(discriminator: Network, *, weight: float) -> Guide:
 
 
 class Extractor(nn.Module):
-    """Features of noised images at a quarter of each side; trained to classify public images."""
+    """Features of noised images at a quarter of the resolution; trained to classify public images."""
 
     def __init__(self, channels: int, *, classes: int, width: int) -> None:
         super().__init__()
@@ -301,13 +301,13 @@ class Extractor(nn.Module):
         return x
 
     def classify(self, x: Tensor, noise: Tensor) -> Tensor:
-        """(B, classes): logits of the classes."""
+        """Class logits, (B, classes)."""
         odds: Tensor = self.name(F.silu(self.norm(self(x, noise))).mean((2, 3)))
         return odds
 
 
 class Discriminator(nn.Module):
-    """Features of a fixed extractor, noise and class -> (B, 1) log-odds of being real."""
+    """Features of a frozen extractor, noise and class -> (B, 1) log-odds of being real."""
 
     def __init__(self, extractor: Extractor, *, classes: int, width: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A U-Net for images of any side, after DDPM++ (Song et al. 2021) as used by Karras et al. 2022, in several sizes.
+"""A U-Net in several sizes, for any image size, after DDPM++ (Song et al. 2021) as used by Karras et al. 2022.
 
-Noise levels are embedded as sines and cosines, and classes as one-hot codes of unit variance.
+Noise levels are embedded as sines and cosines, and classes as scaled one-hot vectors with mean square 1.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch.nn import functional as F
 
 from dpvision.errors import ConfigError
 
-AUGMENT = 9  # numbers that describe how an image was augmented, see fit.py
-SKIP_SCALE = math.sqrt(0.5)  # the sum of two branches keeps its variance
+AUGMENT = 9  # length of the vector that describes an image's augmentation; see fit.py
+SKIP_SCALE = math.sqrt(0.5)  # preserves the variance when two branches are added
 
 
 @dataclass(frozen=True)
 class Size:
-    """Channels at each resolution, from the finest, which is the most expensive one on a CPU, so it has the fewest."""
+    """Channels at each resolution, finest first: the finest is the most expensive on a CPU, so it has the fewest."""
 
     channels: tuple[int, ...]
     blocks: int = 1  # per resolution on the way down; one more on the way up
     attention: tuple[int, ...] = (1,)  # resolutions with attention; 0 is the finest
     dropout: float = 0.0
-    patch: int = 2  # side of the patches of pixels that become channels
+    patch: int = 2  # side of the pixel patches that are folded into channels
 
 
 SIZES = {
@@ -67,7 +67,7 @@ def linear(cin: int, cout: int) -> nn.Linear:
 class UNet(nn.Module):
     """(B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
 
-    Resolutions halve until the channels are used up or a side is odd: 28 -> 14 -> 7.
+    The resolution is halved until the list of channels ends or a side is odd: 28 -> 14 -> 7.
     """
 
     def __init__(self, size: Size, shape: tuple[int, int, int], *, classes: int) -> None:
@@ -179,7 +179,7 @@ class Attention(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Embed noise level, class and augmentation of each image in one vector, which every block gets."""
+    """Embed each image's noise level, class and augmentation in one vector, which is passed to every block."""
 
     def __init__(self, width: int, out: int, *, classes: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Embedding(nn.Module):
 
 
 def sinusoidal_embedding(values: Tensor, width: int) -> Tensor:
-    """(B,) -> (B, width): cosines and sines with periods from 2 pi to 20,000 pi, as position embeddings."""
+    """(B,) -> (B, width): cosines and sines with periods from 2 pi to 20,000 pi, as in position embeddings."""
     half = width // 2
     frequencies = (1 / 10_000) ** (torch.arange(half, dtype=torch.float32, device=values.device) / half)
     angles = values.float()[:, None] * frequencies

@@ -1,4 +1,4 @@
-"""Labelled images, and a small classifier of them that is trained in minutes without privacy."""
+"""Labelled images, and a small classifier for them that trains in minutes, without differential privacy."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ class LabelledImages:
         return to_tensor(np.asarray(self.images[rows]))
 
     def subset(self, count: int | None, *, seed: int) -> LabelledImages:
-        """At most `count` random images in a random order, as files are often sorted by class."""
+        """At most `count` random images in random order, because files are often sorted by class."""
         order = np.random.default_rng((seed, len(self))).permutation(len(self))[:count]
         return LabelledImages(self.name, self.images[order], None if self.labels is None else self.labels[order])
 
     def require_labels(self) -> NDArray[np.int64]:
-        """The labels; a DataError if there are none."""
+        """The labels; raises DataError if there are none."""
         if self.labels is None:
             raise DataError(f"{self.name}: its images have no labels, so no classifier can be trained on them.")
         return self.labels
 
 
 def require_same_shape(one: LabelledImages, other: LabelledImages) -> None:
-    """Require the same size and channels, which would dominate every comparison."""
+    """Require the same size and channels: a difference in either would dominate every comparison."""
     if one.shape != other.shape:
         (c, h, w), (d, i, j) = one.shape, other.shape
         raise DataError(
@@ -139,7 +139,7 @@ def compute_logits(model: nn.Module, images: LabelledImages) -> Tensor:
 
 
 def accuracy(model: nn.Module, images: LabelledImages) -> float:
-    """Share of the images that the model classifies correctly."""
+    """Fraction of the images that the model classifies correctly."""
     predictions = compute_logits(model, images).argmax(1).numpy()
     return float((predictions == images.require_labels()).mean())
 
@@ -161,7 +161,7 @@ def classification_accuracy_score(
 
 
 def require_classes(synthetic: LabelledImages, real: LabelledImages, classes: tuple[str, ...]) -> None:
-    """Require that every class of the real images is among the synthetic ones."""
+    """Require that every class of the real images also occurs among the synthetic ones."""
     trained, tested = (set(np.unique(images.require_labels()).tolist()) for images in (synthetic, real))
     unknown = [label for label in trained | tested if not 0 <= label < len(classes)]
     if unknown:

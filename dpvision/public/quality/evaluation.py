@@ -1,7 +1,7 @@
-"""Evaluates synthetic images against real ones by all measures, each named with the network it uses.
+"""Evaluate synthetic images against real ones with all measures, each labelled with the network it uses.
 
-Privacy: no noise protects the figures. That is fine if the real images are public; if they are private, the figures,
-and even more the picture of pairs, are not for release. This package cannot read a data set by itself.
+Privacy: the figures are not protected by noise. That is fine if the real images are public; if they are private, the
+figures must not be released, and still less the picture of pairs. This package cannot read a data set by itself.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def evaluate(
 ) -> Quality:
     """Compute FID, precision and recall, Inception score and CAS, and search for copies.
 
-    real         all images that the generator was fitted to, if copies are to be found
+    real         all images that the generator was fitted to, so that copies can be found
     network      one of networks.NETWORKS; `weights` is the file of its weights, if it needs one
-    test         real images for the test of CAS; by default `real`
-    settings     of the classifier of CAS, and of the network "classifier"
+    test         real images to test the CAS classifier on; by default `real`
+    settings     settings of the CAS classifier, and of the network "classifier"
     max_images   maximum number of images of each kind, drawn at random, for everything except CAS
     """
     began, settings = time.monotonic(), settings or ClassifierSettings(seed=seed)

@@ -1,21 +1,21 @@
-"""Measures of synthetic against real features: Fréchet distance, precision, recall, Inception score, memorisation.
+"""Measures comparing synthetic with real features: Fréchet distance, precision, recall, Inception score, memorisation.
 
-The Fréchet distance treats the sets as Gaussians (Heusel et al. 2017): on Inception's features it is FID.
+The Fréchet distance treats the sets as Gaussians (Heusel et al. 2017): on Inception features it is the FID.
 
     d^2 = |m1 - m2|^2 + tr C1 + tr C2 - 2 tr (C1 C2)^(1/2)
 
-The root needs no covariance. With X the centred rows over sqrt(n - 1), C = X'X, and X = Q R (QR decomposition):
+The covariances need not be formed. With X the centred rows over sqrt(n - 1), C = X'X, and X = Q R (QR decomposition):
 
     tr C = |R|^2,    tr (C1 C2)^(1/2) = sum of the singular values of R1 R2'
 
-since C1 C2 has the eigenvalues of (R1 R2')(R1 R2')'. So no squares must be undone by a root: for rows of
-any rank the distance has about 13 correct digits, where the root of a product of covariances loses half of them.
+since C1 C2 has the eigenvalues of (R1 R2')(R1 R2')'. So nothing is squared only to be undone by a root:
+at any rank, the distance has about 13 correct digits, whereas the root of a product of covariances loses half of them.
 
 Precision and recall (Kynkäänniemi et al. 2019) model a set as the union of balls around its rows, with the distance
 to the k-th nearest other row as radius:
 
-    precision   the share of synthetic rows inside the real balls     are they realistic?
-    recall      the share of real rows inside the synthetic balls     do they cover all kinds of real ones?
+    precision   the fraction of synthetic rows inside the real balls     are they realistic?
+    recall      the fraction of real rows inside the synthetic balls     do they cover all kinds of real ones?
 
 The Inception score (Salimans et al. 2016) is high if each image is classified confidently, and all classes are equally
 frequent:
@@ -30,9 +30,9 @@ nearest real images r1, r2, ... (other than itself),
     ratio(x) = |x - r1| / mean of |x - r2|, ..., |x - r51|
 
 is near 1 for an image that resembles several, and near 0 for a copy of one, in sparse and in dense regions of the space
-alike (after Carlini et al. 2023). The real images themselves are the reference: the limit is the ratio that a share
-`level` of them is at or below. About the same share of new images is, and all copies are. A share well above
-`expected` indicates memorisation.
+alike (after Carlini et al. 2023). The real images themselves are the reference: a fraction `level` of them has
+ratios at or below the limit. So does about the same fraction of genuinely new images, and so do all copies. A share
+well above `expected` indicates memorisation.
 
 Distances between all rows are computed in blocks of rows, so that 50,000 by 50,000 fit into memory:
 
@@ -57,7 +57,7 @@ NEIGHBOURS = 3  # k of the balls
 PARTS = 10  # of the Inception score
 COVARIANCE_ROWS = 4096  # per block
 BLOCK_DISTANCES = 1 << 24  # 128 MB
-LEVEL, OTHERS = 0.01, 50  # share of real images at or below the limit of copies, and neighbours to compare with
+LEVEL, OTHERS = 0.01, 50  # fraction of real images at or below the limit, and number of neighbours to compare with
 FLOOR = 2.0**-42  # share of |x|^2 + |y|^2 below which a squared distance is a rounding error
 
 
@@ -208,7 +208,7 @@ def nearest(
 
 
 def require_rows(*sets: Tensor) -> None:
-    """Require finite rows of one width."""
+    """Require finite rows of equal width."""
     for rows in sets:
         if rows.dim() != 2 or not rows.shape[0] or rows.shape[1] != sets[0].shape[1]:
             raise ConfigError(f"features must be rows of one width: their shapes are {[tuple(s.shape) for s in sets]}.")

@@ -52,6 +52,6 @@ def write_gallery(
 
 
 def contact_sheet(images: Bytes) -> Bytes:
-    """The first images in rows on white."""
+    """A grid of the first images on a white background."""
     columns = min(SHEET[1], len(images))
     return tile(images[: SHEET[0] * columns], columns=columns, gap=GAP)[:-GAP, :-GAP]

@@ -1,13 +1,13 @@
-"""Learners by gradient descent on the generalised Kullback-Leibler loss: a linear one, and one hidden layer.
+"""Learners trained by gradient descent on the generalised Kullback-Leibler loss: linear, and with one hidden layer.
 
-As in NeuroMixGDP (Li et al. 2023): Adam from a learning rate of 0.001, divided by ten after 2/5, 3/5 and 4/5 of the
-epochs, 256 rows per step, no weight decay, labels below 0 set to 0. The paper has 200 epochs; 10 were enough on
-mixtures of MNIST, where rates from 0.0001 to 0.01 came to within half a point of each other. Noise in the features
-makes weights smaller than they should be, and nothing here corrects for it: if the noise is known, closed.py does.
+As in NeuroMixGDP (Li et al. 2023): Adam with an initial learning rate of 0.001, divided by ten after 2/5, 3/5 and 4/5
+of the epochs, 256 rows per step, no weight decay, negative labels set to 0. The paper uses 200 epochs; 10 were enough
+on mixtures of MNIST, where learning rates from 0.0001 to 0.01 gave accuracies within half a point of each other. Noise
+in the features biases the weights towards zero, and nothing here corrects for it; closed.py does if the noise is known.
 
-Rows are standardised by their mean and their spread, one number for all features, so that a rate suits rows of any
-scale; the returned weights are for rows as they are. The same seed, rows, software and number of
-threads give the same weights; torch's own random numbers are neither used nor moved.
+Rows are standardised by their mean and a single scale for all features, so that one learning rate suits rows of any
+scale; the returned weights apply to unstandardised rows. The same seed, rows, software and number of threads give the
+same weights; torch's global generator is neither used nor advanced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DECAYS, DECAY = (0.4, 0.6, 0.8), 0.1
 
 
 class _Descent(Learner):
-    """The settings of the descent, and the descent itself, which both learners share."""
+    """The settings and the training loop that both learners share."""
 
     epochs: int
     rate: float
@@ -51,7 +51,7 @@ class _Descent(Learner):
         y: NDArray[np.float32],
         draws: torch.Generator,
     ) -> None:
-        """Run Adam on `weights`, in place. Only a batch of rows is copied at a time."""
+        """Run Adam on `weights`, in place. Only one batch of rows is copied at a time."""
         mean, spread = centre_and_spread(x)
         rows, labels = torch.from_numpy(_writable(x)), torch.from_numpy(_writable(y))
         shift = torch.from_numpy(mean.astype(np.float32))
@@ -69,7 +69,7 @@ class _Descent(Learner):
                 loss.backward()
                 adam.step()
         first, bias = weights[0].detach().double(), weights[1].detach().double()
-        weights[0] = first / spread  # for rows as they are
+        weights[0] = first / spread  # for unstandardised rows
         weights[1] = bias - torch.from_numpy(mean) @ weights[0]
 
 
@@ -98,7 +98,7 @@ class LinearLearner(_Descent, LinearRule):
 
 
 class NetworkLearner(_Descent):
-    """One hidden layer of `hidden` rectified units. The weights start as torch's linear layers do."""
+    """One hidden layer of `hidden` ReLU units. The weights are initialised like those of torch's linear layers."""
 
     def __init__(
         self,
@@ -137,11 +137,11 @@ class NetworkLearner(_Descent):
 
 
 def generalised_kl(scores: Tensor, y: Tensor) -> Tensor:
-    """The mean over rows of D(y || p), p = softmax(scores), for labels y that do not add up to 1 (Li et al. 2023).
+    """The mean over rows of D(y || p), p = softmax(scores), for labels y that need not sum to 1 (Li et al. 2023).
 
         D(y || p) = sum_k  y_k log(y_k / p_k) - y_k + p_k
 
-    sum_k p_k = 1, so the gradient in the scores is (sum_k y_k) p - y. If y_k <= 0, which noise can cause,
+    sum_k p_k = 1, so the gradient with respect to the scores is (sum_k y_k) p - y. If y_k <= 0, which noise can cause,
     y_k log y_k is taken to be 0: it does not depend on p.
     """
     log_p = torch.log_softmax(scores, dim=1)
@@ -158,11 +158,11 @@ def centre_and_spread(x: NDArray[np.float32]) -> tuple[Floats, float]:
 
 
 def _first_weights(inputs: int, outputs: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weights and bias, uniform within 1 / sqrt(inputs)."""
+    """Weights and bias, uniform in [-b, b] with b = 1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(inputs)
     return tuple((2 * torch.rand(*shape, generator=draws) - 1) * bound for shape in ((inputs, outputs), (outputs,)))  # type: ignore[return-value]
 
 
 def _writable(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The array itself, or a copy if torch could not share it."""
+    """The array itself, or a copy if torch cannot share its memory."""
     return x if x.flags.writeable and x.flags.c_contiguous else np.array(x, order="C")

@@ -1,4 +1,4 @@
-"""The ledger's accounts on a card: the data set's own, with its charges, and others with some of the same images."""
+"""The ledger's accounts on a card: the data set's own, with its charges, and others that share some of its images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APART = (
 
 
 def total(account: Account | None) -> dict[str, Any] | None:
-    """Return the total of all runs on the data, as on a card; None where no ledger was read."""
+    """Return the total of all runs on the data, as shown on a card; None if no ledger was read."""
     if account is None:
         return None
     return {
@@ -44,10 +44,10 @@ def budget_changes(account: Account) -> list[dict[str, Any]]:
 def ledger_lines(account: Account) -> list[dict[str, Any]]:
     """Return one line per charge, for ledger.jsonl, which anyone may read.
 
-    `epsilon` is that of all charges up to this one, at the budget's delta: a meter of the use of the budget; the
-    guarantee for all charges together is the budget. The fingerprint of the data and the id of the charge, which is
-    made from it, are left out. Where a tuning was charged, days are given instead of times: its duration would reveal
-    the number of trials.
+    `epsilon` is cumulative up to this charge, at the budget's delta. It measures how much of the budget is used; the
+    guarantee for all charges together is the budget itself. The data's fingerprint and the charge's id, which is
+    derived from it, are left out. If a tuning run was charged, only dates are given: its duration would reveal the
+    number of trials.
     """
     tuned = any(isinstance(charge.event, Tuned) for charge in account.charges)
     return [
@@ -76,7 +76,7 @@ def not_covered(facts: Mapping[str, Any], account: Account | None) -> list[str]:
 
 
 def _fixed_keys(run: str, account: Account | None) -> list[str]:
-    """Name runs on the same data with a fixed key: they void the data set's total, not this run's guarantee."""
+    """List fixed-key runs on the same data: they invalidate the data set's total, not this run's guarantee."""
     others = sorted({c.run for c in account.charges if not c.private and c.run != run}) if account else []
     if not others:
         return []
@@ -85,9 +85,9 @@ def _fixed_keys(run: str, account: Account | None) -> list[str]:
 
 
 def _overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the overlaps that a card lists: accounts that were charged, or that the owner set apart.
+    """Return the overlaps that a card lists: accounts that were charged, or that the owner keeps separate.
 
-    They come from the data, without noise. So shares are rounded, and smaller overlaps are for the operator alone.
+    They are computed from the data without noise, so shares are rounded, and only the operator sees smaller overlaps.
     """
     recorded = _recorded(facts)
     entries = recorded.get("overlaps", [])
@@ -118,7 +118,7 @@ def _round_share(share: float) -> str:
 
 
 def _reason(facts: Mapping[str, Any]) -> str | None:
-    """Return why these images are counted apart from other accounts, in the owner's words."""
+    """Return why these images are accounted for separately from other accounts, in the owner's words."""
     reason = _recorded(facts).get("new_account")
     if reason is not None and not isinstance(reason, str):
         raise DataError("operator/run.json: new_account is not what a run writes.")

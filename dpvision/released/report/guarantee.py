@@ -1,16 +1,16 @@
-"""What an event guarantees, in numbers: everything that a card claims, of a training, a release or a head.
+"""The guarantee of an event in numbers: everything that a card claims about a training run, a release or a head.
 
-    claims               status, epsilon with its cross-checks, and the bound on every membership test
-    most_true_positives  the guarantee as the true positive rate of the best possible attack
+    claims               status, epsilon with its cross-checks, and the bound on membership inference
+    most_true_positives  the guarantee, expressed as the true positive rate of the best possible attack
     epsilon_by_phase     what each phase of a run adds to epsilon
 
-A test that reports a share f of the units outside finds a share t of those inside. For every epsilon, both directions
-of (epsilon, delta(epsilon))-differential privacy bound t:
+Let a membership test have false positive rate f and true positive rate t. For every epsilon, both directions of
+(epsilon, delta(epsilon))-differential privacy bound t:
 
-    t <= e^epsilon f + delta(epsilon)                       what is likely with the unit is not rare without it
+    t <= e^epsilon f + delta(epsilon)                       an output likely with the unit is not rare without it
     t <= 1 - e^-epsilon (1 - delta(epsilon) - f)            the same for the test's opposite answer
 
-All epsilons hold at once, so the least of the bounds holds too. A coarser grid of epsilons only loosens it.
+The bounds hold for all epsilons simultaneously, so their minimum does too. A coarser grid of epsilons only loosens it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from dpvision.settings.training import Config
 
 APPROXIMATE = "approximate: central limit, not a bound"
 PROFILE_POINTS = 25
-# Errors at which the card states the bound on attacks.
+# False positive rates at which the card states the bound on attacks.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
 GRID_POINTS = 2001
-# The grid of epsilons ends where delta is this small: beyond, no shown false positive rate has its best bound.
+# The grid of epsilons ends where delta is this small: larger epsilons do not improve the bound at the rates above.
 LEAST_DELTA = 1e-9
 MOST_PHASES = 12
-# Which composition a figure rests on, as cards and the ledger on the screen state it.
+# The composition that a figure is based on, as worded on cards and in the ledger on screen.
 PLANNED = "privacy loss distributions of events that were fixed before the first result"
 CHOSEN_LATER = (
     "the first event's privacy loss distribution, and a Gaussian filter for later ones, which were chosen after "
@@ -64,7 +64,7 @@ class Claims:
 
 
 def claims(event: Event, delta: float, *, secret: bool) -> Claims:
-    """Return what may be claimed for results of this event: nothing, where the noise is not secret."""
+    """Return what may be claimed about results of this event: nothing if the noise is not secret."""
     figures, bounds = _figures(event, delta_of(event, delta)), [1.0] * len(FALSE_POSITIVE_RATES)
     if not secret:
         status, figures = wording.FIXED_KEY, {**_no_figures(delta), "if_the_noise_were_secret": figures}
@@ -85,7 +85,7 @@ def delta_of(event: Event, delta: float) -> float:
 
 
 def _figures(event: Event, delta: float) -> dict[str, Any]:
-    """Return the bound that counts, its cross-check, and the approximation; None where nothing finite is proven."""
+    """Return the proven bound, its cross-check, and the approximation; None where no finite value is proven."""
     epsilon = proven(event, delta)
     limit = gdp.central_limit_mu(event)
     return {
@@ -106,7 +106,7 @@ def _figures(event: Event, delta: float) -> dict[str, Any]:
 
 
 def _no_figures(delta: float) -> dict[str, Any]:
-    """Return the keys of `_figures` where there is no guarantee."""
+    """Return the same keys as `_figures`, for the case without a guarantee."""
     return {
         "epsilon": None,
         "delta": delta,
@@ -121,7 +121,7 @@ def _no_figures(delta: float) -> dict[str, Any]:
 
 
 def composition(event: Event) -> str:
-    """Return which composition the figures of an event rest on."""
+    """Return which composition the figures of an event are based on."""
     if isinstance(event, Capped):
         return CAPPED
     return CHOSEN_LATER if isinstance(event, Adaptive) else PLANNED
@@ -163,15 +163,15 @@ def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> 
 
 
 def _furthest(event: Event) -> float:
-    """Return the epsilon at which a curve of the event may end."""
+    """Return the largest epsilon to evaluate on the event's privacy curve."""
     return min(accountant.epsilon(event, given_up(event) + LEAST_DELTA), accountant.MOST_LOSS)
 
 
 def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:
-    """Return the phases in their order: name, steps, and epsilon up to the end of each.
+    """Return the phases in order: name, steps, and cumulative epsilon at the end of each.
 
-    The first `before` events are those of the initial weights; then come the mean of the features, the head alone,
-    everything. A run that was resumed with other settings has one more phase for each branch.
+    The first `before` events are those of the initial weights; then come the feature mean, the head alone, and all
+    weights. A run resumed with different settings has one more phase per branch.
     """
     own = list(parts(event))
     phases: list[dict[str, Any]] = []
@@ -198,7 +198,7 @@ def _phase(name: str, steps: int | None, done: list[list[Event]], delta: float) 
 
 
 def _joined(events: list[Event]) -> Event:
-    """Return consecutive steps of one mechanism as one event, as the card counts them."""
+    """Merge consecutive steps of one mechanism into one event, as the card counts them."""
     first = events[0]
     if not isinstance(first, PoissonGaussian):
         return first
@@ -215,9 +215,9 @@ def _phase_from(config: Config, first: int) -> str:
 
 
 def epsilon_of_head(own: tuple[Event, ...], config: Config, whole: float | None) -> dict[str, Any] | None:
-    """Return epsilon of the steps that train the head alone, and its share of the whole run's epsilon.
+    """Return the epsilon of the steps that train the head alone, and its share of the whole run's epsilon.
 
-    Epsilon is None where settings changed on the way: the steps of a branch that were never done are charged, too.
+    Epsilon is None if settings changed during the run: a branch is also charged for steps that were never taken.
     """
     if not config.probe_steps:
         return None

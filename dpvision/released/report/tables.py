@@ -1,6 +1,6 @@
 """The rows of the tables that card.md, README.md and report.html share, and how numbers and names are printed.
 
-A bound is rounded up, never down. Text is not escaped yet, but a name that others chose cannot break a line.
+A bound is rounded up, never down. Text is not escaped here, but user-supplied names cannot break a line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dpvision.settings.figures import ARITHMETIC, describe, lower, upper
 
 Row = tuple[str, ...]
 
-# A page shows this much of a list, a name or a ledger; card.json and ledger.jsonl have all of it.
+# Limits on what a page shows of a list, a name or a ledger; card.json and ledger.jsonl are complete.
 MOST_NAMES = 40
 MOST_LETTERS = 60
-MOST_TEXT = 1000  # letters of a sentence
+MOST_TEXT = 1000  # characters in a sentence
 MOST_CHARGES = 300
 
 ATTACK_HEAD = ("non-members wrongly reported", "members found, at most")
@@ -27,7 +27,7 @@ PUBLIC_HEAD = ("fact", "value", "known")
 ACCOUNTANT_HEAD = ("figure", "value", "meaning")
 CHARGES_HEAD = ("time (UTC)", "run", "charged for", "epsilon so far")
 
-# What the audits of a card are called, in a table and in a picture.
+# The names of a card's audits in tables and in pictures.
 AUDITS = {"mechanism": "audit with canaries in this mechanism", "one_run": "audit with canaries in this run"}
 AUDITS_IN_PICTURE = {"mechanism": "canaries in this mechanism", "one_run": "canaries in this run"}
 
@@ -41,7 +41,7 @@ MECHANISM = {
 
 
 def upper_percent(share: float) -> str:
-    """Format a share as a percentage of three digits, rounded up: 0.14251 is 14.3%."""
+    """Format a share as a percentage with three significant digits, rounded up: 0.14251 is 14.3%."""
     percent = 100 * share
     if percent <= 0 or percent >= 100:
         return "0%" if percent <= 0 else "100%"
@@ -50,12 +50,12 @@ def upper_percent(share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage with one digit, rounded to the nearest."""
+    """Format a share as a percentage with one decimal place, rounded to nearest."""
     return f"{100 * share:.1f}%"
 
 
 def plain(text: object, *, most: int = MOST_LETTERS) -> str:
-    """Put a name that others chose on one line, without control characters and marks of the writing direction."""
+    """Put a user-supplied name on one line, with control characters and bidirectional marks replaced."""
     shown = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in str(text))
     shown = " ".join(shown.split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"
@@ -67,7 +67,7 @@ def names(values: Sequence[object]) -> tuple[list[str], int]:
 
 
 def setting(value: Any) -> str:
-    """Format one value of the settings."""
+    """Format the value of one setting."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -147,7 +147,7 @@ def release_accuracy(card: dict[str, Any]) -> list[Row]:
 
 
 def _guarantee(card: dict[str, Any]) -> list[Row]:
-    """Return epsilon, delta, and what they rest on. Cards of version 0.1 do not state the composition."""
+    """Return epsilon, delta, and what they are based on. Cards of version 0.1 do not state the composition."""
     proved = card["guarantee"]
     rows: list[Row] = [("epsilon", upper(proved["epsilon"], 4)), ("delta", f"{proved['delta']:g}")]
     if proved.get("composition"):
@@ -175,7 +175,7 @@ def _both(accuracy: dict[str, Any] | None) -> str:
 
 
 def _overlaps(card: dict[str, Any]) -> list[Row]:
-    """Return what is stated about other accounts with the same images. Cards of earlier versions have nothing."""
+    """Return what is stated about other accounts with the same images. Cards of earlier versions state nothing."""
     reason = card.get("new_account")
     rows: list[Row] = [] if reason is None else [("counted apart from other accounts because", plain(reason))]
     for overlap in card.get("overlapping_accounts", []):
@@ -191,7 +191,7 @@ def _overlaps(card: dict[str, Any]) -> list[Row]:
 
 
 def audits(card: dict[str, Any]) -> list[Row]:
-    """Return the canaries of a run, and the lower bound of each audit."""
+    """Return the number of canaries in a run, and the lower bound from each audit."""
     rows: list[Row] = []
     canaries = card["config"].get("canaries", 0)
     if canaries:
@@ -218,7 +218,7 @@ def attack(card: dict[str, Any]) -> list[Row]:
 
 
 def phases(card: dict[str, Any]) -> list[Row]:
-    """Return what each phase added to epsilon; nothing where there is only one."""
+    """Return what each phase added to epsilon; nothing if there is only one."""
     rows: list[Row] = []
     before = 0.0
     for phase in card["phases"]:
@@ -232,7 +232,7 @@ def phases(card: dict[str, Any]) -> list[Row]:
 
 
 def public(card: dict[str, Any]) -> list[Row]:
-    """Return the facts about a run that the guarantee takes as known to everyone."""
+    """Return the facts about a run that the guarantee treats as public."""
     facts = card["public_facts"]
     units = "images" if card["unit"] == "image" else "persons"
     rows: list[Row] = [
@@ -253,7 +253,7 @@ def public(card: dict[str, Any]) -> list[Row]:
 
 
 def release_public(card: dict[str, Any]) -> list[Row]:
-    """Return the facts about a released data set that the guarantee takes as known to everyone."""
+    """Return the facts about a released data set that the guarantee treats as public."""
 
     def known(*facts: str) -> str:
         return "read off the data" if set(facts) & set(card["read_off"]) else "declared"
@@ -270,7 +270,7 @@ def _shape(sides: list[Any]) -> str:
 
 
 def accountant(card: dict[str, Any]) -> list[Row]:
-    """Return the figure that counts, its cross-check, and the approximation under its own name."""
+    """Return the authoritative figure, its cross-check, and the approximation, labelled as such."""
     guarantee = card["guarantee"]
     would_be = guarantee.get("if_the_noise_were_secret")
     shown = would_be or guarantee

@@ -1,17 +1,17 @@
-"""GroupNorm, LayerNorm and InstanceNorm: the library's own backward kernels, one unit at a time.
+"""GroupNorm, LayerNorm and InstanceNorm: torch's own backward kernels, called once per unit.
 
-GroupNorm with few channels in a group and the channels last in memory is computed here instead, by sums over positions,
-whole vectors at a time. torch's kernel takes the channels of one group at a time: where these do not fill a vector it
-is up to five times slower, and it must be called for each unit alone, as it returns the gradients of scale and shift
-summed over all images.
+GroupNorm with few channels per group in channels-last memory is computed here instead, by vectorised sums over
+positions. torch's kernel processes the channels of one group at a time: where they do not fill a vector register, it is
+up to five times slower, and it must be called separately for each unit, because it returns the gradients of scale and
+shift summed over all images.
 
     mean, 1/deviation      of each image and group, from the sums of x and x^2 over positions
     y                      x a + c, with a = w / deviation and c = b - mean a for each image and channel
     dw, db                 sum of dy (x - mean) / deviation, and sum of dy, for each image and channel
-    dx                     dy a + x q + p, for each image, with q and p for each group
+    dx                     dy a - x q + p, for each image, with q and p for each group
 
-Every number is rounded on its own (no fused operations), and sums over positions have the same order in any batch: an
-image has the same bits whatever else is in it.
+Every operation is rounded separately (none are fused), and sums over positions have the same order in any batch: an
+image's results are bitwise identical whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.rules.linear import sums_by_unit
 from dpvision.private.engine.trace import Data, Pass, per_unit, plain, rule_for
 
-FEW_CHANNELS = 8  # in a group: from here on torch's kernel fills its vectors
-IN_CACHE = 1 << 18  # numbers that are worked on at a time
-# From this many positions on, torch's forward pass goes by channels as well, in one go.
+FEW_CHANNELS = 8  # per group: from here on, torch's kernel fills its vector registers
+IN_CACHE = 1 << 18  # numbers processed at a time
+# From this many positions on, torch's forward kernel also vectorises over channels, in a single call.
 MANY_POSITIONS = 1024
 
 
@@ -61,7 +61,7 @@ class _GroupNorm(torch.autograd.Function):
                 if sink is not None:
                     sink.put(sums_by_unit(gradients.unsqueeze(1), spans))
             return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
-        kernel = torch.ops.aten.native_group_norm_backward  # always with the data gradient: it crashes without
+        kernel = torch.ops.aten.native_group_norm_backward  # always request the data gradient: it crashes otherwise
         sizes = (x.shape[1], x.shape[2:].numel(), ctx.groups)
         mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
         parts = [kernel(*unit, weight, len(unit[0]), *sizes, mask) for unit in _by_unit(spans, dy, x, mean, rstd)]
@@ -70,7 +70,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def _layout(x: Tensor) -> torch.memory_format:
-    """Return the layout by the strides inside an image: the one between images is arbitrary where there is only one."""
+    """Return the layout implied by the strides within an image: that between images is arbitrary for a single image."""
     last = x.dim() == 4 and x.stride()[1:] == (1, x.shape[3] * x.shape[1], x.shape[1])
     return torch.channels_last if last else torch.contiguous_format
 
@@ -98,7 +98,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _by_unit(spans: list[slice], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the rows of each unit, of all of the tensors."""
+    """Yield each unit's rows of all the tensors."""
     sizes = [s.stop - s.start for s in spans]
     return zip(*(t.split(sizes) for t in tensors), strict=True)
 
@@ -160,14 +160,14 @@ def instance_norm(
 
 
 def has_few_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int) -> bool:
-    """Whether images with the channels last are normalised here, by shapes alone."""
+    """Whether channels-last images are normalised here, decided by shapes alone."""
     return weight is not None and bias is not None and x.shape[1] // groups < FEW_CHANNELS
 
 
 def normalise_few_channels(
     x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, and the mean and the inverse deviation of each image and group."""
+    """Return y, and the mean and the reciprocal standard deviation of each image and group."""
     count, channels, positions = len(x), x.shape[1], x.shape[2:].numel()
     if positions >= MANY_POSITIONS:
         return torch.native_group_norm(x, weight, bias, count, channels, positions, groups, eps)
@@ -188,7 +188,7 @@ def normalise_few_channels(
 def few_channels_gradients(
     dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, and dw and db of each image: (images, channels)."""
+    """Return dx, and per-image dw and db: (images, channels)."""
     groups, w = mean.shape[1], weight.view(mean.shape[1], -1)
     dx, size = torch.empty_like(x), x.shape[2:].numel() * w.shape[1]
     dw, db = x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2])
