@@ -76,7 +76,7 @@ NewAccount = Annotated[
         default="none",
     ),
 ]
-DryRun = Annotated[bool, flag("Output", "Print the plan and stop: nothing is written, nothing is charged.")]
+DryRun = Annotated[bool, flag("Output", "Print the plan and stop: no run is made, nothing is charged.")]
 Plan = Annotated[
     bool,
     flag(
