@@ -6,10 +6,14 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from dpvision.cli import main
+from dpvision.public.assist import FORMULAS
+from dpvision.settings.training import WAYS
+from dpvision.views import OPERATIONS
 from tests.one_thread import one_thread
 from tests.system.docs.blocks import PAGES, Block, blocks, words
 
@@ -23,12 +27,13 @@ RUN = [page for page in PAGES if any(b.kind in ("python", "sh", "console") for b
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
-    for block in blocks(page):
-        if block.not_run is None and block.kind == "python":
-            exec(compile(block.text, str(block), "exec"), names)
-        elif block.not_run is None and block.kind in ("sh", "console"):
-            for line in block.lines:
-                run(line, block, monkeypatch)
+    with patch.dict(WAYS), patch.dict(FORMULAS), patch.dict(OPERATIONS):  # pages register methods of their own
+        for block in blocks(page):
+            if block.not_run is None and block.kind == "python":
+                exec(compile(block.text, str(block), "exec"), names)
+            elif block.not_run is None and block.kind in ("sh", "console"):
+                for line in block.lines:
+                    run(line, block, monkeypatch)
 
 
 def run(line: str, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:

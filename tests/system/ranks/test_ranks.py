@@ -50,7 +50,7 @@ SETTINGS = (
 class FewUnits:
     """Stands in for the clipped sum: notes who was fetched and sums up their indices."""
 
-    sensitivity, size, part = 1.0, 3, 5
+    sensitivity, size, units_at_a_time = 1.0, 3, 5
 
     def sum(self, batches, public=None) -> Tensor:
         total = torch.zeros(self.size, dtype=torch.float64)
@@ -234,7 +234,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
     assert 20 <= done < 200
     code, said, err = commands.run("resume", out, home=home)
     assert code == 0, err
-    assert "were 2 so far and are 1 now" in said
+    assert "had 2 worker processes so far and has 1 now" in said
     charges = _account(home).charges
     assert [c.event.steps for c in charges] == [200, 200 - done]  # type: ignore[union-attr]
     assert len({c.id for c in charges}) == 2
