@@ -163,7 +163,7 @@ SEQUENCES = {
     "two trainings, rate 0.01, 2,000 steps": lambda s: [PoissonGaussian(0.01, s, 2000)] * 2,
     "two releases of moments": lambda s: [Gaussian(s)] * 2,
     "five trainings, rate 0.05, 500 steps": lambda s: [PoissonGaussian(0.05, s, 500)] * 5,
-    "a release of mixtures, then a training": lambda s: [
+    "a release of mixtures, then a training run": lambda s: [
         PoissonGaussian(1e-3, s / 3, 60_000),
         PoissonGaussian(0.05, s, 500),
     ],

@@ -8,15 +8,14 @@ from functools import cache
 import numpy as np
 
 from dpvision.audit import hierarchical
-from dpvision.audit.canaries import CanaryRandom, CanaryRun, Floats, Scores, score_releases, score_runs
+from dpvision.audit.canaries import CanaryRandom, CanaryRun, Floats, Scores, Trials, score_releases, score_runs
 from dpvision.audit.release_canaries import mixture_scores, moments_scores, synthesis_scores
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core.events import Budget, ClassScheduled, Exposure, Gaussian
 from dpvision.core.gate import Gate
 from dpvision.core.rows import BoundedSum, Rows
 from dpvision.core.sampling import EveryRecord, Poisson, PoissonSampler, Scheduled
-from dpvision.private.statistics.baselines.hermite import Hermite
-from dpvision.private.statistics.baselines.merf import Merf
+from dpvision.private.statistics.baselines.kernels import Hermite, Merf
 from dpvision.private.statistics.baselines.p3gm import P3GM
 from dpvision.private.statistics.baselines.synthesis import SynthesisMethod
 from dpvision.private.statistics.setup import HeadSetup
@@ -42,18 +41,18 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         def scores(canaries: int, rng: CanaryRandom) -> Scores:
             sampler = PoissonSampler(10, 40, STEPS)
             audited = Training(sampler, sigma(), clip=0.5, style=style, views=views, assist=assist, hand_over=over)
-            return training_scores(audited, canaries=together, runs=-(-canaries // together), rng=rng)
+            return training_scores(audited, Trials.of(canaries, together=together, rng=rng))
 
         return scores
 
     def rows(rule: Poisson | Scheduled) -> Audit:
         return lambda canaries, rng: mixture_scores(
-            rule, sigma(), degree=50.0, canaries=200, runs=-(-canaries // 200), rng=rng
+            rule, sigma(), Trials.of(canaries, together=200, rng=rng), degree=50.0
         )
 
     def synthesis(method: SynthesisMethod) -> Audit:
         return lambda canaries, rng: synthesis_scores(
-            _sigma(budget, 1.0, method.releases), method=method, canaries=20, runs=-(-canaries // 20), rng=rng
+            _sigma(budget, 1.0, method.releases), Trials.of(canaries, together=20, rng=rng), method=method
         )
 
     return {
@@ -70,13 +69,13 @@ def mechanisms(budget: Budget) -> Mapping[str, Audit]:
         "several classes a row": rows(_several(classes=200, one_in=5)),
         "hierarchical": lambda canaries, rng: _hierarchical(budget, canaries, rng),
         "moments": lambda canaries, rng: moments_scores(
-            _sigma(budget, 1.0, 1), canaries=40, runs=-(-canaries // 40), rng=rng
+            _sigma(budget, 1.0, 1), Trials.of(canaries, together=40, rng=rng)
         ),
         "DP-MERF": synthesis(Merf(size=20)),
         "DP-HP": synthesis(Hermite(products=10)),
         "P3GM": synthesis(P3GM(latent=20)),
         "private head": lambda canaries, rng: _head_scores(
-            _sigma(budget, 1.0, HEAD_STEPS), canaries=200, runs=-(-canaries // 200), rng=rng
+            _sigma(budget, 1.0, HEAD_STEPS), Trials.of(canaries, together=200, rng=rng)
         ),
     }
 
@@ -105,19 +104,20 @@ def _hierarchical(budget: Budget, canaries: int, rng: CanaryRandom) -> Scores:
     return Scores(*worlds, claimed, hierarchical.attack(setting, sigma).mu(), draws)
 
 
-def _head_scores(sigma: float, *, canaries: int, runs: int, rng: CanaryRandom) -> Scores:
+def _head_scores(sigma: float, trials: Trials) -> Scores:
     """Scores of canaries in a private head of two classes, trained by gradient descent; canaries are of the second.
 
     The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy sum that was
     released, and so learns what each canary adds.
     """
+    canaries = trials.canaries
     head = HeadSetup.of("gd", {"steps": HEAD_STEPS, "clip": 0.1})
     claimed, exposure = Gaussian(sigma, head.releases), Exposure(1.0, sigma, head.releases)
     everyone = Rows.of(np.eye(canaries), np.ones(canaries, np.int64), head.preparation, classes=2)
 
     def score_run(run: CanaryRun) -> Floats:
         inside = Rows.of(np.eye(canaries)[run.inside], np.ones(run.inside.sum(), np.int64), head.preparation, classes=2)
-        event = Gaussian(sigma * rng.noise, head.releases)
+        event = Gaussian(sigma * trials.rng.noise, head.releases)
         gate = Gate(run.charge(event, run.name), run.key, EveryRecord(event.count), name=run.name)
         released: list[Floats] = []
         z: list[Floats] = []
@@ -135,7 +135,7 @@ def _head_scores(sigma: float, *, canaries: int, runs: int, rng: CanaryRandom) -
         head.fit(everyone, n=canaries, sigma=event.sigma, add_noise=answer_again, public=None)
         return score_releases(np.stack(z), exposure)
 
-    return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=lambda *_: None)
+    return score_runs(score_run, claimed, exposure, trials)
 
 
 def _project_rows(noisy: Floats, contributions: BoundedSum) -> Floats:

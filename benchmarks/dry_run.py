@@ -1,4 +1,4 @@
-"""What `--dry-run` predicts beside what a training takes: De et al.'s run on CIFAR-10, as it starts."""
+"""What `--dry-run` predicts beside what a training run takes: De et al.'s run on CIFAR-10, as it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Our clipping engine beside plain training, Opacus and torch.func, each in a process of its own, taking turns."""
+"""Our clipping engine beside plain training, Opacus and torch.func, each in a process of its own, taking turns.
+
+With --device NAME, the engine on an accelerator instead: see engine_device.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import engine_device
 from benchmarks.results import Figure, main
 
 ROOT = Path(__file__).parents[1]
@@ -325,6 +329,9 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    more = engine_device.options()
+    if more.parse_known_args()[0].device != "cpu":
+        engine_device.run(more)
     comparison = Comparison()
     main(
         "engine",
@@ -332,4 +339,5 @@ if __name__ == "__main__":
         about="One clipped sum by our engine and by its peers, beside plain training on the same images. The K views "
         "of a unit are averaged before clipping. Medians of wall time; every mode in its own process, in turn.",
         below=comparison.markdown,
+        more=more,
     )

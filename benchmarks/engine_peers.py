@@ -29,7 +29,10 @@ def ready(mode: str, model: nn.Module, images: Tensor, targets: Tensor, *, views
     cut = max(1, cut // views) * views
     pieces = list(zip(images.split(cut), targets.split(cut), strict=True))
     if mode == "ours":
-        return partial(_engine, ClippedSum(model, LOSSES, clip=CLIP, one_view=views == 1), [(images, targets)], views)
+        far = any(p.device.type != "cpu" for p in model.parameters())
+        options = {"physical": cut, "views": views} if far else {}
+        engine = ClippedSum(model, LOSSES, clip=CLIP, one_view=views == 1, **options)
+        return partial(_engine, engine, [(images, targets)], views)
     if mode == "vmap":
         return partial(_engine, ReferenceSum(model, LOSSES, clip=CLIP), pieces, views)
     if mode == "plain":
@@ -63,7 +66,7 @@ def _products(model: nn.Sequential, pieces: list[tuple[Tensor, Tensor]]) -> list
 
 
 def _engine(engine: Callable[..., Tensor], pieces: list[tuple[Tensor, Tensor]], views: int) -> list[Tensor]:
-    return [sum((engine(x, y, [views] * (len(y) // views)) for x, y in pieces), torch.tensor(0.0))]
+    return [sum(engine(x, y, [views] * (len(y) // views)).cpu() for x, y in pieces)]
 
 
 def _per_sample(mode: str, model: nn.Module, pieces: list[tuple[Tensor, Tensor]], views: int) -> Pass:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Figure, main
+from benchmarks.results import Figure, chosen_device, device_options, main
 from benchmarks.shared_data import at_hand, unpacked
 from dpvision.core import accountant
 from dpvision.private.training import train
@@ -21,7 +21,7 @@ REAL = {"mnist": ("linear",), "dermamnist": ("linear", "small-cnn")}
 
 def _train(source: str, folder: Path, **settings: Any) -> tuple[float, float, float]:
     """(accuracy, epsilon, seconds) of one run, on a ledger of its own."""
-    prepared = train.prepare(source, Config(epsilon=3.0, budget=1000.0, **settings))
+    prepared = train.prepare(source, Config(epsilon=3.0, budget=1000.0, device=chosen_device(), **settings))
     outcome = train.proceed(train.begin(prepared, folder), prepared)
     assert outcome.accuracy is not None
     return outcome.accuracy, accountant.epsilon(outcome.event, 1e-5), outcome.seconds
@@ -66,4 +66,5 @@ if __name__ == "__main__":
         "first_learner",
         measure,
         about="Test accuracy at epsilon 3, delta 1e-5, default settings, EMA weights.",
+        more=device_options(),
     )

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Figure, main
+from benchmarks.results import Figure, device_options, main
 from benchmarks.shared_data import at_hand
 from benchmarks.trainings import Case, Done, difference, figures, table, trained
 from dpvision.private.training.prepare import images_per_second
@@ -83,4 +83,5 @@ if __name__ == "__main__":
         f"K_BASE {BASE} (as long: {BASE + SELF}), K_SELF {SELF}, K_DIFF {DIFF}. "
         "Intervals are Welch's, 95%. Times are of one private image with all its views, methods taking turns.",
         below=lambda: table(mix.found),
+        more=device_options(),
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.priors_plot import draw
-from benchmarks.results import Figure, main
+from benchmarks.results import Figure, device_options, main
 from benchmarks.shared_data import at_hand, unpacked
 from benchmarks.trainings import Case, Done, figures, mean, table, trained
 from dpvision.core import accountant
@@ -198,4 +198,5 @@ if __name__ == "__main__":
         about="Test accuracy at delta 1e-5, epsilon by PLD, with no image that a camera took but the private ones; all "
         "on 2 CPU cores. Published: Tang et al. 2023 (arXiv 2306.06076), whose Phase I takes 16 hours on an A100.",
         below=priors.table,
+        more=device_options(),
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.public_parts import NETWORK, PUBLIC, SAMPLES, Parts, scratch
-from benchmarks.results import Figure, main
+from benchmarks.results import Figure, device_options, main
 from benchmarks.shared_data import at_hand
 from benchmarks.trainings import Case, Done, difference, figures, table, trained
 from dpvision.audit.geometry import load_subject
@@ -30,7 +30,7 @@ from dpvision.settings.training import Config
 
 EPSILON, SEEDS = 2.0, 3
 DATA = ("fashion_mnist", "cifar10")
-OPTIONS = argparse.ArgumentParser(add_help=False)
+OPTIONS = argparse.ArgumentParser(add_help=False, parents=[device_options()])
 OPTIONS.add_argument("--data", choices=DATA, action="append", help="this data set only; may repeat")
 LADDER = {  # Table 1: recipe and warm-up
     "cold": ("cold-small", None),

@@ -17,12 +17,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import Figure, main
+from benchmarks.results import Figure, chosen_device, device_options, main
 from benchmarks.shared_data import at_hand, unpacked
 from dpvision.audit.hierarchical import published_sigma
 from dpvision.core import accountant
 from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger
+from dpvision.models.device import find_device
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.release import Encoded, PreparedRelease, make, prepare
 from dpvision.settings.recipes import release_recipe
@@ -51,7 +52,7 @@ class Releases:
 
     def accuracy(self, recipe: str, epsilon: float, *, seeds: int = SEEDS) -> dict[str, list[float]]:
         prepared = self.prepared(recipe, epsilon)
-        self.encoded = self.encoded or Encoded(prepared, _told)
+        self.encoded = self.encoded or Encoded(prepared, _told, device=find_device(chosen_device()))
         found: dict[str, list[float]] = {}
         for seed in range(seeds):
             with tempfile.TemporaryDirectory(dir=os.environ.get("DPVISION_SCRATCH")) as place:
@@ -170,4 +171,5 @@ if __name__ == "__main__":
         benchmark.measure,
         about="Test accuracy of classifiers made from released data sets alone; delta 1e-5, sound accounts.",
         below=benchmark.below,
+        more=device_options(),
     )

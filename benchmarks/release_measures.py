@@ -215,7 +215,7 @@ def attacked(name: str, images: Images, outside: Images, *, steps: int, picture:
     }
     true, lines, found = images.x[targets], {"original": images.x[targets]}, {}
     for case, of in cases.items():
-        lines[case] = invert(module, shape=shape, steps=steps, **of)[:, 0]
+        lines[case] = invert(module, shape=shape, steps=steps, **of)
         found[case] = correlations(lines[case], true).diag()
     # Any blot is like some image of very many; so it is asked whether it is more like those that are in the release.
     inside = correlations(lines["epsilon 8"], images.x[: len(outside.x)]).max(1).values

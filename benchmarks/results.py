@@ -69,6 +69,18 @@ def main(
     sys.exit(0 if good else 1)
 
 
+def device_options() -> argparse.ArgumentParser:
+    """The option --device, for `more`; without it a benchmark computes on the CPU, as all figures do that are kept."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--device", default="cpu", help="where to compute, by name")
+    return parser
+
+
+def chosen_device() -> str:
+    """Return the device that the command line names."""
+    return str(device_options().parse_known_args()[0].device)
+
+
 def keep(name: str, figures: list[Figure], *, about: str, below: str = "") -> None:
     """Replace this benchmark's section of RESULTS.md, leaving the others."""
     rows = [f"| {f.name} | {f.value:.5g} {f.unit} | {f.limit} | {'yes' if f.good else '**no**'} |" for f in figures]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.results import Figure, main
+from benchmarks.results import Figure, device_options, main
 from benchmarks.trainings import Case, figures, table, trained
 
 # De et al.'s way with networks, batches and views that fit a laptop.
@@ -42,4 +42,5 @@ if __name__ == "__main__":
         about="Test accuracy of the released weights (their average, chosen before training) at delta 1e-5, epsilon by "
         "PLD. Each training is a line of trainings.jsonl; one that is there with the same settings is not repeated.",
         below=trainings.table,
+        more=device_options(),
     )

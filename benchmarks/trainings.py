@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Figure, machine
+from benchmarks.results import Figure, chosen_device, machine
 from benchmarks.shared_data import at_hand, unpacked, unpacked_in_two
 from dpvision.core import accountant
 from dpvision.models import digest_file
@@ -49,7 +49,8 @@ class Case:
 
     def config(self, seed: int) -> Config:
         """The released weights are the averaged ones, if the case does not say else; the budget is no limit here."""
-        chosen = {"epsilon": self.epsilon, "budget": 1e4, "seed": seed, "release": "ema", **dict(self.settings)}
+        chosen = {"epsilon": self.epsilon, "budget": 1e4, "seed": seed, "release": "ema"}
+        chosen |= {"device": chosen_device(), **dict(self.settings)}
         return replace(recipe(self.recipe, epsilon=self.epsilon), **chosen)
 
     def prepared(self, seed: int, folder: Path) -> train.Prepared:
@@ -137,6 +138,8 @@ def named(config: Config) -> str:
     """Names the settings that are not the usual ones; a setting that comes later does not rename them."""
     usual = to_dict(Config())
     chosen = {k: v for k, v in to_dict(config.without_folders()).items() if v != usual.get(k)}
+    if config.device == "cpu":  # as it was before there was a choice
+        chosen.pop("device")
     if config.pretrained:
         chosen["pretrained"] = digest_file(Path(config.pretrained))
     if config.prior:

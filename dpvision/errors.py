@@ -7,7 +7,7 @@
     │   ├── BudgetSpent      the data set's budget does not allow the event
     │   ├── LedgerMismatch   the ledger was edited, cut or does not belong here
     │   └── UnsafeLayer      a layer mixes the examples of a batch
-    └── RankLost             one of the worker processes of a training failed         exit 5
+    └── RankLost             one of the worker processes of a training run failed         exit 5
 
     PrivacyWarning           a warning: something is revealed or charged that users may not expect
 
@@ -56,7 +56,7 @@ class UnsafeLayer(PrivacyError):
 
 
 class RankLost(DPVisionError):
-    """One of the worker processes of a training ended, hangs or cannot be reached."""
+    """One of the worker processes of a training run ended, hangs or cannot be reached."""
 
     exit_code = 5
 

@@ -42,20 +42,22 @@ from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpvision.core import accountant
 from dpvision.core.events import Event
 from dpvision.core.ledger import Ledger
 from dpvision.data import Dataset, Split, identify
 from dpvision.errors import ConfigError, PrivacyError, PrivacyWarning
+from dpvision.models.device import find_device, fix_arithmetic
+from dpvision.models.featured import device_of
 from dpvision.models.inputs import to_tensor
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose, describe_shares, read_accounts
+from dpvision.private.accounts.overlap import raw_digests
 from dpvision.private.statistics import release
 from dpvision.private.training import train
 from dpvision.private.training.prepare import prepare_read
-from dpvision.public.provenance import pixel_digests
 from dpvision.released import folder as folders
 from dpvision.released import report
 from dpvision.released.model import load_model
@@ -65,7 +67,7 @@ from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import Release, with_changes
 from dpvision.settings.training import Config, check_values, merge
 from dpvision.storage.home import home, ledger_of
-from dpvision.storage.leftovers import key_of_fit
+from dpvision.storage.run_folder import key_of_fit
 
 __all__ = ["PrivateImageClassifier", "PrivateRelease", "account_of", "ledger"]
 
@@ -102,12 +104,17 @@ class _OnImages(BaseEstimator):
         self.run_folder_, self.event_, self.delta_, self.card_ = folder, event, delta, card
         self.epsilon_ = accountant.epsilon(event, delta)
 
-    def _through(self, network: Callable[[Tensor], Tensor], X: Any) -> list[Tensor]:
-        """Apply a network to images in batches."""
-        images = _images_of(self, X, self.bounds, reset=False)
+    def _through(self, network: nn.Module, X: Any, apply: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Apply a function of a network to images in batches, on the network's device."""
+        images, device = _images_of(self, X, self.bounds, reset=False), device_of(network)
         with torch.no_grad():
             starts = range(0, len(images), AT_A_TIME)
-            return [network(to_tensor(images[start : start + AT_A_TIME])) for start in starts]
+            return [apply(to_tensor(images[start : start + AT_A_TIME]).to(device)).cpu() for start in starts]
+
+    def _device(self) -> torch.device:
+        device = find_device(self.device)
+        fix_arithmetic(device)
+        return device
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -128,6 +135,7 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
     bounds           the least and the largest value of X, public; None: X is uint8, or in [0, 1]
     account          None, a name, or `account_of(X)`: what is charged, see the top of this file
     budget           epsilon of the account over all fits, if this is its first; None: this fit's epsilon
+    device           where to compute: "auto" is an accelerator if there is one, otherwise "cpu"
     out              folder in which each fit makes a run folder; None: runs/ in $DPVISION_HOME
 
     After a fit: classes_, epsilon_ at delta_ (an upper bound), event_, card_ (as in card.json), run_folder_
@@ -163,11 +171,13 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         bounds: Bounds = None,
         account: str | None = None,
         budget: float | None = None,
+        device: str = "auto",
         out: str | Path | None = None,
     ) -> None:
         self.epsilon, self.delta, self.recipe, self.classes, self.n = epsilon, delta, recipe, classes, n
         self.model, self.lr, self.steps, self.batch, self.clip = model, lr, steps, batch, clip
-        self.settings, self.bounds, self.account, self.budget, self.out = settings, bounds, account, budget, out
+        self.settings, self.bounds, self.account, self.budget = settings, bounds, account, budget
+        self.device, self.out = device, out
 
     def fit(self, X: Any, y: Any) -> Self:
         """Charge the account, train, and load the released model."""
@@ -181,16 +191,18 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         run = outcome.run
         card = report.card(run, read_accounts(run.facts()).first.account())
         self._keep(run.folder, outcome.event, prepared.config.delta, card)
-        self.released_ = load_model(run.folder).model
+        self.released_ = load_model(run.folder).model.to(self._device())
         return self
 
     def _config(self) -> Config:
         given = self._given("n", "model", "lr", "steps", "batch", "clip", "budget")
+        if self.device != "auto":
+            given["device"] = self.device
         return merge(recipe_of(self.recipe or "default", epsilon=self.epsilon), given, source="PrivateImageClassifier")
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
-        return np.concatenate([scores.double().numpy() for scores in self._through(self.released_, X)])
+        return np.concatenate([scores.double().numpy() for scores in self._through(self.released_, X, self.released_)])
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return scores (N, classes); with two classes (N,), the score of the second minus that of the first."""
@@ -221,7 +233,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
     epsilon, delta   how much the release may reveal
     recipe           a release recipe of `dpvision recipes`; None is "moments"
     encoder, rank, rows, settings    settings of a release, as in `dpvision release`
-    classes, n, bounds, account, budget, out    as for PrivateImageClassifier; `out` is releases/ by default
+    classes, n, bounds, account, budget, device, out    as for PrivateImageClassifier; `out` is releases/ by default
 
     After a fit: released_ (rows), released_labels_ (classes, or their shares in each row), classes_, epsilon_ at
     delta_, event_, card_, run_folder_ (what may leave).
@@ -245,11 +257,12 @@ class PrivateRelease(TransformerMixin, _OnImages):
         bounds: Bounds = None,
         account: str | None = None,
         budget: float | None = None,
+        device: str = "auto",
         out: str | Path | None = None,
     ) -> None:
         self.epsilon, self.delta, self.recipe, self.classes, self.n = epsilon, delta, recipe, classes, n
         self.encoder, self.rank, self.rows, self.settings, self.bounds = encoder, rank, rows, settings, bounds
-        self.account, self.budget, self.out = account, budget, out
+        self.account, self.budget, self.device, self.out = account, budget, device, out
 
     def fit(self, X: Any, y: Any) -> Self:
         """Charge the account, make the release, and load its rows."""
@@ -257,7 +270,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = self._folder("releases")
         release.require_possible(prepared, folder, accounts=accounts)
-        encoded = release.Encoded(prepared)
+        encoded = release.Encoded(prepared, device=self._device())
         with key_of_fit(release.name_of_key(prepared, folder)):
             card = release.make(prepared, folder, encoded=encoded, accounts=accounts)
         self._keep(folder, prepared.event(), prepared.config.delta, card)
@@ -269,7 +282,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Compute features of images by the public map of the release: without noise, and as private as the images."""
         check_is_fitted(self)
-        rows = [batch.float().numpy() for batch in self._through(self.encoder_.features, X)]
+        rows = [batch.float().numpy() for batch in self._through(self.encoder_, X, self.encoder_.features)]
         return np.asarray(self.preparation_.apply(np.concatenate(rows))[0])
 
     def fit_transform(self, X: Any, y: Any = None) -> NoReturn:
@@ -357,25 +370,6 @@ def _images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool)
 def _four_sides(x: NDArray[Any]) -> NDArray[Any]:
     """Return (n, H, W, C) from rows, images without a channel axis, or images."""
     return x[:, None, :, None] if x.ndim == 2 else x[..., None] if x.ndim == 3 else x
-
-
-def raw_digests(X: Any) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Compute digests of rows in each form that another type, shape or other bounds may give them.
-
-    Three lists with one digest per row: as float32, as 8 bits of 0 to 255 and as 8 bits of 0 to 1; b"" where a row is
-    outside of these. Each row counts by itself: one image must not rename the others.
-    """
-    x = np.asarray(X)
-    digests: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-    for start in range(0, len(x), 1024):
-        rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
-        digests[0].extend(pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)))
-        least, most = rows.min(axis=1), rows.max(axis=1)
-        for kind, top in ((1, 255), (2, 1)):
-            within = (least >= 0) & (most <= top)
-            rounded = iter(pixel_digests(np.round(rows[within] * (255 / top)).astype(np.uint8)))
-            digests[kind].extend(next(rounded) if inside else b"" for inside in within)
-    return digests
 
 
 def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:

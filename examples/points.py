@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpvision.public.diffusion.edm import ema_decay
+from dpvision.models import seeded
+from dpvision.public.diffusion.methods import ema_decay
 from dpvision.public.diffusion.unet import Embedding
 from dpvision.public.optimisers import Adam
-from dpvision.public.trainer import seeded
+from dpvision.public.trainer import mix_seed
 
 Loss = Callable[["MLP", Tensor], Tensor]
 
@@ -23,7 +24,7 @@ def fit_points(
     """The mean weights after `steps` steps on loss(network, chosen), where `chosen` indexes some of `count` points."""
     mean, adam = deepcopy(network).eval().requires_grad_(False), Adam(network)
     for step in range(1, steps + 1):
-        with seeded(seed, step, torch.device("cpu")):
+        with seeded(mix_seed(seed, step)):
             gradients = adam.gradients(loss(network, torch.randint(count, (batch,))))
         adam.update(gradients, step=step, rate=lr)
         decay = ema_decay(step * batch, batch)

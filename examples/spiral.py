@@ -21,8 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn.svm import SVC
 
-from dpvision.public.diffusion import edm
-from dpvision.public.diffusion.sampler import heun, karras_sigmas
+from dpvision.public.diffusion import methods
+from dpvision.public.diffusion.methods import heun, karras_sigmas
 from examples.points import MLP, fit_points
 
 TURNS, WIDTH = 1.5, 0.02
@@ -48,12 +48,12 @@ def drawn(points: np.ndarray, labels: np.ndarray, *, steps: int, seed: int) -> t
     y, classes = torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
     network = MLP(2, classes=2, width=64, blocks=2)
     mean = fit_points(
-        network, lambda f, chosen: edm.loss(f, y[chosen], classes[chosen]), count=len(y), steps=steps, seed=seed
+        network, lambda f, chosen: methods.edm_loss(f, y[chosen], classes[chosen]), count=len(y), steps=steps, seed=seed
     )
     noise = torch.randn(SAMPLES, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     asked = torch.arange(SAMPLES) % 2
     with torch.no_grad():
-        x = heun(partial(edm.denoise, mean), noise, asked, sigmas=karras_sigmas(SAMPLER_STEPS))
+        x = heun(partial(methods.edm_denoise, mean), noise, asked, sigmas=karras_sigmas(SAMPLER_STEPS))
     return x.numpy(), asked.numpy()
 
 

@@ -1,12 +1,26 @@
-"""Every test gets its own ledger home, so that none can touch the user's."""
+"""Every test gets its own ledger home, so that none can touch the user's; and devices to compute on, by name."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+# Devices of the fixture `device`: where it is, and the options that are switched on (tests/standin/options.py).
+DEVICES: dict[str, tuple[str, dict[str, float]]] = {
+    "cpu": ("cpu", {}),
+    "standin": ("standin:0", {}),
+    "standin:1": ("standin:1", {}),
+    "standin-tf32": ("standin:0", {"bits": 10}),
+    "standin-bf16": ("standin:0", {"bits": 7}),
+    "standin-late": ("standin:0", {"late": 1}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +29,41 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DPVISION_HOME", str(home))
     monkeypatch.delenv("DPVISION_TEST_KEY", raising=False)
     return home
+
+
+@pytest.fixture
+def standin() -> ModuleType:
+    """The stand-in accelerator (tests/standin), without which the test is skipped."""
+    module: ModuleType = pytest.importorskip("tests.standin")
+    module.reset()
+    return module
+
+
+@pytest.fixture(params=["cpu", "standin"])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A device to compute on: the CPU, and the stand-in accelerator, without which the test is skipped.
+
+    `@pytest.mark.parametrize("device", ["cpu", "standin-tf32"], indirect=True)` chooses others from DEVICES.
+    """
+    place, options = DEVICES[request.param]
+    if place == "cpu":
+        yield torch.device("cpu")
+        return
+    standin = pytest.importorskip("tests.standin")
+    standin.reset()
+    with standin.asked(**options):
+        yield torch.device(place)
+        standin.settle()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import the stand-in before the first test, and thus the first backward pass, if one will ask for it."""
+    if any(_needs_standin(item) for item in session.items):
+        with suppress(ModuleNotFoundError):  # the fixture skips, with the reason
+            importlib.import_module("tests.standin")
+
+
+def _needs_standin(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    chosen = "cpu" if spec is None else str(spec.params.get("device", "cpu"))
+    return chosen.startswith("standin") or "standin" in getattr(item, "fixturenames", ())

@@ -39,7 +39,7 @@ MODULES = (
     "dpvision.public.dictionary",
     "dpvision.public.contrastive",
     "dpvision.public.warmup",
-    "dpvision.public.random.gallery",
+    "dpvision.public.random",
     "dpvision.private.statistics.release",
     "dpvision.audit.hierarchical",
     "dpvision.private.features.public_map",

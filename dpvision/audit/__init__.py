@@ -1,23 +1,21 @@
 """Audits: lower bounds on epsilon from attacks that are run, and the geometry of the loss at given weights.
 
-replay.py             run a mechanism on data and on a neighbour and compare every call; `compare` takes your own, too
-recording.py          record what reaches the noise and what is public
+replay.py             runs a mechanism on data and on a neighbour and compares every call; `compare` takes your own, too
+recording.py          records what reaches the noise and what is public
 bounds.py             lower bounds, tests of a claimed curve delta(epsilon), and the verdict of all tests
 canaries.py           white-box canaries: their score, and its distribution if the claim is true
 training_canaries.py  canaries in private training
 release_canaries.py   canaries in released rows, moments and published methods
 one_run.py            a bound from the canaries of one run (private/training/canaries.py)
-membership.py         membership attacks: loss threshold and LiRA
+membership.py         membership attacks on runs and releases: loss threshold and LiRA
 shadow_models.py      the shadow models that LiRA compares a run's model with
 inversion.py          images reconstructed from released rows
-run_audit.py          the audit of a run
-release_audit.py      the audit of a release
 audit_file.py         audit.json: its sections, read and written
 hierarchical.py       an attack on hierarchical sampling, with the paper's noise and with sound noise
 geometry.py           sharpness and gradients at a model's weights, measured and written where it is allowed
-geometry_pictures.py  their plots
 hessian.py            largest eigenvalues and trace of the Hessian of a loss
 gradient_plane.py     gradients of single images in the plane of two mean gradients
+pictures.py           plots of ROC curves, eigenvalues and gradients
 """
 
 from dpvision.audit.bounds import Bound, Estimate, estimate, lower_bound

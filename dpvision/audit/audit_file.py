@@ -1,11 +1,11 @@
 """audit.json of a run or a release: lower bounds from audits, next to the epsilon that is proved. It may be released.
 
     mechanism    canaries in other runs of the same mechanism: a function of the settings alone
-    one_run      canaries in this run: their scores are computed from noisy sums, and the canaries are synthetic
+    one_run      synthetic canaries in this run: their scores are computed from noisy sums
 
-It is read as strictly as it is written, since anyone may have edited it: these sections, these fields, of these types
-and within their ranges, or a DataError. A bound above the claim is refuted, whatever the file states about it; and
-`read_and_judge` takes the claim from the run or release itself, not from the file.
+Anyone may have edited the file, so only these sections and fields, of these types and within their ranges, are read;
+anything else is a DataError. A bound above the claim refutes it, whatever the file states; and `read_and_judge` takes
+the claim from the run or release, not from the file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dpvision.settings.figures import upper
 from dpvision.storage.run_folder import read_json
 
 FILE, FORMAT = "audit.json", "dpvision-audit-2"
-LARGEST_EPSILON, MOST_CANARIES = 1e6, 10**9
+LARGEST_EPSILON, MAX_CANARIES = 1e6, 10**9
 # Relative difference of epsilon that is tolerated between two versions of the accountant.
 VERSIONS = 0.01
 _BOTH: dict[str, Any] = {
-    "epsilon_proved": (float, type(None)),  # of everything that the model reveals; None: there is no bound
+    "epsilon_proved": (float, type(None)),  # of everything that the model reveals; None if there is no bound
     "epsilon_at_least": float,
     "delta": float,
     "confidence": float,
@@ -35,7 +35,7 @@ _BOTH: dict[str, Any] = {
 SECTIONS: dict[str, dict[str, Any]] = {
     "mechanism": _BOTH
     | {
-        "epsilon_tested": float,  # the claim of the mechanism that was run; settings may have changed during training
+        "epsilon_tested": float,  # claimed of the mechanism that was run; settings may have changed during training
         "mu": {"estimate": float, "low": float, "high": float, "claimed": float},
         "profile": {
             "refuted": bool,
@@ -92,7 +92,7 @@ def write_section(folder: Path, name: str, section: dict[str, Any]) -> None:
 
 
 def finite_or_none(epsilon: float) -> float | None:
-    """Epsilon as the file states it: None if there is no bound."""
+    """Epsilon, or None, which stands for "no bound" in the file."""
     return epsilon if epsilon <= LARGEST_EPSILON else None
 
 
@@ -110,7 +110,7 @@ def _section(schema: dict[str, Any], content: Any) -> dict[str, Any]:
     ):
         raise ValueError("epsilon, delta or confidence is out of range")
     guesses = section.get("guesses", 0)
-    if not 2 <= section["canaries"] <= MOST_CANARIES or not 0 <= section.get("right", 0) <= guesses <= MOST_CANARIES:
+    if not 2 <= section["canaries"] <= MAX_CANARIES or not 0 <= section.get("right", 0) <= guesses <= MAX_CANARIES:
         raise ValueError("a count is out of range")
     limit = section.get("epsilon_tested", section["epsilon_proved"])
     return {**section, "refuted": section["refuted"] or (limit is not None and section["epsilon_at_least"] > limit)}

@@ -10,16 +10,16 @@ the world with the record, or "at most t", evidence for the world without. Which
 of the runs; the bound is computed on the others, which the choice has not seen.
 
     lower_bound     holds with the stated confidence, whatever the distribution of the scores
-    profile_test    tests a whole claimed curve delta(epsilon) at once. At delta = 1e-5 no feasible number of runs shows
-                    a small mistake; at a small epsilon, where delta is large, it shows. One check is made, at a set and
-                    an epsilon chosen on half of the runs: low(P[S]) - e^epsilon high(P'[S]) > delta(epsilon)
+    profile_test    tests a whole claimed curve delta(epsilon) at once. At delta = 1e-5 no feasible number of runs
+                    reveals a small error; at a small epsilon, where delta is large, it can be seen. One check is made,
+                    at a set and epsilon chosen on half of the runs: low(P[S]) - e^epsilon high(P'[S]) > delta(epsilon)
     estimate        estimates mu as if scores were normal (a matched filter): sharper with few runs, but not a bound
     judge           all three, and whether they refute a claim
 
-The matched filter raises an alarm if its whole interval lies above what the claimed mechanism's scores would give
-(`canaries.claimed_mu`), and if canaries were sampled often enough: with few samples, one of them can determine the
-mean, and a true claim raises an alarm up to four times more often than stated (rate 0.01, 2 steps, 100 canaries). From
-160 samples on the rate of alarms is as stated, within the error.
+The matched filter raises an alarm if its whole interval lies above the mu that the claimed mechanism's scores would
+have (`canaries.claimed_mu`) and canaries were sampled at least ENOUGH_DRAWS times. With few samples, one of them can
+determine the mean: a true claim then raises an alarm up to four times more often than stated (rate 0.01, 2 steps, 100
+canaries). With 160 samples or more, the measured rate of alarms agrees with the stated one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Bound:
     epsilon: float
     delta: float
     confidence: float
-    threshold: float  # the guess is made if the score is on its side of this
+    threshold: float  # scores on one side of it lead to the guess
     guess: str  # "with": scores of at least the threshold; "without": scores of at most it
     right: float  # lower bound on the probability of the guess where it is right
     wrong: float  # upper bound on the probability of the guess where it is wrong
@@ -72,7 +72,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mu and epsilon that normal scores of one variance would have. Not a bound."""
+    """Estimates of mu and epsilon that assume normal scores of equal variance; not a bound."""
 
     mu: float
     low: float
@@ -84,7 +84,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ProfileTest:
-    """With the stated confidence, delta at `epsilon` is at least `shown`; `claimed` is the claim there."""
+    """Delta at `epsilon` is at least `shown`, with the stated confidence; the claim there is `claimed`."""
 
     refuted: bool
     epsilon: float
@@ -101,7 +101,7 @@ class Verdict:
 
     epsilon: float  # claimed, at delta
     delta: float
-    bound: Bound  # for people: epsilon at delta is at least this
+    bound: Bound  # on epsilon at delta
     profile: ProfileTest
     estimate: Estimate
     claimed_mu: float  # near the estimate if the claim is true
@@ -120,6 +120,7 @@ class Verdict:
     def as_section(self, *, proved: float) -> dict[str, Any]:
         """The section "mechanism" of audit.json; `proved` is the epsilon of the whole run, whose settings may have
         changed during training."""
+        mu = self.estimate
         return {
             "epsilon_proved": audit_file.finite_or_none(proved),
             "epsilon_tested": self.epsilon,
@@ -127,12 +128,7 @@ class Verdict:
             "delta": self.delta,
             "confidence": self.bound.confidence,
             "canaries": self.bound.runs,
-            "mu": {
-                "estimate": self.estimate.mu,
-                "low": self.estimate.low,
-                "high": self.estimate.high,
-                "claimed": self.claimed_mu,
-            },
+            "mu": {"estimate": mu.mu, "low": mu.low, "high": mu.high, "claimed": self.claimed_mu},
             "profile": asdict(self.profile),
             "refuted": self.refuted,
         }
@@ -140,64 +136,47 @@ class Verdict:
 
 def judge(scores: Scores, *, delta: float, confidence: float = 0.95) -> Verdict:
     """Test a claim; a true one is refuted with probability at most about 1 - confidence, by profile test or alarm."""
-    without, with_record, claimed = scores.without, scores.with_record, accountant.epsilon(scores.claimed, delta)
-    top = accountant.epsilon(scores.claimed, min(0.1, 1 / (len(without) + len(with_record))))
-    if np.ptp(np.concatenate([without, with_record])) == 0:  # constant scores: no evidence
-        mu = Estimate(0.0, 0.0, 0.0, 0.0, delta, confidence)
-    else:
-        mu = estimate(without, with_record, delta=delta, confidence=confidence)
+    worlds = scores.without, scores.with_record
+    count = sum(map(len, worlds))
+    varied = np.ptp(np.concatenate(worlds)) > 0  # constant scores are no evidence
     return Verdict(
-        epsilon=claimed,
+        epsilon=accountant.epsilon(scores.claimed, delta),
         delta=delta,
-        bound=lower_bound(without, with_record, delta=delta, confidence=confidence),
+        bound=lower_bound(*worlds, delta=delta, confidence=confidence),
         profile=profile_test(
-            without,
-            with_record,
+            *worlds,
             lambda epsilons: accountant.profile(scores.claimed, epsilons),
-            top=top,
+            top=accountant.epsilon(scores.claimed, min(0.1, 1 / count)),
             confidence=(1 + confidence) / 2,
         ),
-        estimate=mu,
+        estimate=estimate(*worlds, delta=delta, confidence=confidence)
+        if varied
+        else Estimate(0.0, 0.0, 0.0, 0.0, delta, confidence),
         claimed_mu=scores.mu,
         draws=scores.draws,
     )
 
 
 def lower_bound(without: ArrayLike, with_record: ArrayLike, *, delta: float, confidence: float = 0.95) -> Bound:
-    """The bound from scores of runs without the target record and of runs with it; high scores are evidence for "with".
+    """A bound from the scores of runs without the target record and with it; high scores are evidence for "with".
 
     The runs must be independent of each other. They are split at random, so their order does not matter.
     """
     _check(delta, confidence)
     out, into = checked_scores("without", without), checked_scores("with_record", with_record)
     miss = (1 - confidence) / 2  # each of the two probabilities may be missed by half
-    choose_out, choose_in, test_out, test_in = _split(out, into, CHOOSE)
-    # Guessing "without" is guessing "with" in a mirror: worlds exchanged, scores negated.
-    with_guess = _best_threshold(choose_out, choose_in, delta, CAUTION * miss)
-    without_guess = _best_threshold(-choose_in, -choose_out, delta, CAUTION * miss)
-    if with_guess[1] >= without_guess[1]:
-        guess, threshold, wrong_world, right_world = "with", with_guess[0], test_out, test_in
-    else:
-        guess, threshold, wrong_world, right_world = "without", without_guess[0], -test_in, -test_out
-    right = clopper_pearson_low((right_world >= threshold).sum(), right_world.size, miss)
-    wrong = clopper_pearson_high((wrong_world >= threshold).sum(), wrong_world.size, miss)
-    return Bound(
-        epsilon=float(_epsilon(right, wrong, delta)),
-        delta=delta,
-        confidence=confidence,
-        threshold=threshold if guess == "with" else -threshold,
-        guess=guess,
-        right=float(right),
-        wrong=float(wrong),
-        runs=out.size + into.size,
+    world, threshold, _, right, wrong = _guess_and_test(
+        out, into, CHOOSE, lambda out, into: (*_best_threshold(out, into, delta, CAUTION * miss), 0), miss
     )
+    epsilon = float(_epsilon(right, wrong, delta))
+    return Bound(epsilon, delta, confidence, threshold, world, right, wrong, runs=out.size + into.size)
 
 
 def estimate(without: ArrayLike, with_record: ArrayLike, *, delta: float, confidence: float = 0.95) -> Estimate:
     """The matched filter: mu = (mean with - mean without) / standard deviation, with an asymptotic interval.
 
-    Never below 0: a score that points the wrong way is no evidence. Scores of many small steps are nearly normal, but
-    nothing here checks it, so this is an alarm and not a proof.
+    Mu is at least 0: a score that points the wrong way is not evidence. Scores of many small steps are nearly normal,
+    but this is not checked here, so the result is an alarm and not a proof.
     """
     _check(delta, confidence)
     out, into = checked_scores("without", without), checked_scores("with_record", with_record)
@@ -218,7 +197,7 @@ def _standard_error(out: Floats, into: Floats, mu: float, spread: float) -> floa
     square = 0.0
     for scores, sign in ((out, -1.0), (into, 1.0)):
         x = (scores - scores.mean()) / spread
-        # The influence of one run on mu: linear through the mean, and quadratic through the variance in the spread.
+        # The influence of one run on mu: linear through the mean, and quadratic through the variance.
         influence = sign * x - mu / 4 * (x**2 - (x**2).mean())
         square += float((influence**2).mean()) / scores.size
     return math.sqrt(square)
@@ -234,41 +213,47 @@ def profile_test(
     if not (0 < confidence < 1 and 0 <= top < math.inf):
         raise ConfigError(f"confidence is {confidence} and top {top}: they must be between 0 and 1, and finite.")
     out, into = checked_scores("without", without), checked_scores("with_record", with_record)
-    choose_out, choose_in, test_out, test_in = _split(out, into, 0.5)
     epsilons = np.linspace(0.0, top, EPSILONS)
     deltas = np.asarray(curve(epsilons.tolist()), dtype=np.float64)
-    with_guess = _best_excess(choose_out, choose_in, epsilons, deltas)
-    without_guess = _best_excess(-choose_in, -choose_out, epsilons, deltas)  # the same in a mirror
-    if with_guess[0] >= without_guess[0]:
-        guess, sign, (_, threshold, place), wrong, right = "with", 1.0, with_guess, test_out, test_in
-    else:
-        guess, sign, (_, threshold, place), wrong, right = "without", -1.0, without_guess, -test_in, -test_out
-    miss = (1 - confidence) / 2
-    least = float(clopper_pearson_low((right >= threshold).sum(), right.size, miss))
-    most = float(clopper_pearson_high((wrong >= threshold).sum(), wrong.size, miss))
+    world, threshold, place, right, wrong = _guess_and_test(
+        out, into, 0.5, lambda out, into: _best_excess(out, into, epsilons, deltas), (1 - confidence) / 2
+    )
     epsilon, claimed = float(epsilons[place]), float(deltas[place])
-    shown = least - math.exp(epsilon) * most
-    return ProfileTest(shown > claimed, epsilon, claimed, max(0.0, shown), sign * threshold, guess, confidence)
+    shown = right - math.exp(epsilon) * wrong
+    return ProfileTest(shown > claimed, epsilon, claimed, max(0.0, shown), threshold, world, confidence)
 
 
 def clopper_pearson_low(hits: ArrayLike, runs: int, miss: float) -> Floats:
-    """A lower bound on a probability that fails with probability `miss`: the `miss` quantile of Beta(k, n-k+1)."""
+    """A lower bound on a probability, wrong with probability `miss`: the `miss` quantile of Beta(k, n-k+1)."""
     k = np.asarray(hits, dtype=np.float64)
     return np.where(k > 0, betaincinv(np.maximum(k, 1), runs - k + 1, miss), 0.0)
 
 
 def clopper_pearson_high(hits: ArrayLike, runs: int, miss: float) -> Floats:
-    """An upper bound on a probability that fails with probability `miss`: the 1 - `miss` quantile of Beta(k+1, n-k)."""
+    """An upper bound on a probability, wrong with probability `miss`: the 1 - `miss` quantile of Beta(k+1, n-k)."""
     k = np.asarray(hits, dtype=np.float64)
     return np.where(k < runs, betaincinv(k + 1, np.maximum(runs - k, 1), 1 - miss), 1.0)
 
 
-def _split(out: Floats, into: Floats, share: float) -> tuple[Floats, Floats, Floats, Floats]:
-    """A random share of both worlds' scores to choose with, and the rest to test with."""
+def _guess_and_test(
+    out: Floats, into: Floats, share: float, best: Callable[[Floats, Floats], tuple[float, float, int]], miss: float
+) -> tuple[str, float, int, float, float]:
+    """The world to guess, the threshold and its index, a lower bound on P[right] and an upper bound on P[wrong].
+
+    They are chosen on a random share of both worlds' scores by the value of `best`, and tested on the other scores.
+    Guessing "without" is guessing "with" after the worlds are exchanged and the scores negated.
+    """
     order = np.random.default_rng(0)  # the split must be independent of the scores, nothing else
     choose_out, test_out = np.split(order.permutation(out), [math.ceil(share * out.size)])
     choose_in, test_in = np.split(order.permutation(into), [math.ceil(share * into.size)])
-    return choose_out, choose_in, test_out, test_in
+    with_guess, without_guess = best(choose_out, choose_in), best(-choose_in, -choose_out)
+    if with_guess[0] >= without_guess[0]:
+        world, sign, (_, threshold, place), wrong, right = "with", 1.0, with_guess, test_out, test_in
+    else:
+        world, sign, (_, threshold, place), wrong, right = "without", -1.0, without_guess, -test_in, -test_out
+    low = float(clopper_pearson_low((right >= threshold).sum(), right.size, miss))
+    high = float(clopper_pearson_high((wrong >= threshold).sum(), wrong.size, miss))
+    return world, sign * threshold, place, low, high
 
 
 def _candidates(out: Floats, into: Floats) -> tuple[Floats, NDArray[np.intp], NDArray[np.intp]]:
@@ -282,13 +267,13 @@ def _candidates(out: Floats, into: Floats) -> tuple[Floats, NDArray[np.intp], ND
 
 
 def _best_threshold(out: Floats, into: Floats, delta: float, miss: float) -> tuple[float, float]:
-    """The threshold with the largest bound on these scores, and that bound."""
+    """The largest bound on these scores, and its threshold."""
     thresholds, hits_out, hits_in = _candidates(out, into)
     bounds = _epsilon(
         clopper_pearson_low(hits_in, into.size, miss), clopper_pearson_high(hits_out, out.size, miss), delta
     )
     best = int(bounds.argmax())
-    return float(thresholds[best]), float(bounds[best])
+    return float(bounds[best]), float(thresholds[best])
 
 
 def _best_excess(out: Floats, into: Floats, epsilons: Floats, deltas: Floats) -> tuple[float, float, int]:
@@ -302,7 +287,8 @@ def _best_excess(out: Floats, into: Floats, epsilons: Floats, deltas: Floats) ->
     return float((excess / error)[place, which]), float(thresholds[which]), int(place)
 
 
-def _epsilon(right: Floats, wrong: Floats, delta: float) -> Floats:
+def _epsilon(right: ArrayLike, wrong: ArrayLike, delta: float) -> Floats:
+    right, wrong = np.asarray(right), np.asarray(wrong)
     return np.log(np.maximum((right - delta) / wrong, 1.0))
 
 
@@ -318,6 +304,6 @@ def checked_scores(name: str, values: ArrayLike) -> Floats:
 
 def _check(delta: float, confidence: float) -> None:
     if not 0 <= delta < 1:
-        raise ConfigError(f"delta is {delta}: it must be from 0 to below 1.")
+        raise ConfigError(f"delta is {delta}: it must be at least 0 and below 1.")
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence is {confidence}: it must be between 0 and 1, such as 0.95.")

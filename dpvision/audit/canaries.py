@@ -2,12 +2,12 @@
 
 The adversary sees every noisy sum and knows everything except whether the canary is in the data. From noisy sum t it
 computes z_t = <noisy sum, e> B / C, which under the claimed mechanism is N(B_t, sigma^2), with B_t = 1 where the canary
-was sampled: never in the world without it, with probability q in the world with it. The best test is the sum of
+was sampled: with probability q in the world with it, never in the world without. The best test is the sum of
 
     log( 1 - q + q exp((2 z_t - 1) / (2 sigma^2)) )            the claimed mechanism's log-likelihood ratio
 
 over all noisy sums (Nasr et al. 2023, arXiv 2302.07956). The mechanisms are run, not simulated: real samplers, clipping
-and noise, and a real charge on a temporary ledger (training_canaries.py, release_canaries.py).
+and noise, and a charge on a temporary ledger (training_canaries.py, release_canaries.py).
 
 Many canaries share a run (Andrew et al. 2023, arXiv 2302.03098). Their directions are orthogonal and each is sampled
 independently, so their scores are independent if the mechanism is what it claims to be, which is all that a test of the
@@ -45,7 +45,7 @@ POINTS, REACH = 4001, 10.0
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of canaries that were not in the data and of canaries that were, and the claim they test."""
+    """Scores of canaries that were not in the data and of canaries that were, and the claim that they test."""
 
     without: Floats
     with_record: Floats
@@ -56,7 +56,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class CanaryRandom:
-    """Where the randomness of canary runs comes from: fresh entropy, or a word that makes the scores reproducible."""
+    """The source of all randomness of canary runs: fresh entropy, or a word that makes the scores reproducible."""
 
     word: str | None = None
     noise: float = 1.0  # true noise as a share of the claimed noise: an audit must detect a share below 1
@@ -66,7 +66,7 @@ class CanaryRandom:
         return Key.fresh() if self.word is None else Key.for_tests(f"{self.word} {run}")
 
     def public(self, run: int) -> np.random.Generator:
-        """A generator for what is not secret in the mechanism, such as which canaries are inserted."""
+        """A generator of random numbers outside the mechanism, such as which canaries are inserted."""
         return np.random.default_rng(None if self.word is None else [run, *self.word.encode()])
 
     def split(self, run: int, canaries: int) -> NDArray[np.bool_]:
@@ -75,6 +75,22 @@ class CanaryRandom:
 
 
 FRESH = CanaryRandom()
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How often a mechanism is run, with how many canaries in each run, and with which randomness."""
+
+    canaries: int  # in each run; half of them are inserted
+    runs: int
+    rng: CanaryRandom = FRESH
+    progress: OnProgress = lambda *_: None
+
+    @classmethod
+    def of(cls, canaries: int, *, together: int, rng: CanaryRandom, progress: OnProgress = lambda *_: None) -> Trials:
+        """At least `canaries` canaries over all runs, and at most `together` in each."""
+        together = min(canaries, together)
+        return cls(together, math.ceil(canaries / together), rng, progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,35 +108,28 @@ class CanaryRun:
         return f"run {self.number}"
 
 
-def score_runs(
-    score_run: Callable[[CanaryRun], Floats],
-    claimed: Event,
-    exposure: Exposure,
-    *,
-    canaries: int,
-    runs: int,
-    rng: CanaryRandom,
-    progress: OnProgress,
-) -> Scores:
-    """Run a mechanism `runs` times and collect the scores of its canaries, half of which are inserted in each run.
+def score_runs(score_run: Callable[[CanaryRun], Floats], claimed: Event, exposure: Exposure, trials: Trials) -> Scores:
+    """Run a mechanism and collect the scores of its canaries, half of which are inserted in each run.
 
-    `score_run` returns one score for each canary. `exposure` is what a canary meets according to the claim.
+    `score_run` returns one score for each canary. `exposure` is what a canary is exposed to according to the claim.
     """
-    if canaries < 2 or runs < 1:
-        raise ConfigError(f"{runs} runs of {canaries} canaries: an audit needs at least 1 run and 2 canaries.")
+    if trials.canaries < 2 or trials.runs < 1:
+        raise ConfigError(
+            f"{trials.runs} runs of {trials.canaries} canaries: an audit needs at least 1 run and 2 canaries."
+        )
     without, with_record = [], []
-    for number in range(runs):
+    for number in range(trials.runs):
         with temporary_ledger() as ledger:
-            key = rng.key(number)
+            key = trials.rng.key(number)
 
             def charge(event: Event, id: str, ledger: Ledger = ledger, key: Key = key) -> Charge:
                 return ledger.spend(event, id=id, run="audit", private=key.private).charges[-1]
 
-            run = CanaryRun(number, rng.split(number, canaries), key, charge)
+            run = CanaryRun(number, trials.rng.split(number, trials.canaries), key, charge)
             scores = score_run(run)
         without.append(scores[~run.inside])
         with_record.append(scores[run.inside])
-        progress(number + 1, runs)
+        trials.progress(number + 1, trials.runs)
     draws = sum(map(len, with_record)) * exposure.rate * exposure.steps
     return Scores(np.concatenate(without), np.concatenate(with_record), claimed, claimed_mu((exposure,)), draws)
 
@@ -141,7 +150,7 @@ def log_ratio(z: Floats, *, rate: float, sigma: float) -> Floats:
 def claimed_mu(kind: Kind) -> float:
     """(mean with - mean without) / standard deviation of the score if the claim is true; see `bounds.estimate`.
 
-    Computed by quadrature over one step. Steps are independent, so means and variances add up.
+    It is computed by quadrature over one step; steps are independent, so their means and variances are added.
     """
     gap = variance = 0.0
     for rate, sigma, steps in apart(kind)[0]:
@@ -163,7 +172,7 @@ def _normalise(mass: Floats) -> Floats:
 @contextmanager
 def temporary_ledger() -> Iterator[Ledger]:
     """A new ledger with a budget for any charge, in a folder that is removed at the end."""
-    memory = Path("/dev/shm")  # if there is one: a temporary ledger need not reach a disk
+    memory = Path("/dev/shm")  # where it exists, since a temporary ledger need not reach a disk
     parent = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="dpvision-audit-", dir=parent) as folder:
         ledger = Ledger(Path(folder), secrets.token_hex(32))

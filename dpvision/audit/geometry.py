@@ -1,8 +1,8 @@
 """The geometry of the loss at a model's weights, measured on images of a data set and written where it is allowed.
 
-Results from public images may be released wherever the weights may. Results from private images are neither clipped nor
-noisy: they are written to the run's operator folder and nowhere else. Images that are on an account of the ledger are
-private, whatever the caller states: they are refused as public images.
+Results from public images may be released wherever the weights may. Results from private images have no noise: they are
+written to the run's operator folder and nowhere else. Images on an account of the ledger are private, whatever the
+caller states: they are refused as public images.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from dpvision import __version__
-from dpvision.audit.geometry_pictures import WARNING, plot_plane, plot_spectrum
-from dpvision.audit.gradient_plane import Cloud, Concentration, Group, measure_concentration
+from dpvision.audit.gradient_plane import Concentration, Group, measure_concentration
 from dpvision.audit.hessian import PHYSICAL, Curvature, curvature, trainable
+from dpvision.audit.pictures import WARNING, plot_plane, plot_spectrum
 from dpvision.core import files
 from dpvision.data import Dataset, load
 from dpvision.errors import ConfigError, DataError, PrivacyError
@@ -77,21 +77,20 @@ def load_subject(
     split: str = "train",
     most: int = 512,
     seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Subject:
     """Load the network with its weights, and at most `most` images of a split, chosen by `seed`."""
     if most < 1:
         raise ConfigError(f"--most {most}: at least one image is needed.")
     whole, data, part = _load_network(weights, source, model)
-    records = {"train": data.train, "val": data.val, "test": data.test}[split]
-    if records is None:
-        raise DataError(f"{source}: it has no {split} split. Fix: --split train, or data with one.")
+    records = data.require_split(split, source=source)
     if not private:
         splits = [data.train] if records is data.train else [data.train, records]
         require_not_private(source, splits, fix="--private with the folder of a run, or public images")
     train_only(whole, part)
     rows = np.random.default_rng(seed).permutation(len(records))[:most]
     rows.sort()  # packed data are read in order
-    inputs, network = to_tensor(np.asarray(records.images[rows])), whole
+    inputs, network = to_tensor(np.asarray(records.images[rows])).to(device), whole.to(device)
     parts = split_head(whole) if part == "head" else whole if isinstance(whole, Featured) else None
     if parts is not None:  # images pass the frozen part only once
         inputs, network = parts.features(inputs), parts.rest
@@ -105,7 +104,7 @@ def load_subject(
         "weights": digest_file(_weights_file(weights)),
         "part": part,
     }
-    labels = torch.from_numpy(np.asarray(records.labels[rows], dtype=np.int64))
+    labels = torch.from_numpy(np.asarray(records.labels[rows], dtype=np.int64)).to(device)
     return Subject(network.eval(), inputs, labels, data.classes, private, facts)
 
 
@@ -253,7 +252,7 @@ def _two_groups(subject: Subject, pair: Sequence[str], other: Subject | None) ->
         both = (subject, other)
         return (subject.name, other.name), [s.images_of(pair[0]) if pair else (s.inputs, s.targets) for s in both]
     if not pair:
-        counts = np.bincount(subject.targets.numpy(), minlength=len(subject.classes))
+        counts = np.bincount(subject.targets.cpu().numpy(), minlength=len(subject.classes))
         pair = [subject.classes[i] for i in np.argsort(-counts, kind="stable")[:2]]
     if len(pair) != 2 or pair[0] == pair[1]:
         raise ConfigError(f"--pair {','.join(pair)}: two classes are needed, such as --pair dog,bird.")
@@ -274,19 +273,15 @@ def save(output: Output, subject: Subject, geometry: Geometry) -> list[Path]:
 
 def _as_json(subject: Subject, geometry: Geometry) -> dict[str, Any]:
     eigenvalues, trace, plane = geometry.curvature.eigenvalues, geometry.curvature.trace, geometry.plane
-    warning = {"warning": WARNING} if geometry.private else {}
     return {
-        **warning,
+        **({"warning": WARNING} if geometry.private else {}),
         **subject.facts,
         "private": geometry.private,
         **asdict(geometry.summary),
         "parameters": geometry.curvature.weights,
         "eigenvalues": list(eigenvalues.values),
         "eigenvalue_errors": list(eigenvalues.errors),
-        "converged": eigenvalues.converged,
-        "products": eigenvalues.products,
-        "lowest": eigenvalues.lowest,
-        "lowest_error": eigenvalues.lowest_error,
+        **{name: getattr(eigenvalues, name) for name in ("converged", "products", "lowest", "lowest_error")},
         "ratio": geometry.curvature.ratio,
         "trace": trace.value,
         "trace_error": trace.error,
@@ -295,17 +290,14 @@ def _as_json(subject: Subject, geometry: Geometry) -> dict[str, Any]:
             "between": plane.between,
             "means": plane.means,
             "groups": [
-                {"of": name, **_cloud_as_json(cloud)}
+                {
+                    "of": name,
+                    "within": cloud.within,
+                    "mean": list(cloud.mean),
+                    "points": cloud.points.tolist(),
+                    "norms": cloud.norms.tolist(),
+                }
                 for name, cloud in zip(geometry.groups, (plane.first, plane.second), strict=True)
             ],
         },
-    }
-
-
-def _cloud_as_json(cloud: Cloud) -> dict[str, Any]:
-    return {
-        "within": cloud.within,
-        "mean": list(cloud.mean),
-        "points": cloud.points.tolist(),
-        "norms": cloud.norms.tolist(),
     }

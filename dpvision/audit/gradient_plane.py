@@ -1,10 +1,9 @@
 """Gradients of single images in the plane of two mean gradients: do the gradients of a class have one direction?
 
-Figures 4 and 7 of Park et al. The two groups are two classes, or two data sets. Their mean gradients span the plane;
-each image is a point in it, at the length of its gradient or, normalised, by its direction alone: then it lies in the
-unit disc, and the nearer to the edge, the better the plane represents its gradient. An image contributes to its own
-mean, so even orthogonal gradients would lie 1 / sqrt(n) from the centre. `within` and `between` have no such bias: they
-are mean cosines over pairs of different images.
+The two groups of images are two classes, or two data sets (Figures 4 and 7 of Park et al.). Their mean gradients span
+the plane, and the gradient of each image is projected on it. A normalised gradient lies in the unit disc; the nearer
+to the edge, the better the plane represents it. An image contributes to its own mean, so even orthogonal gradients lie
+1 / sqrt(n) from the centre. The mean cosines over pairs of different images, `within` and `between`, are unbiased.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PARALLEL = 1e-6  # sine of the smallest angle between two means that span a plan
 class Cloud:
     """One group in the plane."""
 
-    points: Tensor  # (n, 2), of the gradients at their own length
+    points: Tensor  # (n, 2), the gradients
     norms: Tensor  # (n,), of the full gradients
     mean: tuple[float, float]  # the mean gradient
     within: float  # mean cosine of two different images' gradients
@@ -69,7 +68,7 @@ def mean_cosine(directions: Tensor, count: int) -> float:
 def measure_concentration(
     model: nn.Module, loss: Loss, groups: Sequence[Group], *, progress: OnProgress = lambda *_: None
 ) -> Concentration:
-    """Both groups in their plane. Gradients are computed twice, for means and points, since they may exceed memory."""
+    """Both groups in their plane. Gradients may exceed memory, so they are computed twice, for means and for points."""
     if len(groups) != 2 or any(len(images) < 2 for images, _ in groups):
         raise ConfigError("a plane needs two groups of at least 2 images each. Fix: more images, or other classes.")
     clipped = ClippedSum(model, loss, clip=1.0)
@@ -111,7 +110,7 @@ def measure_concentration(
 
 
 def _gradients(clipped: ClippedSum, group: Group) -> Iterator[Tensor]:
-    """Gradients of the images in float64, a few at a time, neither clipped nor noisy."""
+    """Gradients of the images in float64, a few at a time, without clipping or noise."""
     images, targets = group
     for start in range(0, len(images), AT_A_TIME):
         chunk = slice(start, start + AT_A_TIME)

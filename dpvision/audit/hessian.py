@@ -1,11 +1,11 @@
-"""How curved the mean loss is at given weights: the largest eigenvalues of the Hessian, and its trace.
+"""The largest eigenvalues of the Hessian of a mean loss at given weights, and its trace.
 
 The Hessian H is never formed: H v is the gradient of <gradient, v>, by a second backward pass. The network computes in
-its own float32; vectors and sums are float64.
+float32; vectors and sums are float64.
 
 Eigenvalues are computed by block Lanczos with full reorthogonalisation (Golub and Underwood 1977) and thick restarts
-(Wu and Simon 2000). Vectors are rows. A block with one row for each requested eigenvalue finds repeated ones too, which
-a single row cannot: the loss of a linear classifier with zero weights has each eigenvalue (classes - 1) times.
+(Wu and Simon 2000). Vectors are rows. A block has one row for each requested eigenvalue, and so finds repeated ones,
+which a single row cannot: the loss of a linear classifier with zero weights has each eigenvalue (classes - 1) times.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpvision.errors import ConfigError, DataError
+from dpvision.private.engine import Loss
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets -> one number per image
 Product = Callable[[Tensor], Tensor]  # (rows, size) -> (rows, size), each row v becomes H v; float64
 OnProgress = Callable[[int, int], None]
 
 PHYSICAL = 64  # images in one pass
 PROBES_AT_A_TIME = 8  # probes that share a forward pass
 BLOCKS = 10  # size of the basis between restarts, in blocks
-DEPENDENT = 1e-10  # a row that keeps no more than this share of its length was in the span of the others
-NOISE = 1e-6  # relative to the largest eigenvalue: products in float32 are not more accurate
+DEPENDENT = 1e-10  # a row of which at most this share of its norm remains was in the span of the others
+NOISE = 1e-6  # accuracy of products in float32, relative to the largest eigenvalue
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Eigenvalues and trace of one network on one data set, as in Table 4 of Park et al."""
+    """Eigenvalues and trace of one network on one data set (Table 4 of Park et al.)."""
 
     eigenvalues: Eigenvalues
     trace: Trace
@@ -63,7 +63,7 @@ class Curvature:
 
     @property
     def ratio(self) -> float | None:
-        """lambda_1 / lambda_top, large if a few directions are far steeper than the rest; None unless positive."""
+        """lambda_1 / lambda_top, large if a few directions are far steeper than all others; None unless positive."""
         values = self.eigenvalues.values
         return values[0] / values[-1] if values[-1] > 0 else None
 
@@ -165,13 +165,13 @@ def largest_eigenvalues(
 
 
 def _orthonormal(rows: Tensor, basis: Tensor, rng: torch.Generator) -> Tensor:
-    """The rows made orthonormal, and orthogonal to the basis; a dependent row is replaced by a random one."""
+    """The rows, orthonormalised and orthogonal to the basis; a dependent row is replaced by a random one."""
     result = basis.new_zeros(len(rows), basis.shape[1])
     longest = float(rows.norm(dim=1).max())
     for place, row in enumerate(rows):
         against, limit = result[:place], DEPENDENT * longest
         while True:
-            for _ in range(2):  # once is not enough: the remainder may be small, and its errors are not
+            for _ in range(2):  # twice, because the remainder may be small compared with its rounding errors
                 row = row - (row @ basis.T) @ basis
                 row = row - (row @ against.T) @ against
             if float(row.norm()) > limit:
@@ -199,9 +199,9 @@ def estimate_trace(
 ) -> Trace:
     """Hutchinson's estimator: E[z' H z] = Tr(H) for z of random signs.
 
-    With known eigenvectors V the trace in their span is exact, and only the rest is estimated: Tr(H) = Tr(V H V') +
-    E[z' P H P z] with P = 1 - V' V. That holds for every V that was fixed before z was drawn; if V has the largest
-    eigenvalues, most of the variance is removed.
+    With known eigenvectors V the trace in their span is exact, and only the remainder is estimated: Tr(H) =
+    Tr(V H V') + E[z' P H P z] with P = 1 - V' V. This holds for every V that was fixed before z was drawn; if V has the
+    largest eigenvalues, most of the variance is removed.
     """
     if probes < 2:
         raise ConfigError(f"--probes {probes}: a standard error needs at least 2 probes.")

@@ -1,41 +1,35 @@
 """Hierarchical sampling of NeuroMixGDP: an attack that refutes its published account, and the noise that it needs.
 
-The mechanism (Procedure 2). In each of `rows` rows, class k is drawn with probability `chance`, and each record of a
-drawn class with probability `rate`. Released are the sum of features and the sum of one-hot labels over the drawn
-records, each with Gaussian noise, divided by a public number. In units of one record, the noise is
-sigma_x = sigma sqrt(balance^2 + 1) / balance on features and sigma_y = sigma sqrt(balance^2 + 1) on labels, so that one
-record is hidden by noise of `sigma` in all.
+In each of `rows` rows, class k is drawn with probability `chance`, and each record of a drawn class with probability
+`rate` (Procedure 2). The sums of features and of one-hot labels over the drawn records are released with Gaussian
+noise. In units of one record, the noise is sigma_x = sigma sqrt(balance^2 + 1) / balance on features and
+sigma_y = sigma sqrt(balance^2 + 1) on labels, so that one record is hidden by noise of `sigma` in all.
 
-The attack asks whether one record of class k is in the data, and sees only the released rows. Its features have length
-1 in a direction that no other record uses, as a worst case may. The attacker uses two numbers of each row,
+The attack asks whether one record of class k, the target, is in the data. As a worst case, its features have norm 1 in
+a direction that no other record uses. The attacker uses two numbers of each released row,
 
     u = B + sigma_x xi       features in the target's direction; B = 1 if the target was drawn
     v = N + B + sigma_y zeta labels of class k; N, the other records of the class, is Binomial(others, rate) if the
                              class was drawn and 0 otherwise
 
-and the row's likelihood ratio of (u, v) with the target to without it, integrated over the class draw and N:
+and the likelihood ratio of (u, v) with the target to without it, integrated over the class draw and N:
 
     with:     (1 - chance) g(v) g(u)  +  chance (1 - rate) h(v) g(u)  +  chance rate h(v - 1) g(u - 1)
     without:  (1 - chance) g(v) g(u)  +  chance h(v) g(u)
 
 where g are the densities of the noise and h that of N plus noise. The score of a release is the sum of logarithms.
 
-Why the simulation is exact. The attack is a function of the release, so it may round: u and v fall into cells of a
-grid, and the logarithm of a cell is a whole multiple of `step`. Rows are independent and identically distributed, so
-the numbers of rows with each score are multinomial, with the cells' probabilities from the formulas above. One draw
-from that multinomial is one run of the whole mechanism as this attacker sees it: no row is left out and no limit is
-taken. Other coordinates of a row are not used, which can only weaken the attack; if the other records have no features
-it loses nothing, because those coordinates are then independent of u and v.
+The simulation is exact: u and v are rounded to cells of a grid, which an attacker may do, and the logarithm of a cell
+to a multiple of `step`. Rows are independent and identically distributed, so the numbers of rows with each score are
+multinomial, and one multinomial draw is one run of the whole mechanism as this attacker sees it.
 
-The sound account. With a public schedule, a record meets the rows of its class at the rate inside the class. With
-secret class draws it meets R ~ Binomial(rows, chance) rows. The draws are the same in both worlds, so if they were
-released
+The sound account (docs/hierarchical-sampling.md): with secret class draws a record is exposed to
+R ~ Binomial(rows, chance) rows of its class. If the class draws were released, and no more if they are not,
 
     delta(epsilon) = sum over r of P[R = r] delta_r(epsilon),    delta_r that of PoissonGaussian(rate, sigma, r)
 
-and no more if they are not (docs/hierarchical-sampling.md). delta_r grows with r, so R is rounded up to one of a few
-numbers, and everything beyond the last of them counts as lost: never too little. Only delta may be averaged, at one
-epsilon; an average of epsilons would be meaningless.
+delta_r grows with r, so rounding R up to one of a few numbers, and counting everything beyond the last of them as lost,
+gives an upper bound.
 """
 
 from __future__ import annotations
@@ -63,11 +57,11 @@ Integers = NDArray[np.int64]
 CELLS_U, CELLS_V, REACH = 192, 128, 7.0
 # Steps of the score in one standard deviation of a row's score; rounding adds 1/(12 * 4^2), or 0.5%, to the variance.
 FINENESS = 4
-# A row's score is limited to this number of steps on both sides, which few rows of a run reach.
-MOST_STEPS = 200
+# A row's score is limited to this number of steps in both directions; few rows reach it.
+MAX_STEPS = 200
 # Runs that are simulated at a time, to bound memory.
 BLOCK = 4096
-# Numbers that R is rounded up to: with 8, sigma is less than 1% above the least sufficient one.
+# Numbers that R is rounded up to: with 8, sigma is less than 1% above the smallest sufficient one.
 POINTS = 8
 # The share of a budget's delta for an R beyond the last of them.
 BEYOND = 1e-3
@@ -77,11 +71,11 @@ PRECISION = 1e-3
 
 @dataclass(frozen=True)
 class Setting:
-    """Hierarchical sampling from the perspective of a record of one class."""
+    """Hierarchical sampling as a record of one class is exposed to it."""
 
     rows: int
-    chance: float  # that a row draws the class
-    rate: float  # of each record of the class where it is drawn
+    chance: float  # probability that a row draws the class
+    rate: float  # sampling rate of each record of the class in such a row
     others: int  # records of the class other than the target
     balance: float = 1.0  # lambda: noise on labels / noise on features
 
@@ -110,15 +104,17 @@ def scheduled(setting: Setting) -> Setting:
 
 def paper_sigma(setting: Setting, budget: Budget) -> float:
     """The noise multiplier of the paper: a central limit at the rate m/n = chance * rate on all rows. Unsound."""
-    mu = gdp.mu_of_point(budget.epsilon, budget.delta)
-    return gdp.central_limit_sigma(mu, rate=setting.chance * setting.rate, steps=setting.rows)
+    return _central_limit_sigma(budget, setting.chance * setting.rate, setting.rows)
+
+
+def _central_limit_sigma(budget: Budget, rate: float, steps: int) -> float:
+    return gdp.central_limit_sigma(gdp.mu_of_point(budget.epsilon, budget.delta), rate=rate, steps=steps)
 
 
 def sound_sigma(setting: Setting, budget: Budget) -> float:
-    """The least sound noise multiplier, for a public schedule (chance 1) or for secret class draws.
+    """The smallest sound noise multiplier, for a public schedule (chance 1) or for secret class draws.
 
-    For secret draws it is computed to a relative PRECISION and rounded up; it keeps `sound_delta` within the budget if
-    `beyond` is BEYOND times the budget's delta.
+    For secret draws it is rounded up, with a relative precision of PRECISION.
     """
     if setting.chance == 1.0:
         return calibrate.sigma(budget, rate=setting.rate, steps=setting.rows)
@@ -136,13 +132,13 @@ def sound_sigma(setting: Setting, budget: Budget) -> float:
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if is_enough(quick.delta, middle) else (middle, high)
-    while not is_enough(accountant.delta, high):  # dp-accounting has the last word
+    while not is_enough(accountant.delta, high):  # dp-accounting decides
         high *= 1 + PRECISION
     return high
 
 
 def sound_delta(setting: Setting, sigma: float, *, epsilon: float, beyond: float = 1e-9) -> float:
-    """The delta at `epsilon` that is proved for secret class draws; `beyond` of it is for the largest R."""
+    """The delta at `epsilon` that is proved for secret class draws; `beyond` of it covers the largest R."""
     return _average_delta(accountant.delta, setting, sigma, epsilon, beyond)
 
 
@@ -159,17 +155,13 @@ def _average_delta(
 
 
 def published_sigma(config: Release) -> float:
-    """The noise multiplier that the paper uses for a release: a central limit at the rate m/n for every sampling.
-
-    mu = (m/n) sqrt(T) sqrt(e^(1/sigma^2) - 1). Unsound; for comparison only.
-    """
+    """The paper's noise multiplier for a release, by the same central limit for every sampling. Unsound."""
     assert config.degree and config.n and config.rows  # complete
-    mu = gdp.mu_of_point(config.epsilon, config.delta)
-    return gdp.central_limit_sigma(mu, rate=config.degree / config.n, steps=config.rows)
+    return _central_limit_sigma(Budget(config.epsilon, config.delta), config.degree / config.n, config.rows)
 
 
 def compare_accounts(config: Release, classes: int) -> dict[str, str]:
-    """A table of the published account of a NeuroMixGDP release and of the sound one; it cannot be released by."""
+    """A table of the published account of a NeuroMixGDP release and the sound one, for comparison only."""
     if not config.is_sampled or config.sampling == "class-schedule":
         raise ConfigError(
             f"recipe {config.recipe} is not one of NeuroMixGDP, whose account this compares. Fix: --recipe neuromix, "
@@ -206,35 +198,35 @@ class Attack:
         return float(self.cells[cells].sum() * self.step)
 
     def scores(self, runs: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Simulate the scores of `runs` releases of each world: without the target, and with it."""
-        without, with_record = (self._draw(law, runs, rng) for law in (self.without, self.with_record))
+        """Simulate the scores of `runs` releases without the target, and of `runs` releases with it."""
+        without, with_record = (self._draw(mass, runs, rng) for mass in (self.without, self.with_record))
         return without, with_record
 
     def mu(self) -> float:
         """(mean with - mean without) / standard deviation of the scores, which `bounds.estimate` estimates."""
-        means = [float(self.values @ law) for law in (self.without, self.with_record)]
-        variances = [float(self.values.astype(np.float64) ** 2 @ law) for law in (self.without, self.with_record)]
+        means = [float(self.values @ mass) for mass in (self.without, self.with_record)]
+        variances = [float(self.values.astype(np.float64) ** 2 @ mass) for mass in (self.without, self.with_record)]
         spread = math.sqrt((variances[0] - means[0] ** 2 + variances[1] - means[1] ** 2) / 2)
         return math.sqrt(self.setting.rows) * (means[1] - means[0]) / spread
 
     def epsilon(self, delta: float) -> float:
-        """The lower bound on epsilon that this attack reaches with unlimited runs, computed and not sampled.
+        """The lower bound on epsilon that this attack would reach with unlimited runs.
 
-        The distribution of the total score is that of a row convolved with itself, by the Fourier transform; the bound
-        is the largest log((P[score >= t] - delta) / P'[score >= t]) over all t.
+        It is the largest log((P[score >= t] - delta) / P'[score >= t]) over all t. The distribution of the total score
+        is that of a row convolved with itself, computed by the Fourier transform.
         """
         total_with, total_without = self._total(self.with_record), self._total(self.without)
         with_tail, without_tail = (np.cumsum(x[::-1])[::-1] for x in (total_with, total_without))
-        sure = without_tail > 1e-9  # below, the transform's rounding errors matter
-        return float(np.log(np.maximum((with_tail[sure] - delta) / without_tail[sure], 1.0)).max())
+        certain = without_tail > 1e-9  # below, the rounding errors of the transform matter
+        return float(np.log(np.maximum((with_tail[certain] - delta) / without_tail[certain], 1.0)).max())
 
-    def _draw(self, law: Floats, runs: int, rng: np.random.Generator) -> Floats:
-        order = np.argsort(-law)  # the most likely first, which makes multinomial draws fast
+    def _draw(self, mass: Floats, runs: int, rng: np.random.Generator) -> Floats:
+        order = np.argsort(-mass)  # the most likely first, which makes multinomial draws fast
         values = self.values[order] * self.step
         blocks = [min(BLOCK, runs - start) for start in range(0, runs, BLOCK)]
-        return np.concatenate([rng.multinomial(self.setting.rows, law[order], size=size) @ values for size in blocks])
+        return np.concatenate([rng.multinomial(self.setting.rows, mass[order], size=size) @ values for size in blocks])
 
-    def _total(self, law: Floats) -> Floats:
+    def _total(self, mass: Floats) -> Floats:
         """The distribution of the total score on a window of 12 standard deviations, from its lower end up."""
         rows, values = self.setting.rows, self.values.astype(np.float64)
         means = [rows * float(values @ x) for x in (self.without, self.with_record)]
@@ -242,7 +234,7 @@ class Attack:
         low, high = math.floor(min(means) - 12 * spread), math.ceil(max(means) + 12 * spread)
         size = 1 << max(high - low, int(values[-1] - values[0])).bit_length()
         row = np.zeros(size)
-        row[self.values - self.values[0]] = law
+        row[self.values - self.values[0]] = mass
         total = np.fft.irfft(np.fft.rfft(row) ** rows, size)  # entry i: the total rows * values[0] + i, modulo size
         return np.maximum(np.roll(total, int(rows * self.values[0] - low) % size), 0.0)[: high - low + 1]
 
@@ -253,9 +245,9 @@ def attack(setting: Setting, sigma: float) -> Attack:
     sigma_x, sigma_y = sigma * math.sqrt(lam**2 + 1) / lam, sigma * math.sqrt(lam**2 + 1)
     counts = np.arange(setting.others + 1)
     weights = binom.pmf(counts, setting.others, q)
-    most = float(binom.isf(1e-9, setting.others, q)) + 1
+    largest = float(binom.isf(1e-9, setting.others, q)) + 1
     edges_u = np.linspace(-REACH * sigma_x, 1 + REACH * sigma_x, CELLS_U + 1)
-    edges_v = np.linspace(-REACH * sigma_y, most + REACH * sigma_y, CELLS_V + 1)
+    edges_v = np.linspace(-REACH * sigma_y, largest + REACH * sigma_y, CELLS_V + 1)
     absent, present = _cells(edges_u / sigma_x), _cells((edges_u - 1) / sigma_x)
     none = _cells(edges_v / sigma_y)
     drawn = weights @ _cells((edges_v[None, :] - counts[:, None]) / sigma_y)
@@ -266,22 +258,22 @@ def attack(setting: Setting, sigma: float) -> Attack:
     ratio = np.zeros_like(without)
     ratio[likely] = np.log(np.maximum(with_record[likely], 1e-300) / without[likely])
     step = math.sqrt(float((without * ratio**2).sum())) / FINENESS
-    cells = np.clip(np.rint(ratio / step), -MOST_STEPS, MOST_STEPS).astype(np.int64)
+    cells = np.clip(np.rint(ratio / step), -MAX_STEPS, MAX_STEPS).astype(np.int64)
     values, which = np.unique(cells, return_inverse=True)
-    laws = [_gather(which, x) for x in (without, with_record)]
-    return Attack(setting, sigma, step, edges_u, edges_v, cells, values, laws[0], laws[1])
+    masses = [_gather(which, x) for x in (without, with_record)]
+    return Attack(setting, sigma, step, edges_u, edges_v, cells, values, masses[0], masses[1])
 
 
 def _gather(which: NDArray[np.intp], mass: Floats) -> Floats:
     """The probability of each value, normalised to remove rounding errors."""
-    law = np.zeros(int(which.max()) + 1)
-    np.add.at(law, which.ravel(), mass.ravel())
-    return law / law.sum()
+    gathered = np.zeros(int(which.max()) + 1)
+    np.add.at(gathered, which.ravel(), mass.ravel())
+    return gathered / gathered.sum()
 
 
 def _cells(z: Floats) -> Floats:
     """Probabilities of N(0, 1) below the first edge, between neighbours and above the last; along the last axis."""
-    positive = z > 0  # subtract in the tail that loses no digits
+    positive = z > 0  # subtract in the tail where no digits are lost
     below, above = ndtr(z), ndtr(-z)
     inner = np.where(positive[..., :-1], above[..., :-1] - above[..., 1:], below[..., 1:] - below[..., :-1])
     return np.concatenate([below[..., :1], inner, above[..., -1:]], axis=-1)

@@ -1,36 +1,43 @@
-"""Membership attacks: was a record in the training data? By a loss threshold, or by LiRA with a few shadow models.
+"""Membership attacks on a run or a release: was a record in the training data?
 
     loss threshold   "in" if the loss is small (Yeom et al. 2018): a model that memorises has smaller losses on members
-    LiRA             (Carlini et al. 2022, arXiv 2112.03570) phi = log p_y - log(1 - p_y) of a record, compared with its
-                     phi under models trained without it and, online, under models trained with it:
+    LiRA             (online; Carlini et al. 2022, arXiv 2112.03570) a record's phi = log p_y - log(1 - p_y), compared
+                     with its phi under models trained with it and without it:
 
-        offline      (phi - mean_out) / spread_out
-        online       log N(phi; mean_in, spread_in) - log N(phi; mean_out, spread_out)
+                     log N(phi; mean_in, spread_in) - log N(phi; mean_out, spread_out)
 
-With a few shadow models the standard deviation of a single record is unknown: one is used for all records, as in the
-paper. What matters is the true positive rate at a very small false positive rate, so curves have logarithmic axes.
-
-All results are computed from private images without noise: they are not for release.
+With few shadow models the standard deviation of one record's phi cannot be estimated, so all records share one, as in
+the paper. All results are computed from private images without noise: they are not for release.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 from scipy.stats import rankdata
 
-from dpvision.errors import ConfigError
+from dpvision.core.rows import Rows
+from dpvision.data import load
+from dpvision.errors import ConfigError, DataError
+from dpvision.models.inputs import Inputs, predict_scores
+from dpvision.private.features.public_map import features_of
+from dpvision.private.statistics.mechanism import Description
+from dpvision.private.statistics.release import mechanism_of
+from dpvision.released.folder import FinishedRelease, read_rows
+from dpvision.released.learners import DiscriminantLearner
+from dpvision.released.model import load_model
 
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]  # false positive rates and true positive rates, ascending
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
-# The smallest number of members, and of others, for which a class gets an AUC of its own.
+# A class gets an AUC of its own if it has at least this number of members and of non-members.
 FEWEST = 10
 
 
@@ -58,9 +65,9 @@ class Membership:
 def evaluate_attack(
     members: ArrayLike, others: ArrayLike, *, classes: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Membership:
-    """The success of an attack, from the scores of members and of others; by class if their classes are given."""
+    """The success of an attack, from the scores of members and non-members; also by class if classes are given."""
     inside, outside = np.asarray(members, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    auc = membership_auc(-inside, -outside)  # it takes losses, which are small for members
+    auc = membership_auc(-inside, -outside)  # of losses, which are small for members
     false, true = roc_curve(inside, outside)
     rates = {rate: float(true[np.searchsorted(false, rate, side="right") - 1]) for rate in FALSE_POSITIVE_RATES}
     by_class = {}
@@ -73,6 +80,47 @@ def evaluate_attack(
     return Membership(auc, rates, by_class, len(inside), len(outside))
 
 
+def attack_run(
+    folder: Path, source: str, *, most: int = 10_000, device: torch.device | str = "cpu"
+) -> tuple[Membership, dict[str, Floats]]:
+    """The loss-threshold attack on a run's model, training images against test images; and the scores of both."""
+    model = load_model(folder, device=device)
+    data = load(source, classes=list(model.classes), size=model.shape[1:], channels=model.shape[0])
+    if data.test is None:
+        raise DataError(f"{source}: it has no test split, so there are no images to compare with.")
+    splits = (data.train, data.test)
+    return _attack_losses(*((predict_scores(model.model, Inputs(s), most=most), s.labels[:most]) for s in splits))
+
+
+def attack_release(
+    release: FinishedRelease,
+    source: str,
+    *,
+    weights: Path | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> tuple[Membership, dict[str, Floats]]:
+    """The loss-threshold attack on a classifier that is trained on released rows; and the scores of both."""
+    classes = len(release.classes)
+    learner = DiscriminantLearner(classes=classes, **describe(release).noise).fit(*read_rows(release.folder))
+    parts = []
+    for split in ("train", "test"):
+        rows = features_of(release.folder, source, split=split, weights=weights, progress=progress)
+        parts.append((learner.scores(rows["features"]), rows["labels"]))
+    return _attack_losses(*parts)
+
+
+def describe(release: FinishedRelease) -> Description:
+    """The description of what a release's mechanism does to its rows, such as the noise that it adds."""
+    return mechanism_of(Rows.none(len(release.classes)), release.settings).describe(release.settings)
+
+
+def _attack_losses(*parts: tuple[ArrayLike, Any]) -> tuple[Membership, dict[str, Floats]]:
+    """The loss-threshold attack on a model's outputs and labels, for members and then for non-members."""
+    inside, outside = (-cross_entropies(*part) for part in parts)
+    success = evaluate_attack(inside, outside, classes=(parts[0][1], parts[1][1]))
+    return success, {"members": inside, "others": outside}
+
+
 def roc_curve(members: ArrayLike, others: ArrayLike) -> Curve:
     """False and true positive rates of "score >= t" for every t, ascending, from (0, 0) to (1, 1)."""
     inside, outside = (np.sort(np.asarray(x, dtype=np.float64)) for x in (members, others))
@@ -82,7 +130,7 @@ def roc_curve(members: ArrayLike, others: ArrayLike) -> Curve:
 
 
 def membership_auc(members: ArrayLike, others: ArrayLike) -> float:
-    """AUC = P[loss of a member < loss of another] + P[equal] / 2, exactly, by ranks: 1/2 if losses reveal nothing."""
+    """AUC = P[member's loss < non-member's loss] + P[equal] / 2, exactly, by ranks: 1/2 if losses reveal nothing."""
     inside, outside = _checked_losses("members", members), _checked_losses("others", others)
     ranks = rankdata(np.concatenate([outside, inside]))[: len(outside)]  # ties share their mean rank
     pairs = ranks.sum() - len(outside) * (len(outside) + 1) / 2
@@ -92,7 +140,7 @@ def membership_auc(members: ArrayLike, others: ArrayLike) -> float:
 def _checked_losses(name: str, values: ArrayLike) -> Floats:
     losses = np.asarray(values, dtype=np.float64)
     if losses.ndim != 1 or not len(losses) or np.isnan(losses).any():
-        raise ConfigError(f"{name} has shape {losses.shape}: it must be a list of losses, one for each record, no NaN.")
+        raise ConfigError(f"{name} has shape {losses.shape}: it must be a list of losses, one per record, without NaN.")
     return losses
 
 
@@ -121,9 +169,9 @@ def train_shadows(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Train `count` shadow models and return two (count, N) arrays: phi of each record, and whether it was trained on.
 
-    `fit` trains a model on the given records and returns its (N, K) scores of all records. Each record is in half of
-    the models: one half of each class trains a model, the other half the next. `units` identifies records that belong
-    together, such as those of one person: they are in or out together.
+    `fit` trains a model on the given records and returns phi of all records. Each record is in half of the models: one
+    half of each class trains a model, the other half the next. `units` identifies records that belong together, such as
+    those of one person: they are in or out together.
     """
     if count < 2 or count % 2:
         raise ConfigError(f"{count} shadow models: it must be an even number, so that every record is in half of them.")
@@ -137,27 +185,22 @@ def train_shadows(
             chosen = np.zeros(len(first), dtype=np.bool_)
             chosen[np.lexsort((rng.random(len(first)), y[first]))[::2]] = True
             inside[number] = chosen[of]
-        phi[number] = logit_confidences(fit(np.flatnonzero(inside[number])), y)
+        phi[number] = fit(np.flatnonzero(inside[number]))
     return phi, inside
 
 
-def lira_scores(target: ArrayLike, shadow: ArrayLike, inside: ArrayLike, *, online: bool) -> Floats:
-    """The score of each record, from (N,) phi of the audited model, (S, N) phi of shadow models, and membership."""
+def lira_scores(target: ArrayLike, shadow: ArrayLike, inside: ArrayLike) -> Floats:
+    """LiRA's score of each record, from (N,) phi of the audited model, (S, N) phi of shadow models, and membership."""
     phi, shadows, members = np.asarray(target, np.float64), np.asarray(shadow, np.float64), np.asarray(inside, np.bool_)
     if shadows.shape != members.shape or shadows.shape[1:] != phi.shape:
         raise ConfigError(
-            f"phi has shape {phi.shape}, that of shadow models {shadows.shape}, and membership {members.shape}: the "
-            "shapes do not fit."
+            f"phi has shape {phi.shape}, that of shadow models {shadows.shape}, membership {members.shape}: the shapes "
+            "do not fit."
         )
-    if members.all(0).any() or (online and not members.any(0).all()):
-        raise ConfigError(
-            "every record must be out of one shadow model at least, and online also in one. Fix: more shadow models."
-        )
-    mean_out, spread_out = _mean_and_spread(shadows, ~members)
-    if not online:
-        return (phi - mean_out) / spread_out
-    mean_in, spread_in = _mean_and_spread(shadows, members)
-    return _log_normal(phi, mean_in, spread_in) - _log_normal(phi, mean_out, spread_out)
+    if members.all(0).any() or not members.any(0).all():
+        raise ConfigError("every record must be inside one shadow model and outside another. Fix: more shadow models.")
+    inside_fit, outside_fit = (_mean_and_spread(shadows, which) for which in (members, ~members))
+    return _log_normal(phi, *inside_fit) - _log_normal(phi, *outside_fit)
 
 
 def _mean_and_spread(phi: Floats, which: NDArray[np.bool_]) -> tuple[Floats, float]:
@@ -170,29 +213,3 @@ def _mean_and_spread(phi: Floats, which: NDArray[np.bool_]) -> tuple[Floats, flo
 
 def _log_normal(x: Floats, mean: Floats, spread: float) -> Floats:
     return np.asarray(-0.5 * ((x - mean) / spread) ** 2 - np.log(spread))
-
-
-def plot_roc(curves: dict[str, Curve], *, allowed: tuple[Sequence[float], ArrayLike] | None, title: str) -> bytes:
-    """The curves on logarithmic axes as SVG; `allowed` is the largest curve that the claim permits to any attack."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"svg.hashsalt": "audit", "svg.fonttype": "none", "text.parse_math": False})
-        figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-        axes: Any = figure.subplots()
-        least = 1e-4
-        if allowed is not None:
-            rates, most = np.asarray(allowed[0]), np.asarray(allowed[1])
-            axes.fill_between(rates, least, most, color="#cfe3f5", label="allowed by the claim")
-            axes.plot(rates, most, color="#2b6ca3", linewidth=1)
-        for name, (false, true) in curves.items():
-            axes.step(np.maximum(false, least), np.maximum(true, least), where="post", linewidth=1.4, label=name)
-        axes.plot([least, 1], [least, 1], color="#888888", linestyle=":", linewidth=1, label="guessing")
-        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05), title=title)
-        axes.set(xlabel="false positive rate", ylabel="true positive rate")
-        axes.legend(loc="lower right", fontsize=8)
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()

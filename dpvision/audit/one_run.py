@@ -2,8 +2,8 @@
 
 Each of m canaries was inserted by a fair, secret Bernoulli draw. From what was released, the auditor guesses "in" for
 those with the highest scores and "out" for those with the lowest, r guesses in all, and abstains from the others. If
-the mechanism is (epsilon, delta)-differentially private, the number of correct guesses W is hardly larger than a
-binomial one (their Theorem 5.2): with V ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
+the mechanism is (epsilon, delta)-differentially private, the number W of correct guesses is hardly larger than a
+binomial variable (their Theorem 5.2): with V ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
 
     P[W >= v] <= P[V >= v] + 2 m delta max_i P[v > V >= v - i] / i
 
@@ -45,16 +45,12 @@ class OneRun:
     guesses: int
     right: int
 
-    def refutes(self, claimed: float) -> bool:
-        """Whether a claimed epsilon at the same delta is shown to be false."""
-        return self.epsilon > claimed
-
 
 def audit_one_run(
     run: run_folder.Run, scores: NDArray[np.float64], inside: NDArray[np.bool_], *, event: Event, delta: float
 ) -> OneRun:
     """Compute the bound from a run's own canaries; write it to audit.json, and scores and insertions to operator/."""
-    steps = exposures(Composed(parts(event)))  # the steps themselves, not the cap that bounds them
+    steps = exposures(Composed(parts(event)))  # of the steps, without the cap that bounds them
     guesses = choose_guesses(len(scores), max(map(claimed_mu, steps)), delta=delta)
     bound = one_run(scores, inside, guesses=guesses, delta=delta)
     proved = accountant.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
@@ -68,14 +64,14 @@ def audit_one_run(
         "canaries": bound.canaries,
         "guesses": bound.guesses,
         "right": bound.right,
-        "refuted": bound.refutes(proved),
+        "refuted": bound.epsilon > proved,
     }
     audit_file.write_section(run.folder, "one_run", section)
     return bound
 
 
 def one_run(scores: ArrayLike, inside: ArrayLike, *, guesses: int, delta: float, confidence: float = 0.95) -> OneRun:
-    """The bound from each canary's score and whether it was inserted; choose `guesses` before looking at `inside`."""
+    """The bound from each canary's score and whether it was inserted; `guesses` must not depend on `inside`."""
     checked, inserted = checked_scores("scores", scores), np.asarray(inside, dtype=np.bool_)
     if checked.shape != inserted.shape:
         raise ConfigError(f"{checked.size} scores and {inserted.size} insertions: each canary needs one of both.")
@@ -87,7 +83,10 @@ def one_run(scores: ArrayLike, inside: ArrayLike, *, guesses: int, delta: float,
 
 
 def count_right_guesses(scores: NDArray[np.float64], inside: NDArray[np.bool_], *, guesses: int) -> int:
-    """Guess "in" for the highest scores and "out" for the lowest, half each; ties in the order of the canaries."""
+    """Guess "in" for the highest scores and "out" for the lowest, and count the right guesses.
+
+    Half of the guesses are of each kind; equal scores are taken in the order of the canaries.
+    """
     order, low = np.argsort(scores, kind="stable"), guesses // 2
     return int((~inside[order[:low]]).sum() + inside[order[len(order) - (guesses - low) :]].sum())
 
@@ -118,7 +117,10 @@ def largest_refuted(*, canaries: int, guesses: int, right: int, delta: float, mi
 
 
 def choose_guesses(canaries: int, mu: float, *, delta: float, confidence: float = 0.95) -> int:
-    """The number of guesses with the largest expected bound if scores are normal and `mu` apart; not data-dependent."""
+    """The number of guesses with the largest expected bound for normal scores whose means differ by `mu`.
+
+    It does not depend on the data.
+    """
     rng, bounds = np.random.default_rng(0), np.zeros(len(SHARES))
     options = [max(1, round(share * canaries)) for share in SHARES]
     for _ in range(8):

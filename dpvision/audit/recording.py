@@ -2,7 +2,7 @@
 
 While a mechanism is recorded
 
-    noise.add_noise      records the sum, its sensitivity, its sigma and the random stream that it draws from
+    noise.add_noise    records the sum, its sensitivity, its sigma and the random stream that it draws from
     Ledger.spend       records the event that is charged
     PrivateSum.step    records the public vectors that shape contributions before they are clipped
     Key.fresh          returns a fixed key, the same one in every recording
@@ -10,11 +10,11 @@ While a mechanism is recorded
                        itself, which is a digest of the data: two recordings draw the same random numbers
     samplers           of mixtures draw the same records and weights for those that both recordings have
 
-and everything else is the real code. A recording that is made like another one gets, from each noise call, what the
-other one got: the mechanism then takes the same path whatever its data are, and every difference is due to the data.
+and everything else is the real code. In a recording that is made like another one, each noise call returns what it
+returned there: the mechanism takes the same path whatever its data are, and every difference is due to the data.
 
 A mechanism of your own is recorded if it calls `noise.add_noise(...)` by that name, and is given its key or makes one
-by `Key.fresh()`. Its return value is what must be equal for neighbours.
+with `Key.fresh()`. Neighbours must give equal return values.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def patched(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 class MixtureDraws:
-    """Which records each block of rows of a released mixture drew, and with which weights; as in `like`, if given.
+    """The records that each block of rows of a released mixture drew, and their weights; as in `like`, if given.
 
-    A mixture draws all records and rows from one stream at once. One more record would shift the stream for everyone
-    else: as random as before, but different. So the draws of one recording are kept by row and record, and given to the
-    same records in the next; a new record keeps its own. Common records must be at the same places, so the additional
-    record must be the last.
+    A mixture draws all records and rows from one stream at once, so one more record would change the draws of all
+    others. The draws of one recording are therefore kept by row and record, and used for the same records in the next;
+    a new record keeps its own. Records that both recordings have must be at the same positions, so an additional record
+    must be the last.
     """
 
     def __init__(self, like: MixtureDraws | None = None) -> None:
@@ -150,8 +150,7 @@ class Recording:
 
 
 def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording | None = None) -> Recording:
-    """Run the mechanism on the data; noise calls return what they returned in `like`, and common records are drawn
-    in the same rows."""
+    """Run the mechanism on the data, with the noisy results and the draws of `like`."""
     recording = Recording(draws=MixtureDraws(None if like is None else like.draws))
     with _recorded(recording, {} if like is None else like.results()), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

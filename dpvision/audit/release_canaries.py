@@ -1,12 +1,11 @@
 """Canaries in released rows, moments and published methods: real releases, projected on the direction of each canary.
 
 mixtures    canary j has the j-th feature and, where labels are noisy, a class of its own: it adds (a e_j, b y_j), of
-            length 1, and the adversary takes the inner product of each row with that vector
-moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of length 1
+            norm 1, and the adversary takes the inner product of each row with that vector
+moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of norm 1
 synthesis   canary j has the j-th feature and a class of its own, so that its entries of every sum are zero for all
             others. The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy
-            sum that was released, and so learns what each canary adds. A canary may be shorter than 1, and then shows
-            less
+            sum that was released, and so learns what each canary adds. A canary whose norm is below 1 reveals less
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from dpvision.audit.canaries import (
     Floats,
     OnProgress,
     Scores,
+    Trials,
     claimed_mu,
     log_ratio,
     score_releases,
@@ -35,24 +35,61 @@ from dpvision.core.gate import Gate
 from dpvision.core.rows import BoundedSum, Preparation, Rows
 from dpvision.core.sampling import EveryRecord, MixtureSampler, Poisson, Scheduled
 from dpvision.errors import ConfigError, PrivacyError
-from dpvision.private.statistics.baselines.synthesis import SynthesisMethod
+from dpvision.private.statistics.baselines.synthesis import Synthesis, SynthesisMethod
 from dpvision.private.statistics.mixtures import Mixtures, RandomWeights
 from dpvision.private.statistics.moments import MomentsMechanism
+from dpvision.released.folder import FinishedRelease
+
+# Canaries that share a release: the size of moments grows with the square, and P3GM keeps at most 20 directions.
+TOGETHER, FEW = {"mixtures": 200, "moments": 40}, 20
+
+
+def score_canaries(
+    release: FinishedRelease,
+    *,
+    canaries: int,
+    rng: CanaryRandom = FRESH,
+    progress: OnProgress = lambda *_: None,
+) -> Scores:
+    """Run the mechanism of a release's card with at least `canaries` canaries in all, and score them.
+
+    It takes no data: sampler, degree, weights, shares and noise are those of the card, and records have few features.
+    """
+    settings, sigma = release.settings, release.sigma
+    trials = Trials.of(canaries, together=TOGETHER.get(settings.kind, FEW), rng=rng, progress=progress)
+    if settings.kind == "moments":
+        return moments_scores(
+            sigma,
+            trials,
+            share=settings.share,
+            counts_share=settings.counts_share,
+            counts_declared=settings.class_counts is not None,
+        )
+    if not settings.is_sampled:
+        wide = Rows(np.zeros((0, trials.canaries), np.float32), np.zeros(0, np.int64), trials.canaries)
+        return synthesis_scores(sigma, trials, method=Synthesis.of_settings(wide, settings).method)
+    assert settings.degree  # complete
+    return mixture_scores(
+        settings.sampler(len(release.classes)),
+        sigma,
+        trials,
+        degree=settings.degree,
+        balance=settings.balance,
+        weights=RandomWeights.of_settings(settings),
+    )
 
 
 def mixture_scores(
     sampler: MixtureSampler,
     sigma: float,
+    trials: Trials,
     *,
     degree: float = 1.0,
     balance: float = 1.0,
     weights: RandomWeights | None = None,
-    canaries: int = 200,
-    runs: int = 20,
-    rng: CanaryRandom = FRESH,
-    progress: OnProgress = lambda *_: None,
 ) -> Scores:
     """Release mixtures of canaries and score them; in a schedule, canaries belong to the most exposed classes."""
+    canaries = trials.canaries
     claimed, (exposure, worst) = sampler.event(sigma), _most_exposed(sampler, sigma)
     sampler, labels = _one_class_each(sampler, worst, canaries)
     classes = canaries if isinstance(sampler, Poisson) else len(sampler.rates)
@@ -61,7 +98,7 @@ def mixture_scores(
     def score_run(run: CanaryRun) -> Floats:
         rows = Rows.of(np.eye(canaries)[run.inside], labels[run.inside], Preparation(), classes=classes)
         mixtures = Mixtures(rows, sampler, degree=degree, balance=balance, weights=weights)
-        event = mixtures.event(sigma * rng.noise)
+        event = mixtures.event(sigma * trials.rng.noise)
         scores, first = np.zeros(canaries), 0
         for features, answers in mixtures.blocks(run.charge(event, mixtures.name(run.key, event)), run.key):
             ratio = log_ratio(_project_rows(mixtures, features, answers, labels), rate=exposure.rate, sigma=sigma)
@@ -69,11 +106,12 @@ def mixture_scores(
             first += len(ratio)
         return scores
 
-    return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=progress)
+    return score_runs(score_run, claimed, exposure, trials)
 
 
 def _most_exposed(sampler: MixtureSampler, sigma: float) -> tuple[Exposure, list[int]]:
-    """The exposure that reveals most about a record, and the classes that have it; Poisson mixtures have only one."""
+    """The exposure that reveals the most about a record, and the classes that have it; all records of a Poisson mixture
+    have the same."""
     if isinstance(sampler, Poisson):
         return Exposure(sampler.rate, sigma, sampler.rows), []
     by_class = [Exposure(rate, sigma, int(n)) for rate, n in zip(sampler.rates, sampler.table.sum(0), strict=True)]
@@ -110,23 +148,21 @@ def _project_rows(mixtures: Mixtures, features: Any, answers: Any, labels: NDArr
 
 def moments_scores(
     sigma: float,
+    trials: Trials,
     *,
     share: float = 0.5,
     counts_share: float = 0.05,
     counts_declared: bool = False,
-    canaries: int = 40,
-    runs: int = 200,
-    rng: CanaryRandom = FRESH,
-    progress: OnProgress = lambda *_: None,
 ) -> Scores:
     """Release class sums, class counts (unless declared) and the second moment of canaries in each run; score them."""
-    claimed, counts = Gaussian(sigma, 1), (1,) * canaries if counts_declared else None
+    canaries, claimed = trials.canaries, Gaussian(sigma, 1)
+    counts = (1,) * canaries if counts_declared else None
     exposure = Exposure(1.0, sigma, 1)
 
     def score_run(run: CanaryRun) -> Floats:
         rows = Rows.of(np.eye(canaries)[run.inside], np.flatnonzero(run.inside), Preparation(), classes=canaries)
         moments = MomentsMechanism(rows, share=share, counts_share=counts_share, n=canaries, class_counts=counts)
-        event = moments.event(sigma * rng.noise)
+        event = moments.event(sigma * trials.rng.noise)
         noisy = moments.noisy_moments(run.charge(event, moments.name(run.key, event)), run.key)
         parts = (
             (moments.b, np.diagonal(noisy.sums)),
@@ -136,20 +172,12 @@ def moments_scores(
         z = sum(weight**2 * part for weight, part in parts)
         return score_releases(np.asarray(z)[None], exposure)
 
-    return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=progress)
+    return score_runs(score_run, claimed, exposure, trials)
 
 
-def synthesis_scores(
-    sigma: float,
-    *,
-    method: SynthesisMethod,
-    canaries: int = 20,
-    runs: int = 500,
-    rng: CanaryRandom = FRESH,
-    progress: OnProgress = lambda *_: None,
-) -> Scores:
+def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod) -> Scores:
     """Score canaries by the noisy sums of a published method; the rows that it makes from them reveal no more."""
-    claimed = Gaussian(sigma, method.releases)
+    canaries, claimed = trials.canaries, Gaussian(sigma, method.releases)
     exposure = Exposure(1.0, sigma, method.releases)
     everyone = np.arange(canaries)
 
@@ -179,7 +207,7 @@ def synthesis_scores(
         raise PrivacyError("two canaries contribute to the same entry of a sum, so their scores are not independent.")
 
     def score_run(run: CanaryRun) -> Floats:
-        event = Gaussian(sigma * rng.noise, method.releases)
+        event = Gaussian(sigma * trials.rng.noise, method.releases)
         gate = Gate(run.charge(event, run.name), run.key, EveryRecord(event.count), name=run.name)
         released: list[Floats] = []
 
@@ -193,7 +221,7 @@ def synthesis_scores(
         z = [_project_sum(*triple) for triple in zip(released, contributions, owners, strict=True)]
         return score_releases(np.stack(z), exposure)
 
-    return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=progress)
+    return score_runs(score_run, claimed, exposure, trials)
 
 
 class _LastRelease(Exception):

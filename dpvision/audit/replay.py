@@ -1,22 +1,22 @@
 """Replay: run a mechanism on data and on a neighbour with the same random draws and noisy results; compare every call.
 
-Formal reading: the Gaussian mechanism hides one record if (1) the sums that reach the noise differ by at most the
-sensitivity that the noise is scaled to, and (2) nothing else depends on the data. Along one path of noisy results both
-can be observed without any statistics. `compare` runs the mechanism on both data sets (recording.py) and reports
+The Gaussian mechanism hides one record if (1) the sums that reach the noise differ by at most the sensitivity that the
+noise is scaled to, and (2) nothing else depends on the data. Along one path of noisy results both can be observed
+without statistics (Cebere et al. 2026, arXiv 2602.17454). `compare` runs the mechanism on both data sets (recording.py)
+and reports
 
-    sum                   differs by more than the sensitivity, or is not finite
-    shape, sensitivity, sigma, noise draws, charges, output
-                          differ, although they are public
-    public gradients      that shape contributions differ
-    error                 of one of them, or with another text; also if both end with the same one, since nothing after
-                          it was observed
-    noise                 drawn twice from one stream, or from a stream that is also used for something else
-    account               noise of a sigma that was not charged before, or more noise draws than were charged
+    sum                 it differs by more than the sensitivity, or is not finite
+    shape, sensitivity, sigma, noise draws, charges, public gradients, output
+                        they differ, although they are public
+    error               one run fails, or both fail with different texts; or with the same text, because nothing after
+                        the error was observed
+    noise               it was drawn twice from one stream, or from a stream that is also used for something else
+    account             noise of a sigma that was not charged before, or more noise draws than were charged
 
 An empty list is not a proof: it is about this pair, these random draws and this path. Sampling rates and the
-distribution of the noise are not tested here. After Cebere et al. 2026 (arXiv 2602.17454).
+distribution of the noise are not tested.
 
-    def mean(rows):                                     # a mechanism of your own, in five lines
+    def mean(rows):                                     # a mechanism of your own
         total = np.sum([r / max(1, np.linalg.norm(r)) for r in rows], axis=0)
         stream = key.stream("noise", step=0)
         noisy = noise.add_noise(total, stream, sensitivity=1.0, sigma=2.0)
@@ -70,7 +70,7 @@ class Violation:
 def compare(
     mechanism: Callable[[Data], object], data: Data, neighbour: Data, *, slack: float = ARITHMETIC_SLACK
 ) -> list[Violation]:
-    """Run the mechanism on the data and on its neighbour, and list everything that distinguishes them.
+    """List everything that distinguishes the mechanism on the data from the mechanism on its neighbour.
 
     `slack` is the share of the sensitivity that rounding may add.
     """
@@ -79,7 +79,7 @@ def compare(
 
 
 def compare_recordings(before: Recording, after: Recording, *, slack: float = ARITHMETIC_SLACK) -> list[Violation]:
-    """List everything that distinguishes two recordings, the second of which was made like the first."""
+    """List everything that distinguishes two recordings; the second must have been made like the first."""
     violations = [*find_uncharged(before), *find_uncharged(after), *find_reused(before), *find_reused(after)]
     completed = before.error is None and after.error is None
     if _describe(before.error) != _describe(after.error):
@@ -92,36 +92,11 @@ def compare_recordings(before: Recording, after: Recording, *, slack: float = AR
         violations.append(Violation("noise draws", f"{len(before.calls)}; for the neighbour {len(after.calls)}"))
     if completed and (where := first_difference(before.public, after.public, where="public")):
         violations.append(Violation("public gradients", where))
-    for one, other in _matched_calls(before, after):
-        violations += _compare_calls(one, other, slack=slack, by_rows=_is_by_rows(before, one))
+    for one, other in matched_calls(before, after):
+        violations += _compare_calls(one, other, slack=slack, by_rows=is_by_rows(before, one))
     if completed and (where := first_difference(before.outcome, after.outcome)):
         violations.append(Violation("output", where))
     return violations
-
-
-def largest_distance(before: Recording, after: Recording) -> float:
-    """The largest distance between two sums as a share of the sensitivity: the noise hides 1."""
-    pairs = [(a, b) for a, b in _matched_calls(before, after) if a.total.shape == b.total.shape]
-    return max((_distance(a, b, by_rows=_is_by_rows(before, a)) / a.sensitivity for a, b in pairs), default=0.0)
-
-
-def interaction(first_pair: tuple[Recording, Recording], second_pair: tuple[Recording, Recording]) -> float:
-    """How much one unit changes the contribution of another, as a share of the sensitivity: the maximum over all sums.
-
-    The recordings are of ((x, y), (x', y)) and ((x, y'), (x', y')): the same data, in which two units at two places
-    have two versions each. If a sum adds up what each unit contributes alone, both differences are equal. Whether
-    contributions are clipped does not matter: an influence that clipping bounds is also an influence.
-    """
-    (one, changed), (other, both) = first_pair, second_pair
-    totals_by_use = [{call.use: call.total for call in recording.calls} for recording in (changed, other, both)]
-    largest = 0.0
-    for call in one.calls:
-        totals = [call.total, *(by_use[call.use] for by_use in totals_by_use if call.use in by_use)]
-        if len(totals) < 4 or len({total.shape for total in totals}) > 1:
-            return math.inf
-        moved = np.abs(totals[0] - totals[1] - totals[2] + totals[3]).max(initial=0.0) / call.sensitivity
-        largest = max(largest, float(moved) if math.isfinite(moved) else math.inf)
-    return largest
 
 
 def find_uncharged(recording: Recording) -> list[Violation]:
@@ -131,7 +106,7 @@ def find_uncharged(recording: Recording) -> list[Violation]:
     violations, done = [], Counter[float]()
     for call in recording.calls:
         paid = _paid(recording.charges[: call.charged])
-        done[call.sigma] += len(call.total) if _is_by_rows(recording, call) else 1
+        done[call.sigma] += len(call.total) if is_by_rows(recording, call) else 1
         if not paid:
             violations.append(Violation("account", "noise was drawn before anything was charged"))
         elif call.sigma not in paid:
@@ -157,8 +132,10 @@ def _paid(charges: list[Event]) -> Counter[float]:
 
 
 def find_reused(recording: Recording) -> list[Violation]:
-    """Streams that were used twice: the same noise on two sums reveals their difference, and noise from a sampling
-    stream reveals the sample."""
+    """Streams that were used twice.
+
+    The same noise on two sums reveals their difference, and noise from a sampling stream reveals the sample.
+    """
     uses = Counter(call.use for call in recording.calls)
     often = {use: max(times, recording.streams[use]) for use, times in uses.items()}
     return [Violation("noise", f"{use} is used twice") for use, times in often.items() if times > 1]
@@ -190,32 +167,31 @@ def first_difference(one: Any, other: Any, *, where: str = "it") -> str | None:
 
 
 def _compare_calls(one: NoiseCall, other: NoiseCall, *, slack: float, by_rows: bool) -> list[Violation]:
-    violations = []
-    for name in ("sensitivity", "sigma"):
-        a, b = getattr(one, name), getattr(other, name)
-        if a != b:
-            violations.append(Violation(name, f"{a} at {one.use}, for the neighbour {b}"))
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in ("sensitivity", "sigma")]
+    violations = [Violation(name, f"{a} at {one.use}, for the neighbour {b}") for name, a, b in pairs if a != b]
     if one.total.shape != other.total.shape:
         violations.append(Violation("shape", f"{one.total.shape} at {one.use}, for the neighbour {other.total.shape}"))
         return violations
-    moved, most = _distance(one, other, by_rows=by_rows), one.sensitivity * (1 + ROUNDING + slack)
-    if not moved <= most:  # also if it is not a number
-        violations.append(Violation("sum", f"moved by {moved:.9g} at {one.use}, with a sensitivity of {most:.9g}"))
+    moved, limit = distance(one, other, by_rows=by_rows), one.sensitivity * (1 + ROUNDING + slack)
+    if not moved <= limit:  # also if it is NaN
+        violations.append(Violation("sum", f"moved by {moved:.9g} at {one.use}, with a sensitivity of {limit:.9g}"))
     return violations
 
 
-def _distance(one: NoiseCall, other: NoiseCall, *, by_rows: bool) -> float:
+def distance(one: NoiseCall, other: NoiseCall, *, by_rows: bool) -> float:
+    """The distance of two sums in Euclidean norm; the largest one of their rows if each has its own sensitivity."""
     moved = one.total - other.total
     return float(np.linalg.norm(moved, axis=1).max(initial=0.0) if by_rows else np.linalg.norm(moved))
 
 
-def _is_by_rows(recording: Recording, call: NoiseCall) -> bool:
-    """Whether each row has its own sensitivity: a matrix that was charged as independently sampled rows."""
+def is_by_rows(recording: Recording, call: NoiseCall) -> bool:
+    """Whether each row has its own sensitivity: the matrix was charged as independently sampled rows."""
     sampled = any(isinstance(event, PoissonGaussian | ClassScheduled) for event in _parts(recording.charges))
     return sampled and call.total.ndim == 2
 
 
-def _matched_calls(before: Recording, after: Recording) -> list[tuple[NoiseCall, NoiseCall]]:
+def matched_calls(before: Recording, after: Recording) -> list[tuple[NoiseCall, NoiseCall]]:
+    """Pairs of calls that draw their noise from the same stream."""
     later: dict[Use, list[NoiseCall]] = {}
     for call in after.calls:
         later.setdefault(call.use, []).append(call)

@@ -1,17 +1,17 @@
 """LiRA on a run: repeat its training several times, each time on a random half of the records (Carlini et al. 2022).
 
 The records are those of the training split, which the run has seen, and of the test split, which it has not. A shadow
-model trains on half of all of them with the run's settings, sampling rate, steps, clipping and noise multiplier; its
-expected batch size is the same share of its records. The shadow models are used in two attacks:
+model trains on half of all of them with the run's settings, sampling rate, steps, clipping, noise multiplier and
+device; its expected batch size is the same share of its records. The shadow models are used in two attacks:
 
-    this_model         the run's model, by all shadow models: training records against test records
-    shadows_in_turn    each shadow model, by all others: its half against the other half. The halves are random, so a
-                       difference between the splits cannot pass for membership; and there are many more scores
+    this_model         on the run's model, with all shadow models: training records against test records
+    shadows_in_turn    on each shadow model, with all others: its half against the other half. The halves are random, so
+                       a difference between the splits cannot be mistaken for membership, and there are more scores
 
 Shadow models are not released. They are trained by the same function as a run, with fresh keys, and charge a temporary
 ledger: a DPVISION_HOME of their own below operator/, which is removed at the end (or by the next audit, if this one is
-killed). They are not on the data set's account, and need not be as long as no result leaves operator/: no noise
-protects the results, as the choice of who is in which half has none.
+killed). They are not on the data set's account, and need not be as long as no result leaves operator/: results are
+computed without noise from the random halves and the private images.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dpvision.audit.canaries import ANY_BUDGET, OnProgress
@@ -38,10 +39,10 @@ from dpvision.audit.membership import (
     roc_curve,
     train_shadows,
 )
-from dpvision.audit.run_audit import predict_scores
 from dpvision.core import files
 from dpvision.data import Dataset, Split
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.inputs import Inputs, predict_scores
 from dpvision.private.training.prepare import prepare, prepare_read
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.state import State
@@ -49,7 +50,7 @@ from dpvision.private.training.train import Face, Progress
 from dpvision.private.training.train import run as train_run
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
-from dpvision.storage import leftovers, run_folder, safetensors
+from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import home, use_home
 
 # Each shadow model is attacked by the others: every record must be in one of them and out of one.
@@ -84,7 +85,7 @@ class Lira:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All records; the unit of each record; and of each unit its first record and whether the run has seen it."""
+    """All records, the unit of each, and for each unit its first record and whether the run has seen it."""
 
     records: Split
     of: NDArray[np.int64]
@@ -103,7 +104,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """A checked attack: the run, its data and settings, and the number of shadow models."""
+    """An attack that was checked: the run, its data and settings, and the number of shadow models."""
 
     run: run_folder.Run
     source: str
@@ -113,11 +114,17 @@ class ShadowPlan:
     pool: Pool
 
 
-def plan_shadows(run: run_folder.Run, source: str, *, count: int) -> ShadowPlan:
-    """Check that a run can be attacked, and refuse it otherwise; nothing is trained or written yet."""
+def plan_shadows(
+    run: run_folder.Run, source: str, *, count: int, device: torch.device | str | None = None
+) -> ShadowPlan:
+    """Check that a run can be attacked, before anything is trained or written.
+
+    Shadow models are trained on `device`; by default on that of the run.
+    """
     if count < FEWEST or count % 2:
         raise ConfigError(f"--shadows {count}: it must be an even number of at least {FEWEST}, such as 8.")
     config = State.config_of(safetensors.read(run.state).header, run.state)  # with the folders of public inputs
+    config = config if device is None else replace(config, device=str(device))
     prepared = prepare(source, config)
     if prepared.fingerprint != run.facts().get("fingerprint"):
         raise DataError(
@@ -134,34 +141,28 @@ def train_shadows_and_attack(plan: ShadowPlan, *, progress: OnProgress = lambda 
         fit = _fit_function(plan, home_folder / "run", progress)
         seed = secrets.randbits(63)
         phi, inside = train_shadows(fit, pool.records.labels, count=plan.count, units=pool.of, seed=seed)
-    target = logit_confidences(predict_scores(load_model(run.folder), pool.records), pool.records.labels)
-    return _attack(pool, target, phi, inside, unit=plan.config.unit, classes=tuple(plan.data.classes))
-
-
-def _attack(
-    pool: Pool,
-    target: Floats,
-    phi: Floats,
-    inside: NDArray[np.bool_],
-    *,
-    unit: str,
-    classes: tuple[str, ...],
-) -> Lira:
-    this_model = pool.divide(pool.mean_by_unit(lira_scores(target, phi, inside, online=True)), pool.seen)
+    target = _confidences(run.folder, pool.records, plan.config.device)
+    this_model = pool.divide(pool.mean_by_unit(lira_scores(target, phi, inside)), pool.seen)
     turns = []
     for number in range(len(phi)):
-        rest = np.arange(len(phi)) != number
-        scores = pool.mean_by_unit(lira_scores(phi[number], phi[rest], inside[rest], online=True))
+        others = np.arange(len(phi)) != number
+        scores = pool.mean_by_unit(lira_scores(phi[number], phi[others], inside[others]))
         turns.append(pool.divide(scores, inside[number, pool.first]))
     in_turn = [np.concatenate(parts) for parts in zip(*turns, strict=True)]
     return Lira(
         len(phi),
-        unit,
-        classes,
-        evaluate_attack(this_model[0], this_model[1], classes=(this_model[2], this_model[3])),
-        evaluate_attack(in_turn[0], in_turn[1], classes=(in_turn[2], in_turn[3])),
+        plan.config.unit,
+        tuple(plan.data.classes),
+        evaluate_attack(*this_model[:2], classes=(this_model[2], this_model[3])),
+        evaluate_attack(*in_turn[:2], classes=(in_turn[2], in_turn[3])),
         {"LiRA on this model": roc_curve(*this_model[:2]), "on each shadow model": roc_curve(*in_turn[:2])},
     )
+
+
+def _confidences(folder: Path, records: Split, device: torch.device | str) -> Floats:
+    """Phi of each record under the model of a run."""
+    scores = predict_scores(load_model(folder, device=device).model, Inputs(records))
+    return logit_confidences(scores, records.labels)
 
 
 def _pool(data: Dataset, unit: str, source: str) -> Pool:
@@ -198,7 +199,7 @@ class _ShadowFace(Face):
 
 
 def _fit_function(plan: ShadowPlan, folder: Path, progress: OnProgress) -> Callable[[NDArray[np.int64]], Floats]:
-    """A function that trains on the given records in `folder` and returns the model's scores of all records."""
+    """A function that trains on the given records in `folder` and returns phi of all records."""
     config, records = plan.config, plan.pool.records
     assert config.batch and config.n and config.steps
     rate, steps, done = config.batch / config.n, config.steps, 0
@@ -215,10 +216,10 @@ def _fit_function(plan: ShadowPlan, folder: Path, progress: OnProgress) -> Calla
         prepared = prepare_read(data, shadow_config, source=plan.source)
         face = _ShadowFace(lambda step: progress(done + step, plan.count * steps))
         run = train_run(prepared, folder, face=face).run
-        scores = predict_scores(load_model(run.folder), records)
+        phi = _confidences(run.folder, records, config.device)
         shutil.rmtree(run.folder)
         done += steps
-        return scores
+        return phi
 
     return fit
 
@@ -230,7 +231,7 @@ def temporary_home(folder: Path) -> Iterator[Path]:
     A symbolic link in its place is refused: keys would be written, and files removed, wherever it leads.
     """
     priors = home().absolute() / "priors"
-    leftovers.remove_folder(folder)  # of an audit that was killed
+    run_folder.remove_folder(folder)  # of an audit that was killed
     files.make_folder(folder)
     if priors.is_dir():
         (folder / "priors").symlink_to(priors)

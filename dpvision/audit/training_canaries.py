@@ -1,11 +1,11 @@
 """Canaries in private training: the real PrivateSum with its sampler, clipping, noise and charge, on a small model.
 
-The model is linear and its loss is its output, so the gradient of a record is the record itself: canary j is a multiple
-of the j-th unit vector, far longer than C, and clipping makes it C e_j. (As an image, it has one bright channel:
-however its views are cropped, flipped, cut out or mixed, their mean gradient keeps its direction.) Gradients do not
-depend on the weights, so no weights are updated; views, public vectors and the transition from one phase to the next
-are the same as in real training. In addition to the canaries there are ordinary records, with gradients in coordinates
-of their own.
+Sampler, rate, steps, clipping, noise and device are those of the run. The model is linear and its loss is its output,
+so the gradient of a record is the record itself: canary j is a multiple of the j-th unit vector, of a norm far above C,
+and clipping makes it C e_j. (As an image, it has one bright channel: however its views are cropped, flipped, cut out or
+mixed, their mean gradient keeps its direction.) Gradients do not depend on the weights, so no weights are updated;
+views, public vectors and the transition between phases are the same as in real training. In addition to the canaries
+there are ordinary records, with gradients in coordinates of their own.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dpvision.audit.canaries import (
     Floats,
     OnProgress,
     Scores,
+    Trials,
     score_releases,
     score_runs,
 )
@@ -32,21 +33,28 @@ from dpvision.core.events import Exposure
 from dpvision.core.gate import Gate
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split
+from dpvision.errors import ConfigError
+from dpvision.models.device import CPU
 from dpvision.models.inputs import Inputs
 from dpvision.private.engine import STYLES, ClippedSum, Public
 from dpvision.private.training.private_sum import Fetch, PrivateSum, fetcher
 from dpvision.public import assist
+from dpvision.settings.training import Config
 from dpvision.views import Views
 
 # Ordinary records, and the side of an image.
 OTHERS, SIDE = 16, 4
 # Norm of a canary's gradient before clipping, in units of C.
-LENGTH = 1e4
+NORM = 1e4
+# Canaries that share a run: fewer if each one is several images.
+IN_A_RUN, IN_A_RUN_OF_VIEWS = 500, 100
+# Augmentations that apply to any number of channels. The others are left out: clipping bounds whatever they return.
+ON_ANY_CHANNELS = ("crop", "flip", "cutout")
 
 
 @dataclass(frozen=True)
 class Training:
-    """The mechanism of a private training, without its data."""
+    """The mechanism of a private training run, without its data."""
 
     sampler: PoissonSampler
     sigma: float
@@ -55,6 +63,8 @@ class Training:
     views: Views | None = None
     assist: str = "none"
     hand_over: int | None = None  # the step from which twice the number of weights is trained, as in a second phase
+    device: torch.device = CPU
+    precision: str = "float32"
 
 
 class LinearSum(nn.Module):
@@ -74,28 +84,59 @@ def output_as_loss(outputs: Tensor, _targets: Tensor) -> Tensor:
     return outputs[:, 0]
 
 
-def training_scores(
-    training: Training,
+def training_of(config: Config, *, device: torch.device | str = "cpu") -> Training:
+    """The mechanism of a run, from its complete settings."""
+    if not (config.batch and config.n and config.steps and config.sigma):
+        raise ConfigError("config.toml: batch, n, steps and sigma are required; a finished run has them.")
+    views = None
+    if config.views > 1:
+        augment = tuple(name for name in config.augment if name in ON_ANY_CHANNELS)
+        base = config.k_base + config.k_diff  # mixtures with public images are replaced by views of the canary alone
+        views = Views(augment, base=base, self_mix=config.k_self, alpha=config.mix_alpha, mix=config.mix, classes=2)
+    return Training(
+        PoissonSampler(config.batch, config.n, config.steps),
+        config.sigma,
+        clip=config.clip,
+        style=config.clip_style,
+        views=views,
+        assist=config.assist,
+        hand_over=config.probe_steps or (1 if config.part == "centred-head" else None),
+        device=torch.device(device),
+        precision="float32" if config.precision == "tf32" and torch.device(device).type == "cpu" else config.precision,
+    )
+
+
+def score_canaries(
+    config: Config,
     *,
-    canaries: int = 500,
-    runs: int = 20,
+    canaries: int,
     rng: CanaryRandom = FRESH,
+    device: torch.device | str = "cpu",
     progress: OnProgress = lambda *_: None,
 ) -> Scores:
-    """Run the training `runs` times with `canaries` canaries each, half of them inserted, and score them."""
+    """Run a run's mechanism with at least `canaries` canaries in all, and score them; it takes no data."""
+    training = training_of(config, device=device)
+    together = IN_A_RUN if training.views is None else IN_A_RUN_OF_VIEWS
+    return training_scores(training, Trials.of(canaries, together=together, rng=rng, progress=progress))
+
+
+def training_scores(training: Training, trials: Trials) -> Scores:
+    """Run the training with canaries, half of them inserted, and score them."""
     claimed = training.sampler.event(training.sigma)
     exposure = Exposure(claimed.rate, claimed.sigma, claimed.steps)
 
     def score_run(run: CanaryRun) -> Floats:
-        charge = run.charge(training.sampler.event(training.sigma * rng.noise), run.name)
+        charge = run.charge(training.sampler.event(training.sigma * trials.rng.noise), run.name)
         private_sum = PrivateSum(
             Gate(charge, run.key, training.sampler, name=run.name),
-            _clipped_sum(training, canaries, layers=1),
+            _clipped_sum(training, trials.canaries, layers=1),
             views=1 if training.views is None else training.views.count,
+            device=training.device,
         )
-        return score_releases(_project_steps(private_sum, training, run.inside, rng.public(run.number)), exposure)
+        z = _project_steps(private_sum, training, run.inside, trials.rng.public(run.number))
+        return score_releases(z, exposure)
 
-    return score_runs(score_run, claimed, exposure, canaries=canaries, runs=runs, rng=rng, progress=progress)
+    return score_runs(score_run, claimed, exposure, trials)
 
 
 def _project_steps(
@@ -117,20 +158,26 @@ def _project_steps(
 
 
 def _clipped_sum(training: Training, canaries: int, *, layers: int) -> ClippedSum:
-    style = STYLES[training.style](training.clip)
-    model = LinearSum(canaries + OTHERS, layers)
-    return ClippedSum(model, output_as_loss, clip=style, one_view=training.views is None, physical=None)
+    return ClippedSum(
+        LinearSum(canaries + OTHERS, layers).to(training.device),
+        output_as_loss,
+        clip=STYLES[training.style](training.clip),
+        one_view=training.views is None,
+        views=1 if training.views is None else training.views.count,
+        batch=training.sampler.batch,
+        precision=training.precision,
+    )
 
 
 def _fetch(training: Training, inside: NDArray[np.bool_]) -> Fetch:
     """The real fetcher over the inserted canaries and the other records, as rows or as images of one bright channel."""
     width = len(inside) + OTHERS
     present = np.concatenate([np.flatnonzero(inside), np.arange(len(inside), width)])
-    rows = (LENGTH * training.clip * np.eye(width, dtype=np.float32))[present]
+    rows = (NORM * training.clip * np.eye(width, dtype=np.float32))[present]
     if training.views is not None:
         rows = np.broadcast_to(rows[:, :, None, None], (*rows.shape, SIDE, SIDE))
     split = Split(np.empty((len(rows), 1, 1, 1)), np.zeros(len(rows), np.int64), None)
-    return fetcher(split, "image", Inputs(split, rows), training.views)
+    return fetcher(split, "image", Inputs(split, rows), training.views, training.device)
 
 
 def _public_vectors(training: Training, size: int, rng: np.random.Generator) -> Public | None:
@@ -144,4 +191,5 @@ def _public_vectors(training: Training, size: int, rng: np.random.Generator) -> 
     def gradients(count: int) -> Tensor:
         return torch.from_numpy(rng.normal(size=(count, size))).float()
 
-    return assist.assist(training.assist, assist.Moment(torch.ones(size), 0, settings, gradients)).public
+    moment = assist.Moment(torch.ones(size), 0, settings, gradients)
+    return assist.assist(training.assist, moment).public

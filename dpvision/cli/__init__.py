@@ -1,20 +1,6 @@
-"""The command line. Verbs import what they need when they run, so that help and plans load no torch."""
+"""The command line. Verbs import what they need when they run, so that help and plans do not load torch."""
 
-from dpvision.cli import audit, data, geometry, model, plan, public, recipes, release, report, synth, train, tune
+from dpvision.cli import audit, data, model, plan, public, release, synth, train, tune
 from dpvision.cli.app import main
 
-__all__ = [
-    "audit",
-    "data",
-    "geometry",
-    "main",
-    "model",
-    "plan",
-    "public",
-    "recipes",
-    "release",
-    "report",
-    "synth",
-    "train",
-    "tune",
-]
+__all__ = ["audit", "data", "main", "model", "plan", "public", "release", "synth", "train", "tune"]

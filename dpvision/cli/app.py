@@ -1,17 +1,21 @@
-"""The application: its verbs in groups, how it starts, and how errors become one message and an exit code."""
+"""The application: its verbs in groups, the options that verbs share, and errors as one message and an exit code."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from dpvision import __version__
-from dpvision.errors import DPVisionError
+from dpvision.errors import ConfigError, DPVisionError
+from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml
+from dpvision.settings.training import Config, merge
 
 # The verbs as `dpvision --help` shows them.
 VERBS = {
@@ -34,6 +38,12 @@ a proof of how little it reveals about any one image. Three commands to start:
 .npz or a .csv. `dpvision --help` lists all commands, and `dpvision train --help`
 the options of one.
 """
+PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Common", *GROUPS))}
+# Options that most people need, in the order in which verbs with many options show them in a panel of their own.
+COMMON = (
+    *("epsilon", "delta", "unit", "out", "recipe", "model", "encoder", "pretrained", "weights", "rows"),
+    *("grid", "score", "trials", "batch", "steps", "lr", "config", "dry_run"),
+)
 
 app = App(
     name="dpvision",
@@ -48,17 +58,17 @@ app = App(
     suppress_keyboard_interrupt=False,  # `main` reports it
 )
 
-Function = TypeVar("Function", bound=Callable[..., None])
+Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
-def verb(function: Function) -> Function:
+def verb(function: Verb) -> Verb:
     """Register a function as a verb, in its group of the help page."""
     app.command(function, **_place(function.__name__))
     return function
 
 
 def verb_with_parts(name: str, text: str | None = None) -> App:
-    """Register a verb that has verbs of its own, such as `data pack`."""
+    """Register a verb with subcommands, such as `data pack`."""
     place = _place(name)
     parts = App(help=text, group_commands="Commands", **place)
     app.command(parts)
@@ -66,7 +76,7 @@ def verb_with_parts(name: str, text: str | None = None) -> App:
 
 
 def _place(name: str) -> dict[str, Any]:
-    """Name, group and place in the group of a verb; the epilogue of the whole application is not repeated."""
+    """Return the name and group of a verb, and its position in the group; without the epilogue of the application."""
     name = {"evaluate": "eval"}.get(name, name)
     group = next(group for group, names in VERBS.items() if name in names)
     return {"name": name, "group": _GROUPS[group], "sort_key": VERBS[group].index(name), "help_epilogue": ""}
@@ -74,8 +84,7 @@ def _place(name: str) -> dict[str, Any]:
 
 @verb
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell to complete in.")],
-    /,
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell to complete in.")], /
 ) -> None:
     """Print a script that completes verbs and options in your shell.
 
@@ -86,6 +95,195 @@ def completion(
     Example: `dpvision completion bash`
     """
     print(app.generate_completion(shell=shell))
+
+
+def option(panel: str, text: str, *, default: str | None = None, **more: Any) -> Parameter:
+    """Describe an option: its panel on the help page, its help and, where Python's default is None, its default."""
+    usual: dict[str, Any] = {"group": PANELS[panel], "help": text, "negative": ""}
+    return Parameter(**{**usual, **({} if default is None else {"show_default": default}), **more})
+
+
+def flag(panel: str, text: str, **more: Any) -> Parameter:
+    """Describe an option that takes no value and is off by default."""
+    return option(panel, text, show_default=False, **more)
+
+
+def like(of: Setting, **changes: Any) -> Parameter:
+    """Describe an option that means what a setting means."""
+    names = [f"--{of.name.replace('_', '-')}", *of.aliases]
+    usual: dict[str, Any] = {"name": names, "negative": "", "group": PANELS[of.group], "help": of.help}
+    return Parameter(**{**usual, **changes})
+
+
+def _data_setting(name: str, **changes: Any) -> Parameter:
+    of = declared(Config)[name]
+    return like(of, show_default=False if of.default is False else of.default_text, **changes)
+
+
+DataSet = Annotated[
+    str,
+    Parameter(help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz, a .csv or a packed store."),
+]
+PublicImages = Annotated[
+    str, Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz, a .csv or a packed store.")
+]
+Classes = Annotated[str | None, _data_setting("classes")]
+Size = Annotated[int | None, _data_setting("size")]
+Channels = Annotated[int | None, _data_setting("channels")]
+SkipBroken = Annotated[bool | None, _data_setting("skip_broken")]
+Json = Annotated[bool, flag("Output", "Print the result as one JSON object.", name="--json")]
+RunFolder = Annotated[
+    Path | None,
+    option("Output", "Folder to write; it must be new.", name=["--out", "-o"], default="the next number in runs/"),
+]
+Recipe = Annotated[str, option("Model", declared(Config)["recipe"].help)]
+SettingsFile = Annotated[
+    Path | None, option("Model", "TOML file of settings; options on the command line win over it.", default="none")
+]
+NewAccount = Annotated[
+    str | None,
+    option(
+        "Privacy",
+        "If some of these images were used before, the budget of that earlier data set is charged too. Give a reason, "
+        "such as 'another hospital, nobody is in both', to count them separately; it is printed on the card.",
+        default="none",
+    ),
+]
+DryRun = Annotated[bool, flag("Output", "Print the plan and stop: no run is made, nothing is charged.")]
+Plan = Annotated[
+    bool,
+    flag(
+        "Privacy",
+        "Enter this run in the account's plan and stop: runs that are all planned before the first of them starts are "
+        "composed more tightly than runs chosen one after the other.",
+    ),
+]
+Consented = Annotated[
+    bool,
+    flag(
+        "Data", "These images were once private (they are in the ledger), and their owners have since published them."
+    ),
+]
+CONSENT_FIX = "give the public part alone, or --consented if the owners of these images consented to publish them"
+Device = Annotated[
+    str,
+    option(
+        "Optimisation",
+        "Where to compute: auto (an accelerator if there is one that passes a trial, else the CPU), cpu, cuda, cuda:1.",
+    ),
+]
+DescribeDevice = Annotated[
+    Path | None,
+    option(
+        "Optimisation",
+        "TOML file with the figures of a device that is not here (examples/devices): estimate the time on it.",
+        default="none",
+    ),
+]
+Resize = Annotated[
+    int | None, option("Data", "Resize images to this number of pixels per side.", default="as the images are")
+]
+
+
+def out_option(text: str, *, default: str | None = None) -> Parameter:
+    """Describe --out."""
+    return option("Output", text, name=["--out", "-o"], default=default)
+
+
+def takes(
+    kind: type, which: Callable[[Setting], bool] = lambda _: True, *, default: str | None = None, common: bool = True
+) -> Callable[[Verb], Verb]:
+    """Give a verb an option for each setting of `kind` that is `which`, in place of its `**flags`.
+
+    Help shows `default` for all of them if it is given, and otherwise the effective default of each setting. With
+    `common`, the options in COMMON come first.
+    """
+    settings = [of for of in declared(kind).values() if of.option and which(of)]
+
+    def with_options(verb: Verb) -> Verb:
+        hints = get_type_hints(verb, include_extras=True)
+        own = [p for p in inspect.signature(verb).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        hints |= {of.name: _typed_option(of, default or of.default_text) for of in settings}
+        made = [inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=None) for of in settings]
+        named = [*made, *(p for p in own if p.kind is p.KEYWORD_ONLY)]
+        if common:
+            first = sorted((p for p in named if p.name in COMMON), key=lambda p: COMMON.index(p.name))
+            named = [*first, *(p for p in named if p.name not in COMMON)]
+            hints |= {p.name: Annotated[hints[p.name], Parameter(group=PANELS["Common"])] for p in first}
+        parameters = [*(p for p in own if p.kind is not p.KEYWORD_ONLY), *named]
+        verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        verb.__annotations__ = {p.name: hints[p.name] for p in parameters}
+        return verb
+
+    return with_options
+
+
+def _typed_option(of: Setting, default: str) -> Any:
+    """Return the type of a setting's option, with its description."""
+    if of.choices:
+        hint: Any = Literal.__getitem__(tuple(of.choices))
+    elif of.path:
+        hint = Path
+    elif of.from_text is not None:
+        hint = str
+    else:
+        hint = int if of.pair else next(kind for kind in of.kinds if kind in (int, float, bool, str))
+    if default == REQUIRED:
+        return Annotated[hint | None, like(of, help=f"{of.help} Required, here or in --config.", show_default=False)]
+    return Annotated[hint | None, like(of, show_default=False if hint is bool else default)]
+
+
+def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, as values of settings. Paths become absolute, so that `resume` finds them."""
+    values: dict[str, Any] = {}
+    for name, value in flags.items():
+        of = declared(kind)[name]
+        if value is None:
+            continue
+        if of.path:
+            value = _absolute(str(value))
+        elif of.from_text is not None:
+            try:
+                value = of.from_text(value)
+            except ValueError as exc:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value[:100]!r}: {exc}.") from None
+        values[name] = value
+    return values
+
+
+def read_settings_file(kind: type, path: Path | None) -> dict[str, Any]:
+    """Return the settings in a TOML file; its paths are relative to its folder."""
+    if path is None:
+        return {}
+    values = read_toml(path)
+    for name in (name for name, of in declared(kind).items() if of.path and name in values):
+        values[name] = _absolute(str(values[name]), folder=path.parent)
+    return values
+
+
+def training_settings(recipe: str, file: Path | None, flags: Mapping[str, Any]) -> Config:
+    """Return the settings of a training run: the recipe's, then the file's, then the options that were given."""
+    from dpvision.settings.recipes import recipe as named
+
+    given, from_file = read(Config, flags), read_settings_file(Config, file)
+    asked = {k: v for k, v in {**from_file, **given}.items() if k == "epsilon"}  # recipes of some papers depend on it
+    epsilon = merge(Config(), asked, source="epsilon").epsilon if asked else None
+    settings = merge(named(recipe, epsilon=epsilon), from_file, source=str(file))
+    require_epsilon(asked, whom="any one image or person")
+    return merge(settings, given, source="command line")
+
+
+def require_epsilon(*places: Iterable[str], whom: str) -> None:
+    """Refuse a command without epsilon, which has no default."""
+    if not any("epsilon" in place for place in places):
+        raise ConfigError(
+            f"--epsilon is missing: how much may be revealed about {whom} is a decision, so it has no default. "
+            "Usual: 1 for a strong guarantee, 3 for a moderate one, 8 for a weak one."
+        )
+
+
+def _absolute(source: str, *, folder: Path | None = None) -> str:
+    return source if source == "digits" else os.path.abspath(os.path.join(folder or "", source))
 
 
 def main() -> None:
@@ -127,7 +325,7 @@ def _fail(message: str, code: int, *, debug: bool) -> None:
 
 
 def _is_first_to_stop() -> bool:
-    """Whether this is the first of several worker processes that stop: one of them reports why."""
+    """Return whether this is the first of several worker processes to stop: one of them reports why."""
     from dpvision.private.training import ranks
 
     return ranks.is_first_to_report()

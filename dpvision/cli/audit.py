@@ -1,16 +1,21 @@
-"""audit: lower bounds on what a run or a release reveals, compared with the epsilon that is proved."""
+"""audit, geometry and study: attacks on runs and releases, the loss around weights, gradients before clipping."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import verb
-from dpvision.cli.options import option
+from dpvision.cli import screen
+from dpvision.cli.app import DataSet, Device, flag, option, out_option, verb
+from dpvision.cli.model import choose_device
 from dpvision.errors import ConfigError
+from dpvision.settings.setting import word_list
+
+if TYPE_CHECKING:
+    import torch
 
 
 @verb
@@ -34,8 +39,9 @@ def audit(
     ] = None,
     weights: Annotated[
         Path | None,
-        option("Model", "Of a release: file of the encoder's public weights, if it has some.", default="none"),
+        option("Model", "Of a release: file of the encoder's public weights, if it has any.", default="none"),
     ] = None,
+    device: Device = "auto",
 ) -> None:
     """Attack a run or a release, to test what it claims.
 
@@ -55,17 +61,16 @@ def audit(
     is_release = (place / "schema.json").exists()
     _require_fitting_options(is_release, data, shadows=shadows, operator=operator, weights=weights)
     if is_release:
-        refuted = _audit_release(place, data, runs, confidence, operator, weights)
+        refuted = _audit_release(place, data, runs, confidence, operator, weights, choose_device(device))
     else:
-        refuted = _audit_run(place, data, runs, confidence, shadows)
-    from dpvision.cli import screen
+        refuted = _audit_run(place, data, runs, confidence, shadows, device)
 
     if refuted:
         screen.say(
             "REFUTED: the audit shows more than the claim allows. With canaries in simulated runs this happens by "
             f"chance in one of {1 / (1 - confidence):.0f} audits of a true claim: audit again with more --runs. With "
-            "canaries in the run itself it happens by chance in one of 20 runs, and another audit gives the same. If "
-            "it stays, do not release the folder, and report it (SECURITY.md)."
+            "canaries in the run itself it happens by chance in one of 20 runs, and another audit has the same "
+            "result. If the claim is refuted again, do not release the folder, and report it (SECURITY.md)."
         )
         raise SystemExit(4)
     screen.say("not refuted: no test here showed more than the claim allows.")
@@ -83,70 +88,82 @@ def _require_fitting_options(
                 "--operator FOLDER, a folder elsewhere that is never released; or neither of them."
             )
     elif operator is not None or weights is not None:
-        raise ConfigError("--operator and --weights are for releases: a run has its operator/ folder and its weights.")
+        raise ConfigError("--operator and --weights are for releases: a run has its own operator/ folder and weights.")
     elif shadows is not None and data is None:
         raise ConfigError("--shadows needs the run's data: `dpvision audit RUN DATA --shadows 8`.")
 
 
-def _audit_run(place: Path, data: str | None, canaries: int, confidence: float, shadows: int | None) -> bool:
-    from dpvision.audit import run_audit
-    from dpvision.cli import screen
-    from dpvision.cli.report import write_report
+def _audit_run(
+    place: Path, data: str | None, canaries: int, confidence: float, shadows: int | None, device_name: str
+) -> bool:
+    from dpvision.audit import membership, training_canaries
+    from dpvision.cli.train import find_account
     from dpvision.core.events import from_json
+    from dpvision.released.report import card, write
     from dpvision.released.report.cards import read_audits
+    from dpvision.settings.figures import lower
     from dpvision.storage.run_folder import Run, fact
 
     folder = Run(place)
     config = folder.config()
     if "tuning" in folder.facts():
-        raise ConfigError(f"{place}: is a tuning, and an audit is of one training. Fix: a run with the same settings.")
+        raise ConfigError(f"{place}: is a tuning; an audit needs a single run. Fix: a run with the same settings.")
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     event = from_json(fact(folder.facts(), "event", dict))
-    carried = read_audits(place, event, config).get("one_run")  # a forged file is refused first
+    carried = read_audits(place, event, config).get("one_run")
+    account = find_account(folder)
+    card(folder, account)  # whatever a card would refuse is refused here, before audit.json is written
+    # The attack is on the mechanism as it ran: on the run's own device, unless another one is named.
+    device = choose_device(config.device if device_name == "auto" else device_name, config.precision)
     planned = None
     if data is not None and shadows is not None:
         from dpvision.audit.shadow_models import plan_shadows
 
-        planned = plan_shadows(folder, data, count=shadows)
+        planned = plan_shadows(folder, data, count=shadows, device=device)
     with screen.counting("scoring canaries") as progress:
-        scores = run_audit.score_canaries(config, canaries=canaries, progress=progress)
+        scores = training_canaries.score_canaries(config, canaries=canaries, device=device, progress=progress)
     finding, allowed = _report_canaries(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
         screen.say(
             f"canaries in this run: {carried['right']} of {carried['guesses']} guesses right; epsilon at least "
-            f"{carried['epsilon_at_least']:.3f}"
+            f"{lower(carried['epsilon_at_least'])}"
         )
     if data is not None:
         from dpvision.released.model import load_model
 
         with screen.progress("computing losses"):
-            losses = run_audit.attack_losses(place, data)
+            losses = membership.attack_run(place, data, device=device)
         _report_losses(folder.operator, losses, load_model(place).classes, allowed)
     if planned is not None:
         _attack_by_shadows(folder, planned, allowed)
-    for path in write_report(folder):
+    for path in write(folder, account):
         screen.say(f"wrote {path}")
     return finding.refuted or bool((carried or {}).get("refuted"))
 
 
 def _audit_release(
-    place: Path, data: str | None, canaries: int, confidence: float, operator: Path | None, weights: Path | None
+    place: Path,
+    data: str | None,
+    canaries: int,
+    confidence: float,
+    operator: Path | None,
+    weights: Path | None,
+    device: torch.device,
 ) -> bool:
-    from dpvision.audit import release_audit
-    from dpvision.cli import screen
+    from dpvision.audit import inversion, membership, release_canaries
     from dpvision.released.folder import read_release
     from dpvision.released.report import rewrite_release
     from dpvision.released.report.cards import read_release_audits
 
     release = read_release(place)
-    read_release_audits(place, release.event, release.settings.delta)  # a forged file is refused first
+    read_release_audits(place, release.event, release.settings.delta)  # refuses a forged file before it is overwritten
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is inside the release. Fix: a folder elsewhere.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
         raise ConfigError(f"--operator {operator}: is the folder of a release or a run. Fix: a folder of its own.")
     with screen.counting("scoring canaries") as progress:
-        scores = release_audit.score_canaries(release, canaries=canaries, progress=progress)
+        scores = release_canaries.score_canaries(release, canaries=canaries, progress=progress)
     finding, allowed = _report_canaries(
         place, scores, release.event, delta=release.settings.delta, confidence=confidence
     )
@@ -157,44 +174,48 @@ def _audit_release(
 
         files.make_folder(Path(os.path.abspath(operator)))
         with screen.progress("computing losses") as progress:
-            losses = release_audit.attack_losses(release, data, weights=weights, progress=progress)
+            losses = membership.attack_release(release, data, weights=weights, progress=progress)
         _report_losses(operator, losses, release.classes, allowed)
         with screen.progress("inverting features"):
-            inverted = release_audit.attack_rows(release, data, weights=weights)
+            inverted = inversion.attack_rows(release, data, weights=weights, device=device)
         _report_inversion(operator, inverted)
     return finding.refuted
 
 
 def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
     """Print the result of the canaries and write audit.json and audit.svg; return it with what the claim allows."""
-    from dpvision.audit import audit_file, membership
+    from dpvision.audit import audit_file, membership, pictures
     from dpvision.audit.bounds import ENOUGH_DRAWS, judge
-    from dpvision.cli import screen
     from dpvision.core import accountant, files
     from dpvision.released.report.guarantee import most_true_positives
+    from dpvision.settings.figures import lower, upper
 
     finding, proved = judge(scores, delta=delta, confidence=confidence), accountant.epsilon(event, delta)
     audit_file.write_section(place, "mechanism", finding.as_section(proved=proved))
     rates = [10 ** (-4 + 4 * i / 200) for i in range(201)]
     allowed = (rates, most_true_positives(scores.claimed, rates))
     curve = membership.roc_curve(scores.with_record, scores.without)
-    picture = membership.plot_roc({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
+    picture = pictures.plot_roc({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
     files.write(place / "audit.svg", picture, mode=0o644)
-    mu, profile = finding.estimate, finding.profile
+    mu, profile, least, most = finding.estimate, finding.profile, lower(finding.bound.epsilon), upper(proved)
     shown = {
-        "proved": f"epsilon at most {proved:.4f} at delta {finding.delta:g}",
-        "shown": f"epsilon at least {finding.bound.epsilon:.4f}, with {finding.bound.confidence:.0%} confidence",
+        "proved": f"epsilon at most {most} at delta {finding.delta:g}",
+        "shown": f"epsilon at least {least}, with {finding.bound.confidence:.0%} confidence",
         "estimate": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}); a true claim gives {finding.claimed_mu:.4f}",
         "whole curve": f"delta({profile.epsilon:.3f}) at least {profile.shown:.3g}, claimed {profile.claimed:.3g}",
     }
     if f"{finding.epsilon:.4f}" != f"{proved:.4f}":
         shown["tested"] = (
-            f"only the last settings, which claim epsilon {finding.epsilon:.4f}; the run had others before"
+            f"only the last settings, which claim epsilon {upper(finding.epsilon)}; the run had others before"
         )
     if finding.draws < ENOUGH_DRAWS:
         shown["estimate"] += "; too few canaries were sampled to refute the claim by it"
     screen.table(
         shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in simulated runs of its mechanism"
+    )
+    screen.say(
+        f"What this means: the proof allows epsilon up to {most}, and this attack shows that it is at least {least}. A "
+        "lower bound far below the proof does not show that less is revealed; one above it would refute the proof."
     )
     return finding, allowed
 
@@ -202,7 +223,6 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
 def _report_losses(operator: Path, attack: Any, classes: tuple[str, ...], allowed: Any) -> None:
     """Write the membership attack by losses to the operator's folder, and print it."""
     from dpvision.audit import membership
-    from dpvision.cli import screen
 
     result, scores = attack
     entry = result.as_json(classes)
@@ -220,7 +240,6 @@ def _report_losses(operator: Path, attack: Any, classes: tuple[str, ...], allowe
 def _attack_by_shadows(folder: Any, planned: Any, allowed: Any) -> None:
     """Train shadow models, write the LiRA attack to the operator's folder, and print it."""
     from dpvision.audit.shadow_models import WARNING, train_shadows_and_attack
-    from dpvision.cli import screen
 
     with screen.counting("training shadow models, steps") as progress:
         lira = train_shadows_and_attack(planned, progress=progress)
@@ -237,11 +256,11 @@ def _attack_by_shadows(folder: Any, planned: Any, allowed: Any) -> None:
 def _write_for_operator(operator: Path, name: str, entry: Any, curves: Any, allowed: Any) -> None:
     import json
 
-    from dpvision.audit import membership
+    from dpvision.audit import pictures
     from dpvision.core import files
 
     files.write(operator / f"{name}.json", json.dumps(entry, indent=1) + "\n")
-    picture = membership.plot_roc(curves, allowed=allowed, title="NOT FOR RELEASE")
+    picture = pictures.plot_roc(curves, allowed=allowed, title="NOT FOR RELEASE")
     files.write(operator / f"{name}.svg", picture)
 
 
@@ -250,7 +269,6 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
     import io
     import json
 
-    from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.public.sheets import write_labelled_rows
 
@@ -269,3 +287,113 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
         "with the record; where that is low, the attack is weak and its failure shows nothing. "
         f"In {operator}: inversion.json, inversion.png"
     )
+
+
+@verb
+def geometry(
+    weights: Annotated[Path, Parameter(help="Folder of a run, or a weights.safetensors file.")],
+    data: DataSet,
+    /,
+    *,
+    private: Annotated[
+        bool, flag("Data", "The images are private: results stay in the run's operator folder, not for release.")
+    ] = False,
+    model: Annotated[
+        str | None, option("Model", "Network of a file that does not name it, such as wrn-10-1.", default="in the file")
+    ] = None,
+    split: Annotated[Literal["train", "val", "test"], option("Data", "Which images to measure on.")] = "train",
+    most: Annotated[int, option("Data", "Largest number of images to use.")] = 512,
+    top: Annotated[int, option("Output", "Number of largest Hessian eigenvalues to compute.")] = 5,
+    probes: Annotated[int, option("Output", "Number of random vectors to estimate the Hessian's trace with.")] = 32,
+    pair: Annotated[
+        str | None,
+        option(
+            "Data",
+            "Two classes for the picture of gradients, with a comma between; one with --beside.",
+            default="the two most frequent",
+        ),
+    ] = None,
+    beside: Annotated[
+        str | None,
+        option("Data", "A second data set to compare gradients with, instead of two classes of one.", default="none"),
+    ] = None,
+    seed: Annotated[int, option("Data", "Seed of the choice of images.")] = 0,
+    out: Annotated[Path, out_option("Folder to write; it must be new.")] = Path("geometry"),
+    device: Device = "auto",
+) -> None:
+    """Measure how sharp the loss is at a model's weights.
+
+    Also whether gradients of one class agree. Prints the largest eigenvalues of the Hessian and its trace; writes
+    geometry.json, spectrum.svg and gradients.svg. Without --private the images are taken as public: nothing protects
+    what the results reveal about them.
+
+    Example: `dpvision geometry runs/first digits --private`, or, for public images,
+    `dpvision geometry warmed/weights.safetensors parts/public.npz --model wrn-10-1`
+    """
+    from dpvision.audit import geometry as audit
+
+    where, chosen = audit.choose_output(weights, out, private=private), choose_device(device)
+    options: dict[str, Any] = {"private": private, "model": model, "split": split, "most": most, "seed": seed}
+    with screen.progress("reading images"):
+        sources = (data,) if beside is None else (data, beside)
+        first, *others = (audit.load_subject(weights, source, device=chosen, **options) for source in sources)
+    what = " and ".join(f"{s.facts['images']:,} images of {s.name}" for s in (first, *others))
+    if private:
+        screen.say(f"measuring on {what}, which are PRIVATE: no noise protects the results; not for release")
+    else:
+        screen.say(f"measuring on {what}, taken as PUBLIC: the results reveal them. If they are private: --private")
+    with screen.progress("gradients") as progress:
+        measured = audit.measure(
+            first,
+            top=top,
+            probes=probes,
+            pair=word_list(pair or ""),
+            other=others[0] if others else None,
+            progress=progress,
+        )
+    values, trace, plane = measured.curvature.eigenvalues, measured.curvature.trace, measured.plane
+    one, two = measured.groups
+    ratio = "none: the last is not positive" if measured.curvature.ratio is None else f"{measured.curvature.ratio:.4g}"
+    named = {1: "lambda_1", top: f"lambda_{top}"}
+    screen.table(
+        {
+            "loss, accuracy": f"{measured.summary.loss:.4g}, {measured.summary.accuracy:.2%}",
+            **{name: f"{values.values[i - 1]:.5g} +- {values.errors[i - 1]:.1g}" for i, name in named.items()},
+            f"lambda_1/lambda_{top}": ratio,
+            "trace": f"{trace.value:.5g} +- {trace.error:.2g} (standard error, {trace.probes} probes)",
+            "lowest": f"{values.lowest:.4g} +- {values.lowest_error:.1g}",
+            "mean cosine": f"within {one!r} {plane.first.within:.3f}, within {two!r} {plane.second.within:.3f}, "
+            f"between {plane.between:.3f}",
+        },
+        title=f"mean loss, {measured.curvature.weights:,} weights",
+    )
+    if not values.converged:
+        screen.say(f"note: the eigenvalues did not converge in {values.products} products; see their errors above")
+    audit.save(where, first, measured)
+    whose = "not for release" if private else "may be released wherever the weights may"
+    screen.say(f"wrote {where.folder}: geometry.json, spectrum.svg, gradients.svg ({whose})")
+
+
+@verb
+def study(
+    *folders: Annotated[Path, Parameter(help="Runs that were trained with --study.")],
+    out: Annotated[
+        Path | None, out_option("SVG file to write.", default="gradients.svg in the first run's operator folder")
+    ] = None,
+) -> None:
+    """Plot gradients before clipping, of runs with --study.
+
+    No noise protects them: not for release.
+
+    Example: `dpvision train digits --epsilon 1 --study --out runs/looked`, then `dpvision study runs/looked`
+    """
+    from dpvision.private.training.gradient_study import plot
+    from dpvision.storage.run_folder import Run
+
+    if not folders:
+        raise ConfigError("study needs at least one run that was trained with --study.")
+    runs = [Run(Path(os.path.abspath(f))) for f in folders]
+    out = out or runs[0].operator / "gradients.svg"
+    for name, deviation in plot(runs, out).items():
+        screen.say(f"{name}: standard deviation over the weights {deviation:.4g}")
+    screen.say(f"wrote {out} (not for release)")

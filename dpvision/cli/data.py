@@ -6,8 +6,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dpvision.cli.app import verb, verb_with_parts
-from dpvision.cli.options import Channels, Classes, DataSet, Json, Size, SkipBroken, flag, option, out_option
+from dpvision.cli.app import (
+    Channels,
+    Classes,
+    DataSet,
+    Json,
+    Size,
+    SkipBroken,
+    flag,
+    option,
+    out_option,
+    verb,
+    verb_with_parts,
+)
 from dpvision.cli.screen import as_json, counting, grid, progress, say
 from dpvision.settings.setting import class_list
 
@@ -15,7 +26,7 @@ if TYPE_CHECKING:
     from dpvision.core.account import Account
     from dpvision.data import Findings
 
-MOST_SIZES = 5  # to print, of images of many sizes
+MAX_SIZES = 5  # to print, of images of many sizes
 
 data_verb = verb_with_parts("data", "Pack a data set into one store, or split off a public part.")
 
@@ -94,14 +105,14 @@ def split(
     """
     from dataclasses import replace
 
-    from dpvision.data import fingerprint, identify, load
+    from dpvision.data import fingerprint, load
     from dpvision.public.provenance import copy_provenance
     from dpvision.public.split import split as cut
 
     with progress("reading images") as show:
         whole = load(data, classes=class_list(classes), size=size, channels=channels, skip_broken=bool(skip_broken))
         show("writing the parts")
-        parts = cut(whole, out, public=public, seed=seed, digest=lambda part: identify(part)[1])
+        parts = cut(whole, out, public=public, seed=seed)
         for part in ("public", "private"):
             copy_provenance(data, out / f"{part}.npz")
     _show_parts(parts, out)
@@ -132,18 +143,21 @@ def ledger(
     Example: `dpvision ledger digits`, or, a decision of the data's owner, `dpvision ledger digits --set-budget 10`
     """
     from dpvision.core.events import Budget
-    from dpvision.data import identify, load
+    from dpvision.data import holds_features, identify, load, load_rows
     from dpvision.errors import ConfigError
     from dpvision.private.accounts import overlap
     from dpvision.private.accounts.accounts import choose, describe_shares
-    from dpvision.released.report.accounts import ledger_lines
+    from dpvision.released.report.guarantee import ledger_lines
     from dpvision.storage.home import ledger_of
 
     with progress("reading images"):
         options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
-        train = load(data, **options).train
+        of_rows = holds_features(data)
+        train = (load_rows(data, classes=options["classes"]) if of_rows else load(data, **options)).train
         fingerprint, _, digests = identify(train)
-        accounts = choose(fingerprint, overlap.sketch_images(train.images, digests))
+        accounts = choose(
+            fingerprint, (overlap.sketch_rows if of_rows else overlap.sketch_images)(train.images, digests)
+        )
     book = accounts.first
     for other in accounts.overlaps if not json else ():
         say(f"account {other.ledger.account().id} has {describe_shares(other)}")
@@ -170,8 +184,7 @@ def ledger(
 def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path, json: bool) -> None:
     """Print the ledger of a data set: each charge with what is spent up to and including it."""
     from dpvision.core.events import from_json
-    from dpvision.released.report.accounts import budget_changes
-    from dpvision.released.report.guarantee import composition
+    from dpvision.released.report.guarantee import budget_changes, composition
     from dpvision.settings.figures import describe, upper
 
     spent, budget = account.spent(), account.budget
@@ -197,14 +210,14 @@ def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path
             describe(from_json(c["event"]))
             + ("" if c["private"] else " (NOT PRIVATE: fixed key)")
             + (f" (counted separately: {c['new_account']})" if "new_account" in c else ""),
-            upper(c["epsilon"], 4),
+            upper(c["epsilon"]),
         ]
         for c in charges
     ]
     grid(["time", "run", "what was done to the data", "epsilon so far"], rows)
     for change in budget_changes(account):
         say(f"{change['time']}: the budget was changed to epsilon {change['epsilon']:g} at delta {change['delta']:g}")
-    say(f"account {account.id}: epsilon {upper(spent, 4)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
+    say(f"account {account.id}: epsilon {upper(spent)} of {budget.epsilon:g} spent at delta {budget.delta:g}")
     say(f"composition: {composition(account.total)}")
     for _, event in account.plan:
         say(f"planned, charged with the next run: {describe(event)}")
@@ -215,7 +228,7 @@ def _show_account(account: Account, charges: list[dict[str, Any]], *, file: Path
 
 
 def _findings_json(findings: Findings) -> dict[str, Any]:
-    """What `check` found, with the options that would declare it as public."""
+    """Return what `check` found, with the options that would declare it as public."""
     train = findings.counts.get("train", {})
     n = findings.persons or sum(train.values())
     unit = "--unit person " if findings.persons else ""
@@ -251,10 +264,10 @@ def _show_findings(findings: dict[str, Any]) -> None:
 
 
 def _sizes(counts: dict[str, int]) -> str:
-    """Sizes of images with their counts: all of a few, of many the most frequent and the extremes."""
-    frequent = sorted(counts, key=lambda size: -counts[size])[:MOST_SIZES]
+    """Return sizes of images with their counts: all of a few, of many the most frequent and the extremes."""
+    frequent = sorted(counts, key=lambda size: -counts[size])[:MAX_SIZES]
     text = ", ".join(f"{size} ({counts[size]:,})" for size in frequent)
-    if len(counts) <= MOST_SIZES:
+    if len(counts) <= MAX_SIZES:
         return text
     by_area = sorted(counts, key=lambda size: int(size.split("x")[0]) * int(size.split("x")[1]))
     return f"{len(counts):,} different, from {by_area[0]} to {by_area[-1]} pixels; most frequent: {text}"

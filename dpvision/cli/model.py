@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import verb
-from dpvision.cli.options import DataSet, Json, Size, flag, option, out_option
-from dpvision.cli.report import account_of, write_report
+from dpvision.cli import screen
+from dpvision.cli.app import DataSet, Device, Json, Size, flag, option, out_option, verb
+from dpvision.cli.train import find_account, write_report
 from dpvision.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def choose_device(name: str, precision: str = "float32") -> torch.device:
+    """The device with this name, set to deterministic arithmetic; if auto falls back to the CPU, print the reason."""
+    from dpvision.models.device import find_device, fix_arithmetic
+
+    device = find_device(name, report=lambda reason: print(f"dpvision: {reason}", file=sys.stderr))
+    fix_arithmetic(device, precision)
+    return device
 
 
 @verb
@@ -23,6 +36,7 @@ def predict(
     *,
     out: Annotated[Path | None, out_option("CSV file to write.", default="print to the terminal")] = None,
     probabilities: Annotated[bool, flag("Output", "Add a column with the probability of each class.")] = False,
+    device: Device = "auto",
 ) -> None:
     """Classify images with a trained model.
 
@@ -31,22 +45,17 @@ def predict(
 
     Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`
     """
-    from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.released.model import predict as classify
 
+    chosen = choose_device(device)
     with screen.counting("predicting") as progress:
+        classify = partial(classify, run, images, probabilities=probabilities, progress=progress, device=chosen)
         if out is None:
-            failed = classify(run, images, sys.stdout.write, probabilities=probabilities, progress=progress)
+            failed = classify(sys.stdout.write)
         else:
             with files.open_to_write(out, mode=0o644) as file:
-                failed = classify(
-                    run,
-                    images,
-                    lambda line: file.write(line.encode(errors="backslashreplace")),
-                    probabilities=probabilities,
-                    progress=progress,
-                )
+                failed = classify(lambda line: file.write(line.encode(errors="backslashreplace")))
             screen.say(f"wrote {out}")
     if failed:
         count = "a file" if failed == 1 else f"{failed:,} files"
@@ -63,9 +72,9 @@ def evaluate(
     size: Size = None,
     keep: Annotated[bool, flag("Output", "Keep the result on the test split for the run's report.")] = False,
     examples: Annotated[
-        int,
-        option("Output", "With --keep: number of TEST images to show on the report, correctly classified and not."),
+        int, option("Output", "With --keep: number of TEST images to show on the report, correctly classified and not.")
     ] = 0,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure the accuracy of a trained model.
@@ -75,15 +84,16 @@ def evaluate(
 
     Example: `dpvision eval runs/first digits`
     """
-    from dpvision.cli import screen
+    from dpvision.released.evaluation import LEARNED_LITTLE, is_little
     from dpvision.released.model import evaluate as measure
     from dpvision.settings.training import Config
 
     if examples and not keep:
         raise ConfigError("--examples puts test images on the report, which --keep writes. Fix: add --keep.")
     Config(examples=examples)  # refuses what is out of range
+    chosen = choose_device(device)
     with screen.progress("evaluating"):
-        result = measure(run, data, split=split, size=size, keep=keep, examples=examples)
+        result = measure(run, data, split=split, size=size, keep=keep, examples=examples, device=chosen)
     if keep:
         from dpvision.storage.run_folder import Run
 
@@ -96,6 +106,8 @@ def evaluate(
         f"{result['balanced_accuracy']:.2%}; always answering {result['majority_class']!r} would give "
         f"{result['majority_share']:.2%}"
     )
+    if is_little(result["accuracy"], result["majority_share"], images=result["images"]):
+        screen.say(f"note: {LEARNED_LITTLE}")
     rows = [[k, f"{v['images']:,}", f"{v['recall']:.1%}"] for k, v in result["classes"].items()]
     screen.grid(["class", "images", "recall"], rows)
 
@@ -122,7 +134,6 @@ def export(
     Example: `dpvision export runs/first --to onnx`, or
     `dpvision export runs/first --to safetensors --out first.safetensors`
     """
-    from dpvision.cli import screen
     from dpvision.released.export import export as write
     from dpvision.released.export import require_free
     from dpvision.released.report import card as card_of
@@ -132,7 +143,7 @@ def export(
     folder.config()
     out = out or run / f"model.{to}"
     require_free(out, to=to, force=force)
-    card = card_of(folder, account_of(folder))
+    card = card_of(folder, find_account(folder))
     difference = write(folder.weights, card, out, to=to, force=force)
     if difference is not None:
         screen.say(f"onnxruntime and the model differ by at most {difference:.1g} on random images")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dpvision.cli.app import verb_with_parts
-from dpvision.cli.options import Json, flag, like, option
+from dpvision.cli.app import DescribeDevice, Json, flag, like, option, verb_with_parts
 from dpvision.cli.screen import as_json, duration, say, table
+from dpvision.errors import ConfigError
+from dpvision.settings.figures import describe, upper
 from dpvision.settings.release import Release
 from dpvision.settings.setting import declared
 from dpvision.settings.training import WAYS, Config
@@ -15,10 +17,13 @@ from dpvision.settings.training import WAYS, Config
 if TYPE_CHECKING:
     from dpvision.core.account import Account
     from dpvision.core.events import Event
+    from dpvision.models.cost import Described, Prediction
     from dpvision.private.accounts.accounts import Accounts
+    from dpvision.private.statistics.head_run import PreparedHead
     from dpvision.private.statistics.release import PreparedRelease
     from dpvision.private.training.train import Prepared
     from dpvision.private.training.tune import PreparedTuning
+    from dpvision.storage.run_folder import Run
 
 TRAINED = {
     "head": "the head alone",
@@ -28,6 +33,12 @@ TRAINED = {
 }
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
+
+def _solved(name: str, *, of: dict[str, Any] = _TRAINING, default: str | None = None) -> Any:
+    """Describe an option that means what a setting means, with its effective default."""
+    return like(of[name], show_default=default or of[name].default_text)
+
+
 plan_verb = verb_with_parts("plan")
 
 
@@ -35,12 +46,21 @@ plan_verb = verb_with_parts("plan")
 def plan(
     *,
     n: Annotated[int, like(_TRAINING["n"])],
-    batch: Annotated[int | None, like(_TRAINING["batch"], show_default=_TRAINING["batch"].default_text)] = None,
-    steps: Annotated[int | None, like(_TRAINING["steps"], show_default=_TRAINING["steps"].default_text)] = None,
-    epsilon: Annotated[float | None, like(_TRAINING["epsilon"], show_default="solved for, if --sigma is given")] = None,
-    sigma: Annotated[float | None, like(_TRAINING["sigma"], show_default="solved for, if --epsilon is given")] = None,
+    batch: Annotated[int | None, _solved("batch")] = None,
+    steps: Annotated[int | None, _solved("steps")] = None,
+    epsilon: Annotated[float | None, _solved("epsilon", default="solved for, if --sigma is given")] = None,
+    sigma: Annotated[float | None, _solved("sigma", default="solved for, if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
     confirm: Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes a second.")] = False,
+    model: Annotated[
+        str | None, like(_TRAINING["model"], help="Network for --describe-device.", show_default="none")
+    ] = None,
+    views: Annotated[int, option("Views", "Number of views of each image, for --describe-device.")] = 1,
+    size: Annotated[int, option("Data", "Pixels per side of an image, for --describe-device.")] = 32,
+    channels: Annotated[int, option("Data", "Channels of an image, for --describe-device.")] = 3,
+    classes: Annotated[int, option("Data", "Number of classes, for --describe-device.")] = 10,
+    precision: Annotated[str, like(_TRAINING["precision"])] = "float32",
+    describe_device: DescribeDevice = None,
     scale_down: Annotated[
         float | None,
         option("Output", "Also plan a cheap rehearsal on public data, smaller by this factor.", default="none"),
@@ -59,6 +79,9 @@ def plan(
     answer = solve(n=n, batch=batch, steps=steps, epsilon=epsilon, sigma=sigma, delta=delta, confirm=confirm)
     if scale_down is not None:
         answer["rehearsal"] = scaled_down(answer, scale_down)
+    if describe_device is not None:
+        shape = (channels, size, size)
+        answer["estimate"] = _estimate(describe_device, answer, model, shape, classes, views=views, precision=precision)
     if json:
         as_json(answer)
         return
@@ -78,8 +101,8 @@ def release(
     recipe: Annotated[
         str, like(_RELEASE["recipe"], help=f"{_RELEASE['recipe'].help} The default of `dpvision release` is moments.")
     ] = "neuromix",
-    rows: Annotated[int | None, like(_RELEASE["rows"], show_default=_RELEASE["rows"].default_text)] = None,
-    degree: Annotated[float | None, like(_RELEASE["degree"], show_default=_RELEASE["degree"].default_text)] = None,
+    rows: Annotated[int | None, _solved("rows", of=_RELEASE)] = None,
+    degree: Annotated[float | None, _solved("degree", of=_RELEASE)] = None,
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
     json: Json = False,
 ) -> None:
@@ -96,20 +119,53 @@ def release(
         table(_as_text(answer))
 
 
+def _estimate(
+    path: Path,
+    answer: Mapping[str, Any],
+    model: str | None,
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    views: int,
+    precision: str,
+) -> str:
+    """Return the estimated time of the planned training on a described device."""
+    from torch.nn.functional import cross_entropy
+
+    from dpvision.models import build
+    from dpvision.models.cost import Described, count, predict
+
+    if model is None:
+        raise ConfigError("--describe-device estimates the time of a network. Fix: --model with its name.")
+    device = Described.read(path)
+    network = build(model, shape, classes=classes, seed=0)
+    cost = count(network, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), shape)
+    prediction = predict(cost, device, batch=answer["batch"], views=views, precision=precision)
+    return describe_prediction(prediction, device, answer["steps"])
+
+
 def _as_text(answer: Mapping[str, Any]) -> dict[str, str]:
-    return {k.replace("_", " "): f"{v:.6g}" if isinstance(v, float) else f"{v}" for k, v in answer.items()}
+    return {
+        k.replace("_", " "): upper(v) if k == "epsilon" else f"{v:.6g}" if isinstance(v, float) else f"{v}"
+        for k, v in answer.items()
+    }
 
 
-def show_training(prepared: Prepared, accounts: Accounts) -> None:
-    """Print the plan of a training, with what is public and how it is known."""
+def show_training(
+    prepared: Prepared, accounts: Accounts, describe_device: Path | None = None, *, seconds_of_prior: float = 0.0
+) -> None:
+    """Print the plan of a training run, with what is public and how it is known.
+
+    With `describe_device`, the time is an estimate for a device that is not here.
+    """
     from dpvision.private.training import ranks as distributed
     from dpvision.private.training.private_sum import count_units
-    from dpvision.settings import cross_checks
-    from dpvision.settings.figures import upper
+    from dpvision.settings import quick
 
     config, event, sampler = prepared.config, prepared.event(), prepared.sampler
     ranks = distributed.ranks()
-    where = "this machine" if ranks == 1 else f"{ranks} worker processes like this one"
+    built = f", after {duration(seconds_of_prior)} for the prior, which is kept" if seconds_of_prior else ""
+    where = _time_here(prepared, ranks) + built if describe_device is None else _time_on(prepared, describe_device)
     weights = sum(p.numel() for p in prepared.network.build().parameters() if p.requires_grad)
     table(
         {
@@ -119,16 +175,19 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",
-            "time": f"about {duration(prepared.estimate_seconds(ranks=ranks))} on {where} as it is now",
+            "device": f"{prepared.device}, {config.precision}",
+            "time": where,
             "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
             **_with_first_weights(prepared),
-            "cross-check": f"Rényi {upper(cross_checks.rdp_epsilon(event, config.delta), 4)}; "
+            "cross-check": f"{upper(quick.rdp_epsilon(event, config.delta))} by Rényi accounting, a looser bound; "
             + _central_limit(event, config.delta),
         },
         title="plan",
     )
+    for note in prepared.notes:
+        say(f"  note: {note}")
     here = count_units(prepared.data.train, config.unit)
     assert config.n
     if not 0.67 < here / config.n < 1.5:
@@ -149,10 +208,53 @@ def show_training(prepared: Prepared, accounts: Accounts) -> None:
     _notes(prepared, accounts)
 
 
+def _time_here(prepared: Prepared, ranks: int) -> str:
+    """Return the measured time of a training run."""
+    where = "this machine" if ranks == 1 else f"{ranks} worker processes like this one"
+    return f"about {duration(prepared.estimate_seconds(ranks=ranks))} on {where} as it is now"
+
+
+def _time_on(prepared: Prepared, path: Path) -> str:
+    """Return the estimated time of a training run on a described device."""
+    from dpvision.models.cost import Described
+
+    return describe_prediction(prepared.predict(device := Described.read(path)), device, prepared.sampler.steps)
+
+
+def describe_prediction(prediction: Prediction, device: Described, steps: int) -> str:
+    """Return a prediction in words, which call it an estimate."""
+    memory = f"passes of {prediction.units:,} units in {prediction.memory / 1e9:.3g} GB"
+    return (
+        f"about {duration(prediction.step * steps)} on {device.name}: {prediction.images_per_second:,.0f} images/s "
+        f"with all their views, {memory} (an estimate from counted operations, not measured)"
+    )
+
+
+def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
+    """Print the plan of a head on features, with what is public and how it is known."""
+    from dpvision.settings.figures import describe
+
+    config, event, data = prepared.config, prepared.event(), prepared.data
+    assert config.steps and config.n
+    table(
+        {
+            "data": f"{data.name}: rows of {prepared.shape[2]:,} features, {len(data.classes)} classes",
+            "unit": f"image, which is one row; n = {config.n:,} rows",
+            "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
+            + ("sum" if config.steps == 2 else "sums"),
+            **_what_goes_in(config),
+            "charged": describe(event),
+            "guarantee": _guarantee(event, config.delta),
+            "cross-check": _central_limit(event, config.delta),
+        },
+        title="plan",
+    )
+    _notes(prepared, accounts)
+
+
 def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
     """Print the plan of a tuning."""
     from dpvision.core import accountant
-    from dpvision.settings.figures import describe, upper
 
     first, event, stop = prepared.first, prepared.event, prepared.stopping
     alone = max(accountant.epsilon(trial, first.config.delta) for trial in set(event.trials))
@@ -163,9 +265,9 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
             "trials": f"{stop.mean:.4g} expected, drawn in secret (negative binomial, eta {stop.eta:g}, gamma "
             f"{stop.gamma:.4g}); with probability {stop.probabilities(1)[0]:.0%} there is only one",
             "trained by": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
-            "one trial": f"epsilon {upper(alone, 4)}, which leaves room for the choice",
+            "one trial": f"epsilon {upper(alone)}, which leaves room for the choice",
             "score": f"accuracy on {len(prepared.score):,} public images ({prepared.score_on['file']})",
-            "guarantee": f"epsilon {upper(prepared.epsilon, 4)} at delta {first.config.delta:g}, of the whole tuning",
+            "guarantee": f"epsilon {upper(prepared.epsilon)} at delta {first.config.delta:g}, of the whole tuning",
         },
         title="plan",
     )
@@ -174,7 +276,6 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
 
 def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     """Print the plan of a release."""
-    from dpvision.settings.figures import describe
 
     config, event = prepared.config, prepared.event()
     table(
@@ -198,16 +299,31 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
 def show_planned_runs(account: Account) -> None:
     """Print what is planned on an account, and how much of the budget all of it would use."""
     from dpvision.core import accountant
-    from dpvision.settings.figures import describe, upper
 
     after = accountant.epsilon(account.total_planned, account.budget.delta)
     for _, event in account.plan:
         say(f"planned: {describe(event)}")
     say(
-        f"account {account.id}: all that is charged and planned uses epsilon {upper(after, 4)} of "
+        f"account {account.id}: all that is charged and planned uses epsilon {upper(after)} of "
         f"{account.budget.epsilon:g}. Nothing is charged yet: the first of the planned runs charges all of them. Give "
         "each command again without --plan, in any order; `dpvision ledger DATA --drop-plan` forgets the plan."
     )
+
+
+def note_other_arithmetic(run: Run, prepared: Prepared) -> None:
+    """Print what another device or precision costs, before it is charged."""
+    from dpvision.private.training.state import State
+    from dpvision.storage import safetensors
+
+    header = safetensors.read(run.state).header
+    before = State.config_of(header, run.state)
+    was, now = (before.device.split(":")[0], before.precision), (prepared.device.type, prepared.config.precision)
+    if header["branch"] and was != now and run.facts().get("complete") is not True:
+        say(
+            f"note: this run computed on {before.device} in {before.precision} so far, and does on {prepared.device} "
+            f"in {prepared.config.precision} now, which rounds differently. So a branch starts here: fresh noise, and "
+            "the remaining steps are charged to the ledger again."
+        )
 
 
 def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
@@ -222,7 +338,7 @@ def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
 
 
 def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
-    """The rows about the data, from public figures alone."""
+    """Return the rows about the data, from public figures alone."""
     data, config = prepared.data, prepared.config
     channels, height, width = prepared.shape
     return {
@@ -233,22 +349,20 @@ def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
 
 def _guarantee(event: Event, delta: float) -> str:
     from dpvision.core import accountant
-    from dpvision.settings.figures import upper
 
-    return f"epsilon {upper(accountant.epsilon(event, delta), 4)} at delta {delta:g}, by {accountant.NAME}"
+    return f"epsilon {upper(accountant.epsilon(event, delta))} at delta {delta:g}, by {accountant.NAME}"
 
 
 def _central_limit(event: Event, delta: float) -> str:
     from dpvision.settings import gdp
 
     epsilon = gdp.gaussian_epsilon(gdp.central_limit_mu(event), delta)
-    return f"central limit {epsilon:.4f} (approximate, not a bound)"
+    return f"about {epsilon:.2f} by the central limit, which is not a bound"
 
 
 def _with_first_weights(prepared: Prepared) -> dict[str, str]:
-    """What the model reveals in total, where it starts from weights of another private training."""
+    """Return what the model reveals in total, if it starts from weights that were trained privately."""
     from dpvision.core import accountant, adaptive
-    from dpvision.settings.figures import upper
 
     if not prepared.public.earlier_events:
         return {}
@@ -256,13 +370,11 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
         adaptive.compose((*prepared.public.earlier_events, prepared.event()), prepared.config.delta),
         prepared.config.delta,
     )
-    return {
-        "in total": f"epsilon {upper(both, 4)}, together with what the initial weights reveal of their training data"
-    }
+    return {"in total": f"epsilon {upper(both)}, together with what the initial weights reveal of their training data"}
 
 
 def _what_goes_in(config: Config) -> dict[str, str]:
-    """Views and public inputs, where there are any."""
+    """Return the rows about views and public inputs, where there are any."""
     rows = {}
     if not config.as_it_is:
         kinds = {"of the image": config.k_base, "mixtures": config.k_self, "public images": config.k_diff}
@@ -287,11 +399,11 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     return rows
 
 
-def _notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> None:
-    """Print what every plan adds: what becomes public, what is missing, and which accounts are charged."""
+def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accounts) -> None:
+    """Print the notes at the end of every plan: what becomes public, what is missing, which accounts are charged."""
     if prepared.read_off:
         say(
-            f"  note: {', '.join(prepared.read_off)}: read off the data and treated as public, as the card states. "
+            f"  note: {', '.join(prepared.read_off)}: read from the data and treated as public, as the card states. "
             "If they must not be revealed, declare other figures: --n (rounded), --classes, --size, --channels."
         )
     if prepared.data.test is None:
@@ -302,10 +414,9 @@ def _notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> None:
         say(f"  left out: {broken.path}: {broken.reason}")
 
 
-def _account_notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> list[str]:
-    """Which accounts will be charged, what is on them, and which others share images but are not charged."""
+def _account_notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accounts) -> list[str]:
+    """Return lines about the accounts: which are charged, what is spent, and which share images but are not charged."""
     from dpvision.private.accounts.accounts import describe_shares
-    from dpvision.settings.figures import upper
 
     config, notes = prepared.config, []
     for ledger in (accounts.first, *accounts.others):
@@ -326,7 +437,7 @@ def _account_notes(prepared: Prepared | PreparedRelease, accounts: Accounts) -> 
             notes.append(f"{shared}, so it is charged.")
         else:
             notes.append(
-                f"{shared} and has spent epsilon {upper(other.spent(), 4)}. It is not charged: only the two "
+                f"{shared} and has spent epsilon {upper(other.spent())}. It is not charged: only the two "
                 "accounts together bound what is revealed about those images."
             )
     return notes

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import verb
-from dpvision.cli.options import (
+from dpvision.cli.app import (
     CONSENT_FIX,
     Channels,
     Classes,
@@ -19,11 +18,15 @@ from dpvision.cli.options import (
     PublicImages,
     Size,
     SkipBroken,
-    flag,
+    like,
     option,
     out_option,
+    read,
+    takes,
+    verb,
 )
-from dpvision.settings.setting import class_list, word_list
+from dpvision.public.settings import PretrainSettings, WarmUpSettings
+from dpvision.settings.setting import class_list, declared
 
 
 @verb
@@ -39,13 +42,12 @@ def images(
     workers: Annotated[int, option("Output", "Number of processor cores to use.")] = 1,
     out: Annotated[Path | None, out_option("Folder to write.", default="the name of the process")] = None,
 ) -> None:
-    """Draw images from a random process, without any photograph.
+    """Draw images from a random process; no photograph is used.
 
     Example: `dpvision images dead-leaves-mixed --count 1000 --out leaves`
     """
     from dpvision.cli import screen
-    from dpvision.public.random import PROCESSES
-    from dpvision.public.random.gallery import write_gallery
+    from dpvision.public.random import PROCESSES, write_gallery
 
     if process is None:
         rows = [[name, (draws.__doc__ or "").split("\n")[0]] for name, draws in PROCESSES.items()]
@@ -58,32 +60,15 @@ def images(
 
 
 @verb
+@takes(PretrainSettings, common=False)
 def pretrain(
     *,
     out: Annotated[Path, out_option("Folder to write the weights to; an interrupted one is continued.")],
-    process: Annotated[
-        str | None,
-        option(
-            "Data",
-            "Random process that draws the images; `dpvision images` lists them.",
-            default="stylegan-oriented; for patches dead-leaves-mixed",
-        ),
-    ] = None,
-    model: Annotated[str, option("Model", "Network to train, such as wrn-16-4.")] = "wrn-16-4",
-    size: Annotated[int, option("Data", "Pixels per side of the images to train on.")] = 32,
-    finer: Annotated[int, option("Data", "Images are drawn larger by this factor, and views are cut from them.")] = 2,
-    count: Annotated[int, option("Data", "Number of different images.")] = 105_000,
-    batch: Annotated[int, option("Optimisation", "Number of images per step.")] = 256,
-    steps: Annotated[int, option("Optimisation", "Number of steps; 82,000 are 200 passes.")] = 82_000,
-    lr: Annotated[
-        float, option("Optimisation", "Learning rate at a batch of 256; scaled in proportion to the batch.")
-    ] = 0.12,
-    hidden: Annotated[int, option("Model", "Width of the projection head, which is discarded after training.")] = 4096,
-    loss: Annotated[
-        Literal["align-uniform", "info-nce"], option("Optimisation", "Contrastive loss.")
-    ] = "align-uniform",
-    seed: Annotated[int, option("Optimisation", "Seed of images and weights.")] = 0,
+    size: Annotated[int, like(declared(PretrainSettings)["side"], name="--size")] = PretrainSettings.side,
+    count: Annotated[int, like(declared(PretrainSettings)["images"], name="--count")] = PretrainSettings.images,
     workers: Annotated[int, option("Optimisation", "Number of processor cores that draw images.")] = 1,
+    device: Device = "auto",
+    **flags: Any,
 ) -> None:
     """Train a network on random images, for `train --pretrained`.
 
@@ -93,35 +78,38 @@ def pretrain(
 
     Example: `dpvision pretrain --model wrn-10-1 --process dead-leaves-mixed --hidden 512 --steps 2000 --out prior`
     """
-    if model.startswith("patches-"):
-        _build_dictionary(model, out, process=process or "dead-leaves-mixed", size=size, seed=seed)
-        return
-    process = process or "stylegan-oriented"
     from dpvision.cli import screen
-    from dpvision.public.contrastive import PretrainSettings, load_trunk, retrieval_accuracy
+    from dpvision.models.device import find_device
+
+    given = read(PretrainSettings, flags)
+    model: str = given.get("model", PretrainSettings.model)
+    if model.startswith("patches-"):
+        process, seed = given.get("process", "dead-leaves-mixed"), given.get("seed", PretrainSettings.seed)
+        _build_dictionary(model, out, process=process, size=size, seed=seed, device=device)
+        return
+    from dpvision.public.contrastive import load_trunk, retrieval_accuracy
     from dpvision.public.contrastive import pretrain as learn
 
-    settings = PretrainSettings(
-        process=process,
-        model=model,
-        side=size,
-        finer=finer,
-        images=count,
-        batch=batch,
-        steps=steps,
-        lr=lr,
-        hidden=hidden,
-        loss=loss,
-        seed=seed,
-    )
+    settings = PretrainSettings(**given, side=size, images=count)
+    place = find_device(device, report=screen.say)
     with screen.counting("pretraining") as progress, screen.stoppable() as stop:
-        done = learn(settings, out, workers=workers, progress=lambda at: progress(at.step, at.steps), stop=stop)
+        done = learn(
+            settings,
+            out,
+            workers=workers,
+            device=place,
+            progress=lambda at: progress(at.step, at.steps),
+            stop=stop,
+            report=screen.say,
+        )
     if not done:
         screen.say(f"stopped; the same command continues it (its state is in {out})")
         sys.exit(130)
-    trunks = (load_trunk(settings), load_trunk(settings, out))
-    first, last = (retrieval_accuracy(trunk, process, side=size, first=count, seed=seed) for trunk in trunks)
-    screen.say(f"of 200 new random images {last:.1%} are recognised in another view; {first:.1%} before training")
+    first, last = (
+        retrieval_accuracy(trunk.to(place), settings.process, side=size, first=count, seed=settings.seed, device=place)
+        for trunk in (load_trunk(settings), load_trunk(settings, out))
+    )
+    screen.say(f"of 200 new random images, {last:.1%} are recognised in another view; before training, {first:.1%}")
     weights = out / "weights.safetensors"
     screen.say(
         f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --model {model} --pretrained {weights} "
@@ -129,15 +117,18 @@ def pretrain(
     )
 
 
-def _build_dictionary(model: str, out: Path, *, process: str, size: int, seed: int) -> None:
+def _build_dictionary(model: str, out: Path, *, process: str, size: int, seed: int, device: str) -> None:
     from dpvision.cli import screen
+    from dpvision.models.device import find_device
     from dpvision.public.contrastive import Pretraining
     from dpvision.public.dictionary import DictionarySettings, compute_and_write
     from dpvision.public.trainer import require_free
 
     require_free(out, Pretraining)
+    settings = DictionarySettings(model, (3, size, size), process=process, seed=seed)
+    place = find_device(device, report=screen.say)
     with screen.counting("building the dictionary of patches") as progress:
-        compute_and_write(DictionarySettings(model, (3, size, size), process=process, seed=seed), out, progress)
+        compute_and_write(settings, out, progress, device=place)
     weights = out / "weights.safetensors"
     screen.say(
         f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --recipe patches --model {model} "
@@ -146,6 +137,7 @@ def _build_dictionary(model: str, out: Path, *, process: str, size: int, seed: i
 
 
 @verb
+@takes(WarmUpSettings, common=False)
 def warm(
     public: PublicImages,
     /,
@@ -157,62 +149,18 @@ def warm(
             "Data", "More public images to train on, such as synthetic ones; repeat it for several.", default="none"
         ),
     ] = None,
-    balance: Annotated[
-        bool | None, flag("Data", "Repeat PUBLIC until it has the same number of images as --also.")
-    ] = None,
     settings: Annotated[
         Literal["cifar-10", "cifar-100"],
         option("Model", "Settings to start from, those of Park et al. 2024; other options win over them."),
     ] = "cifar-10",
-    model: Annotated[str | None, option("Model", "Network to train.", default="wrn-16-4")] = None,
-    optimiser: Annotated[
-        Literal["sgd", "sam", "asam", "pgd"] | None,
-        option(
-            "Optimisation",
-            "Plain SGD, sharpness-aware (sam, asam), or adversarial training (pgd).",
-            default="sam",
-        ),
-    ] = None,
-    rho: Annotated[
-        float | None, option("Optimisation", "Radius of sam and asam; 0.5 is usual for asam.", default="0.1")
-    ] = None,
-    radius: Annotated[
-        float | None,
-        option("Optimisation", "Radius of pgd, as a fraction of the range from black to white.", default="8/255"),
-    ] = None,
-    augment: Annotated[
-        str | None,
-        option(
-            "Views",
-            "Augmentations, with commas between: crop, flip, cutout, cutmix; or none. No flip for digits or letters.",
-            default="crop,flip,cutout",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, option("Optimisation", "Number of images per step.", default="100; 64 for cifar-100")
-    ] = None,
-    epochs: Annotated[
-        int | None, option("Optimisation", "Number of passes over the images.", default="100; 200 for cifar-100")
-    ] = None,
-    steps: Annotated[
-        int | None, option("Optimisation", "Number of steps, instead of --epochs.", default="none")
-    ] = None,
-    lr: Annotated[
-        float | None, option("Optimisation", "Initial learning rate.", default="0.05; 0.1 for cifar-100")
-    ] = None,
-    momentum: Annotated[float | None, option("Optimisation", "Momentum of the optimiser.", default="0.9")] = None,
-    decay: Annotated[float | None, option("Optimisation", "Weight decay.", default="5e-4")] = None,
-    hold_out: Annotated[
-        float | None, option("Data", "Fraction of PUBLIC to hold out, and to measure accuracy on.", default="0")
-    ] = None,
-    seed: Annotated[int | None, option("Optimisation", "Seed of weights, views and order.", default="0")] = None,
     save_every: Annotated[float, option("Output", "Seconds between checkpoints.")] = 60.0,
-    device: Device = "cpu",
+    device: Device = "auto",
     classes: Classes = None,
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
     consented: Consented = False,
+    **flags: Any,
 ) -> None:
     """Train a network on public images, for `train --pretrained`.
 
@@ -222,16 +170,14 @@ def warm(
 
     Example: `dpvision warm parts/public.npz --also synthetic.npz --balance --model wrn-10-1 --out warmed`
     """
-    given = {k: v for k, v in locals().items() if v is not None}
     from dpvision.cli import screen
+    from dpvision.models.device import find_device
     from dpvision.public.trainer import require_free
-    from dpvision.public.warmup import NAMED, WarmUp, WarmUpSettings, warm_up
+    from dpvision.public.warmup import NAMED, WarmUp, warm_up
 
-    changes: dict[str, Any] = {k: v for k, v in given.items() if k in WarmUpSettings.__dataclass_fields__}
-    if augment is not None:
-        changes["augment"] = () if augment == "none" else tuple(word_list(augment))
-    chosen = replace(NAMED[settings], **changes)
+    chosen = replace(NAMED[settings], **read(WarmUpSettings, flags))
     require_free(out, WarmUp)
+    place = find_device(device, report=screen.say)
     options: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": bool(skip_broken)}
     with screen.progress("reading images"):
         first, names = _read_public(public, consented, classes=class_list(classes), **options)
@@ -244,10 +190,11 @@ def warm(
             [first, *more],
             out,
             classes=names,
-            device=device,
+            device=place,
             save_every=save_every,
             progress=lambda at: progress(at.step, at.steps),
             stop=stop,
+            report=screen.say,
         )
     if not done:
         screen.say(f"stopped; the same command continues it (its state is in {out})")
@@ -278,7 +225,7 @@ def _show_warm_up(out: Path, model: str) -> None:
     from dpvision.public.batches import repeats
 
     card = json.loads((out / "card.json").read_text())
-    rows = {f"on {s['name']}, trained on": s for s in card["sources"]}
+    rows = {f"{s['name']} (trained on)": s for s in card["sources"]}
     rows |= {"held out": card["held_out"]} if card["held_out"] else {}
     screen.grid(
         ["images", "number", "loss", "accuracy"],
@@ -288,8 +235,8 @@ def _show_warm_up(out: Path, model: str) -> None:
     if missing:
         screen.say(f"note: there was no image of class {', '.join(missing)} to learn from.")
     first, *others = (source["images"] for source in card["sources"])
-    repeated = f"; public images count {repeats(first, sum(others))} times" if card["balance"] else ""
-    screen.say(f"by {card['optimiser']}, views by {', '.join(card['augment']) or 'nothing'}{repeated}")
+    repeated = f"; each public image is repeated {repeats(first, sum(others))} times" if card["balance"] else ""
+    screen.say(f"optimiser {card['optimiser']}, augmentation {', '.join(card['augment']) or 'none'}{repeated}")
     speed = card["images_seen"] / max(card["seconds"], 0.1)
     screen.say(f"{card['steps']:,} steps in {card['seconds']:.0f} s, {speed:,.0f} images/s")
     weights = out / "weights.safetensors"

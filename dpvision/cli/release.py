@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import verb
-from dpvision.cli.options import (
+from dpvision.cli import screen
+from dpvision.cli.app import (
     Classes,
     DataSet,
+    Device,
     DryRun,
     NewAccount,
     Plan,
@@ -22,6 +23,7 @@ from dpvision.cli.options import (
     read_settings_file,
     require_epsilon,
     takes,
+    verb,
 )
 from dpvision.errors import ConfigError
 from dpvision.settings.release import Release
@@ -44,6 +46,7 @@ def release(
         Literal["sound", "paper"],
         option("Privacy", "With `paper`: compare with the account that was published for this method, and stop."),
     ] = "sound",
+    device: Device = "auto",
     dry_run: DryRun = False,
     plan: Plan = False,
     **flags: Any,
@@ -67,14 +70,16 @@ def release(
     settings = with_changes(release_recipe(named), check_values(Release, from_file, source=str(config)))
     settings = with_changes(settings, check_values(Release, given, source="command line"))
 
-    from dpvision.cli import screen
     from dpvision.cli.plan import show_planned_runs, show_release
+    from dpvision.models.device import find_device, fix_arithmetic
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.statistics.release import Encoded, make, prepare, require_encoder, require_possible
     from dpvision.private.training import ranks
     from dpvision.released.folder import next_free
 
     ranks.start()
+    place = find_device(device, report=screen.say)
+    fix_arithmetic(place)
     with screen.progress("reading images"):
         prepared = prepare(data, settings)
     is_first = ranks.rank() == 0
@@ -98,18 +103,12 @@ def release(
         require_encoder(prepared)
         screen.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
         return
-    with screen.progress("preparing the encoder") as progress:
-        encoded = Encoded(prepared, progress)  # by all worker processes together
+    with screen.progress("preparing the encoder") as show:
+        progress = screen.in_percent(show)
+        encoded = Encoded(prepared, progress, device=place)  # by all worker processes together
         if not is_first:
             return  # one process charges and draws the noise
-        card = make(
-            prepared,
-            out,
-            encoded=encoded,
-            test_key=test_key,
-            accounts=accounts,
-            progress=progress,
-        )
+        card = make(prepared, out, encoded=encoded, test_key=test_key, accounts=accounts, progress=progress)
     for name, value in (card["accuracy"] or {}).items():
         screen.say(f"test accuracy, {name}: {value:.2%}")
     if card["status"] == "private":
@@ -130,6 +129,7 @@ def features(
         Path | None, option("Model", "File of the encoder's public weights, if it has some.", default="none")
     ] = None,
     classes: Classes = None,
+    device: Device = "auto",
 ) -> None:
     """Encode other images as a release does, to test models on them.
 
@@ -137,7 +137,7 @@ def features(
 
     Example: `dpvision features releases/1 digits --out test.safetensors`
     """
-    from dpvision.cli import screen
+    from dpvision.models.device import find_device, fix_arithmetic
     from dpvision.private.features.public_map import features_of
     from dpvision.released.folder import write_arrays
 
@@ -145,7 +145,17 @@ def features(
         raise ConfigError(f"{out}: must be a new file that ends in .safetensors. Fix: another --out.")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: make it first, or another --out.")
-    with screen.progress("reading images") as progress:
-        arrays = features_of(folder, data, split=split, weights=weights, classes=class_list(classes), progress=progress)
+    place = find_device(device, report=screen.say)
+    fix_arithmetic(place)
+    with screen.progress("reading images") as show:
+        arrays = features_of(
+            folder,
+            data,
+            split=split,
+            weights=weights,
+            classes=class_list(classes),
+            progress=screen.in_percent(show),
+            device=place,
+        )
     write_arrays(out, arrays, mode=0o600)
     screen.say(f"wrote {out}: features {arrays['features'].shape} and labels, as private as the images")

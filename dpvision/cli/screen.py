@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 # In a log: seconds until the first line about a part of the work, and between two lines.
 FIRST_LINE, NEXT_LINE = 5.0, 30.0
@@ -44,7 +44,7 @@ def grid(header: list[str], rows: list[list[str]]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Format seconds in the unit that suits them."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 5400:
@@ -82,6 +82,17 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(what, done, total)
 
 
+def in_percent(show: Show) -> Callable[[str, int, int], None]:
+    """Return `show` in per cent, for work on private records: a log must not show how many there are."""
+    return lambda what, done, total: show(f"{what}, per cent", round(100 * done / max(total, 1)), 100)
+
+
+def stop(state: object) -> NoReturn:
+    """Say that work was stopped on request and can be continued, and exit."""
+    say(f"stopped; the same command continues it (its state is in {state})")
+    sys.exit(130)
+
+
 @contextmanager
 def _bars(what: str) -> Iterator[Show]:
     from rich.console import Console
@@ -111,7 +122,7 @@ def _bars(what: str) -> Iterator[Show]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the work: since when it runs, how much was done when it was first counted, and how much is done now."""
+    """A part of the work: when it began, how much was done when it was first counted, and how much is done now."""
 
     what: str
     began: float
@@ -121,7 +132,7 @@ class _Part:
     note: str = ""
 
     def line(self, now: float) -> str:
-        """The part in words: how much of it is done, how fast, and how long it takes still."""
+        """Describe the part: how much of it is done, how fast, and how much time is left."""
         if not self.total or self.counted is None:
             return f"{self.what}: {duration(now - self.began)} so far"
         text = f"{self.what}: {self.done:,} of {self.total:,}"
@@ -172,7 +183,7 @@ class _Lines:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM ask for a stop after the current step; a second one stops at once."""
+    """Let Ctrl-C or SIGTERM request a stop after the current step; a second one stops at once."""
     asked: list[int] = []
 
     def ask(number: int, _frame: object) -> None:

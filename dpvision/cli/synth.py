@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import verb_with_parts
-from dpvision.cli.options import (
+from dpvision.cli.app import (
     CONSENT_FIX,
     Consented,
     Device,
@@ -17,11 +16,14 @@ from dpvision.cli.options import (
     PublicImages,
     Resize,
     Size,
-    flag,
     option,
     out_option,
+    read,
+    takes,
+    verb_with_parts,
 )
 from dpvision.errors import ConfigError, DataError
+from dpvision.public.settings import FitSettings, GuideSettings
 
 synth = verb_with_parts("synth", "Make synthetic images from words or from a few public images.")
 
@@ -68,6 +70,7 @@ def words(
 
 
 @synth.command(help_epilogue="")
+@takes(FitSettings, common=False)
 def fit(
     public: PublicImages,
     /,
@@ -81,22 +84,10 @@ def fit(
         float | None, option("Optimisation", "Minutes of training in total, instead of --steps.", default="none")
     ] = None,
     method: Annotated[Literal["edm", "ddpm"], option("Model", "Kind of diffusion model.")] = "edm",
-    batch: Annotated[int, option("Optimisation", "Number of images per step; 512 in the paper.")] = 64,
-    lr: Annotated[float, option("Optimisation", "Learning rate; 0.001 in the paper.")] = 2e-3,
-    warm: Annotated[
-        int, option("Optimisation", "Number of images until the learning rate is reached; 10 million in the paper.")
-    ] = 10_000,
-    pieces: Annotated[
-        int, option("Optimisation", "Number of microbatches per step, for batches that do not fit into memory.")
-    ] = 1,
-    augment: Annotated[
-        float, option("Views", "Probability of each augmentation (rotation, shift, ...); 0.12 in the paper.")
-    ] = 0.0,
-    flip: Annotated[bool, flag("Views", "Also train on mirrored images: not for digits or letters.")] = False,
     resize: Resize = None,
-    seed: Annotated[int, option("Optimisation", "Seed of weights and training.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     consented: Consented = False,
+    **flags: Any,
 ) -> None:
     """Fit a diffusion model to a few PUBLIC images, to draw any number of new images of each class from it.
 
@@ -106,15 +97,16 @@ def fit(
     Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
     from dpvision.cli import screen
-    from dpvision.public.diffusion.fit import FitSettings
+    from dpvision.models.device import find_device
     from dpvision.public.diffusion.fit import fit as learn
     from dpvision.public.diffusion.model import ModelSpec
     from dpvision.public.trainer import Progress
 
-    data, record = _read_public(public, resize, device, consented=consented)
+    place = find_device(device, report=screen.say)
+    data, record = _read_public(public, resize, consented=consented)
     height, width, channels = data.train.images.shape[1:]
     spec = ModelSpec((channels, height, width), data.classes, method=method, size=size)
-    settings = FitSettings(batch=batch, lr=lr, warm=warm, pieces=pieces, augment=augment, flip=flip, seed=seed)
+    settings = FitSettings(**read(FitSettings, flags))
     with screen.progress(f"fitting {method}") as show, screen.stoppable() as stop:
 
         def watch(at: Progress) -> None:
@@ -132,9 +124,10 @@ def fit(
             steps=steps,
             minutes=minutes,
             provenance=record,
-            device=device,
+            device=place,
             progress=watch,
             stop=stop,
+            report=screen.say,
         )
     if not done:
         _stop(out)
@@ -142,31 +135,19 @@ def fit(
 
 
 @synth.command(help_epilogue="")
+@takes(GuideSettings, common=False)
 def guide(
     model: Model,
     public: PublicImages,
     /,
     *,
     out: Annotated[Path, out_option("Folder to write the guide to; an interrupted one is continued.")],
-    samples: Annotated[
-        int | None,
-        option("Data", "Number of samples to draw and compare with.", default="the number of public images"),
-    ] = None,
-    extractor_steps: Annotated[
-        int, option("Optimisation", "Number of steps in which a feature extractor learns to classify public images.")
-    ] = 1000,
-    steps: Annotated[
-        int, option("Optimisation", "Number of steps in which the discriminator learns public images from samples.")
-    ] = 1000,
-    batch: Annotated[int, option("Optimisation", "Number of images per step.")] = 64,
-    lr: Annotated[float, option("Optimisation", "Learning rate.")] = 3e-4,
-    width: Annotated[int, option("Model", "Number of channels of the two networks.")] = 32,
     resize: Resize = None,
-    seed: Annotated[int, option("Optimisation", "Seed of weights and training.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     consented: Consented = False,
+    **flags: Any,
 ) -> None:
-    """Fit a discriminator between PUBLIC images and samples of a model, which makes later samples more real.
+    """Fit a discriminator between PUBLIC images and samples of a model, which makes later samples more realistic.
 
     Ctrl-C stops it, and the same command continues it.
 
@@ -174,21 +155,17 @@ def guide(
     `dpvision synth sample edm --guide guide --count 50000 --out guided.npz`
     """
     from dpvision.cli import screen
-    from dpvision.public.diffusion.guidance import GuideSettings, fit_guide
+    from dpvision.models.device import find_device
+    from dpvision.public.diffusion.guidance import fit_guide
 
-    data, record = _read_public(public, resize, device, consented=consented)
-    settings = GuideSettings(
-        samples=len(data.train) if samples is None else samples,
-        extractor_steps=extractor_steps,
-        steps=steps,
-        batch=batch,
-        lr=lr,
-        width=width,
-        seed=seed,
-    )
+    place = find_device(device, report=screen.say)
+    data, record = _read_public(public, resize, consented=consented)
+    settings = GuideSettings(**{"samples": len(data.train), **read(GuideSettings, flags)})
     arrays = data.train.images, data.train.labels
     with screen.progress("fitting the guide") as show, screen.stoppable() as stop:
-        done = fit_guide(model, settings, *arrays, out, provenance=record, device=device, progress=show, stop=stop)
+        done = fit_guide(
+            model, settings, *arrays, out, provenance=record, device=place, progress=show, stop=stop, report=screen.say
+        )
     if not done:
         _stop(out)
     screen.say(
@@ -212,12 +189,12 @@ def sample(
         int | None, option("Model", "Number of steps of the sampler.", default="18 for edm, 1000 for ddpm")
     ] = None,
     guide: Annotated[
-        Path | None, option("Model", "Folder of `synth guide`, to make samples more real.", default="none")
+        Path | None, option("Model", "Folder of `synth guide`, which makes samples more realistic.", default="none")
     ] = None,
     weight: Annotated[float, option("Model", "Weight of the guide.")] = 1.0,
     batch: Annotated[int, option("Output", "Number of images drawn at once.")] = 250,
     seed: Annotated[int, option("Output", "Seed of the images.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
 ) -> None:
     """Draw new images, the same number of each class, from a model that `synth fit` made.
 
@@ -232,8 +209,8 @@ def sample(
     from dpvision.public.diffusion.sample import sample as draw_all
     from dpvision.public.provenance import read_provenance
 
-    find_device(device)
-    loaded, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=device)
+    place = find_device(device, report=screen.say)
+    loaded, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=place)
     sampling = SampleSettings(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
     with screen.counting("drawing images") as progress, screen.stoppable() as stop:
         done = draw_all(
@@ -243,7 +220,7 @@ def sample(
             guide=loaded,
             guided_by=name,
             guide_provenance=read_provenance(guide / "weights.safetensors") if guide else "",
-            device=device,
+            device=place,
             progress=progress,
             stop=stop,
         )
@@ -252,15 +229,13 @@ def sample(
     screen.say(f"wrote {out} and {out.with_suffix('.png')}; use it with `dpvision train DATA --synthetic {out}`")
 
 
-def _read_public(source: str, size: int | None, device: str, *, consented: bool) -> tuple[Any, Any]:
+def _read_public(source: str, size: int | None, *, consented: bool) -> tuple[Any, Any]:
     """The public images and their provenance; images of a private data set are refused."""
     from dpvision import data
     from dpvision.cli import screen
-    from dpvision.models.device import find_device
     from dpvision.private.accounts.accounts import require_not_private
     from dpvision.public.provenance import provenance_of_source
 
-    find_device(device)
     with screen.progress("reading images"):
         images = data.load(source, size=size)
         if not consented:
@@ -292,7 +267,7 @@ def quality(
     ] = None,
     split: Annotated[Literal["train", "val", "test"], option("Data", "Which of the real images.")] = "train",
     most: Annotated[
-        int | None, option("Data", "Largest number of images of each kind, chosen at random.", default="all")
+        int | None, option("Data", "Maximum number of images of each kind, chosen at random.", default="all")
     ] = None,
     neighbours: Annotated[int, option("Model", "Number of neighbours of precision and recall.")] = 3,
     cas: Annotated[
@@ -308,7 +283,7 @@ def quality(
     steps: Annotated[int, option("Model", "Number of training steps of that classifier.")] = 400,
     size: Size = None,
     seed: Annotated[int, option("Data", "Seed of the choice of images and of the classifier.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure synthetic images: FID, precision, recall, Inception score, CAS, and whether they are copies.
@@ -329,8 +304,11 @@ def quality(
     from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.data import Split, load
+    from dpvision.models.device import find_device
     from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages
     from dpvision.public.quality.evaluation import evaluate
+
+    place = find_device(device, report=screen.say)
 
     def pictures(name: str, of: Split) -> LabelledImages:
         return LabelledImages(name, of.images, of.labels)
@@ -355,7 +333,7 @@ def quality(
             neighbours=neighbours,
             max_images=most,
             seed=seed,
-            device=device,
+            device=place,
             progress=progress,
         )
     out.parent.mkdir(parents=True, exist_ok=True)

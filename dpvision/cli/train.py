@@ -1,39 +1,44 @@
-"""train and resume: a private training, from its settings to its report."""
+"""train, resume, report and board: a private training run, from its settings to its report, and runs on one page."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpvision.cli.app import verb
-from dpvision.cli.options import (
+from dpvision.cli import screen
+from dpvision.cli.app import (
     DataSet,
+    DescribeDevice,
     DryRun,
     NewAccount,
     Plan,
     Recipe,
     RunFolder,
     SettingsFile,
+    flag,
     option,
+    out_option,
     read,
     takes,
     training_settings,
+    verb,
 )
-from dpvision.cli.report import write_report
 from dpvision.errors import ConfigError
 from dpvision.settings.training import Config
 
 if TYPE_CHECKING:
     from dpvision.cli.screen import Show
-    from dpvision.data import Split
+    from dpvision.core.account import Account
     from dpvision.private.training.train import Progress
+    from dpvision.storage.run_folder import Run
 
 Track = Annotated[
     tuple[Literal["tensorboard", "trackio"], ...],
@@ -57,6 +62,7 @@ def train(
     new_account: NewAccount = None,
     track: Track = (),
     dry_run: DryRun = False,
+    describe_device: DescribeDevice = None,
     plan: Plan = False,
     **flags: Any,
 ) -> None:
@@ -64,7 +70,9 @@ def train(
 
     You decide about the data and epsilon. Everything else has a default, is computed from public numbers, or comes with
     a recipe; the plan is printed first. The data set's ledger is charged before training starts. For several worker
-    processes: `torchrun --nproc-per-node 2 -m dpvision train ...`.
+    processes: `torchrun --nproc-per-node 2 -m dpvision -- train ...`.
+
+    An .npz with train_features (N, d) instead of images: a linear classifier on these features, see --head.
 
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
@@ -72,26 +80,41 @@ def train(
     from dpvision.storage.run_folder import next_free, require_free
 
     require_installed(track)
+    if describe_device is not None and not dry_run:
+        raise ConfigError("--describe-device predicts a training on a device that is not here. Fix: add --dry-run.")
     settings = training_settings(recipe, config, flags)
     if not (dry_run or plan):
         require_free(out := out or next_free())
 
-    from dpvision.cli import screen
     from dpvision.cli.plan import show_planned_runs, show_training
-    from dpvision.private.accounts.accounts import choose
+    from dpvision.data import holds_features
     from dpvision.private.training import ranks
+
+    ranks.start()  # before anything that one rank alone may fail at
+    if holds_features(data):
+        _fit_head(data, settings, out, new_account=new_account, track=track, plan=plan)
+        return
+    if settings.head is not None:
+        raise ConfigError(f"{data}: --head is for features, an .npz with train_features. Fix: leave --head out.")
+    from dpvision.private.accounts.accounts import choose
     from dpvision.private.training.prepare import prepare
     from dpvision.private.training.train import require_room_for_canaries
 
-    ranks.start()
+    times: list[float] = []
     with screen.progress("reading images") as show:
-        prepared = prepare(data, settings, lambda *done: show("building the prior", *done))
+
+        def watch_prior(done: int, total: int) -> None:
+            times.append(time.monotonic())
+            show("building the prior", done, total)
+
+        prepared = prepare(data, settings, watch_prior)
         if settings.sigma is not None:
             _require_enough_noise(prepared)
         show("looking up earlier uses of these images")
         accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if ranks.rank() == 0:
-        show_training(prepared, accounts)
+        seconds_of_prior = times[-1] - times[0] if times else 0.0
+        show_training(prepared, accounts, describe_device, seconds_of_prior=seconds_of_prior)
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
             screen.say(
                 f"note: recipe {settings.recipe} is meant to start from pretrained weights, and none are given: "
@@ -115,11 +138,7 @@ def train(
 @verb
 @takes(Config, lambda of: of.resumable, default="as in the run", common=False)
 def resume(
-    run: Annotated[Path, Parameter(help="Folder of a run that was stopped.")],
-    /,
-    *,
-    track: Track = (),
-    **flags: Any,
+    run: Annotated[Path, Parameter(help="Folder of a run that was stopped.")], /, *, track: Track = (), **flags: Any
 ) -> None:
     """Continue a run that was stopped, to the same weights bit by bit.
 
@@ -128,8 +147,7 @@ def resume(
 
     Example: `dpvision resume runs/first`
     """
-    from dpvision.cli import screen
-    from dpvision.cli.plan import note_other_ranks
+    from dpvision.cli.plan import note_other_arithmetic, note_other_ranks
     from dpvision.private.training import ranks
     from dpvision.private.training.metrics import require_installed
     from dpvision.private.training.train import reopen
@@ -139,6 +157,9 @@ def resume(
     changes = read(Config, flags)
     folder = Run(Path(os.path.abspath(run)))
     folder.config()  # a clear error if it is not the folder of a run
+    if "head" in folder.facts():
+        _resume_head(folder, changes)
+        return
     if changes and folder.facts().get("complete") is True:
         raise ConfigError(f"{run}: the run is finished, so {', '.join(changes)} cannot change. Fix: a new run.")
     ranks.start()
@@ -146,11 +167,47 @@ def resume(
         note_other_ranks(folder.facts(), ranks.ranks())
     with screen.progress("reading images"):
         prepared = reopen(folder, changes)
+    if ranks.rank() == 0:
+        note_other_arithmetic(folder, prepared)
     _train_to(folder, prepared, track)
 
 
+def _fit_head(
+    data: str, settings: Config, out: Path | None, *, new_account: str | None, track: tuple[str, ...], plan: bool
+) -> None:
+    """Fit a head to features. Without `out` nothing is made and nothing charged."""
+    from dpvision.cli.plan import show_head, show_planned_runs
+    from dpvision.private.accounts.accounts import choose
+    from dpvision.private.statistics.head_run import prepare
+
+    if track or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("a head on features is fitted by one process, in one go. Fix: no --track and no torchrun.")
+    with screen.progress("reading features") as show:
+        prepared = prepare(data, settings)
+        show("looking up earlier uses of these features")
+        accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
+    show_head(prepared, accounts)
+    if plan:
+        show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
+    elif out is None:
+        accounts.require_room(prepared.event(), prepared.config)
+        screen.say("dry run: no run was made, nothing was charged.")
+    else:
+        _train_to(out, prepared, test_key=os.environ.get("DPVISION_TEST_KEY") or None, accounts=accounts)
+
+
+def _resume_head(run: Any, changes: dict[str, Any]) -> None:
+    from dpvision.private.statistics.head_run import reopen
+
+    if changes:
+        raise ConfigError(f"{run.folder}: {', '.join(changes)} cannot change in a fit that began. Fix: a new run.")
+    with screen.progress("reading features"):
+        prepared = reopen(run)
+    _train_to(run, prepared)
+
+
 def _require_enough_noise(prepared: Any) -> None:
-    """Refuse a noise multiplier that does not keep the epsilon that was asked for."""
+    """Refuse a noise multiplier that exceeds the epsilon that was asked for."""
     from dpvision.core import accountant
     from dpvision.settings.figures import upper
 
@@ -163,56 +220,76 @@ def _require_enough_noise(prepared: Any) -> None:
         )
 
 
-def _train_to(to: Any, prepared: Any, track: tuple[str, ...], **begin: Any) -> None:
+def _train_to(to: Path | Run, prepared: Any, track: tuple[str, ...] = (), **begin: Any) -> None:
     """Train to the end or to a stop, write the report and print what was reached."""
-    from dpvision.cli import screen
+    from dpvision.private.statistics import head_run
     from dpvision.private.training import ranks
     from dpvision.private.training.train import run as train_run
 
     is_first = ranks.rank() == 0
     with screen.progress("preparing the run") as show:
-        outcome = train_run(prepared, to, track=track, face=_face(show), **begin)
+        if isinstance(prepared, head_run.PreparedHead):
+            outcome = head_run.run(prepared, to, **begin)
+        else:
+            outcome = train_run(prepared, to, track=track, face=_face(show), **begin)
     run = outcome.run
     if not outcome.complete:
         if is_first:
-            launch = "dpvision" if ranks.ranks() == 1 else f"torchrun --nproc-per-node {ranks.ranks()} -m dpvision"
+            launch = "dpvision" if ranks.ranks() == 1 else f"torchrun --nproc-per-node {ranks.ranks()} -m dpvision --"
             screen.say(f"stopped; every step is charged and saved. To continue: {launch} resume {run.folder}")
         sys.exit(130)
     if not is_first:
         return
-    from dpvision.private.training import gradient_study
-    from dpvision.released.report import card, sentence
-
     paths = write_report(run)
     if prepared.config.study:
+        from dpvision.private.training import gradient_study
+
         picture = run.operator / "gradients.svg"
         gradient_study.plot([run], picture)
         screen.say(f"gradients before clipping, not for release: {picture}")
     screen.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
-    if outcome.accuracy is not None:
-        majority = _majority(prepared.data.test, prepared.data.classes)
-        which = f"{prepared.config.release} weights, a choice made before training"
-        screen.say(f"test accuracy {outcome.accuracy:.2%} ({which}){majority}")
-    screen.say(sentence(card(run, None)))
+    show_result(run, paths)
+
+
+def show_result(run: Run, paths: list[Path]) -> None:
+    """Print what a finished run reached and what it reveals. All of it is in its card and report too."""
+    from dpvision.released import evaluation
+    from dpvision.released.report import sentence
+    from dpvision.storage.run_folder import read_json
+
+    card = read_json(run.folder / "card.json")
+    classes, accuracy = card["public_facts"]["classes"]["value"], card["accuracy"]
+    figures = evaluation.read_evaluation(run, classes=len(classes), weights=card["weights_digest"])
+    if accuracy and figures:
+        most, share = evaluation.majority(figures)
+        is_head = card["config"].get("head") is not None
+        which = "" if is_head else f" ({accuracy['released']} weights, a choice made before training)"
+        screen.say(
+            f"test accuracy {accuracy['released_test_accuracy']:.2%}{which}; always answering {classes[most]!r} would "
+            f"give {share:.2%}"
+        )
+        if evaluation.has_learned_little(figures):
+            screen.say(f"note: {evaluation.LEARNED_LITTLE}")
+    screen.say(sentence(card))
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
 
 
 def _face(show: Show) -> Any:
-    """What the operator sees of a run, and Ctrl-C as the way to stop it."""
-    from dpvision.cli import screen
+    """Return what the operator sees of a run; Ctrl-C stops it."""
     from dpvision.private.training.train import Face
+    from dpvision.settings.figures import upper
 
     class Screen(Face):
         @contextmanager
         def features(self) -> Iterator[Callable[[int, int], None]]:
-            yield lambda done, total: show("computing features, per cent", round(100 * done / max(total, 1)), 100)
+            yield partial(screen.in_percent(show), "computing features")
 
         @contextmanager
         def training(self) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
             show("checking the gradient computation and charging the ledger")
 
             def watch(at: Progress) -> None:
-                show("training", at.step, at.steps, f"epsilon {at.epsilon:.2f} charged")
+                show("training", at.step, at.steps, f"epsilon {upper(at.epsilon)} charged")
 
             with screen.stoppable() as stop:
                 yield watch, stop
@@ -220,9 +297,81 @@ def _face(show: Show) -> Any:
     return Screen()
 
 
-def _majority(split: Split | None, classes: tuple[str, ...]) -> str:
-    """The accuracy of always answering the most frequent class, by which another accuracy can be judged."""
-    if split is None:
-        return ""
-    best, count = Counter(split.labels.tolist()).most_common(1)[0]
-    return f"; always answering {classes[best]!r} would give {count / len(split.labels):.2%}"
+@verb
+def report(
+    run: Annotated[Path, Parameter(help="Folder of a finished run or release.")],
+    /,
+    *,
+    no_examples: Annotated[
+        bool, flag("Output", "Leave out pictures of test images; examples.json is removed.")
+    ] = False,
+) -> None:
+    """Regenerate the report and privacy card of a run or a release.
+
+    These are report.html, card.md and card.json in its folder.
+
+    Example: `dpvision report runs/first`, or `dpvision report releases/1`
+    """
+    from dpvision.released.evaluation import EXAMPLES
+    from dpvision.storage.run_folder import Run
+
+    place = Path(os.path.abspath(run))
+    if (place / "schema.json").exists():
+        from dpvision.released.folder import read_release
+        from dpvision.released.report import rewrite_release
+
+        if no_examples:
+            raise ConfigError("--no-examples: a release has no pictures of test images. Fix: leave it out.")
+        written = rewrite_release(read_release(place))
+    else:
+        folder = Run(place)
+        folder.config()
+        if no_examples:
+            (folder.folder / EXAMPLES).unlink(missing_ok=True)
+        written = write_report(folder)
+    for path in written:
+        screen.say(f"wrote {path}")
+
+
+@verb
+def board(
+    *folders: Annotated[Path, Parameter(help="Finished runs, or folders that contain some.")],
+    out: Annotated[Path, out_option("Page to write.")] = Path("board.html"),
+) -> None:
+    """Compare runs on one page.
+
+    The page plots accuracy against epsilon, and lists the runs with links to their reports.
+
+    Example: `dpvision board runs --out runs/board.html`
+    """
+    from dpvision.released.report.board import write
+
+    if not folders:
+        raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
+    if not out.parent.is_dir() or out.is_dir():
+        raise ConfigError(f"{out}: cannot be written as a page. Fix: --out board.html, in a folder that exists.")
+    out = Path(os.path.abspath(out))
+    screen.say(f"wrote {out}: {write(list(folders), out):,} runs")
+
+
+def write_report(run: Run, account: Account | None = None) -> list[Path]:
+    """Write the report and cards of a run, with the account of its data set if that is on this machine."""
+    from dpvision.released.report import write
+    from dpvision.storage.run_folder import clear
+
+    account = account or find_account(run)
+    clear(run)  # trials that a killed tuning left behind
+    return write(run, account)
+
+
+def find_account(run: Run) -> Account | None:
+    """Return the account of a run's data set, or None (with a note) if it is not on this machine."""
+    from dpvision.private.accounts.accounts import read_accounts
+    from dpvision.storage.home import home
+
+    book = read_accounts(run.facts()).first
+    if not book.exists() and (run.folder / "ledger.jsonl").exists():
+        screen.say(
+            f"note: no ledger of this data set is in {home()}, so card and report lose it. Fix: set DPVISION_HOME."
+        )
+    return book.account() if book.exists() else None

@@ -1,11 +1,14 @@
-"""tune: the best of a random number of trials."""
+"""recipes and tune: settings by name, and settings chosen as the best of a random number of trials."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from dpvision.cli.app import verb
-from dpvision.cli.options import (
+from cyclopts import Parameter
+
+from dpvision.cli import screen
+from dpvision.cli.app import (
     DataSet,
     DryRun,
     NewAccount,
@@ -13,8 +16,10 @@ from dpvision.cli.options import (
     RunFolder,
     SettingsFile,
     option,
+    out_option,
     takes,
     training_settings,
+    verb,
 )
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import Setting, declared
@@ -22,8 +27,8 @@ from dpvision.settings.training import Config
 
 
 def fixed_for_all(of: Setting) -> bool:
-    """Whether a tuning takes this setting for all candidates: the guarantee, the data, and what it could try."""
-    return of.tunable or of.group == "Data" or of.name in ("epsilon", "delta", "unit", "budget")
+    """Return whether a tuning takes this setting for all candidates: the guarantee, the data, and what it could try."""
+    return of.tunable or of.group == "Data" or of.name in ("epsilon", "delta", "unit", "budget", "device", "precision")
 
 
 @verb
@@ -74,12 +79,10 @@ def tune(
     if not dry_run:
         require_free(out := out or next_free())
 
-    from dpvision.cli import screen
     from dpvision.cli.plan import show_tuning
-    from dpvision.cli.report import write_report
+    from dpvision.cli.train import show_result, write_report
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training.tune import hide_times, prepare, proceed
-    from dpvision.released.report import card, sentence
 
     with screen.progress("reading images"):
         prepared = prepare(data, settings, values, score=score, trials=trials, eta=eta)
@@ -96,8 +99,7 @@ def tune(
     facts = run.facts()["tuning"]
     chosen = ", ".join(f"{name} {value}" for name, value in facts["chosen"].items())
     screen.say(f"chosen: {chosen}; right on {facts['score_of_the_chosen']:.2%} of the public images")
-    screen.say(sentence(card(run, None)))
-    screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
+    show_result(run, paths)
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
@@ -120,3 +122,48 @@ def _value(word: str) -> Any:
         except ValueError:
             continue
     return word
+
+
+@verb
+def recipes(
+    action: Annotated[Literal["list", "show", "copy"], Parameter(help="What to do.")] = "list",
+    name: Annotated[str | None, Parameter(help="The recipe to show or copy.")] = None,
+    /,
+    *,
+    out: Annotated[Path | None, out_option("With copy: TOML file to write.", default="NAME.toml")] = None,
+) -> None:
+    """List recipes, show one, or copy one to a TOML file for `--config`.
+
+    Example: `dpvision recipes show small-cnn`
+    """
+    import inspect
+
+    from dpvision.core import files
+    from dpvision.settings.recipes import RECIPES, RELEASES
+    from dpvision.settings.recipes import recipe as named
+    from dpvision.settings.release import Release, unused_settings
+    from dpvision.settings.setting import write_toml
+
+    if action == "list":
+        for verb_name, known in (("train", RECIPES), ("release", RELEASES)):
+            rows = [[k, (f.__doc__ or "").split("\n")[0]] for k, f in known.items()]
+            screen.grid([f"recipe of {verb_name}", "what"], rows)
+        return
+    if name is None:
+        raise ConfigError(f"recipes {action} needs the name of a recipe. `dpvision recipes` lists them.")
+    verb_name = "release" if name in RELEASES else "train"
+    settings = RELEASES[name]() if name in RELEASES else named(name)
+    # Epsilon is a decision, which no recipe makes.
+    left_out = {"epsilon"} | (unused_settings(settings) if isinstance(settings, Release) else set())
+    lines = write_toml(settings).splitlines(keepends=True)
+    text = "".join(line for line in lines if line.split(" = ")[0] not in left_out)
+    if action == "show":
+        screen.say(inspect.getdoc({**RECIPES, **RELEASES}[name]) or "")
+        screen.say()
+        screen.say(text.rstrip())
+        return
+    target = out or Path(f"{name}.toml")
+    if target.exists():
+        raise ConfigError(f"{target}: exists already. Fix: another --out.")
+    files.write(target, text, mode=0o644)
+    screen.say(f"wrote {target}; use it with `dpvision {verb_name} DATA --epsilon EPSILON --config {target}`")

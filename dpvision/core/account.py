@@ -1,10 +1,9 @@
-"""What a ledger states: a budget, the charges against it, and what they add up to. Here is decided what still fits.
+"""What a ledger states: a budget, the charges against it, what they add up to, and what still fits.
 
 A *charge* is an event that is about to happen. Charges form *groups*: the events of a group were all in the ledger
 before the first of them had a result, so they compose by their privacy loss distributions. A later group was chosen
 after seeing results; it counts as the Gaussian and the leak that dominate it (core/adaptive.py), which its line states.
-A *plan* makes a group of several events: all that is planned when the next run is charged is charged with that run,
-and each planned event may then be run at no further cost.
+All that is *planned* when the next run is charged forms one group with it, and may then be run at no further cost.
 """
 
 from __future__ import annotations
@@ -13,19 +12,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dpvision.core import accountant, adaptive
-from dpvision.core.events import (
-    LEAST_SIGMA,
-    Adaptive,
-    Budget,
-    Composed,
-    Event,
-    Later,
-    Tuned,
-    exposures,
-    from_json,
-    given_up,
-)
+from dpvision.core import accountant, adaptive, events
+from dpvision.core.events import Adaptive, Budget, Composed, Event, Later, Tuned, exposures, from_json, given_up
 from dpvision.errors import BudgetSpent, LedgerMismatch, PrivacyError
 
 if TYPE_CHECKING:
@@ -66,7 +54,7 @@ class Group:
     """Events that were all in the ledger before the first of them had a result: planned ones, and the one charged."""
 
     events: tuple[Event, ...]
-    later: Later | None  # what dominates them, where they were chosen after seeing results; None for the first group
+    later: Later | None = None  # what dominates them, where they were chosen after seeing results
     planned: tuple[Planned, ...] = ()  # those of a plan that no run has taken yet
 
     @property
@@ -89,16 +77,16 @@ class Account:
 
     @property
     def total(self) -> Event:
-        """Everything that was charged."""
+        """The event of everything that was charged."""
         return self._of(self.groups)
 
     def total_after(self, charges: int) -> Event:
-        """Everything that had been charged after the first `charges` charges."""
+        """The event of the first `charges` charges."""
         return self._of(self.groups[: self.grouped[charges - 1]] if charges else ())
 
     @property
     def total_planned(self) -> Event:
-        """Everything, with what is planned."""
+        """The event of everything that was charged, and of what is planned."""
         return self._of((*self.groups, self._group(tuple(e for _, e in self.plan)))) if self.plan else self.total
 
     @property
@@ -123,14 +111,12 @@ class Account:
         """
         planned, groups, plan = (line, charge.event), self.groups, self.plan
         if line is None or planned in plan:  # a new group, of this event and all that is planned
-            events = tuple(event for _, event in plan) + ((charge.event,) if line is None else ())
-            groups, plan = (*groups, self._group(events, tuple(x for x in plan if x != planned), later)), ()
+            together = tuple(event for _, event in plan) + ((charge.event,) if line is None else ())
+            groups, plan = (*groups, self._group(together, tuple(x for x in plan if x != planned), later)), ()
         else:  # an event of a plan that was charged before
-            paid = [i for i, group in enumerate(groups) if planned in group.planned]
-            if len(paid) != 1:
+            if sum(planned in group.planned for group in groups) != 1:
                 raise ValueError(f"it is charged as line {line} of a plan, which has no such event left")
-            rest = tuple(x for x in groups[paid[0]].planned if x != planned)
-            groups = tuple(replace(g, planned=rest) if i == paid[0] else g for i, g in enumerate(groups))
+            groups = tuple(replace(g, planned=tuple(x for x in g.planned if x != planned)) for g in groups)
         charges, grouped = (*self.charges, charge), (*self.grouped, len(groups))
         return replace(self, charges=charges, groups=groups, grouped=grouped, plan=plan)
 
@@ -139,9 +125,9 @@ class Account:
         return self.with_charge(Charge("", "", event, ""), self.line_of_plan(event))
 
     def _group(
-        self, events: tuple[Event, ...], planned: tuple[Planned, ...] = (), later: tuple[float, float] | None = None
+        self, together: tuple[Event, ...], planned: tuple[Planned, ...] = (), later: tuple[float, float] | None = None
     ) -> Group:
-        group = Group(events, None, planned)
+        group = Group(together, planned=planned)
         if later is not None:
             return replace(group, later=Later(group.event, *later))
         number = sum(any(exposures(other.event)) for other in self.groups)  # among those chosen after seeing results
@@ -157,7 +143,7 @@ class Account:
         return adaptive.join(real[0].event, chosen, delta=self.budget.delta)
 
     def require_unit(self, unit: str) -> None:
-        """Epsilons for images and for persons do not compose: an account counts one of them, from its first run on."""
+        """Epsilons for images and for persons do not compose: an account counts one of them, set by its first run."""
         if self.unit != unit:
             raise PrivacyError(
                 f"the account of this data set counts {self.unit}s since its first run, and this run would count "
@@ -170,34 +156,32 @@ class Account:
         budget, before = self.budget, self.total
         if after == before:
             return
-        spent, epsilon = accountant.epsilon(before, budget.delta), accountant.epsilon(after, budget.delta)
+        spent, epsilon = self.spent(), accountant.epsilon(after, budget.delta)
         reserve = adaptive.reserve(budget.delta)
-        if isinstance(after, Adaptive) and after.reserve > reserve:
-            raise BudgetSpent(
-                f"of the data set's delta, {budget.delta:g}, runs that are chosen after a first result may give up "
-                f"{reserve / 2:g} for good in all, and with this run it would be more. Nothing was charged. Fix: for "
-                "this run a smaller --delta, of which a tuning gives up half; or a training, which gives up none; or "
-                "plan it before the first run."
-            )
-        if isinstance(after, Adaptive) and after.later[-1].sigma <= LEAST_SIGMA:
+        if isinstance(after, Adaptive) and after.later[-1].sigma <= events.MIN_SIGMA:
             epsilon = math.inf  # no Gaussian that is counted here dominates it
-        if uses_up_delta(after, budget.delta):
-            raise BudgetSpent(
-                f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}. What was charged "
-                f"gives up {given_up(before):g} of delta for good and this {given_up(event):g}: together they use it "
-                "up, and no epsilon would be proved at all. Nothing was charged. Fix: for this run a smaller --delta, "
-                "of which a tuning gives up half; or a training, which gives up none; or, if the owner of the data "
-                "agrees, `dpvision ledger DATA --set-budget EPSILON --delta DELTA` with a larger delta."
+        fix = (
+            "for this run a smaller --delta, of which a tuning gives up half; a training run, which gives up none; or "
+        )
+        owner = "if the owner of the data agrees, `dpvision ledger DATA --set-budget EPSILON"
+        if isinstance(after, Adaptive) and after.reserve > reserve:
+            allowed = f"runs that are chosen after a first result may give up {reserve / 2:g} for good in all"
+            why = f". Of delta, {allowed}, and with this run it would be more"
+            fix += "plan it before the first run"
+        elif uses_up_delta(after, budget.delta):
+            why = (
+                f". What was charged gives up {given_up(before):g} of delta for good and this {given_up(event):g}: "
+                "together they use it up, and no epsilon would be proved at all"
             )
-        if epsilon > budget.epsilon:
+            fix += f"{owner} --delta DELTA` with a larger delta"
+        elif epsilon > budget.epsilon:
             left = math.floor(100 * (budget.epsilon - spent) + 1e-9) / 100 if math.isfinite(spent) else 0.0
-            smaller = f"a smaller --epsilon (about {left:.2f} is left), or, " if left > 0 else ""
-            raise BudgetSpent(
-                f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}, {rounded_up(spent)} "
-                f"of it is spent, and this would make it {rounded_up(epsilon)}. Nothing was charged. Fix: {smaller}if "
-                "the owner of the data agrees that more may be revealed about each of them, "
-                "`dpvision ledger DATA --set-budget EPSILON`."
-            )
+            why = f", {rounded_up(spent)} of it is spent, and this would make it {rounded_up(epsilon)}"
+            fix = f"a smaller --epsilon (about {left:.2f} is left), or {owner}`" if left > 0 else f"{owner}`"
+        else:
+            return
+        stated = f"the data set's budget is epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+        raise BudgetSpent(f"{stated}{why}. Nothing was charged. Fix: {fix}.")
 
 
 def read_line(account: Account, line: dict[str, Any]) -> Account:

@@ -2,18 +2,15 @@
 
 Formal guarantee: under add/remove adjacency (of one record, or of one person), everything the event releases satisfies
 (epsilon(event, delta), delta)-differential privacy, for every delta simultaneously. The discretisation is pessimistic,
-and an allowance for numerical errors is subtracted from delta before it is converted to epsilon. For a class schedule,
-the figure is that of the worst-off class.
-
-This accountant alone decides what a run may do and what a card states. settings/quick.py, the fast accountant for plans
-and searches, uses the same grid and numerical allowance; settings/cross_checks.py computes other bounds for comparison.
+and an allowance for numerical errors is subtracted from delta before it is converted to epsilon. The figure is that of
+the worst-off kind of record. This accountant alone decides what a run may do and what a card states.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -25,22 +22,17 @@ Floats = NDArray[np.float64]
 
 NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
 # Spacing of the loss grid, in standard deviations of one step's loss. Connect-the-dots on a grid of spacing h adds a
-# variance of about h^2/6 to a step of variance v, so it overestimates epsilon by a factor of about 1 + (h^2/v)/12:
-# by 3e-4 at 0.06.
+# variance of about h^2/6 to a step of variance v, so it overestimates epsilon by about (h^2/v)/12: by 3e-4 at 0.06.
 GRID = 0.06
-# Maximum number of grid points for one step and for a composed distribution; above it, the grid is coarsened, which is
-# faster and can only be more pessimistic. Only sampling rates below about 1e-4 with little noise reach it.
-MOST_STEP_POINTS = 1 << 17
-MOST_POINTS = 1 << 20
-# With (epsilon, delta) points, the grid spacing is at most their largest epsilon divided by this.
-POINT_GRID = 1024
+# Maximum number of grid points for one step and for a composed distribution; above it, the grid is coarsened, which can
+# only be more pessimistic. Only sampling rates below about 1e-4 with little noise reach it.
+MAX_STEP_POINTS, MAX_POINTS = 1 << 17, 1 << 20
+POINT_GRID = 1024  # with (epsilon, delta) points, the grid spacing is at most their largest epsilon divided by this
 # A step's losses are truncated this many standard deviations into the tails of P and Q; P's tail gets infinite loss.
 STEP_TAIL_SIGMAS = 10.5
-# Losses above this count as infinite: such a guarantee would be meaningless, and exp() would soon overflow.
-MOST_LOSS = 600.0
-# What the noise sampler's deviation from the ideal distribution can add to delta. N samples are jointly within total
-# variation distance N 2^-100 (core/noise.py), so they add N (1 + e^epsilon) 2^-100: this covers N (1 + e^epsilon) up
-# to 2^60.
+MAX_LOSS = 600.0  # above it, losses count as infinite: the guarantee would be meaningless, and exp() soon overflow
+# What the noise sampler's distance from the ideal distribution can add to delta. N samples are jointly within total
+# variation distance N 2^-100 (core/noise.py), so they add N (1 + e^epsilon) 2^-100: covered where that is below 2^-40.
 SAMPLER = 2.0**-40
 
 
@@ -83,8 +75,7 @@ def _hidden(kind: Kind) -> float:
 
 
 def hidden_by_rounding(steps: int) -> float:
-    """An allowance in delta for numerical errors: the noise sampler's distance from the ideal distribution, and
-    rounding in the FFTs, where raising a spectrum to a power loses about 2^-52 per factor.
+    """An allowance in delta for the noise sampler and for rounding in the FFTs, about 2^-52 per factor of a power.
 
     The error measured against the exact composition of 10^6 Gaussians is 5e-11, and the allowance there is 9e-10.
     """
@@ -104,7 +95,7 @@ def compose_losses(kind: Kind, *, grid: float, optimistic: bool) -> Any:
     kind = join_unsampled(kind)
     exposed, points = apart(kind)
     width = grid_width(kind) * grid / GRID
-    parts = [
+    losses = [
         pld.from_gaussian_mechanism(
             sigma,
             sampling_prob=rate,
@@ -114,16 +105,10 @@ def compose_losses(kind: Kind, *, grid: float, optimistic: bool) -> Any:
         ).self_compose(steps)
         for rate, sigma, steps in exposed
     ]
-    parts += [
-        pld.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(point.epsilon, point.delta), value_discretization_interval=width
-        )
-        for point in points
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.compose(part)
-    return total
+    for point in points:
+        parameters = common.DifferentialPrivacyParameters(point.epsilon, point.delta)
+        losses.append(pld.from_privacy_parameters(parameters, value_discretization_interval=width))
+    return reduce(lambda total, more: total.compose(more), losses)
 
 
 def join_unsampled(kind: Kind) -> Kind:
@@ -148,13 +133,13 @@ def grid_width(kind: Kind) -> float:
         out, into = loss(x * sigma, q, sigma), loss(x * sigma + 1, q, sigma)
         mean = (1 - q) * (w @ out) + q * (w @ into)
         variance += n * float((1 - q) * (w @ (out - mean) ** 2) + q * (w @ (into - mean) ** 2))
-        reach = max(reach, min(float(into[-1] - out[0]), 2 * MOST_LOSS))
+        reach = max(reach, min(float(into[-1] - out[0]), 2 * MAX_LOSS))
         steps += n
     h = min(GRID * math.sqrt(variance / steps), 1.0) if steps else 1.0
     if any(point.epsilon > 0 for point in points):
         h = min(h, max(point.epsilon for point in points) / POINT_GRID)
         variance += sum(point.epsilon**2 for point in points)
-    return max(h, reach / MOST_STEP_POINTS, 20 * math.sqrt(variance) / MOST_POINTS)
+    return max(h, reach / MAX_STEP_POINTS, 20 * math.sqrt(variance) / MAX_POINTS)
 
 
 def loss(x: Floats, q: float, sigma: float) -> Floats:

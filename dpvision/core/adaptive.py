@@ -1,9 +1,8 @@
 """Sound composition of events that were chosen one after the other, each after seeing the results of those before it.
 
 Privacy loss distributions compose for events whose rates, noise and steps were fixed beforehand. Where the next event
-is chosen by what the last one revealed, adding up their distributions until a budget is reached proves nothing: whoever
-picks, for each outcome, the event that fits it best gets up to 2.2 times delta with two runs. So the first event is
-taken by its own distribution, and everything later by a Gaussian filter:
+is chosen by what the last one revealed, adding them up until a budget is reached proves nothing: two runs alone can
+reach 2.2 times delta. So the first event is taken by its own distribution, and all that is later by a Gaussian filter:
 
   1. A later event with the privacy profile delta_i is dominated by a Gaussian mechanism N(0, 1) against N(mu_i, 1) and
      a leak of probability leak_i, where for every epsilon >= 0, a record added as well as removed,
@@ -20,9 +19,9 @@ taken by its own distribution, and everything later by a Gaussian filter:
      delta). `reserve` is a function of delta alone. Nothing in the bound depends on a result, so it holds for every
      way of choosing. (Gaussian filters: Koskela, Tobaben and Honkela 2022; Smith and Thakurta 2022.)
 
-What holds for all runs together is the *budget*, fixed before the first result. The epsilon that was used up so far is
-a meter: it decides what else may run. Whoever stops where the meter looks good has the guarantee of the budget, not of
-the meter; whoever raises the budget after seeing results has that of the largest budget that might have been set.
+What holds for all runs together is the *budget*, fixed before the first result; the epsilon spent so far is a meter
+that decides what else may run. Whoever raises the budget after seeing results has the guarantee of the largest one
+that might have been set.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ import numpy as np
 
 from dpvision.core import accountant
 from dpvision.core.events import (
-    LEAST_SIGMA,
-    MOST_SIGMA,
+    MAX_SIGMA,
+    MIN_SIGMA,
     Adaptive,
     Capped,
     Composed,
@@ -49,10 +48,8 @@ from dpvision.core.events import (
 
 # Of the budget's delta, kept for the leaks of later events. Between 2% and 10% nothing changes by more than 0.3%.
 RESERVE = 0.05
-# At tiny deltas a later event needs a leak above what the accountant's rounding may hide.
-LEAST_RESERVE = 2e-10
-# Places at which an event's profile is compared with the Gaussian's.
-PLACES = 2048
+MIN_RESERVE = 2e-10  # at tiny deltas a later event needs a leak above what the accountant's rounding may hide
+PLACES = 2048  # at which an event's profile is compared with the Gaussian's
 
 
 def compose(events: Sequence[Event], delta: float) -> Event:
@@ -60,9 +57,7 @@ def compose(events: Sequence[Event], delta: float) -> Event:
     real = [part for event in events for part in _in_order(event) if any(exposures(part))]
     if len(real) < 2:
         return Composed(tuple(real))
-    return join(
-        real[0], tuple(dominate_later(e, delta=delta, number=i) for i, e in enumerate(real[1:], 1)), delta=delta
-    )
+    return join(real[0], [dominate_later(e, delta=delta, number=i) for i, e in enumerate(real[1:], 1)], delta=delta)
 
 
 def _in_order(event: Event) -> tuple[Event, ...]:
@@ -85,14 +80,14 @@ def join(first: Event, chosen: Sequence[Later], *, delta: float) -> Event:
 
 def reserve(delta: float) -> float:
     """The part of delta that is kept for leaks: a function of delta alone, so that no result decides on it."""
-    return max(RESERVE * delta, min(delta / 2, LEAST_RESERVE))
+    return max(RESERVE * delta, min(delta / 2, MIN_RESERVE))
 
 
 def dominate_later(event: Event, *, delta: float, number: int) -> Later:
     """The Gaussian and the leak that dominate an event that is the `number`-th to be chosen after the first.
 
-    Half of the reserve is divided by 1 / (number (number + 1)), which adds up to it; the other half is for events that
-    leak by themselves, such as tunings.
+    Half of the reserve is shared out by 1 / (number (number + 1)); the other half is for events that leak by
+    themselves, such as tunings.
     """
     return _dominate(event, given_up(event) + reserve(delta) / (2 * number * (number + 1)))
 
@@ -102,19 +97,20 @@ def _dominate(event: Event, leak: float) -> Later:
     """The Gaussian with the most noise that dominates the event but for `leak`."""
     kinds = exposures(event)
     if not any(kinds):
-        return Later(event, MOST_SIGMA, 0.0)
-    if len(kinds) == 1 and not apart(kinds[0])[1] and all(x.rate == 1 for x in apart(kinds[0])[0]):
-        precision = math.fsum(x.steps / x.sigma**2 for x in apart(kinds[0])[0])  # Gaussian already: no leak
-        return Later(event, max(math.nextafter(precision**-0.5, 0.0), LEAST_SIGMA), 0.0)
+        return Later(event, MAX_SIGMA, 0.0)
+    steps, points = apart(kinds[0])
+    if len(kinds) == 1 and not points and all(x.rate == 1 for x in steps):
+        precision = math.fsum(x.steps / x.sigma**2 for x in steps)  # Gaussian already: no leak
+        return Later(event, max(math.nextafter(precision**-0.5, 0.0), MIN_SIGMA), 0.0)
     top = accountant.epsilon(event, leak)
     if not math.isfinite(top):
-        return Later(event, LEAST_SIGMA, leak)
+        return Later(event, MIN_SIGMA, leak)
     places = np.linspace(0.0, max(top, 1e-6), PLACES + 1).tolist()
     # Both curves fall: between two places the event's is at most its left end, the Gaussian's at least its right end.
     profile = ((accountant.profile(event, places) - leak) / (1 - leak)).tolist()
     above = [(e, d) for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0]
     mu = find_least(lambda x: all(gaussian_delta(x, e) >= d for e, d in reversed(above)), start=1.0)
-    return Later(event, min(max(math.nextafter(1 / mu, 0.0), LEAST_SIGMA), MOST_SIGMA), leak)
+    return Later(event, min(max(math.nextafter(1 / mu, 0.0), MIN_SIGMA), MAX_SIGMA), leak)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

@@ -3,8 +3,7 @@
     sum_u clip_C( scale * mean_k grad l(w + v_k; view_uk, target_uk) - shift )
 
 `clipped_sum` computes exactly that, view by view with ordinary autograd: slow, plain, and short enough to read. The
-engine that trains is checked against it by trial (certify.py). Each style states its own sensitivity, from which the
-noise is computed:
+engine that trains is checked against it by trial (certify.py). Each style states its own sensitivity:
 
     flat         g * min(1, C / |g|)                                    sensitivity C
     automatic    g * C / (|g| + stability)                              sensitivity C (Bu et al. 2023)
@@ -25,8 +24,7 @@ from torch.func import functional_call
 
 from dpvision.errors import ConfigError
 
-# Outputs and targets -> one number for each image.
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets -> one number for each image
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ class Automatic(Flat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not LEAST_BOUND <= self.stability < math.inf:
+        if not MIN_BOUND <= self.stability < math.inf:
             raise ConfigError(
-                f"stability is {self.stability}: it must be at least {LEAST_BOUND}; below, norms lose their digits."
+                f"stability is {self.stability}: it must be at least {MIN_BOUND}; below, norms lose their digits."
             )
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
@@ -104,18 +102,17 @@ class PerLayer:
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
         bounds = self.bounds(names)
-        factors = torch.empty_like(squares)
+        factors: dict[str, Tensor] = {}
         layers = [layer_of(n) for n in names]
         for layer in dict.fromkeys(layers):
             columns = [i for i, other in enumerate(layers) if other == layer]
             bound = bounds[names[columns[0]]]
-            norms = squares[:, columns].sum(1, keepdim=True).sqrt()
-            factors[:, columns] = bound / norms.clamp(min=bound)
-        return factors
+            norms = torch.stack([squares[:, i] for i in columns], dim=1).sum(1).sqrt()
+            factors[layer] = bound / norms.clamp(min=bound)
+        return torch.stack([factors[layer] for layer in layers], dim=1)
 
 
-# Below this, squares of float32 numbers lose their digits.
-LEAST_BOUND = 1e-12
+MIN_BOUND = 1e-12  # below it, squares of float32 numbers lose their digits
 Style = Flat | Automatic | PerLayer
 STYLES: dict[str, Callable[[float], Style]] = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
 
@@ -126,8 +123,8 @@ def layer_of(name: str) -> str:
 
 
 def _require_bound(bound: float) -> None:
-    if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
-        raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be between {LEAST_BOUND} and 1e12.")
+    if not MIN_BOUND <= bound <= 1 / MIN_BOUND:
+        raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be between {MIN_BOUND} and 1e12.")
 
 
 def clipped_sum(

@@ -51,10 +51,7 @@ def read(path: Path, *, most: int) -> bytes:
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> io.BufferedReader:
-    """Open a regular file to read, or raise an OSError or ValueError: never a device, nor a pipe to wait for.
-
-    A link is followed unless `follow` is false.
-    """
+    """Open a regular file to read, or raise an OSError or ValueError: never a device, nor a pipe to wait for."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         _require_regular(os.stat(path).st_mode)  # before it is opened, which alone may start something in a device

@@ -2,11 +2,10 @@
 
 Formal guarantee: the stream of (purpose, step, rank, branch) is a pseudo-random function of those under the run's key.
 Distinct uses get independent streams, so noise is never drawn twice; the same use gets the same stream, so an unbroken
-and a resumed run are equal bit by bit. `branch` is a hash of everything that shapes the result (settings, data,
-software): whoever changes one of them and resumes gets fresh noise.
+and a resumed run are equal bit by bit. `branch` is a hash of all that shapes the result: settings, data, software.
 
-The key lives in a file of its own, readable by its owner only, outside the run folder; it is destroyed when the run
-is complete. Whoever has the key can subtract the noise.
+Whoever has the key can subtract the noise. It lives in a file of its own, readable by its owner only, outside the run
+folder, and is destroyed when the run is complete.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class Key:
     def __init__(self, secret: bytes, *, private: bool) -> None:
         if len(secret) != KEY_BYTES:
             raise PrivacyError(f"a key has {KEY_BYTES} bytes; this one has {len(secret)}.")
-        self._secret = secret
-        self.private = private
+        self._secret, self.private = secret, private
 
     @staticmethod
     def fresh() -> Key:
@@ -73,7 +71,7 @@ class Key:
 
     @staticmethod
     def read(path: Path) -> Key | None:
-        """The key that `write` wrote, or None where it was destroyed or never written."""
+        """The key that `write` wrote, or None if it was destroyed or never written."""
         if not path.exists():
             return None
         try:
@@ -88,9 +86,9 @@ class Key:
 
     @staticmethod
     def destroy(path: Path) -> None:
-        """Overwrite and remove a key. (Journals and snapshots of the file system may keep copies: see the promise.)
+        """Overwrite and remove a key. A kill in between leaves zeros, which are removed the next time.
 
-        A kill in between leaves zeros, which are not read as a key, and are removed the next time.
+        Journals and snapshots of the file system may keep copies: see the promise.
         """
         if Key.read(path) is not None:  # never a file that is not a key
             with open(path, "r+b") as file:

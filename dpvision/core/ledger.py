@@ -3,19 +3,15 @@
 Formal guarantees:
   1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
      charge for what was never released; it cannot release what was never charged.
-  2. All that is charged on the data set is within the budget (epsilon, delta), also where each run was chosen after
-     seeing the results of those before it (core/adaptive.py); an event that would take the total over the budget is
-     refused and nothing is written. Events that were all in the ledger before the first result, by `plan`, compose by
-     their privacy loss distributions.
+  2. All that is charged on the data set is within the budget (epsilon, delta), even if each run was chosen after
+     seeing the results of those before it; an event that would take the total over it is refused, and nothing is
+     written. Epsilons for different units do not compose, so an account counts one kind of unit, set by its first run.
   3. Reading, deciding and writing happen under one exclusive lock: of two runs that want the last of the budget, one
      gets it.
-  4. An account counts one kind of unit, images or persons, from its first run on: epsilons for different units do not
-     compose, since a person may have many images.
-  5. Each line carries the hash of the line before it, and the newest hash with the number of lines is kept in a seal
+  4. Each line carries the hash of the line before it, and the newest hash with the number of lines is kept in a seal
      next to the file. An edited, cut, removed, swapped or copied-back line is detected and refused.
 
-The chain detects mistakes and careless edits. Someone who can write both files can forge both: the operator is trusted
-(docs/PRIVACY_PROMISE.md).
+The chain detects mistakes and careless edits. Someone who can write both files can forge both: the operator is trusted.
 
 A line: {"n": 3, "time": "...", "kind": KIND, ..., "previous": "...", "hash": "..."}, where KIND is
 
@@ -44,14 +40,10 @@ from dpvision.core.events import Budget, Event, given_up, to_json
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 
 FORMAT = 1
-# A line is short; a larger file was not written by this module, and is not read into memory.
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20  # of a ledger: a larger file was not written by this module, and is not read into memory
 # What reading lines that somebody wrote by hand can raise.
 UNSOUND = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError)
-RESTORE = (
-    "Nothing is charged or released on an account that cannot be trusted. Fix: restore the ledger and its seal from a "
-    "backup."
-)
+RESTORE = "Nothing is charged or released on such an account. Fix: restore the ledger and its seal from a backup."
 Lines = list[dict[str, Any]]
 
 
@@ -61,10 +53,8 @@ class Ledger:
     def __init__(self, folder: Path, fingerprint: str) -> None:
         if not fingerprint or not all(c in "0123456789abcdef" for c in fingerprint):
             raise ConfigError(f"a fingerprint is a lower-case hexadecimal string, not {fingerprint!r}.")
-        self.path = folder / f"{fingerprint[:32]}.jsonl"
-        self._seal = folder / f"{fingerprint[:32]}.seal"
-        self.images_path = folder / f"{fingerprint[:32]}.images"
-        self.fingerprint = fingerprint
+        self.fingerprint, self.path = fingerprint, folder / f"{fingerprint[:32]}.jsonl"
+        self._seal, self.images_path = self.path.with_suffix(".seal"), self.path.with_suffix(".images")
 
     def exists(self) -> bool:
         """Whether it was opened. (A seal that counts no line remains of a crash while opening.)"""
@@ -76,15 +66,8 @@ class Ledger:
         with self.locked():
             lines = self._read()
             if not lines:
-                opening = {
-                    "format": FORMAT,
-                    "account": secrets.token_hex(8),
-                    "fingerprint": self.fingerprint,
-                    "unit": unit,
-                    "epsilon": budget.epsilon,
-                    "delta": budget.delta,
-                }
-                lines = self._append(lines, "open", opening)
+                name = {"format": FORMAT, "account": secrets.token_hex(8), "fingerprint": self.fingerprint}
+                lines = self._append(lines, "open", name | {"unit": unit} | vars(budget))
             return self._account(lines)
 
     def account(self) -> Account:
@@ -99,18 +82,14 @@ class Ledger:
             lines = self._read()
             account = self._account(lines)
             spent = accountant.epsilon(account.total, budget.delta)
+            asked = f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}"
             if uses_up_delta(account.total, budget.delta):
-                raise BudgetSpent(
-                    f"the budget cannot be set to delta {budget.delta:g}: what was charged gives up a "
-                    f"delta of {given_up(account.total):g} for good, so no epsilon is proved at this one. Fix: a "
-                    "larger --delta."
-                )
+                gone = f"what was charged gives up a delta of {given_up(account.total):g} for good"
+                raise BudgetSpent(f"{asked}: {gone}, so no epsilon is proved at this one. Fix: a larger --delta.")
             if spent > budget.epsilon:
-                raise BudgetSpent(
-                    f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-                    f"{rounded_up(spent)} is spent already, and what was released cannot be taken back."
-                )
-            return self._account(self._append(lines, "budget", {"epsilon": budget.epsilon, "delta": budget.delta}))
+                spent_already = f"{rounded_up(spent)} is spent already"
+                raise BudgetSpent(f"{asked}: {spent_already}, and what was released cannot be taken back.")
+            return self._account(self._append(lines, "budget", vars(budget)))
 
     def require_room(self, event: Event, budget: Budget, *, unit: str = "image") -> None:
         """Refuse early what `spend` would refuse, where `budget` is that of a ledger still to be opened."""
@@ -119,11 +98,7 @@ class Ledger:
         account.require_within_budget(account.with_event(event).total, event)
 
     def plan(self, event: Event, *, run: str, unit: str = "image") -> Account:
-        """Write that this event is going to be run.
-
-        All that is planned when the next run is charged is charged with it, together and tightly, and may then be run
-        in any order at no further cost.
-        """
+        """Write that this event is going to be run: the next charge pays for everything that is planned."""
         with self.locked():
             lines = self._read()
             account = self._account(lines)
@@ -153,21 +128,16 @@ class Ledger:
             lines = self._read()
             account = self._account(lines)
             account.require_unit(unit)
-            for charge in account.charges:
-                if charge.id == id:
-                    if charge.event != event:
-                        raise LedgerMismatch(
-                            f"{self.path}: the charge {id} is in the ledger for another event ({charge.event}; now: "
-                            f"{event})."
-                        )
-                    return account
+            charged = next((charge.event for charge in account.charges if charge.id == id), None)
+            if charged not in (None, event):
+                raise LedgerMismatch(f"{self.path}: the charge {id} is for another event ({charged}; now: {event}).")
+            if charged is not None:
+                return account
             after = account.with_event(event)
             account.require_within_budget(after.total, event)
             content = {"id": id, "run": run, "event": to_json(event), "private": private}
-            if new_account is not None:
-                content["new_account"] = new_account
-            if (line := account.line_of_plan(event)) is not None:
-                content["plan"] = line
+            optional = {"new_account": new_account, "plan": account.line_of_plan(event)}
+            content |= {name: value for name, value in optional.items() if value is not None}
             if len(after.groups) > len(account.groups) and (later := after.groups[-1].later) is not None:
                 content |= {"sigma": later.sigma, "leak": later.leak}
             return self._account(self._append(lines, "charge", content))
@@ -198,12 +168,11 @@ class Ledger:
         if sealed is None:
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger is missing. {RESTORE}")
         try:
-            raw = files.read(self.path, most=MOST_BYTES)
+            raw = files.read(self.path, most=MAX_BYTES)
         except (OSError, ValueError) as exc:
             raise LedgerMismatch(f"{self.path}: {exc}, so it is not a ledger. {RESTORE}") from exc
         whole, _, torn = raw.rpartition(b"\n")
-        lines: Lines = []
-        previous = ""
+        lines, previous = Lines(), ""
         for number, text in enumerate(whole.split(b"\n") if whole else []):
             try:
                 line = json.loads(text)
@@ -213,9 +182,7 @@ class Ledger:
             except UNSOUND:
                 good = False
             if not good:
-                raise LedgerMismatch(
-                    f"{self.path}: line {number + 1} was changed, or one before it is missing. {RESTORE}"
-                )
+                raise LedgerMismatch(f"{self.path}: line {number + 1} was changed, or one before is missing. {RESTORE}")
             previous = line["hash"]
             lines.append(line)
         if lines and lines[0].get("fingerprint") != self.fingerprint:
@@ -262,7 +229,7 @@ class Ledger:
         return [*lines, line]
 
     def _sealed(self) -> tuple[int, str] | None:
-        """The number of lines and the newest hash, by the seal; None where there is no seal."""
+        """The number of lines and the newest hash, by the seal; None if there is no seal."""
         if not self._seal.exists():
             return None
         try:

@@ -12,20 +12,19 @@ distance of DISTANCE per number:
      is a multiple of g, whatever the data: the low bits reveal nothing.
   3. The rounded Gaussian is exact. A pair of numbers is round(c R cos 2 pi V), round(c R sin 2 pi V), where
      R = sqrt(-2 ln U), c is the standard deviation in grid steps, and U, V = (k + 1/2) 2^-128 for independent uniform
-     128-bit k. Both numbers are the *correctly rounded* values of these real numbers: float64 computes them first,
-     and a number that lies nearer to the middle between two grid points than float64's error may reach (about one in
-     300,000) is computed again with 60 digits.
-  4. Distance from the ideal law, jointly for the pair: let U', V' be real uniforms in the cells of U and V, so that
-     their pair is ideal. A rounded number differs only if a middle lies between the two, which are apart by at most
-     h = c 2^-129 (1 / (U R) + 2 pi R). The ideal number lies within h of a middle with probability 2 E[h] (the middles
-     are strips of a plane on which the pair's density is smooth), and E[1 / (U R)] is the integral of dR from 0 to
-     13.4, 2 pi E[R] < 8: together 44 c 2^-129, below 2^-100 for c up to 2^23.4. Pairs are independent, so blocks and
-     whole releases add: d numbers are, jointly, within d 2^-100 of the ideal law. The accountant takes its SAMPLER
-     off delta for them.
+     128-bit k. Both are *correctly rounded*: float64 computes them first, and a number nearer to the midpoint of two
+     grid points than float64's error may reach (about one in 300,000) is computed again with 60 digits.
+  4. Distance from the ideal distribution, jointly for the pair: let U', V' be real uniforms in the cells of U and V, so
+     that their pair is ideal. A rounded number differs only if a midpoint lies between the two, which are at most
+     h = c 2^-129 (1 / (U R) + 2 pi R) apart. The ideal number lies within h of a midpoint with probability 2 E[h] (the
+     points near one are strips of a plane on which the pair's density is smooth), and E[1 / (U R)] is the integral of
+     dR from 0 to 13.4, 2 pi E[R] < 8: together 44 c 2^-129, below 2^-100 for c up to 2^23.4. Pairs are independent, so
+     distances add: d numbers are, jointly, within d 2^-100 of the ideal. The accountant subtracts its SAMPLER from
+     delta for them.
 
 What is trusted and not proven: that AES-CTR's words cannot be distinguished from uniform ones, and that numpy's log,
-sqrt, cos and sin are right within 16 units in the last place (compared with 60 digits in the tests).
-The one branch on values asks whether a number is near a middle, which does not depend on its size.
+sqrt, cos and sin are accurate to 16 units in the last place (compared with 60 digits in the tests). The one branch on
+values asks whether a number is near a midpoint, which does not depend on its size.
 
     edge case                      behaviour
     non-finite sum                 refused: a contribution was not bounded
@@ -45,27 +44,32 @@ from numpy.typing import NDArray
 from dpvision.core.keys import Stream
 from dpvision.errors import PrivacyError
 
-# The grid's width as a power of two of the noise's standard deviation.
-GRID_BITS = 22
+GRID_BITS = 22  # the grid's width is the power of two below the noise's standard deviation times 2^-GRID_BITS
 # What arithmetic may add to the sensitivity, as a share of it: a unit's norm is taken in float32 by blocks, and factors
-# of its gradient are rounded (slots.MOST_ROUNDING). Other units' contributions keep their bits.
+# of its gradient are rounded (slots.MAX_ROUNDING). Other units' contributions keep their bits.
 ARITHMETIC_SLACK = 1e-4
-# Values drawn at a time, so that they stay in the processor's cache. It decides which word makes which value: a resumed
-# run must use the same.
+# Values drawn at a time, so that they stay in the processor's cache. The number decides which word makes which value: a
+# resumed run must use the same.
 BLOCK = 1 << 15
-# Total variation distance between one released number and the ideal law, in any block of numbers (point 4 above).
-DISTANCE = 2.0**-100
+DISTANCE = 2.0**-100  # total variation distance of one released number from the ideal distribution (point 4 above)
 # What float64 may be off by, in standard deviations: errors of U and V's conversion, log, sqrt, cos, sin and products
-# add up to 2^-45 at most where every function is right to 4 units in the last place, and 2^-44 at 16.
+# add up to 2^-45 at most where every function is accurate to 4 units in the last place, and 2^-44 at 16.
 FLOAT_ERROR = 2.0**-42
-# Below this, 1 - U is used instead of U: near 1, a float64 has too few bits left for a small radius.
-SMALL = 2.0**-16
+SMALL = 2.0**-16  # below it, 1 - U is used instead of U: near 1, float64 has too few bits left for a small radius
 
 
-def add_noise(total: NDArray[np.float64], stream: Stream, *, sensitivity: float, sigma: float) -> NDArray[np.float64]:
-    """The noisy sum: `total` on the grid plus N(0, (sigma * sensitivity)^2) on the grid."""
-    if not (sensitivity > 0 and sigma > 0 and math.isfinite(sensitivity * sigma)):
-        raise PrivacyError(f"noise needs a sensitivity and a sigma above 0, not {sensitivity} and {sigma}.")
+def add_noise(
+    total: NDArray[np.float64],
+    stream: Stream,
+    *,
+    sensitivity: float,
+    sigma: float,
+    drawn: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """The noisy sum: `total` on the grid plus N(0, (sigma * sensitivity)^2) on the grid.
+
+    `drawn` is what `draw` returned for this size, stream, sensitivity and sigma, if the noise was drawn before.
+    """
     scale, grid = noise_scale(total.size, sensitivity=sensitivity, sigma=sigma)
     flat = np.ascontiguousarray(total, dtype=np.float64).reshape(-1)
     out = np.empty_like(flat)
@@ -74,15 +78,25 @@ def add_noise(total: NDArray[np.float64], stream: Stream, *, sensitivity: float,
         part = out[start : start + BLOCK]
         np.multiply(flat[start : start + BLOCK], to_grid, out=part)
         np.rint(part, out=part)
-        part += rounded_normal(stream, part.size, noise_to_grid)  # whole numbers below 2^53, so the sum is exact
+        # whole numbers below 2^53, so the sum is exact
+        part += rounded_normal(stream, part.size, noise_to_grid) if drawn is None else drawn[start : start + BLOCK]
         part *= grid  # a power of two, so this is exact too
     if not np.isfinite(out).all() or (flat.size and np.abs(out).max() > grid * 2.0**52):
         raise PrivacyError("the sum to be released is not finite, so some contribution was not bounded.")
     return out.reshape(total.shape)
 
 
+def draw(size: int, stream: Stream, *, sensitivity: float, sigma: float) -> NDArray[np.float64]:
+    """The noise that `add_noise` adds to a sum of this size, in steps of the grid: it does not depend on the sum."""
+    scale, grid = noise_scale(size, sensitivity=sensitivity, sigma=sigma)
+    sizes = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
+    return np.concatenate([np.empty(0), *(rounded_normal(stream, n, scale / grid) for n in sizes)])
+
+
 def noise_scale(size: int, *, sensitivity: float, sigma: float) -> tuple[float, float]:
     """The standard deviation of the noise on `size` numbers, and the width of the grid."""
+    if not (sensitivity > 0 and sigma > 0 and math.isfinite(sensitivity * sigma)):
+        raise PrivacyError(f"noise needs a sensitivity and a sigma above 0, not {sensitivity} and {sigma}.")
     grid = 2.0 ** math.floor(math.log2(sigma * sensitivity) - GRID_BITS)
     bound = sensitivity * (1 + ARITHMETIC_SLACK) + math.sqrt(size) * grid
     return sigma * bound, grid
@@ -92,12 +106,9 @@ def rounded_normal(stream: Stream, count: int, deviation: float) -> NDArray[np.f
     """`count` draws of N(0, deviation^2), each correctly rounded to a whole number."""
     half = (count + 1) // 2
     words = stream.words(4 * half).reshape(4, half)
-    numbers = _box_muller(words)
-    numbers *= deviation
+    numbers = _box_muller(words) * deviation
     whole = np.rint(numbers)
-    np.subtract(numbers, whole, out=numbers)
-    np.abs(numbers, out=numbers)
-    for place in np.flatnonzero(numbers > 0.5 - deviation * FLOAT_ERROR):
+    for place in np.flatnonzero(np.abs(numbers - whole) > 0.5 - deviation * FLOAT_ERROR):
         k = [int(word) for word in words[:, place % half]]
         whole[place] = round_exactly(k[0] << 64 | k[1], k[2] << 64 | k[3], deviation, sine=bool(place >= half))
     return whole[:count]
@@ -106,32 +117,13 @@ def rounded_normal(stream: Stream, count: int, deviation: float) -> NDArray[np.f
 def _box_muller(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """sqrt(-2 ln U) times cos 2 pi V, then times sin 2 pi V, in float64; no branch on values."""
     high, low, turn, _ = words  # the last 64 bits of V are below float64's precision
-    rest = low.astype(np.float64)
-    rest *= 2.0**-64
-    radius = high.astype(np.float64)
-    radius += rest
-    radius += 2.0**-65
-    radius *= 2.0**-64
-    np.log(radius, out=radius)
-    radius *= -2.0
+    rest = low.astype(np.float64) * 2.0**-64
+    squared = -2.0 * np.log((high.astype(np.float64) + rest + 2.0**-65) * 2.0**-64)
     # Near U = 1: -2 ln(1 - x) = 2x + x^2 + 2/3 x^3 + ..., with x = 1 - U to full precision.
-    x = np.invert(high).astype(np.float64)
-    np.subtract(1.0, rest, out=rest)
-    x += rest
-    x *= 2.0**-64
-    series = x * (2.0 / 3.0)
-    series += 1.0
-    series *= x
-    series += 2.0
-    series *= x
-    np.copyto(radius, series, where=x < SMALL)
-    np.sqrt(radius, out=radius)
-    angle = turn.astype(np.float64)
-    angle *= 2.0 * math.pi * 2.0**-64
-    out = np.empty((2, len(radius)))
-    np.cos(angle, out=out[0])
-    np.sin(angle, out=out[1])
-    out *= radius
+    x = (np.invert(high).astype(np.float64) + (1.0 - rest)) * 2.0**-64
+    np.copyto(squared, x * (2.0 + x * (1.0 + x * (2.0 / 3.0))), where=x < SMALL)
+    angle = turn.astype(np.float64) * (2.0 * math.pi * 2.0**-64)
+    out = np.sqrt(squared) * np.stack([np.cos(angle), np.sin(angle)])
     return out.reshape(-1)
 
 

@@ -11,8 +11,8 @@ length at most 1 and moves no other.
     too small to be measured       at most length 1 (it is measured again after scaling)
 
 float32 keeps a row within 2^-24 of itself, and the row is made shorter by 2^-22 first, so it stays within length 1.
-That a row does not depend on the rows next to it, not even in its last bit, is tested and not proven: it is up to the
-library that multiplies matrices. What that may add is a share of the sensitivity far below noise.ARITHMETIC_SLACK.
+That a row's last bit does not depend on the rows next to it is tested and not proven: it is up to the library that
+multiplies matrices. What that may add to the sensitivity is far below noise.ARITHMETIC_SLACK.
 """
 
 from __future__ import annotations
@@ -28,12 +28,9 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 
 Floats = NDArray[np.float64]
-# Rows that are processed at a time, in float64.
-AT_A_TIME = 256
-# Features are clipped to this magnitude, so that no square overflows.
-LARGEST = 1e100
-# Room for rounding to float32.
-SHORTER = 1 - 2.0**-22
+AT_A_TIME = 256  # rows that are processed together, in float64
+LARGEST = 1e100  # features are clipped to this magnitude, so that no square overflows
+SHORTER = 1 - 2.0**-22  # room for rounding to float32
 
 
 class BoundedSum(NamedTuple):
@@ -94,15 +91,11 @@ class Preparation:
         return float(np.float32(self.intercept / math.hypot(1.0, self.intercept) * SHORTER))
 
     def apply(self, features: Any, *, name: str = "features") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """(N, d) features -> rows of length at most 1, and which of them were finite.
-
-        Rows have the columns of the features or of the whitening's rank, and one more for an intercept.
-        """
+        """(N, d) features -> rows of length at most 1, with a column more for an intercept; and which were finite."""
         matrix = as_matrix(features, name)
         if self.whitening is not None and matrix.shape[1] != len(self.whitening.mean):
-            raise ConfigError(
-                f"{name} have {matrix.shape[1]} columns, but the whitening was made from {len(self.whitening.mean)}."
-            )
+            of = len(self.whitening.mean)
+            raise ConfigError(f"{name} have {matrix.shape[1]} columns, but the whitening was made from {of}.")
         width = matrix.shape[1] if self.whitening is None else self.whitening.width
         out = np.zeros((len(matrix), width + (self.intercept > 0)), dtype=np.float32)
         finite = np.zeros(len(matrix), dtype=np.bool_)
@@ -171,10 +164,9 @@ class Rows:
         return np.asarray(self.labels >= 0) if self.classes else np.ones(len(self.x), dtype=np.bool_)
 
     def blocks(self) -> Iterator[tuple[Floats, Floats]]:
-        """AT_A_TIME rows at a time, with their classes as 0 and 1 (all 0 where there is none), in float64.
+        """AT_A_TIME rows at a time, with one-hot classes (all 0 if there is none), in float64.
 
-        The last block is padded with rows of zeros without a class, which are in no sum: how a product rounds a row
-        depends on the number of rows.
+        The last block is padded with zeros, which are in no sum: how a product rounds depends on the number of rows.
         """
         one_hot = np.vstack([np.eye(self.classes), np.zeros(self.classes)])
         for start in range(0, len(self.x), AT_A_TIME):

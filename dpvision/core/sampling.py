@@ -1,11 +1,5 @@
 """Which records take part, by public numbers and Bernoulli draws of their own; each sampler states its event.
 
-    EveryRecord       everybody, in each release
-    PoissonSampler    training: in every step each unit independently with probability batch / n
-    Poisson           mixtures: each record is in each row independently with probability degree / n
-    Scheduled         a public table states which classes each row is about; each record of class k is in such a row
-                      independently with probability rates[k]
-
 Formal guarantee: draws of distinct steps, rows and records are independent of each other and of the data, and each
 succeeds with at most the probability that `event` states. Rates are made of public numbers and never taken from the
 data: the true number of records changes neither a rate, nor the number of steps or rows, nor what a sum is divided by.
@@ -54,7 +48,7 @@ class EveryRecord:
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Poisson sampling for training: the expected batch size, the declared number of units, the number of steps."""
+    """For training: in every one of `steps` steps, each unit independently with probability batch / n."""
 
     batch: int
     n: int
@@ -77,7 +71,6 @@ class PoissonSampler:
         return self.steps
 
     def event(self, sigma: float, *, first: int = 0) -> PoissonGaussian:
-        """What the steps from `first` on do to each unit."""
         return PoissonGaussian(self.rate, sigma, self.steps - first)
 
     def draw(self, units: int, stream: Stream) -> NDArray[np.int64]:
@@ -98,7 +91,7 @@ class RowMembers:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson sampling for mixtures: `rows` rows over n records, each of expected degree `degree`."""
+    """For mixtures: each record is in each of `rows` rows independently with probability degree / n."""
 
     degree: float
     n: int
@@ -107,7 +100,8 @@ class Poisson:
     def __post_init__(self) -> None:
         if not 0 < self.degree <= self.n:
             raise ConfigError(f"the degree is {self.degree:g} and n is {self.n:,}: it must be 0 < degree <= n.")
-        _require_rows(self.rows)
+        if self.rows < 1:
+            raise ConfigError(f"{self.rows} rows were asked for: at least one is needed.")
 
     @property
     def rate(self) -> float:
@@ -135,7 +129,7 @@ class Poisson:
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """table[r, k]: whether row r is about class k; a record of class k is in such a row with probability rates[k]."""
+    """A public table: whether row r is about class k. A record of class k is in such rows with probability rates[k]."""
 
     table: NDArray[np.bool_]
     rates: tuple[float, ...]
@@ -143,7 +137,8 @@ class Scheduled:
     def __post_init__(self) -> None:
         if self.table.ndim != 2 or self.table.dtype != np.bool_ or self.table.shape[1] != len(self.rates):
             raise ConfigError(f"a schedule needs one column of booleans for each of the {len(self.rates)} rates.")
-        _require_rows(len(self.table))
+        if not self.rows:
+            raise ConfigError("a schedule of no rows was asked for: at least one is needed.")
         own = self.table.copy()
         own.setflags(write=False)  # what runs is what is charged
         object.__setattr__(self, "table", own)
@@ -178,11 +173,6 @@ class Scheduled:
 
 
 MixtureSampler = Poisson | Scheduled
-
-
-def _require_rows(rows: int) -> None:
-    if rows < 1:
-        raise ConfigError(f"{rows} rows were asked for: at least one is needed.")
 
 
 def bernoulli(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:

@@ -1,11 +1,10 @@
 """Random numbers that belong to one unit alone, whoever else is in the batch.
 
 Formal guarantee: the numbers of an image are a function of (seed, its unit, its number inside the unit, how many draws
-came before, position in the draw) and of nothing else. So the views of one unit cannot depend on another unit, and
-adding a unit, leaving one out, cutting a batch into parts or putting it in another order changes nobody else's views:
-without that, one person would move the gradients of all others, and clipping each of them would bound nothing. (Where
-units are numbered by their place in the data, removing one renumbers those behind it. All numbers are secret and have
-the same law, so that changes nothing in law, as with the draws of the sampler.)
+came before, position in the draw) and of nothing else. So adding a unit, leaving one out, cutting a batch into parts or
+putting it in another order changes nobody else's views: otherwise one person would move the gradients of all others,
+and clipping each of them would bound nothing. (Where units are numbered by their position in the data, removing one
+renumbers those behind it, which changes nothing in distribution.)
 
 The function is Threefry-2x64 with 20 rounds (Salmon et al. 2011), a cipher-like permutation of a counter under a key
 of 128 bits: whole numbers only, so the same bits on every machine. The key is the seed of one step, drawn from the

@@ -1,7 +1,7 @@
 """Reads image data from untrusted files into arrays, and records which facts were declared and which were inferred."""
 
 from dpvision.data.dataset import Broken, Dataset, Findings, Split, Unlabelled, fingerprint, identify
-from dpvision.data.source import check, image_batches, load, pack
+from dpvision.data.source import check, holds_features, image_batches, load, load_rows, pack, row_batches
 
 __all__ = [
     "Broken",
@@ -11,8 +11,11 @@ __all__ = [
     "Unlabelled",
     "check",
     "fingerprint",
+    "holds_features",
     "identify",
     "image_batches",
     "load",
+    "load_rows",
     "pack",
+    "row_batches",
 ]

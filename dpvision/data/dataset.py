@@ -2,8 +2,8 @@
 
 The fingerprint of a split, which names its ledger, depends on the original images alone, in any order, whatever file
 contains them. Labels, persons, the names of the classes, a new size or other channels do not change it: they are the
-same people's images, so they have one ledger. A training needs more: random numbers are drawn by position, so a second
-digest depends on order, labels and pixels.
+same people's images, so they have one ledger. Training draws random numbers by position, so a second digest depends on
+the order, the labels and the pixels as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
+
+from dpvision.errors import DataError
 
 SPLITS = ("train", "val", "test")
 DIGEST = 32
@@ -93,11 +95,24 @@ class Dataset:
     val: Split | None
     test: Split | None
     inferred: tuple[str, ...]
-    """Facts that were read off the private data instead of declared, of "classes", "image size" and "channels"."""
+    """Which of "classes", "image size" and "channels" were inferred from the private data instead of declared."""
     broken: tuple[Broken, ...] = ()
     """Files that `skip_broken` left out."""
     skipped_broken: bool = False
     """Whether `skip_broken` was set, now or when a store was packed: files may have been left out."""
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits by name, without those that the source lacks."""
+        return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
+
+    def require_split(self, name: str, *, source: object) -> Split:
+        """One split; a DataError if the source lacks it."""
+        if name not in self.splits:
+            raise DataError(
+                f"{source}: has no {name} split. Fix: --split {' or '.join(self.splits)}, or data with one."
+            )
+        return self.splits[name]
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class Findings:
     persons: int | None
     """Number of different persons in train, or None if the source does not name persons."""
     problems: tuple[str, ...]
-    """Reasons why `load` would refuse the source as it is, apart from the broken files."""
+    """Reasons why `load` would refuse the source, apart from broken files."""
     broken: tuple[Broken, ...]
 
 

@@ -1,9 +1,9 @@
 """Facts about a data set that are declared or inferred: classes, image size, channels; and requirements on arrays.
 
 Classes are declared by the user, because they are public, or inferred from the training data and recorded as inferred.
-A declared number k stands for the names "0" to "k-1". Sources with numbered labels (.npz) use the number as the index.
-Sources with named labels (folders, CSV) look up the name, so with a declared number their names must be numbers below
-k. Inferred names are sorted, as numbers if all of them are numbers.
+A declared number k stands for the names "0" to "k-1". In sources with numbered labels (.npz) a label is an index into
+the names. In sources with named labels (folders, CSV) it is one of the names, so with a declared number k labels must
+be numbers below k. Inferred names are sorted, as numbers if all of them are numbers.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def require_class_name(name: str) -> None:
 
 
 def resolve_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple[str, ...]:
-    """The names of the classes for numbered labels; refuses labels that are not among them."""
+    """The names of the classes for numbered labels; a label that is not among them is refused."""
     lowest = min(int(array.min()) for array in labels.values())
     if lowest < 0:
         raise Refusal(f"has the label {lowest}. Fix: number the classes from 0.")
@@ -184,16 +184,19 @@ def require_labels(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count:
         raise Refusal(f"has {name} of type {dtype}. Fix: save labels as integers from 0.")
     if len(shape) == 2 and shape[1] > 1:
         raise Refusal(f"has {name} of shape {shape}: several labels per image are not supported.")
-    if shape not in ((count,), (count, 1)):
-        raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one label.")
+    _require_one_each(shape, name=name, count=count, what="label")
 
 
 def require_person_ids(shape: tuple[int, ...], dtype: np.dtype, *, name: str, count: int) -> None:
     """Refuse an array that is not one person id per image, integer or text."""
     if dtype.kind not in "iuUS":
         raise Refusal(f"has {name} of type {dtype}. Fix: save person ids as integers or text.")
+    _require_one_each(shape, name=name, count=count, what="person")
+
+
+def _require_one_each(shape: tuple[int, ...], *, name: str, count: int, what: str) -> None:
     if shape not in ((count,), (count, 1)):
-        raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one person.")
+        raise Refusal(f"has {name} of shape {shape} for {count:,} images. Fix: give every image one {what}.")
 
 
 def require_same_kind(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype]) -> None:
@@ -229,7 +232,7 @@ class Declared:
 
     names: tuple[str, ...] | None
     numbered: bool
-    """Whether the names stand for a declared number; it changes only the advice in messages."""
+    """Whether the names stand for a declared number, which only changes the advice in messages."""
     size: tuple[int, int] | None
     """(height, width)."""
     channels: int | None

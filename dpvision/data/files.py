@@ -1,4 +1,4 @@
-"""Opens untrusted files, only regular ones and only below their root; and names the file in every refusal."""
+"""Opens untrusted files if they are regular and below their root, and names the file in every refusal."""
 
 from __future__ import annotations
 

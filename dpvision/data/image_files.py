@@ -33,7 +33,7 @@ def read_listing(
     destination: Destination,
     progress: Progress | None,
 ) -> Dataset:
-    """The data set; refuses labels that are not among the classes, and one file under two names."""
+    """Read the data set; labels that are not among the classes and one file under two names are refused."""
     if not listing.items.get("train") and not listing.broken:
         raise Refusal("has no image in train.")
     names = _resolve_classes(listing, declared)
@@ -126,7 +126,7 @@ def _decode_files(
     listing: Listing, declared: facts.Declared, *, destination: Destination, progress: Progress | None
 ) -> tuple[dict[str, np.ndarray], dict[str, list[Item]], dict[str, np.ndarray], list[Broken]]:
     """Images, items and digests of the originals by split, and the broken files."""
-    # A broken header does not end the work: the message states the number of all broken files.
+    # Reading continues after a broken header, since the message states the number of all broken files.
     good, broken = _measure_files(listing)
     images: dict[str, np.ndarray] = {}
     kept: dict[str, list[Item]] = {}
@@ -170,7 +170,7 @@ def _decode_file(root: str, path: str, *, size: tuple[int, int], channels: int) 
 
 
 def _index_persons(items: dict[str, list[Item]]) -> dict[str, np.ndarray]:
-    """Indices in the sorted order of the ids. Not an array of text: one long id would widen all of them."""
+    """Indices in the sorted order of the ids, which are kept in a list: in an array, one long id would widen all."""
     ids = sorted({item.person for part in items.values() for item in part if item.person is not None})
     if not ids:
         return {}
@@ -182,7 +182,7 @@ def _index_persons(items: dict[str, list[Item]]) -> dict[str, np.ndarray]:
 
 
 def _resolve_classes(listing: Listing, declared: facts.Declared) -> tuple[str, ...]:
-    """The classes; refuses a label of any split that is not among them."""
+    """The classes; a label of any split that is not among them is refused."""
     names = facts.resolve_named(listing.classes, declared)
     known = set(names)
     for split in SPLITS:
@@ -225,7 +225,7 @@ def _measure_files(listing: Listing) -> tuple[Measured, list[Broken]]:
 
 
 def _common_size(good: Measured, declared: tuple[int, int] | None) -> tuple[int, int]:
-    """The declared size, or the size that all images have; refuses images of several sizes."""
+    """The declared size, or the size that all images have; images of several sizes are refused."""
     if declared is not None:
         return declared
     counts = Counter((height, width) for _, (height, width, _) in _flatten(good))

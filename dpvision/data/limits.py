@@ -5,10 +5,10 @@ from __future__ import annotations
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 TOTAL_BYTES = 16 * GIB
-"""Most bytes that `load` puts into memory; `pack` is limited by the free disk space instead."""
+"""Maximum number of bytes that `load` puts into memory; `pack` is limited by the free disk space instead."""
 
 EXPANSION_RATIO = 200
-"""Largest ratio of decompressed to compressed size. Photographs have 1.1 to 10, deflate can reach 1,032."""
+"""Maximum ratio of decompressed to compressed size. Photographs have 1.1 to 10, deflate can reach 1,032."""
 
 EXPANSION_FREE = 64 * MIB
 """An archive below this size may have any ratio: small sets of near-constant images are legitimate."""
@@ -18,7 +18,7 @@ ZIP_DIRECTORY_BYTES = 64 * KIB
 NPY_HEADER_BYTES = 4 * KIB
 
 PIXELS = 2**24
-"""Pixels of one image (4,096 x 4,096). Pillow needs up to 11 bytes for each during conversion."""
+"""Maximum number of pixels of one image (4,096 x 4,096). Pillow needs up to 11 bytes for each during conversion."""
 
 IMAGE_FILE_BYTES = 64 * MIB
 PNG_CHUNKS = 2**16
@@ -26,6 +26,9 @@ PNG_CHUNKS = 2**16
 JPEG_SCANS = 16
 JPEG_SCAN_PIXELS = 2**28
 """A progressive JPEG is decoded once per scan; ordinary ones have 10 scans, a hostile one thousands."""
+
+COLUMNS = 2**20
+"""Numbers in one row of features."""
 
 CLASSES = 100_000
 CLASS_NAME_CHARACTERS = 200

@@ -15,9 +15,9 @@ from dpvision.data.files import Refusal, file_length, open_regular, printable, r
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
-"""Files that operating systems create; names that start with a dot are ignored too."""
-_DEEPEST = 8
-"""Most levels of folders below a folder of images to predict."""
+"""Files that operating systems create. Names that start with a dot are ignored as well."""
+_MAX_DEPTH = 8
+"""Maximum number of levels of folders below a folder of images to predict."""
 _COLUMNS = ("path", "label", "person", "split")
 _HEADER_FIX = "Fix: the first line is path,label or path,label,person,split."
 LAYOUTS = (
@@ -28,7 +28,7 @@ LAYOUTS = (
 
 
 def list_folder(path: Path) -> Listing:
-    """All files below the folder, sorted by name. A folder that is a link may not point out of `path`."""
+    """All files below the folder, sorted by name. A link to a folder must not lead out of `path`."""
     root = os.path.realpath(path)
     items: dict[str, list[Item]] = {}
     broken: list[Broken] = []
@@ -56,7 +56,7 @@ def list_folder(path: Path) -> Listing:
     return Listing(root, items, frozenset(classes), str(path), tuple(broken))
 
 
-def list_images(root: str, relative: str = "", *, depth: int = _DEEPEST) -> list[str]:
+def list_images(root: str, relative: str = "", *, depth: int = _MAX_DEPTH) -> list[str]:
     """The files of a folder and its subfolders, for images without a class. A link to a folder is not followed."""
     paths = []
     for name in _list_names(root, relative):
@@ -68,7 +68,7 @@ def list_images(root: str, relative: str = "", *, depth: int = _DEEPEST) -> list
 
 
 def find_problem(root: str, relative: str) -> str | None:
-    """Why a file cannot be an image, judged by its name without opening it; None if it can."""
+    """Return why a file cannot be an image, judged by its name and kind alone; None if it can be one."""
     if os.path.isdir(os.path.join(root, relative)):
         return "is a folder inside the folder of a class. Fix: move its images up."
     if not relative.lower().endswith(SUFFIXES):
@@ -182,4 +182,4 @@ class Listing:
     given_root: str
     """The root as the user wrote it, for messages."""
     broken: tuple[Broken, ...] = ()
-    """Files that are unusable by their name or place."""
+    """Files that cannot be used because of their name or place."""

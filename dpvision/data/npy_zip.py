@@ -42,7 +42,7 @@ _PIECE = 64 * limits.KIB
 def parse_header(read: Callable[[int], bytes | bytearray], total: int) -> ArrayHeader:
     """The header of an array of `total` bytes, header included; `read(n)` returns exactly n bytes or refuses.
 
-    The bytes that the shape requires must be the bytes that are present, so a false header allocates nothing.
+    The size that the shape requires must be the size of what is present, so a false header allocates nothing.
     """
     start = bytes(read(8))
     if start[:6] != _MAGIC:
@@ -199,6 +199,11 @@ def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
     if position > 2**62:
         raise Refusal("has a malformed zip directory.")
     file.seek(position)
+    return read_exactly(file, count)
+
+
+def read_exactly(file: BinaryIO, count: int) -> bytes:
+    """The next `count` bytes; refuses a file that has fewer."""
     data = file.read(count)
     if len(data) != count:
         raise Refusal("is truncated.")
@@ -234,7 +239,7 @@ class Member:
 
 
 class MemberStream:
-    """The bytes of one member in order; never returns, or buffers, more than was requested."""
+    """The bytes of one member in order; no more than was requested is ever decompressed."""
 
     def __init__(self, file: BinaryIO, member: Member) -> None:
         self._file, self._member = file, member

@@ -1,4 +1,7 @@
-"""Reads an .npz file with the keys of MedMNIST: train_images, train_labels, and optionally val_*, test_*, *_persons."""
+"""Reads an .npz file with the keys of MedMNIST: train_images, train_labels, and optionally val_*, test_*, *_persons.
+
+A file of features has train_features (N, d), train_labels, and optionally test_*: one row of numbers for each image.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
         arrays = Arrays(file)
         present = [split for split in SPLITS if f"{split}_images" in arrays.headers]
         if "train" not in present:
-            raise Refusal(f"has no train_images; its arrays are: {arrays.names}.")
+            fix = " Fix: features are for `dpvision train`." if "train_features" in arrays.headers else ""
+            raise Refusal(f"has no train_images; its arrays are: {arrays.names}.{fix}")
         shapes, dtypes = _image_kinds(arrays, present)
         facts.require_shape(shapes["train"], declared)
         arrays.require(destination, shapes, dtypes)
@@ -45,7 +49,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
 
 
 def read_unlabelled_npz(path: Path, *, size: facts.Size, channels: int, at_a_time: int) -> Iterator[Unlabelled]:
-    """The arrays test_images or images in batches; an image is named by its number, and grey may become colour."""
+    """The array test_images or images, in batches; images are named by their number, and grey may become colour."""
     with name_errors(path), open_regular(path) as file:
         declared = facts.declare(size=size)
         arrays = Arrays(file)
@@ -68,21 +72,107 @@ def read_unlabelled_npz(path: Path, *, size: facts.Size, channels: int, at_a_tim
             yield Unlabelled(names, [None] * len(images), images, shape[0])
 
 
+def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
+    """The features in the file: a row of d numbers is an "image" (1, d, 1) of any values, also NaN, in float32."""
+    with name_errors(path), open_regular(path) as file:
+        arrays = Arrays(file)
+        present = [split for split in ("train", "test") if f"{split}_features" in arrays.headers]
+        if "train" not in present:
+            raise Refusal(f"has no train_features; its arrays are: {arrays.names}.")
+        _require_no_persons(arrays)
+        shapes = {split: _row_shape(arrays, f"{split}_features") for split in present}
+        for split in present:
+            _require_labels(arrays, split, f"{split}_features", count=shapes[split][0])
+        facts.require_same_kind(shapes, dict.fromkeys(present, np.dtype(np.float32)))
+        destination = MemoryDestination()
+        arrays.require(destination, shapes, dict.fromkeys(present, np.dtype(np.float32)))
+        labels = {split: arrays.integers(f"{split}_labels") for split in present}
+        names = facts.resolve_numbered(labels, declared)
+        splits = {
+            split: Split(
+                arrays.images(f"{split}_features", shape=shapes[split], destination=destination), labels[split], None
+            )
+            for split in present
+        }
+    inferred = () if declared.names is not None else ("classes",)
+    return Dataset(printable(path.stem), names, splits["train"], None, splits.get("test"), inferred)
+
+
+def read_unlabelled_rows(path: Path, *, width: int, at_a_time: int) -> Iterator[Unlabelled]:
+    """The rows of test_features or features in batches, as `read_npz_rows` has them; a row is named by its number."""
+    with name_errors(path), open_regular(path) as file:
+        arrays = Arrays(file)
+        key = next((key for key in ("test_features", "features") if key in arrays.headers), None)
+        if key is None:
+            raise Refusal(f"has neither test_features nor features; its arrays are: {arrays.names}.")
+        shape = _row_shape(arrays, key)
+        if shape[2] != width:
+            raise Refusal(f"has {key} with {shape[2]:,} columns; the model takes {width:,}.")
+        whole = MemoryDestination() if arrays.headers[key].fortran else None
+        arrays.require(whole, {key: shape}, {key: np.dtype(np.float32)})
+        done = 0
+        for block in arrays.blocks(key, shape=shape, count=at_a_time):
+            names = [str(number) for number in range(done, done + len(block))]
+            done += len(block)
+            yield Unlabelled(names, [None] * len(block), _as_float32(block), shape[0])
+
+
+def has_features(path: Path) -> bool:
+    """Whether the file is an .npz with train_features and no train_images."""
+    with name_errors(path), open_regular(path) as file:
+        present = Arrays(file).headers
+    return "train_features" in present
+
+
+def _row_shape(arrays: Arrays, key: str) -> Shape:
+    header = arrays.headers[key]
+    if header.dtype.kind != "f":
+        raise Refusal(f"has {key} of type {header.dtype}. Fix: save features as float32.")
+    if len(header.shape) != 2 or 0 in header.shape or header.shape[1] > limits.COLUMNS:
+        raise Refusal(
+            f"has {key} of shape {header.shape}. Fix: save features as (N, d), with d from 1 to {limits.COLUMNS:,}."
+        )
+    return header.shape[0], 1, header.shape[1], 1
+
+
+def _require_no_persons(arrays: Arrays) -> None:
+    """Refuse persons next to features: each row is a unit, so a person with several would be protected less."""
+    owners = [key for key in arrays.headers if key.endswith("_persons")]
+    if owners:
+        raise Refusal(
+            f"has {', '.join(owners)}, but the unit of a head on features is one row: a person with several rows would "
+            "be protected less than the card says. Fix: save one row for each person (the mean of the rows, for "
+            f"instance) without {owners[0]}; or, if one row is the unit that you mean, leave {owners[0]} out."
+        )
+
+
+def _as_float32(block: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and such a row is in no sum
+        return block.astype(np.float32)
+
+
+def _require_labels(arrays: Arrays, split: str, of: str, *, count: int) -> None:
+    """Refuse a split without one integer label for each of its records."""
+    key = f"{split}_labels"
+    if key not in arrays.headers:
+        raise Refusal(f"has {of} but no {key}; its arrays are: {arrays.names}.")
+    facts.require_labels(arrays.headers[key].shape, arrays.headers[key].dtype, name=key, count=count)
+
+
 def _image_kinds(
     arrays: Arrays, present: list[str]
 ) -> tuple[dict[str, tuple[int, int, int, int]], dict[str, np.dtype]]:
-    """Shapes and types of the images; refuses labels and persons that do not fit them."""
+    """Shapes and types of the images; labels and persons that do not fit them are refused."""
     shapes: dict[str, Shape] = {}
     dtypes: dict[str, np.dtype] = {}
     for split in present:
-        images, labels = f"{split}_images", f"{split}_labels"
-        if labels not in arrays.headers:
-            raise Refusal(f"has {images} but no {labels}; its arrays are: {arrays.names}.")
+        images = f"{split}_images"
+        if f"{split}_labels" not in arrays.headers:
+            raise Refusal(f"has {images} but no {split}_labels; its arrays are: {arrays.names}.")
         shapes[split] = facts.image_shape(arrays.headers[images].shape, name=images)
         dtypes[split] = facts.image_dtype(arrays.headers[images].dtype, name=images)
         count = shapes[split][0]
-        header = arrays.headers[labels]
-        facts.require_labels(header.shape, header.dtype, name=labels, count=count)
+        _require_labels(arrays, split, images, count=count)
         owners = arrays.headers.get(f"{split}_persons")
         if owners is not None:
             facts.require_person_ids(owners.shape, owners.dtype, name=f"{split}_persons", count=count)
@@ -98,9 +188,10 @@ class Arrays:
         self._members = list_members(file, file_length(file))
         self.headers: dict[str, ArrayHeader] = {}
         _require_plausible(self._members)
+        of_images = any(key.endswith("images") for key in self._members)
         for key, member in self._members.items():
-            # Other arrays are never read, so they may have any type.
-            if _is_known(key):
+            # Other arrays are never read, so they may have any type; so may features next to images.
+            if _is_known(key) and not (of_images and key.endswith("features")):
                 self.headers[key] = self._read_header(MemberStream(file, member), member)
 
     @property
@@ -132,15 +223,16 @@ class Arrays:
         out = destination.create(key, shape=shape, dtype=facts.image_dtype(header.dtype, name=key))
         step = max(1, _BLOCK * shape[0] // max(1, header.bytes))
         for number, block in enumerate(self.blocks(key, shape=shape, count=step)):
-            out[number * step : number * step + len(block)] = block
+            out[number * step : number * step + len(block)] = _as_float32(block) if block.dtype.kind == "f" else block
         return out
 
     def blocks(self, key: str, *, shape: Shape, count: int) -> Iterator[np.ndarray]:
         """Images in order with their stored type, `count` at a time; the checksum is compared after the last."""
-        header = self.headers[key]
+        header, of_features = self.headers[key], key.endswith("features")
         if header.fortran:
             whole = self.whole(key).reshape(shape)
-            facts.require_unit_range(whole, name=key)
+            if not of_features:
+                facts.require_unit_range(whole, name=key)
             yield from (whole[start : start + count] for start in range(0, shape[0], count))
             return
         stream = self._open_data(key)
@@ -148,7 +240,8 @@ class Arrays:
             length = min(count, shape[0] - start)
             data = stream.read(length * header.bytes // shape[0])
             block = np.frombuffer(data, header.dtype).reshape(length, *shape[1:])
-            facts.require_unit_range(block, name=key)
+            if not of_features:
+                facts.require_unit_range(block, name=key)
             yield block
         stream.finish()
 
@@ -182,11 +275,11 @@ class Arrays:
 
 def _is_known(key: str) -> bool:
     split, _, what = key.partition("_")
-    return key == "images" or (split in SPLITS and what in ("images", "labels", "persons"))
+    return key in ("images", "features") or (split in SPLITS and what in ("images", "features", "labels", "persons"))
 
 
 def _require_plausible(members: Mapping[str, Member]) -> None:
-    """Refuse an archive with a member, or in total, that grows like a decompression bomb."""
+    """Refuse an archive that grows like a decompression bomb, in total or in one member."""
     packed = sum(member.packed for member in members.values())
     _require_growth(sum(member.size for member in members.values()), packed)
     for member in members.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -16,12 +17,12 @@ import numpy as np
 
 from dpvision.core.files import sync_folder
 from dpvision.data import facts
-from dpvision.data.dataset import SPLITS, Dataset, Findings, Split, Unlabelled
+from dpvision.data.dataset import Dataset, Findings, Split, Unlabelled
 from dpvision.data.facts import Classes, Size
 from dpvision.data.files import Refusal, name_errors, printable
 from dpvision.data.image_files import Progress, inspect_listing, read_listing, read_unlabelled
 from dpvision.data.listing import LAYOUTS, Listing, list_folder, list_table
-from dpvision.data.npz import read_npz, read_unlabelled_npz
+from dpvision.data.npz import has_features, read_npz, read_npz_rows, read_unlabelled_npz, read_unlabelled_rows
 from dpvision.data.store import META, Destination, FolderDestination, MemoryDestination, finish_store, read_store
 
 Source = str | PathLike[str]
@@ -37,7 +38,7 @@ def load(
     channels: int | None = None,
     skip_broken: bool = False,
 ) -> Dataset:
-    """Reads a data set, or raises a DataError that names the file, the reason and the fix.
+    """Read a data set, or raise a DataError that names the file, the reason and the fix.
 
     `source` is the word "digits" (./digits is a folder of this name), an .npz file with train_images and
     train_labels, a CSV file with `path,label[,person][,split]`, a folder with train/CLASS/x.png, or a packed store.
@@ -49,9 +50,28 @@ def load(
 
     `skip_broken` leaves out image files that cannot be read and lists them in `Dataset.broken`.
     """
-    return read_source(
-        source, classes=classes, size=size, channels=channels, skip_broken=skip_broken, destination=MemoryDestination()
-    )
+    with name_errors(source):
+        declared = facts.declare(classes=classes, size=size, channels=channels)
+    return _read(source, declared, MemoryDestination(), skip_broken=skip_broken)
+
+
+def holds_features(source: Source) -> bool:
+    """Whether the source is an .npz file with train_features, which `load_rows` reads, and no train_images."""
+    return detect_kind(source) == "npz" and has_features(Path(source))
+
+
+def load_rows(source: Source, *, classes: Classes = None) -> Dataset:
+    """Read an .npz file with train_features (N, d) and train_labels, and optionally test_*: rows, not images.
+
+    A row is an "image" (1, d, 1) of float32, as estimators have it, but of any values: nothing is scaled. A row with
+    NaN or infinity is read too; it is in no sum.
+    """
+    path = Path(source)
+    with name_errors(path):
+        declared = facts.declare(classes=classes)
+        if detect_kind(source) != "npz":
+            raise Refusal("is not an .npz file of features. Fix: numpy.savez with train_features and train_labels.")
+    return read_npz_rows(path, declared)
 
 
 def pack(
@@ -66,11 +86,13 @@ def pack(
 ) -> Path:
     """Pack a source into the store `out` and return its path.
 
-    The images are copied into the files of the store without all being in memory. The store is written under another
-    name next to `out` and renamed when it is complete and on disk, so `out` exists complete or not at all. `progress`
-    is called with the number of images done and their total. Only the owner may read the store.
+    Images are copied into the files of the store one after the other, so they need not fit into memory. The store is
+    written under another name next to `out` and renamed when it is complete and on disk, so `out` is complete or does
+    not exist. `progress` is called with the number of images done and their total. Only the owner may read the store.
     """
     target = Path(out)
+    with name_errors(source):
+        declared = facts.declare(classes=classes, size=size, channels=channels)
     with name_errors(target):
         if os.path.lexists(target):
             raise Refusal("exists already. Fix: remove it or choose another name.")
@@ -79,15 +101,7 @@ def pack(
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
     try:
         destination = FolderDestination(temporary)
-        dataset = read_source(
-            source,
-            classes=classes,
-            size=size,
-            channels=channels,
-            skip_broken=skip_broken,
-            destination=destination,
-            progress=progress,
-        )
+        dataset = _read(source, declared, destination, skip_broken=skip_broken, progress=progress)
         with name_errors(target):
             finish_store(dataset, temporary, destination=destination)
             os.rename(temporary, target)
@@ -130,21 +144,24 @@ def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_ti
             yield from read_unlabelled(Path(path), size=size, channels=channels, at_a_time=at_a_time)
 
 
-def read_source(
+def row_batches(path: Source, *, width: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
+    """The rows of test_features or features of an .npz file, without labels, in batches; named by their number."""
+    with name_errors(path):
+        if detect_kind(path) != "npz":
+            raise Refusal("is not an .npz file of features, which this model takes. Fix: numpy.savez(features=...).")
+        yield from read_unlabelled_rows(Path(path), width=width, at_a_time=at_a_time)
+
+
+def _read(
     source: Source,
-    *,
-    classes: Classes,
-    size: Size,
-    channels: int | None,
-    skip_broken: bool,
+    declared: facts.Declared,
     destination: Destination,
+    *,
+    skip_broken: bool,
     progress: Progress | None = None,
 ) -> Dataset:
-    """`load` into any destination."""
-    path = Path(source)
-    kind = detect_kind(source)
-    with name_errors(path):
-        declared = facts.declare(classes=classes, size=size, channels=channels)
+    """Read a source of any kind into a destination."""
+    path, kind = Path(source), detect_kind(source)
     if kind in ("folder", "csv"):
         listing, name = list_files(path, kind)
         with name_errors(path):
@@ -158,7 +175,7 @@ def read_source(
         with name_errors(source):
             dataset = _copy_images(finished, destination)
     if progress is not None:
-        total = sum(len(part) for part in _parts(dataset).values())
+        total = sum(map(len, dataset.splits.values()))
         progress(total, total)
     return dataset
 
@@ -169,6 +186,16 @@ def list_files(path: Path, kind: str) -> tuple[Listing, str]:
         if kind == "folder":
             return list_folder(path), printable(path.resolve().name)
         return list_table(path), printable(path.stem)
+
+
+def _how_to_move(path: Path) -> str:
+    """Return the commands that move folders of classes to where training images are looked for."""
+    classes = sorted(printable(entry.name) for entry in os.scandir(path) if entry.is_dir())
+    if not classes:
+        return ""
+    moved = " ".join(shlex.quote(name) for name in classes[:3]) + (" ..." if len(classes) > 3 else "")
+    where = shlex.quote(printable(str(path)))
+    return f"if its folders are the classes, `cd {where} && mkdir train && mv {moved} train/`; or "
 
 
 def detect_kind(source: Source) -> str:
@@ -182,7 +209,7 @@ def detect_kind(source: Source) -> str:
                 return "store"
             if os.path.lexists(path / "train"):
                 return "folder"
-            raise Refusal(f"has no folder named train. Fix: use one of the layouts{LAYOUTS}")
+            raise Refusal(f"has no folder named train. Fix: {_how_to_move(path)}use one of the layouts{LAYOUTS}")
         kind = path.suffix.lower().removeprefix(".")
         if kind not in ("npz", "csv"):
             raise Refusal("is not a data set. Fix: give an .npz or .csv file, a folder of images or a packed store.")
@@ -202,17 +229,12 @@ def _is_folder(path: Source) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _parts(dataset: Dataset) -> dict[str, Split]:
-    return {split: part for split in SPLITS if (part := getattr(dataset, split)) is not None}
-
-
 def _describe(dataset: Dataset) -> Findings:
     """The findings about arrays that passed every check."""
-    parts = _parts(dataset)
-    total = sum(len(part) for part in parts.values())
+    total = sum(map(len, dataset.splits.values()))
     _, height, width, channels = dataset.train.images.shape
     counts = {}
-    for split, part in parts.items():
+    for split, part in dataset.splits.items():
         numbers = Counter(part.labels.tolist())
         counts[split] = {name: numbers[index] for index, name in enumerate(dataset.classes)}
     return Findings(
@@ -228,7 +250,7 @@ def _describe(dataset: Dataset) -> Findings:
 
 def _copy_images(dataset: Dataset, destination: Destination) -> Dataset:
     """The data set with its images in the destination."""
-    parts = _parts(dataset)
+    parts = dataset.splits
     destination.require(sum(part.images.nbytes for part in parts.values()) if destination.copies else 0)
     copied = {
         split: replace(part, images=destination.copy(f"{split}_images", part.images)) for split, part in parts.items()

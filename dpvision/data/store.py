@@ -1,6 +1,7 @@
 """The packed store, a folder with meta.json and memory-mapped .npy arrays; and the destinations of arrays.
 
-A destination allocates the arrays of a source: in memory, or in the files of a store that is being written.
+A destination allocates the arrays of a source: in memory, or in the files of a store that is being written. Both kinds
+have the same methods.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from dpvision.core.files import sync_folder
 from dpvision.data import facts, limits
 from dpvision.data.dataset import DIGEST, SPLITS, Dataset, Split
 from dpvision.data.files import Refusal, file_length, name_errors, open_inside, printable
-from dpvision.data.npy_zip import ArrayHeader, format_header, parse_header
+from dpvision.data.npy_zip import format_header, parse_header, read_exactly
 
 META = "meta.json"
 _FORMAT, _VERSION = "dpvision store", 1
@@ -29,7 +30,7 @@ _Described = tuple[tuple[int, int, int, int], np.dtype, bool, bool]
 
 
 def read_store(path: Path, declared: facts.Declared) -> Dataset:
-    """The store, its images left on disk. Every header is compared with meta.json and with the file's length."""
+    """Read a store; its images stay on disk. Every header is compared with meta.json and with the file's size."""
     root = str(path.resolve())
     with name_errors(path / META), open_inside(root, META) as file:
         names, stored_inferred, skipped_broken, described = _parse_meta(file)
@@ -54,19 +55,16 @@ def read_store(path: Path, declared: facts.Declared) -> Dataset:
 
 def finish_store(dataset: Dataset, folder: Path, *, destination: FolderDestination) -> None:
     """Write the rest of a store, whose images are in the destination already, and sync all of its files."""
-    for split in SPLITS:
-        part = getattr(dataset, split)
-        if part is None:
-            continue
-        part.images.flush()
+    for split, part in dataset.splits.items():
+        part.images.flush()  # type: ignore[attr-defined]
         for field in ("labels", "persons", "originals"):
             values = getattr(part, field)
             if values is not None:
                 destination.copy(f"{split}_{field}", values).flush()  # type: ignore[attr-defined]
     (folder / META).write_bytes(_format_meta(dataset))
-    present = {f"{split}_images.npy" for split in SPLITS if getattr(dataset, split) is not None}
+    present = {f"{split}_images.npy" for split in dataset.splits}
     for file in sorted(folder.iterdir()):
-        # The reserved file of a split whose images were all broken.
+        # All images of a split may have been broken: its reserved file is removed.
         if file.name.endswith("_images.npy") and file.name not in present:
             file.unlink()
         else:
@@ -84,7 +82,6 @@ def _sync(path: Path) -> None:
 
 def _format_meta(dataset: Dataset) -> bytes:
     """meta.json of a data set."""
-    parts = {split: getattr(dataset, split) for split in SPLITS}
     meta = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -98,8 +95,7 @@ def _format_meta(dataset: Dataset) -> bytes:
                 "persons": part.persons is not None,
                 "originals": part.originals is not None,
             }
-            for split, part in parts.items()
-            if part is not None
+            for split, part in dataset.splits.items()
         },
     }
     text = (json.dumps(meta, indent=1) + "\n").encode("ascii")
@@ -174,48 +170,20 @@ def _read_split(path: Path, root: str, *, split: str, described: _Described) -> 
 
 def _map_array(path: Path, root: str, *, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     with name_errors(path / f"{name}.npy"), open_inside(root, f"{name}.npy") as file:
-        header: ArrayHeader = parse_header(_exact_reader(file), file_length(file))
+        header = parse_header(partial(read_exactly, file), file_length(file))
         if header.shape != shape or header.dtype != dtype or header.fortran:
             raise Refusal(f"has shape {header.shape} of {header.dtype}; meta.json declares {shape} of {dtype}.")
         # The dtype of meta.json equals that of the header, and is known to be one of three.
         return np.memmap(file, dtype=dtype, mode="r", offset=header.offset, shape=shape)
 
 
-def _exact_reader(file: BinaryIO) -> Callable[[int], bytes]:
-    def read(count: int) -> bytes:
-        data = file.read(count)
-        if len(data) != count:
-            raise Refusal("is truncated.")
-        return data
-
-    return read
-
-
-class Destination(Protocol):
-    """Allocates arrays."""
-
-    copies: bool
-    """Whether `copy` copies, and needs space."""
-
-    def require(self, count: int) -> None:
-        """Refuse `count` bytes if they do not fit, before anything is allocated."""
-
-    def create(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A new array with undefined values."""
-
-    def copy(self, name: str, array: np.ndarray) -> np.ndarray:
-        """The same values in this destination."""
-
-    def truncate(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
-        """The first `count` records of an array of this destination; the others are discarded."""
-
-
 class MemoryDestination:
     """Arrays in memory."""
 
-    copies = False
+    copies = False  # whether `copy` copies, and needs space
 
     def require(self, count: int) -> None:
+        """Refuse `count` bytes if they do not fit, before anything is allocated."""
         if count > limits.TOTAL_BYTES:
             raise Refusal(
                 f"needs {count / limits.GIB:,.1f} GiB of memory; the limit is {limits.TOTAL_BYTES / limits.GIB:,.0f}. "
@@ -223,12 +191,15 @@ class MemoryDestination:
             )
 
     def create(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A new array with undefined values."""
         return np.empty(shape, dtype)
 
     def copy(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return the values as an array of this destination."""
         return array
 
     def truncate(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
+        """The first `count` records of an array of this destination; the others are discarded."""
         return array[:count]
 
 
@@ -273,6 +244,9 @@ class FolderDestination:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.npy"
+
+
+Destination = MemoryDestination | FolderDestination
 
 
 def _reserve(file: BinaryIO, length: int) -> None:

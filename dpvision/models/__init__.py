@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -17,12 +21,12 @@ from dpvision.models.pretrained import digest_file, load_public
 from dpvision.models.resnets import resnet9, wide_resnet
 from dpvision.models.scattering import scatter_cnn, scatter_linear
 from dpvision.models.small import dpmix_cnn, linear, small_alexnet, small_cnn, tanh_cnn
-from dpvision.models.timm_models import PREFIX, timm_model
 from dpvision.models.vit import dinov2_vits14, vit_tiny
 
 __all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_file", "load_public", "split_head", "train_only"]
 
 Shape = tuple[int, int, int]
+TIMM = "timm:"
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "dinov2-vits14": dinov2_vits14,
@@ -53,10 +57,62 @@ def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
 
     "timm:NAME" is the model NAME of the timm library.
     """
-    if name not in MODELS and not name.startswith(PREFIX):
+    if name not in MODELS and not name.startswith(TIMM):
         raise ConfigError(f"there is no model named {name!r}. {did_you_mean(name, sorted(MODELS))}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if name.startswith(PREFIX):
-            return timm_model(name.removeprefix(PREFIX), shape, classes)
+    with seeded(seed):
+        if name.startswith(TIMM):
+            return _build_timm(name.removeprefix(TIMM), shape, classes)
         return MODELS[name](shape, classes)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's random numbers on the CPU and on `device` within the context, and restore the generators after it.
+
+    Those of other devices are neither used nor changed.
+    """
+    accelerators = [] if device is None or device.type == "cpu" else [device]
+    with torch.random.fork_rng(accelerators, device_type=accelerators[0].type if accelerators else "cpu"):
+        torch.default_generator.manual_seed(seed)
+        for accelerator in accelerators:
+            module = torch.get_device_module(accelerator)
+            with module.device(accelerator):
+                module.manual_seed(seed)
+        yield
+
+
+def _build_timm(name: str, shape: Shape, classes: int) -> nn.Module:
+    """The network with random weights and a head of zeros; public weights come from a file, never a download."""
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):  # with a colon or a slash, timm looks on the hub or in folders
+        raise ConfigError(f"timm has no model named {name!r}. Fix: see timm.list_models().")
+    timm = _import_timm()
+    channels, height, width = shape
+    try:
+        model = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *shape))
+    except (RuntimeError, ValueError, TypeError, AssertionError) as exc:
+        raise ConfigError(
+            f"timm cannot build {name!r} for images of {height}x{width}x{channels} ({exc}). Fix: --size with the "
+            "number of pixels that the model needs, or another of timm.list_models()."
+        ) from exc
+    model.train()
+    head = model.get_classifier()
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"timm's {name!r} ends in {type(head).__name__}, not in a linear layer. Fix: use another model."
+        )
+    nn.init.zeros_(head.weight)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+    return model
+
+
+def _import_timm() -> ModuleType:
+    try:
+        return importlib.import_module("timm")
+    except Exception as exc:  # torchvision for another build of torch fails in many ways
+        raise ConfigError(
+            f'models named "{TIMM}..." need timm and torchvision, which cannot be imported here ({exc}). '
+            'Fix: pip install -c constraints.txt "dpvision[timm]", so that torch stays as it is.'
+        ) from exc

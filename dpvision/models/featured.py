@@ -15,6 +15,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from dpvision.errors import ConfigError
 
 PIECE = 8
+# Images in a piece on an accelerator, where few at a time leave most of it idle.
+PIECE_ON_DEVICE = 256
 Colours = tuple[float, float, float]
 IMAGENET_MEAN: Colours = (0.485, 0.456, 0.406)
 IMAGENET_STD: Colours = (0.229, 0.224, 0.225)
@@ -39,7 +41,7 @@ def require_head_last(model: nn.Module, parts: Featured, shape: tuple[int, ...])
     The trial uses a random head; a head of zeros would hide what comes after it.
     """
     rng = torch.Generator().manual_seed(0)
-    images = torch.rand(2, *shape, generator=rng) * 2 - 1
+    images = (torch.rand(2, *shape, generator=rng) * 2 - 1).to(device_of(model))
     weight = model.get_submodule(head_name(model)).get_parameter("weight")
     with torch.no_grad():
         before = weight.clone()
@@ -54,8 +56,14 @@ def require_head_last(model: nn.Module, parts: Featured, shape: tuple[int, ...])
         raise ConfigError(f"{type(model).__name__}: its head is not its last layer, so it cannot be trained alone.")
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a network computes: the device of its weights and tables, and the CPU if it has none."""
+    tensors = (*model.parameters(), *model.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
 def _copy_shallow(module: nn.Module) -> nn.Module:
-    """The same module and weights, with a dictionary of children of its own."""
+    """Return a copy that shares all weights and has its own dictionary of children."""
     clone = copy.copy(module)
     clone._modules = dict(module._modules)
     return clone
@@ -104,10 +112,10 @@ def apply_in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: in
 
 
 class Featured(nn.Module):
-    """rest(features(x)). The prefix is frozen and treats each image separately, so features may be computed once.
+    """rest(features(x)). The prefix is frozen and processes each image separately, so features may be computed once.
 
-    They are computed for `piece` images at a time, so that an image's features have the same bits whatever else is in
-    the batch; with None, the prefix ensures that itself.
+    They are computed for `piece` images at a time (more on an accelerator), so that an image's features have the same
+    bits whatever else is in the batch; with None, the prefix ensures that itself.
     """
 
     def __init__(self, prefix: nn.Module, rest: nn.Module, *, piece: int | None = PIECE) -> None:
@@ -137,7 +145,12 @@ def _features(x: Tensor, model: Featured) -> Tensor:
         return handle_torch_function(_features, (x,), x, model)
     if model.piece is None:
         return model.prefix(x)
-    return apply_in_pieces(model.prefix, x, size=model.piece)
+    return apply_in_pieces(model.prefix, x, size=piece_on(x.device, model.piece))
+
+
+def piece_on(device: torch.device, size: int) -> int:
+    """The number of images that are processed together on a device, where the CPU takes `size`."""
+    return size if device.type == "cpu" else max(size, PIECE_ON_DEVICE)
 
 
 class Pixels(nn.Module):

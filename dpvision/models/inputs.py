@@ -1,10 +1,12 @@
 """The inputs of a network: pixels scaled by fixed numbers, or features that a frozen part computed once.
 
-Each row is a function of its own record. `predict_classes` and `accuracy` run a network over all records in batches.
+Each row is a function of its own record. `predict_scores`, `predict_classes` and `accuracy` run a network over all
+records in batches, on the network's own device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -14,15 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.data import Split
+from dpvision.models.device import send
 from dpvision.models.featured import apply_in_pieces
 from dpvision.views.eight_bit import to_floats
 
-AT_A_TIME, PIECE = 4096, 64
+AT_A_TIME, BATCH, PIECE = 4096, 1024, 64
 
 
-def to_tensor(images: NDArray[Any]) -> Tensor:
-    """(N, H, W, C) uint8 or float in [0, 1] -> (N, C, H, W) in [-1, 1], by fixed numbers: never by data statistics."""
-    return to_floats(torch.from_numpy(np.require(images, requirements=("C", "W"))).permute(0, 3, 1, 2))
+def to_tensor(images: NDArray[Any], device: torch.device | None = None) -> Tensor:
+    """(N, H, W, C) uint8 or float in [0, 1] -> (N, C, H, W) in [-1, 1], by fixed numbers: never by data statistics.
+
+    Bytes are sent to `device` as they are, and become floats there.
+    """
+    pixels = send(torch.from_numpy(np.require(images, requirements=("C", "W"))), device)
+    return to_floats(pixels.permute(0, 3, 1, 2))
 
 
 class Inputs:
@@ -36,7 +43,7 @@ class Inputs:
         return len(self.labels)
 
     def digest_features(self) -> str | None:
-        """Digest of the features' bytes; None where the inputs are images."""
+        """Digest of the features' bytes; None if the inputs are images."""
         if self._features is None:
             return None
         digest = blake2b(f"{self._features.dtype} {self._features.shape}".encode(), digest_size=16)
@@ -48,32 +55,42 @@ class Inputs:
         """The same records with `module` applied to each row of features, in pieces of one size and in memory."""
         assert self._features is not None
         outputs = np.empty(self._features.shape, dtype=np.float32)
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
         for start in range(0, len(outputs), AT_A_TIME):
             part = slice(start, start + AT_A_TIME)
             with torch.no_grad():
-                outputs[part] = apply_in_pieces(module, self(part), size=PIECE).numpy()
+                outputs[part] = apply_in_pieces(module, self(part, device=device), size=PIECE).cpu().numpy()
         return Inputs(self._split, outputs)
 
-    def __call__(self, rows: NDArray[np.int64] | slice) -> Tensor:
+    def __call__(self, rows: NDArray[np.int64] | slice, *, device: torch.device | None = None) -> Tensor:
         if self._features is not None:
             if not isinstance(rows, slice) and len(rows) and (np.diff(rows) == 1).all():  # one copy of consecutive rows
                 rows = slice(int(rows[0]), int(rows[-1]) + 1)
-            return torch.from_numpy(np.array(self._features[rows]))
-        return to_tensor(np.asarray(self._images[rows]))
+            return send(torch.from_numpy(np.array(self._features[rows])), device)
+        return to_tensor(np.asarray(self._images[rows]), device)
+
+
+def predict_scores(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> NDArray[np.float64]:
+    """(N, classes) outputs of the network for all records, or for the first `most` of them."""
+    return torch.cat(list(_outputs(model, inputs, most))).cpu().numpy()
 
 
 def predict_classes(
-    model: nn.Module, inputs: Inputs, *, most: int | None = None, physical: int = 1024
+    model: nn.Module, inputs: Inputs, *, most: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The predicted class of each record, or of each of the first `most`, and its predicted probability."""
-    classes, probabilities = [], []
+    pairs = [(outputs.argmax(1), outputs.softmax(1).amax(1)) for outputs in _outputs(model, inputs, most)]
+    classes, probabilities = (torch.cat(parts).cpu().numpy() for parts in zip(*pairs, strict=True))
+    return classes, probabilities
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, inputs: Inputs, most: int | None) -> Iterator[Tensor]:
+    """Outputs in float64, batch by batch, on the device of the network; the host does not wait for it."""
+    device = next(model.parameters()).device
     count = len(inputs) if most is None else min(most, len(inputs))
-    for start in range(0, count, physical):
-        with torch.no_grad():
-            outputs = model(inputs(slice(start, min(start + physical, count)))).double()
-        classes.append(outputs.argmax(1).numpy())
-        probabilities.append(outputs.softmax(1).amax(1).numpy())
-    return np.concatenate(classes), np.concatenate(probabilities)
+    for start in range(0, count, BATCH):
+        yield model(inputs(slice(start, min(start + BATCH, count)), device=device)).double()
 
 
 def accuracy(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> float:

@@ -21,7 +21,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Bytes for another head and the file's header.
 EXTRA_BYTES = 256 << 20
 # Limit where no model bounds the size of a file: 2,000 million float32 weights.
-MOST_BYTES = 8 << 30
+MAX_BYTES = 8 << 30
 
 
 def load_public(model: nn.Module, path: str | Path) -> str:
@@ -51,8 +51,8 @@ def digest_file(path: Path) -> str:
         _require_file(path)
         with files.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > MOST_BYTES:
-                raise DataError(f"{path}: it has {size:,} bytes, more than the limit for weights ({MOST_BYTES:,}).")
+            if size > MAX_BYTES:
+                raise DataError(f"{path}: it has {size:,} bytes, more than the limit for weights ({MAX_BYTES:,}).")
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except (OSError, ValueError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}).") from exc

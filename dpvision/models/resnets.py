@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from dpvision.errors import ConfigError
 
 WIDE_GROUPS, RESNET9_GROUPS = 16, 32
-# Numbers of a gradient that are processed together: about what fits into a core's cache.
+# How many numbers of a gradient are processed together: about what fits into a core's cache.
 IN_CACHE = 1 << 17
 # A filter's gain below this is too small to divide by.
 SMALLEST_GAIN = 1e-6
@@ -52,6 +52,10 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
     total = centred.square().sum(dim=1, keepdim=True)  # n var
     r = torch.rsqrt(total.clamp(min=eps))
     u, scale, moving = centred * r, gain.view(-1, 1) * r, total > eps
+    if g.device.type != "cpu":  # all rows at once
+        products = (g * u).sum(dim=2, keepdim=True)
+        g.sub_(g.mean(dim=2, keepdim=True)).addcmul_(u, products * moving, value=-1).mul_(scale)
+        return [products.reshape(-1, *gain.shape)]
     axis, block = 1, max(1, IN_CACHE // w.shape[1])
     if g.stride(1) == 1:  # channels last: all of them at a time, on the transpose
         axis, block, g = 0, w.shape[1], g.mT
@@ -78,9 +82,9 @@ class _OfViews:
     """
 
     @staticmethod
-    def possible(weight: Tensor, gain: Tensor) -> bool:
-        """Whether this rule applies, decided by the weights alone, which are public."""
-        return weight.dim() == 4 and bool((gain.abs() > SMALLEST_GAIN).all())
+    def possible(weights: list[Tensor], gains: list[Tensor]) -> Tensor:
+        """Whether this rule applies to all views, decided by their weights alone, which are public."""
+        return (torch.stack(gains).abs() > SMALLEST_GAIN).all() & (weights[0].dim() == 4)
 
     @staticmethod
     def before(
@@ -94,7 +98,7 @@ class _OfViews:
             centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
             total = centred.square().sum(dim=(1, 2, 3))
             r = torch.rsqrt(total.clamp(min=eps))
-            size = max(1, IN_CACHE // dy[0].numel())
+            size = max(1, IN_CACHE // dy[0].numel()) if dy.device.type == "cpu" else len(dy)
             along = torch.cat([(a * b).sum(dim=(2, 3)) for a, b in zip(dy.split(size), y.split(size), strict=True)])
             if of_bias is not None:
                 along -= of_bias
@@ -107,14 +111,17 @@ class _OfViews:
         g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)  # (units, filters, fan in)
         u = torch.stack([v[2].permute(0, *axes).flatten(1) for v in views], dim=1)  # (filters, views, fan in)
         along = torch.stack([v[0] * v[1] for v in views], dim=2)  # (units, filters, views)
+        of_gain = sum(v[0] / v[3] for v in views)
+        assert isinstance(of_gain, Tensor)
+        if g.device.type != "cpu":  # all rows at once
+            g.sub_(g.mean(dim=2, keepdim=True)).sub_(torch.bmm(along.transpose(0, 1), u).transpose(0, 1))
+            return [of_gain.view(len(rows), -1, 1, 1, 1)]
         block = max(1, IN_CACHE // (u.shape[1] * u.shape[2]))
         for start in range(0, u.shape[0], block):
             part = slice(start, start + block)
             for row, products in zip(g[:, part], along[:, part], strict=True):  # one at a time, for the same bits
                 row.sub_(row.mean(dim=1, keepdim=True))
                 row.unsqueeze(1).baddbmm_(products.unsqueeze(1), u[part], alpha=-1)
-        of_gain = sum(v[0] / v[3] for v in views)
-        assert isinstance(of_gain, Tensor)
         return [of_gain.view(len(rows), -1, 1, 1, 1)]
 
 
@@ -208,7 +215,7 @@ def _pad_same(x: Tensor) -> Tensor:
 
 
 def resnet9(shape: tuple[int, int, int], classes: int, *, width: int = 64) -> nn.Module:
-    """Channels w, 2w, block, 4w, 4w, block, halving the image before each doubling's end; maximum to 2x2; linear."""
+    """Layers of w, 2w, 4w and 4w channels, the last three halving the image; a residual block after 2w and after 4w."""
     channels, height, columns = shape
     if min(height, columns) < 8:
         raise ConfigError(f"resnet-9 needs at least 8x8 pixels, not {height}x{columns}. Fix: --model small-cnn.")
@@ -219,10 +226,20 @@ def resnet9(shape: tuple[int, int, int], classes: int, *, width: int = 64) -> nn
         Layer(2 * width, 4 * width, pool=True),
         Layer(4 * width, 4 * width, pool=True),
         Residual(4 * width),
-        nn.AdaptiveMaxPool2d(2),
+        MaximumOfQuarters(),
         nn.Flatten(),
         nn.Linear(4 * 4 * width, classes),
     )
+
+
+class MaximumOfQuarters(nn.Module):
+    """nn.AdaptiveMaxPool2d(2), with the same bits, by an operation whose gradient is deterministic on every device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Windows of an odd side overlap by one; both windows of a single pixel contain it and padding.
+        sides = [(-(-side // 2), side // 2, 0) if side > 1 else (2, 1, 1) for side in x.shape[2:]]
+        kernel, stride, padding = zip(*sides, strict=True)
+        return F.max_pool2d(x, kernel, stride, padding)
 
 
 class Layer(nn.Module):

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from dpvision.errors import ConfigError
-from dpvision.models.featured import Featured, apply_in_pieces
+from dpvision.models.featured import Featured, apply_in_pieces, piece_on
 from dpvision.models.small import linear
 
 ANGLES, SCALES = 8, 2
@@ -157,7 +157,7 @@ def scatter(x: Tensor, by: Scattering) -> Tensor:
     """
     if has_torch_function_unary(x):
         return handle_torch_function(scatter, (x,), x, by)
-    return apply_in_pieces(partial(_scatter_piece, by=by), x, size=by.together)
+    return apply_in_pieces(partial(_scatter_piece, by=by), x, size=piece_on(x.device, by.together))
 
 
 def _scatter_piece(x: Tensor, by: Scattering) -> Tensor:

@@ -23,7 +23,7 @@ def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
 def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Strided convolutions with GroupNorm and tanh, which keeps gradients small (Papernot et al. 2021).
 
-    At least two, each halving the image, until its side is at most 8: 28x28 becomes 14 and 7.
+    There are at least two, each of which halves the image, until its side is at most 8: 28x28 becomes 14 and then 7.
     """
     channels, height, width = shape
     if min(height, width) < 4:

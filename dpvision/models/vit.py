@@ -87,8 +87,17 @@ class Vit(nn.Module):
             return self.pos_embed
         image = self.pos_embed[:, 1:].unflatten(1, self.grid).permute(0, 3, 1, 2)
         scale = [(n + 0.1) / stored for n, stored in zip((rows, columns), self.grid, strict=True)]
-        resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
+        if image.device.type == "cpu":
+            resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
+        else:  # as products, because the gradient of torch's kernel for accelerators is not deterministic
+            down, across = (_bicubic(stored, factor).to(image) for stored, factor in zip(self.grid, scale, strict=True))
+            resized = down.T @ image @ across
         return torch.cat([self.pos_embed[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
+
+
+def _bicubic(length: int, factor: float) -> Tensor:
+    """(length, new length): the matrix that resizes along one axis."""
+    return F.interpolate(torch.eye(length)[None, :, None], scale_factor=(1, factor), mode="bicubic")[0, :, 0]
 
 
 class PatchEmbed(nn.Module):

@@ -1,7 +1,7 @@
-"""Batches of views of public images: a function of (seed, step), so that training can resume at any step.
+"""Batches of augmented public images: a function of (seed, step), so that training can resume at any step.
 
-Augmentations are those of private training, with per-image randomness. In addition there is cutmix across images, which
-private training cannot use: one image would contribute to the gradients of others. Here all images are public.
+Augmentations are those of private training, with random numbers for each image. In addition there is cutmix across
+images, which private training cannot use, as one image would contribute to the gradients of others.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def steps_per_pass(images: int, batch: int) -> int:
 
 
 def balance(first: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate both, repeating `first` until it has about as many rows as `others`.
+    """Concatenate both, repeating `first` until it has about the number of rows of `others`.
 
-    A diffusion model fitted to few images generates many, but poorer ones, which would otherwise dominate every batch.
+    A diffusion model fitted to few images generates many poorer ones, which would dominate every batch without this.
     """
     return np.concatenate([np.tile(first, repeats(len(first), len(others))), others])
 
 
 def repeats(first: int, others: int) -> int:
-    """How often `balance` repeats each of the first rows."""
+    """Return how often `balance` repeats each of the first rows."""
     return max(1, round(others / max(1, first)))
 
 

@@ -1,6 +1,6 @@
 """Contrastive pretraining on random images: an encoder is trained without labels, before any private image is used.
 
-Two views of one image should be near each other, and far from views of other images. The folder holds
+Two views of one image should be close to each other, and far from views of other images. The folder holds
 weights.safetensors (the trunk, for `dpvision train --pretrained`), card.json (process, seed, images seen, settings,
 losses, digest) and, during training, state.safetensors. This package cannot import the code that reads private images.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -21,18 +22,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
-from dpvision.models import Shape, build
+from dpvision.models import Shape, build, seeded
+from dpvision.models.device import find_device
 from dpvision.models.inputs import to_tensor
 from dpvision.models.parts import head_name
 from dpvision.public import optimisers
 from dpvision.public.batches import choose_batch
 from dpvision.public.random import draw, stream
-from dpvision.public.trainer import Progress, Task, parse_curve, require_free, train, write_weights
+from dpvision.public.settings import GROUPS, PretrainSettings
+from dpvision.public.trainer import Control, Task, parse_curve, require_free, train, write_weights
 from dpvision.storage import safetensors
 from dpvision.views import Augment, UnitRandom
 
 FORMAT = "dpvision-prior-1"
-GROUPS, OUT = 16, 128  # of the projection
+OUT = 128  # width of the projection
 # Augmentations of Baradad et al. 2021; crops are taken from the larger images.
 CROP, RECOLOUR = ("resized-crop",), ("flip", "jitter", "grayscale")
 MAX_KEPT_BYTES = 3 << 29  # if all images fit, each is drawn once and kept for later passes
@@ -48,7 +51,7 @@ def align_uniform(x: Tensor, y: Tensor) -> Tensor:
 
 
 def alignment(x: Tensor, y: Tensor) -> Tensor:
-    """E |x - y|^2: views of one image should be near each other."""
+    """E |x - y|^2: views of one image should be close to each other."""
     return (x - y).square().sum(1).mean()
 
 
@@ -71,59 +74,17 @@ def info_nce(x: Tensor, y: Tensor, *, temperature: float = 0.1) -> Tensor:
 LOSSES = {"align-uniform": align_uniform, "info-nce": info_nce}
 
 
-@dataclass(frozen=True)
-class PretrainSettings:
-    """Pretraining settings; the defaults are those of Tang et al. 2023, except for the number of steps."""
-
-    process: str = "stylegan-oriented"
-    model: str = "wrn-16-4"
-    side: int = 32
-    finer: int = 2  # images are drawn this many times larger than the crops
-    images: int = 105_000
-    batch: int = 256
-    steps: int = 82_000  # 200 passes
-    lr: float = 0.12  # times batch / 256
-    momentum: float = 0.9
-    decay: float = 1e-4
-    hidden: int = 4096
-    loss: str = "align-uniform"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ConfigError(f"there is no loss named {self.loss!r}. There are: {', '.join(LOSSES)}.")
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
-        if min(self.images, self.steps, self.finer, self.hidden) < 1 or self.batch < 2:
-            raise ConfigError("pretraining needs at least one step, and a batch of 2 images or more.")
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"lr is {self.lr}: it must be a number above 0.")
-        if self.hidden % GROUPS:
-            raise ConfigError(f"hidden is {self.hidden}: it must be a multiple of {GROUPS}, such as 512.")
-        if self.batch > self.images:
-            raise ConfigError(
-                f"batch is {self.batch:,}, more than the {self.images:,} different images. Fix: a smaller --batch, or "
-                "a larger --count."
-            )
-
-    def rate(self, step: int) -> float:
-        """The learning rate, divided by 10 after 155/200, 170/200 and 185/200 of the steps."""
-        drops = sum(200 * step >= part * self.steps for part in (155, 170, 185))
-        return self.lr * self.batch / 256 * 0.1**drops
-
-
 def pretrain(
     settings: PretrainSettings,
     folder: Path,
     *,
     workers: int = 1,
-    progress: Callable[[Progress], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
+    device: torch.device | str = "cpu",
+    **control: Unpack[Control],
 ) -> bool:
     """Train, or resume from the folder's state; return True once the weights and card are written, False if stopped."""
     require_free(folder, Pretraining)
-    task = Pretraining(settings, workers=workers)
-    return train(task, folder, steps=settings.steps, progress=progress, stop=stop)
+    return train(Pretraining(settings, workers=workers, device=device), folder, steps=settings.steps, **control)
 
 
 def load_trunk(settings: PretrainSettings, folder: Path | None = None) -> nn.Module:
@@ -137,7 +98,14 @@ def load_trunk(settings: PretrainSettings, folder: Path | None = None) -> nn.Mod
 
 @torch.no_grad()
 def retrieval_accuracy(
-    trunk: nn.Module, process: str, *, side: int, first: int, classes: int = 200, seed: int = 0
+    trunk: nn.Module,
+    process: str,
+    *,
+    side: int,
+    first: int,
+    classes: int = 200,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> float:
     """Fraction of views whose nearest neighbour is a view of the same image, among `classes` images from `first`.
 
@@ -146,7 +114,7 @@ def retrieval_accuracy(
     pixels = draw(process, range(first, first + classes), side=side, seed=seed)
     images = to_tensor(pixels).unsqueeze(1)
     views = Augment(CROP + RECOLOUR)(images, UnitRandom(seed, np.arange(classes)), 2)
-    keys, queries = (F.normalize(_features(trunk, views[:, k]), dim=1) for k in (0, 1))
+    keys, queries = (F.normalize(_features(trunk, views[:, k].to(device)).cpu(), dim=1) for k in (0, 1))
     return float(((queries @ keys.T).argmax(1) == torch.arange(classes)).double().mean())
 
 
@@ -163,11 +131,11 @@ class Pretraining(Task):
 
     name = "pretraining"
 
-    def __init__(self, settings: PretrainSettings, *, workers: int = 1) -> None:
-        self.settings, self.workers = settings, workers
+    def __init__(self, settings: PretrainSettings, *, workers: int = 1, device: torch.device | str = "cpu") -> None:
+        self.settings, self.workers, self.device = settings, workers, find_device(str(device))
         self.curve: list[tuple[int, float]] = []  # step and loss
         shape = (3, settings.side, settings.side)
-        self.encoder = Encoder(settings.model, shape, hidden=settings.hidden, seed=settings.seed)
+        self.encoder = Encoder(settings.model, shape, hidden=settings.hidden, seed=settings.seed).to(self.device)
         self.weights = dict(self.encoder.named_parameters())
         self.momenta = [torch.zeros_like(p) for p in self.weights.values()]
         self._pairs: Iterator[tuple[Tensor, Tensor]] | None = None  # created at the first step
@@ -185,7 +153,7 @@ class Pretraining(Task):
                 seed=settings.seed,
                 workers=self.workers,
             )
-        views = torch.cat(next(self._pairs))
+        views = torch.cat(next(self._pairs)).to(self.device)
 
         def evaluate() -> tuple[Tensor, list[Tensor]]:
             loss = LOSSES[settings.loss](*self.encoder(views).chunk(2))
@@ -214,7 +182,7 @@ class Pretraining(Task):
 
     def publish(self, folder: Path) -> None:
         """Write the trunk, and a card with its origin."""
-        seen = {"images_seen": self.step * self.settings.batch, "seconds": round(self.seconds, 1)}
+        seen = {"images_seen": self.step * self.settings.batch, **self.effort()}
         header = {"format": FORMAT, "process": self.settings.process, "seed": str(self.settings.seed)}
         write_weights(folder, self.encoder.weights(), header, {**asdict(self.settings), **seen, "curve": self.curve})
 
@@ -232,8 +200,7 @@ class Encoder(nn.Module):
         self.trunk = trunk_of(model, name)
         head = head_name(model) + "."
         self._others = {n: t.clone() for n, t in model.state_dict().items() if not n.startswith(head)}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             width = self.trunk(torch.zeros(1, *shape)).flatten(1).shape[1]
             self.projection = projection(width, hidden)
 

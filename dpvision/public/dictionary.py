@@ -1,8 +1,8 @@
-"""A dictionary of patches: whitening and patches of random images, computed in closed form in about a minute.
+"""A dictionary of patches: whitened patches of random images, computed in closed form in about a minute.
 
     C = sum over centred patches p of p p^T        second-order statistics of random images
     W = (E + floor * mean E)^(-1/2) V^T            with C = V E V^T
-    dictionary = random W p of more than median length, scaled to length 1
+    dictionary = random W p with more than the median norm, scaled to norm 1
 
 The result is a function of the settings (its last bits also depend on libraries and processor). This package cannot
 import the code that reads private images.
@@ -14,7 +14,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,10 +24,12 @@ from torch import Tensor
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build
+from dpvision.models.device import find_device, fix_arithmetic
 from dpvision.models.featured import apply_in_pieces
 from dpvision.models.inputs import to_tensor
 from dpvision.models.patches import CONSTANTS, WINDOWS, Bank, Patches, centre_rows
 from dpvision.public.random import draw
+from dpvision.public.random.feature_textures import one_thread
 from dpvision.public.trainer import write_weights
 from dpvision.storage import safetensors
 
@@ -65,8 +66,15 @@ class DictionarySettings:
         return json.dumps([FORMAT, CONSTANTS, asdict(self)])
 
 
-def compute(settings: DictionarySettings, progress: Progress = lambda *_: None) -> Featured:
-    """Compute the dictionaries, whitening and mean of a model, which takes about a minute."""
+def compute(
+    settings: DictionarySettings, progress: Progress = lambda *_: None, *, device: torch.device | str = "cpu"
+) -> Featured:
+    """Compute the dictionaries, whitening and mean features of a model, which takes about a minute.
+
+    The features for the mean, which take most of the time, are computed on `device`.
+    """
+    device = find_device(str(device))
+    fix_arithmetic(device)
     model = _build(settings)
     patches, images = model.prefix, settings.images
     assert isinstance(patches, Patches)
@@ -74,20 +82,23 @@ def compute(settings: DictionarySettings, progress: Progress = lambda *_: None) 
         banks = (*patches.banks, patches.first, patches.second)
         for_banks = images * sum(isinstance(bank, Bank) for bank in banks)
         total = for_banks + images // 2
-        with _one_thread():
+        with one_thread():
             _fill_banks(patches, settings, lambda done: progress(done, total))
         features = []
+        patches.to(device)
         for numbers, batch in draw_images(settings, range(images, images + images // 2)):
             size = model.piece or BATCH
-            features.append(apply_in_pieces(lambda x: torch.cat(patches.bank_features(x), 1), batch, size=size))
+            rows = apply_in_pieces(lambda x: torch.cat(patches.bank_features(x), 1), batch.to(device), size=size)
+            features.append(rows.cpu())
             progress(for_banks + numbers.stop - images, total)
-        with _one_thread():
+        patches.to("cpu")
+        with one_thread():
             rows = torch.cat(features)
             patches.mean.copy_(rows.mean(0))
             widths = [2 * WINDOWS**2 * len(bank.dictionary) for bank in _feature_banks(patches)]
             parts = (rows - patches.mean).split(widths, dim=1)
-            lengths = [part.norm(dim=1).mean().expand(part.shape[1]) for part in parts]
-            patches.scale.copy_(torch.cat(lengths).reciprocal())
+            norms = [part.norm(dim=1).mean().expand(part.shape[1]) for part in parts]
+            patches.scale.copy_(torch.cat(norms).reciprocal())
     return model
 
 
@@ -126,36 +137,37 @@ def _whiten(patches: Tensor, bank: Bank, floor: float, rng: torch.Generator) -> 
     whitening = (variances + floor * variances.mean()).rsqrt().unsqueeze(1) * directions.T
     whitening = whitening[-len(bank.whitening) :]
     white = patches @ whitening.T
-    length = white.norm(dim=1)
-    white, count = F.normalize(white[length > length.median()], dim=1), len(bank.dictionary)
+    norms = white.norm(dim=1)
+    white, count = F.normalize(white[norms > norms.median()], dim=1), len(bank.dictionary)
     if len(white) < count:
         raise ConfigError(f"a bank of {count} patches cannot be filled from {len(white)}. Fix: more patches.")
     return whitening, white[torch.randperm(len(white), generator=rng)[:count]] @ whitening
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: the order of sums, and so the last bits, depend on the number of threads."""
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def compute_and_write(settings: DictionarySettings, folder: Path, progress: Progress = lambda *_: None) -> None:
+def compute_and_write(
+    settings: DictionarySettings,
+    folder: Path,
+    progress: Progress = lambda *_: None,
+    *,
+    device: torch.device | str = "cpu",
+) -> None:
     """Compute a dictionary and write weights.safetensors, for `dpvision train --pretrained`, and card.json."""
     began = time.monotonic()
-    weights = _without_head(compute(settings, progress))
+    weights = _without_head(compute(settings, progress, device=device))
     header = {"format": FORMAT, "settings": settings.text, "process": settings.process, "seed": str(settings.seed)}
     seen = settings.images + settings.images // 2
     card = {**asdict(settings), "images_seen": seen, "seconds": round(time.monotonic() - began, 1)}
     write_weights(folder, weights, header, card)
 
 
-def load_or_compute(settings: DictionarySettings, folder: Path, progress: Progress = lambda *_: None) -> Path:
-    """The path of the weights in the cache `folder`; computes them the first time.
+def load_or_compute(
+    settings: DictionarySettings,
+    folder: Path,
+    progress: Progress = lambda *_: None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Path:
+    """The path of the weights in the cache `folder`; computes them the first time, on `device`.
 
     A cached file must be whole, and of these settings by its header.
     """
@@ -164,7 +176,7 @@ def load_or_compute(settings: DictionarySettings, folder: Path, progress: Progre
     files.make_folder(folder)
     with files.locked(folder / f"{settings.name}.lock"):
         if not path.exists():
-            compute_and_write(settings, path.parent, progress)
+            compute_and_write(settings, path.parent, progress, device=device)
     try:
         tensors, header = safetensors.load(path, like)
     except DataError as exc:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 LOW, HIGH = -1.0, 1.0  # range of pixel values
+ETA = 0.01  # of ASAM
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
 # The loss at the current weights, and its gradient.
@@ -48,33 +49,19 @@ def sam(
     mu: float,
     decay: float,
     rho: float,
+    eta: float | None = None,
 ) -> Tensor:
-    """Take a step with the gradient at w + rho h / |h|."""
+    """Take a step with the gradient at w + e: that of SAM or, with `eta`, of ASAM, which ignores scales of layers."""
     loss, h = evaluate()
-    scale = rho / _norm(h)
-    g = _gradient_at(weights, [scale * tensor for tensor in h], evaluate)
-    _update(weights, momenta, g, rate=rate, mu=mu, decay=decay)
-    return loss
-
-
-def asam(
-    weights: Weights,
-    momenta: list[Tensor],
-    evaluate: Evaluate,
-    *,
-    rate: float,
-    mu: float,
-    decay: float,
-    rho: float,
-    eta: float = 0.01,
-) -> Tensor:
-    """Take a step with the gradient at w + rho T^2 h / |T h|, which is invariant to rescaling of layers."""
-    loss, h = evaluate()
-    t = [w.detach().abs() + eta if name.endswith("weight") else torch.ones_like(w) for name, w in weights.items()]
-    th = [a * b for a, b in zip(t, h, strict=True)]
-    scale = rho / _norm(th)
-    g = _gradient_at(weights, [scale * a * b for a, b in zip(t, th, strict=True)], evaluate)
-    _update(weights, momenta, g, rate=rate, mu=mu, decay=decay)
+    if eta is None:
+        scale = rho / _norm(h)
+        e = [scale * tensor for tensor in h]
+    else:
+        t = [w.detach().abs() + eta if name.endswith("weight") else torch.ones_like(w) for name, w in weights.items()]
+        th = [a * b for a, b in zip(t, h, strict=True)]
+        scale = rho / _norm(th)
+        e = [scale * a * b for a, b in zip(t, th, strict=True)]
+    _update(weights, momenta, _gradient_at(weights, e, evaluate), rate=rate, mu=mu, decay=decay)
     return loss
 
 

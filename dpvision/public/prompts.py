@@ -1,8 +1,8 @@
-"""Images from words: a text-to-image model is asked for each class by name, and nothing private is looked at.
+"""Images from words: a public text-to-image model draws each class from a prompt. No private image is used.
 
-The result is an ordinary image folder, train/CLASS/000001.png, with an about.json that says how it was made: for
-`dpvision train --synthetic FOLDER`. The model's weights are public; the web images it learned from may show anything,
-also images of the private data, which no account can rule out.
+The result is an ordinary image folder for `dpvision train --synthetic FOLDER`: train/CLASS/000001.png and so on, and
+about.json with the settings. The model's weights are public, but the web images that it was trained on may include
+images of the private data, which no account can rule out.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+
 from dpvision.core import files
 from dpvision.errors import ConfigError
+from dpvision.public.sheets import encode_png
 
 Progress = Callable[[int, int], None]
 AT_A_TIME = 8
@@ -34,12 +39,12 @@ def sample(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> None:
-    """`count` images of each class, `size` pixels a side, by the pipeline in folder `model` (or its name on the hub).
+    """Write `count` images of each class by the pipeline `model`: a folder, or a name on the hub.
 
-    Whatever is there already is kept, so that a run that was stopped can go on; every image has a seed of its own.
+    Images that are already there are kept, so a stopped run can be continued; every image has its own seed.
     """
     if "{class}" not in prompt:
-        raise ConfigError(f"the prompt {prompt!r} does not say where the class goes. Fix: write {{class}} in it.")
+        raise ConfigError(f"the prompt {prompt!r} has no place for the class. Fix: write {{class}} in it.")
     if count < 1 or size < 1 or not classes:
         raise ConfigError("synth needs at least one class, one image and one pixel.")
     for name in classes:
@@ -47,7 +52,7 @@ def sample(
             raise ConfigError(f"the class {name!r} cannot be the name of a folder. Fix: letters, digits and spaces.")
     about = {"model": model, "prompt": prompt, "steps": steps, "guidance": guidance, "seed": seed, "size": size}
     _require_same(out / "about.json", about)
-    pipe = pipeline(model)
+    pipe = load_pipeline(model)
     if not (out / "about.json").exists():
         out.mkdir(parents=True, exist_ok=True)
         files.write(out / "about.json", json.dumps(about, indent=1) + "\n", mode=0o644)
@@ -59,12 +64,17 @@ def sample(
         progress(number * count + count - len(missing), total)
         for start in range(0, len(missing), AT_A_TIME):
             part = missing[start : start + AT_A_TIME]
-            _make(pipe, prompt.replace("{class}", name), folder, part, (seed, number), size, steps, guidance)
+            rng = [torch.Generator().manual_seed((seed * 1_000_003 + number) * 10_000_019 + i) for i in part]
+            words = [prompt.replace("{class}", name)] * len(part)
+            images = pipe(words, generator=rng, num_inference_steps=steps, guidance_scale=guidance).images
+            for i, image in zip(part, images, strict=True):
+                small = image.convert("RGB").resize((size, size), Image.Resampling.LANCZOS)
+                files.write(folder / f"{i:06d}.png", encode_png(np.asarray(small)), mode=0o644)
             progress(number * count + count - len(missing) + start + len(part), total)
 
 
-def pipeline(model: str) -> Any:
-    """The text-to-image pipeline, from safetensors only."""
+def load_pipeline(model: str) -> Any:
+    """Load a text-to-image pipeline, from safetensors files only."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         import diffusers
@@ -72,7 +82,7 @@ def pipeline(model: str) -> Any:
     except ImportError as exc:
         raise ConfigError(
             f"images from words need the packages diffusers and transformers ({exc}). Fix: pip install "
-            "'dpvision[synth]', or give images of your own: any public folder or .npz works with `train --synthetic`."
+            "'dpvision[synth]', or use other images: `train --synthetic` takes any public folder or .npz."
         ) from exc
     local = Path(model).is_dir()
     if not local and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model):
@@ -97,57 +107,36 @@ def pipeline(model: str) -> Any:
 
 
 def _require_no_code(folder: Path) -> None:
-    """A pipeline is weights and settings of two known libraries; a folder that brings code of its own is refused."""
+    """Refuse a folder with code: a pipeline consists of weights and settings for two known libraries."""
     code = next(folder.rglob("*.py"), None)
     if code is not None:
         raise ConfigError(f"{code}: code in the folder of a pipeline is never run. Fix: a pipeline without code.")
     index = folder / "model_index.json"
-    parts = _table(index)
+    parts = _read_object(index)
     if parts is None:
         raise ConfigError(f"{index}: cannot be read. Fix: the folder of a whole pipeline.")
     libraries = [part[0] for part in parts.values() if isinstance(part, list) and part]
     strange = [str(name) for name in libraries if name not in ("diffusers", "transformers", None)]
     if strange:
-        raise ConfigError(f"{index}: asks for code of {strange[0]!r}. Fix: parts of diffusers and transformers only.")
+        raise ConfigError(
+            f"{index}: needs code of {strange[0]!r}. Fix: a pipeline of diffusers and transformers alone."
+        )
 
 
-def _make(
-    pipe: Any,
-    prompt: str,
-    folder: Path,
-    numbers: list[int],
-    seed: tuple[int, int],
-    size: int,
-    steps: int,
-    guidance: float,
-) -> None:
-    import io
-
-    import torch
-    from PIL import Image
-
-    rng = [torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) * 10_000_019 + i) for i in numbers]
-    made = pipe([prompt] * len(numbers), generator=rng, num_inference_steps=steps, guidance_scale=guidance).images
-    for i, image in zip(numbers, made, strict=True):
-        buffer = io.BytesIO()
-        image.convert("RGB").resize((size, size), Image.Resampling.LANCZOS).save(buffer, format="PNG")
-        files.write(folder / f"{i:06d}.png", buffer.getvalue(), mode=0o644)
-
-
-def _table(path: Path) -> dict[str, Any] | None:
-    """A small JSON file that holds a table; None, if it is anything else."""
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a small JSON file; None if it is anything else."""
     try:
-        found = json.loads(files.read(path, most=1 << 20))
+        value = json.loads(files.read(path, most=1 << 20))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _require_same(path: Path, about: dict[str, Any]) -> None:
-    """A folder holds images made in one way."""
+    """Require a new folder, or one whose images were made with the same settings."""
     if path.exists():
-        if _table(path) != about:
-            raise ConfigError(f"{path.parent}: holds images that were made otherwise ({path}). Fix: another --out.")
+        if _read_object(path) != about:
+            raise ConfigError(f"{path.parent}: has images of other settings ({path}). Fix: another --out.")
         return
     if path.parent.exists() and any(path.parent.iterdir()):
         raise ConfigError(f"{path.parent}: is not empty. Fix: another --out.")

@@ -1,10 +1,10 @@
 """Provenance: a record of the images that public weights or images were made from, to keep private ones out.
 
-A record is a string of short digests of images, both as they came and as they are trained on, in 8 bits; where there
-are very many, the smallest digests are kept. It is the entry `learned_from` of a header or a card. It is passed on
-from a diffusion model and its guide to their samples, from samples to splits and stores made of them, to models and
-warm-ups trained on them, and to weights that are then trained privately. It recognises the same pixels or files, not
-images that were encoded again: it prevents mistakes, not deliberate removal.
+A record is a string of short digests of images: of the original files, and of the 8-bit pixels that are trained on. If
+there are very many, only the smallest digests are kept. It is the entry `learned_from` of a header or a card. It is
+passed on from a diffusion model and its guide to their samples, from samples to splits and stores made of them, to
+models and warm-ups trained on them, and to weights that are then trained privately. It recognises the same pixels or
+files, but not images that were encoded again: it prevents mistakes, not deliberate removal.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _card_path(path: Path) -> Path:
 
 
 def _read_card(path: Path, *, ours: bool = True) -> str:
-    """Read the record of a card. A card of ours that cannot be read lets nothing pass."""
+    """Read the record in a card. With `ours`, a card that cannot be read is an error."""
     if not path.exists():
         return ""
     try:

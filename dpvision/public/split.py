@@ -8,7 +8,7 @@ images. Persons who are also in the validation or test split stay private.
     edge case                                          behaviour
     the count is not a multiple of the classes         the largest multiple below it is used; split.json has the counts
     a class would have no private image                refused: it could not be learned privately
-    whole persons do not add up to the exact number    a class may get a few images less; split.json has the counts
+    whole persons do not add up to the exact number    a class may get a few images fewer; split.json has the counts
 """
 
 from __future__ import annotations
@@ -16,70 +16,30 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpvision import __version__
 from dpvision.core import files
+from dpvision.data import Dataset, Split, identify
 from dpvision.errors import ConfigError
 
 FORMAT = "dpvision-split-1"
 CONSENT = (
-    "Whoever splits states that the owners of the images in the public part consented to publish them: nothing "
-    "protects them, and whatever is made of them alone costs no epsilon. Guarantees hold for the private part, as it "
-    "is after the split. This file has digests of the private part, so it is not to be released."
+    "Whoever makes a split states that the owners of the images in the public part consented to their publication: "
+    "nothing protects these images, and what is computed from them alone costs no epsilon. Guarantees hold for the "
+    "private part as it is after the split. This file has digests of the private part: it is not for release."
 )
 
 Rows = NDArray[np.int64]
 
 
-class Records(Protocol):
-    """The records of one split: (N, H, W, C) images, (N,) labels and, where known, (N,) person numbers."""
-
-    @property
-    def images(self) -> NDArray[Any]: ...
-    @property
-    def labels(self) -> NDArray[Any]: ...
-    @property
-    def persons(self) -> NDArray[Any] | None: ...
-
-
-class LoadedData(Protocol):
-    """A data set with its splits."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def train(self) -> Records: ...
-    @property
-    def val(self) -> Records | None: ...
-    @property
-    def test(self) -> Records | None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some records of a split, in memory."""
-
-    images: NDArray[Any]
-    labels: Rows
-    persons: Rows | None
-    originals: None = None
-
-
-def split(source: LoadedData, out: Path, *, public: int, seed: int, digest: Callable[[Any], str]) -> dict[str, Any]:
-    """Write public.npz, private.npz and split.json into a new folder; return the contents of split.json.
-
-    `digest` computes a digest of a split's records: images, labels and persons, in their order.
-    """
+def split(source: Dataset, out: Path, *, public: int, seed: int) -> dict[str, Any]:
+    """Write public.npz, private.npz and split.json into a new folder; return the contents of split.json."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: has other files in it. Fix: a new folder for --out.")
     train, others = source.train, {"val": source.val, "test": source.test}
@@ -93,7 +53,7 @@ def split(source: LoadedData, out: Path, *, public: int, seed: int, digest: Call
         staying=np.concatenate(other_persons) if other_persons else None,
     )
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
-    parts: dict[str, dict[str, Part]] = {"public": {"train": take(train, rows)}}
+    parts: dict[str, dict[str, Split]] = {"public": {"train": take(train, rows)}}
     other_splits = {name: take(s, slice(None)) for name, s in others.items() if s is not None}
     parts["private"] = {"train": take(train, rest), **other_splits}
     summary: dict[str, Any] = {
@@ -103,7 +63,7 @@ def split(source: LoadedData, out: Path, *, public: int, seed: int, digest: Call
         "seed": seed,
         "asked": public,
         "classes": list(source.classes),
-        "source": {"name": source.name, "images": len(train.labels), "digest": digest(train)},
+        "source": {"name": source.name, "images": len(train.labels), "digest": identify(train)[1]},
     }
     files.make_folder(out)
     for name, splits in parts.items():
@@ -114,7 +74,7 @@ def split(source: LoadedData, out: Path, *, public: int, seed: int, digest: Call
             "file": f"{name}.npz",
             "images": len(splits["train"].labels),
             "of_each_class": np.bincount(splits["train"].labels, minlength=len(source.classes)).tolist(),
-            "digest": digest(splits["train"]),
+            "digest": identify(splits["train"])[1],
             "blake2b": hashlib.blake2b(data, digest_size=32).hexdigest(),
         }
     summary["public_rows"] = rows.tolist()
@@ -137,8 +97,8 @@ def choose(
     per_class, labels = count // len(classes), np.asarray(labels, dtype=np.int64)
     if per_class < 1:
         raise ConfigError(
-            f"{count} public images are less than one for each of {len(classes)} classes. Fix: --public {len(classes)} "
-            "or more."
+            f"{count} public images are fewer than one for each of {len(classes)} classes. "
+            f"Fix: --public {len(classes)} or more."
         )
     eligible = np.ones(len(labels), dtype=np.bool_)
     if persons is not None and staying is not None:
@@ -171,25 +131,25 @@ def hold_out(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | N
     return chosen
 
 
-def take(records: Records, rows: Rows | slice) -> Part:
+def take(records: Split, rows: Rows | slice) -> Split:
     """The records in these rows."""
     persons = None if records.persons is None else np.asarray(records.persons[rows], dtype=np.int64)
-    return Part(np.asarray(records.images[rows]), np.asarray(records.labels[rows], dtype=np.int64), persons)
+    return Split(np.asarray(records.images[rows]), np.asarray(records.labels[rows], dtype=np.int64), persons)
 
 
-def renumber_persons(splits: dict[str, Part]) -> dict[str, Part]:
+def renumber_persons(splits: dict[str, Split]) -> dict[str, Split]:
     """Number persons from 0 in the order of their old numbers, as a reader of the file will number them."""
     ids = [part.persons for part in splits.values() if part.persons is not None]
     if not ids:
         return splits
     order = np.unique(np.concatenate(ids))
     return {
-        name: Part(p.images, p.labels, None if p.persons is None else np.searchsorted(order, p.persons))
+        name: Split(p.images, p.labels, None if p.persons is None else np.searchsorted(order, p.persons))
         for name, p in splits.items()
     }
 
 
-def encode_npz(splits: dict[str, Part]) -> bytes:
+def encode_npz(splits: dict[str, Split]) -> bytes:
     """The bytes of an .npz with train_images, train_labels and so on; a function of the arrays alone."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, part in splits.items():
@@ -197,10 +157,7 @@ def encode_npz(splits: dict[str, Part]) -> bytes:
         if part.persons is not None:
             arrays[f"{name}_persons"] = part.persons
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+    np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 
 
@@ -233,13 +190,13 @@ def _choose_persons(
 
 
 def _require_enough(counts: Rows, per_class: int, classes: Sequence[str], *, all_eligible: bool) -> None:
-    least = int(counts.argmin())
-    if counts[least] > per_class:
+    smallest = int(counts.argmin())
+    if counts[smallest] > per_class:
         return
     whose = "" if all_eligible else " of persons who are in no other split"
-    most = max(0, int(counts[least]) - 1) * len(classes)
-    fix = f"--public {most} at most" if most else "more images of it, or other classes"
+    limit = max(0, int(counts[smallest]) - 1) * len(classes)
+    fix = f"--public {limit} at most" if limit else "more images of it, or other classes"
     raise ConfigError(
-        f"class {classes[least]!r} has {counts[least]:,} training images{whose}: {per_class:,} public ones of each "
-        f"class would leave no private one. Fix: {fix}."
+        f"class {classes[smallest]!r} has {counts[smallest]:,} training images{whose}: {per_class:,} public ones of "
+        f"each class would leave no private one. Fix: {fix}."
     )

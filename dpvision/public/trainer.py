@@ -1,7 +1,8 @@
 """Training on public data that can be stopped or killed between any two steps and resumed with the same result.
 
-During a run, its folder holds state.safetensors: all tensors that the next step needs, the position, and what the run
-was started with, since no other run may resume there. At the end, weights.safetensors and card.json are written.
+During a run, its folder holds state.safetensors: all tensors that the next step needs, the position, the devices that
+computed, and what the run was started with, since no other run may resume there. At the end, weights.safetensors and
+card.json are written. A run may be resumed on another device; its last bits may then differ, which is reported.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.device import keep_freed_memory
+from dpvision.models.device import fix_arithmetic, keep_freed_memory, name_computation
 from dpvision.storage import safetensors
 
 STATE = "state.safetensors"
@@ -36,6 +36,8 @@ class Task(ABC):
 
     name: ClassVar[str]  # follows "a" in messages
     extendable: ClassVar[bool] = False  # the state is kept at the end, and a later call may ask for more steps
+    device = torch.device("cpu")
+    devices: tuple[str, ...] = ()  # those that computed, in their order
     step, seconds = 0, 0.0  # done so far
 
     @abstractmethod
@@ -62,6 +64,10 @@ class Task(ABC):
         """Restore the position from a header; an invalid one raises one of safetensors.UNSOUND."""
         self.step, self.seconds = int(header["step"]), float(header["seconds"])
 
+    def effort(self) -> dict[str, Any]:
+        """What the computation took, for the card."""
+        return {"seconds": round(self.seconds, 1), "devices": list(self.devices)}
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -73,32 +79,34 @@ class Progress:
     done: float  # fraction of the nearest limit, from 0 to 1
 
 
-def train(
-    task: Task,
-    folder: Path,
-    *,
-    steps: int,
-    seconds: float = math.inf,
-    save_every: float = 60.0,
-    progress: Callable[[Progress], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> bool:
+class Control(TypedDict, total=False):
+    """How a run is watched and stopped."""
+
+    progress: Callable[[Progress], None]
+    stop: Callable[[], bool]  # asked before each step
+    report: Callable[[str], None]  # gets a sentence if an earlier part was computed on another device
+    save_every: float  # seconds between saved states, 60 by default; it does not change the result
+
+
+def train(task: Task, folder: Path, *, steps: int, seconds: float = math.inf, **control: Unpack[Control]) -> bool:
     """Train until `steps` steps or `seconds` are reached in total, then publish; return False if stopped earlier.
 
-    Training resumes from the folder's state, if there is one. The state is saved every `save_every` seconds, which
-    does not change the result.
+    Training resumes from the folder's state, if there is one.
     """
     keep_freed_memory()
+    fix_arithmetic(task.device)
     resume(task, folder, steps=steps)
-    save(task, folder)  # fails early if the state cannot be saved, and claims the folder
-    saved = time.monotonic()
-    began = saved - task.seconds
 
     def done() -> float:
         return max(task.step / steps, task.seconds / seconds)
 
+    if done() < 1:
+        note_device(task, folder, control.get("report", lambda _: None))
+    save(task, folder)  # fails early if the state cannot be saved, and claims the folder
+    saved = time.monotonic()
+    began = saved - task.seconds
     while done() < 1:
-        if stop():
+        if control.get("stop", lambda: False)():
             save(task, folder)
             return False
         step, loss = task.step, task.train_step()
@@ -106,10 +114,10 @@ def train(
             raise ConfigError(f"step {step}: the loss is {loss}. Fix: a smaller --lr, and another --out.")
         now = time.monotonic()
         task.seconds = now - began
-        if now - saved >= save_every:
+        if now - saved >= control.get("save_every", 60.0):
             save(task, folder)
             saved = now
-        progress(Progress(task.step, steps, loss, min(done(), 1.0)))
+        control.get("progress", lambda _: None)(Progress(task.step, steps, loss, min(done(), 1.0)))
     if task.extendable:
         save(task, folder)
     task.publish(folder)
@@ -133,7 +141,8 @@ def require_free(folder: Path, kind: type[Task]) -> None:
 def save(task: Task, folder: Path) -> None:
     """Write the state atomically."""
     files.make_folder(folder, mode=READABLE)
-    files.write(folder / STATE, safetensors.dump(task.tensors(), _fixed_entries(task) | task.position()))
+    header = _fixed_entries(task) | task.position() | {"devices": json.dumps(task.devices)}
+    files.write(folder / STATE, safetensors.dump(task.tensors(), header))
 
 
 def resume(task: Task, folder: Path, *, steps: int) -> None:
@@ -153,6 +162,7 @@ def resume(task: Task, folder: Path, *, steps: int) -> None:
         raise DataError(f"{path}: has weights that are not finite. Fix: another --out.")
     try:
         task.restore_position(header)
+        task.devices = tuple(str(name) for name in json.loads(header.get("devices", "[]")))
     except safetensors.UNSOUND as exc:
         raise DataError(f"{bad_header} ({exc}). Fix: another --out.") from exc
     if not 0 <= task.step <= (MAX_STEPS if task.extendable else steps) or not 0 <= task.seconds < math.inf:
@@ -160,6 +170,19 @@ def resume(task: Task, folder: Path, *, steps: int) -> None:
     with torch.no_grad():
         for name, tensor in task.tensors().items():
             tensor.copy_(tensors[name])
+
+
+def note_device(task: Task, folder: Path, report: Callable[[str], None]) -> None:
+    """Add the task's device to those that computed, and report if it is not the one that computed last."""
+    name = name_computation(task.device) or "cpu"
+    if name in task.devices[-1:]:
+        return
+    if task.devices:
+        report(
+            f"{folder}: was computed so far on {task.devices[-1]} and is continued on {name}, so its last bits may "
+            "differ from those of a run on one device."
+        )
+    task.devices = (*task.devices, name)
 
 
 def write_weights(
@@ -181,14 +204,6 @@ def parse_curve(text: str) -> list[tuple[int, float]]:
     if not all(math.isfinite(loss) for _, loss in curve):
         raise ValueError("its curve has losses that are not finite")
     return curve
-
-
-@contextmanager
-def seeded(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Within the context, make torch's random numbers a function of (seed, step) and the device, and restore them."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(mix_seed(seed, step))
-        yield
 
 
 def mix_seed(*numbers: int | str) -> int:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -28,18 +28,11 @@ from dpvision.errors import ConfigError
 from dpvision.models import build, train_only
 from dpvision.models.device import find_device
 from dpvision.public import optimisers
-from dpvision.public.batches import (
-    Images,
-    Source,
-    balance,
-    choose_batch,
-    draw_views,
-    require_augment,
-    steps_per_pass,
-)
+from dpvision.public.batches import Images, Source, balance, choose_batch, draw_views, steps_per_pass
 from dpvision.public.provenance import ENTRY, merge_provenance, provenance_of
+from dpvision.public.settings import WarmUpSettings
 from dpvision.public.split import hold_out
-from dpvision.public.trainer import Progress, Task, parse_curve, require_free, train, write_weights
+from dpvision.public.trainer import Control, Task, parse_curve, require_free, train, write_weights
 from dpvision.views import UnitRandom
 
 FORMAT = "dpvision-warm-1"
@@ -47,56 +40,6 @@ EVALUATION_BATCH = 500
 # With at least this many channels, convolutions are faster in channels-last layout: wrn-16-4 by a tenth on one core;
 # wrn-10-1, which has at most 64, is faster by half without. A rule, not a benchmark, as the last bits depend on it.
 WIDE = 128
-OPTIMISERS = ("sgd", "sam", "asam", "pgd")
-
-
-@dataclass(frozen=True)
-class WarmUpSettings:
-    """Settings of a warm-up; the defaults are those of Park et al. 2024 for CIFAR-10 (tables 12 and 3)."""
-
-    model: str = "wrn-16-4"
-    optimiser: str = "sam"
-    batch: int = 100
-    epochs: int = 100
-    steps: int | None = None  # instead of epochs
-    lr: float = 0.05  # decays to 0 by a cosine schedule
-    momentum: float = 0.9
-    decay: float = 5e-4
-    rho: float = 0.1  # radius of sam and asam
-    radius: float = 8 / 255  # of pgd, as a share of the range from black to white
-    ascents: int = 10  # steps of pgd
-    augment: tuple[str, ...] = ("crop", "flip", "cutout")
-    balance: bool = False  # repeat public images until there are about as many as synthetic ones
-    hold_out: float = 0.0  # share of the public images that is kept for evaluation
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.optimiser not in OPTIMISERS:
-            raise ConfigError(f"there is no optimiser named {self.optimiser!r}. There are: {', '.join(OPTIMISERS)}.")
-        require_augment(self.augment)
-        for name in ("batch", "epochs", "steps", "ascents"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: it must be at least 1.")
-        for name, least, below in (
-            ("lr", 0, math.inf),
-            ("rho", 0, math.inf),
-            ("radius", 0, 1),
-            ("momentum", 0, 1),
-            ("decay", 0, 1),
-            ("hold_out", 0, 1),
-            ("seed", 0, 1 << 63),
-        ):
-            if not least <= getattr(self, name) < below:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least {least} and below {below}.")
-
-    def total(self, images: int) -> int:
-        """The total number of steps."""
-        return self.steps or self.epochs * steps_per_pass(images, self.batch)
-
-    def rate(self, step: int, total: int) -> float:
-        """The learning rate: lr (1 + cos(pi step / total)) / 2."""
-        return self.lr * (1 + math.cos(math.pi * step / total)) / 2
 
 
 CIFAR_10 = WarmUpSettings()
@@ -110,19 +53,16 @@ def warm_up(
     folder: Path,
     *,
     classes: Sequence[str],
-    device: str = "cpu",
-    save_every: float = 60.0,
-    progress: Callable[[Progress], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
+    device: torch.device | str = "cpu",
+    **control: Unpack[Control],
 ) -> bool:
     """Train, or resume from the folder's state; return True when finished and weights and card are written.
 
-    The first source is the public part, of which a share may be held out; the others are added to it. The state is
-    saved every `save_every` seconds, which does not change the result.
+    The first source is the public part, of which a share may be held out; the others are added to it.
     """
     require_free(folder, WarmUp)
     task = WarmUp(settings, sources, classes=classes, device=device)
-    return train(task, folder, steps=task.steps, save_every=save_every, progress=progress, stop=stop)
+    return train(task, folder, steps=task.steps, **control)
 
 
 class WarmUp(Task):
@@ -131,12 +71,17 @@ class WarmUp(Task):
     name = "warm-up"
 
     def __init__(
-        self, settings: WarmUpSettings, sources: Sequence[Source], *, classes: Sequence[str], device: str = "cpu"
+        self,
+        settings: WarmUpSettings,
+        sources: Sequence[Source],
+        *,
+        classes: Sequence[str],
+        device: torch.device | str = "cpu",
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
         if settings.balance and len(sources) < 2:
             raise ConfigError("--balance needs synthetic images too. Fix: --also SOURCE, or leave --balance out.")
-        self._device = find_device(device)
+        self.device = find_device(str(device))
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
         held = hold_out(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
@@ -149,7 +94,7 @@ class WarmUp(Task):
         train_only(model, "all", name=settings.model)
         widest = max((m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)), default=0)
         self._layout = torch.channels_last if widest >= WIDE else torch.contiguous_format
-        self.model: nn.Module = model.eval().to(self._device, memory_format=self._layout)  # type: ignore[call-overload]
+        self.model: nn.Module = model.eval().to(self.device, memory_format=self._layout)  # type: ignore[call-overload]
         self._weights = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._momenta = [torch.zeros_like(p) for p in self._weights.values()]
         self.curve: list[tuple[int, float]] = []  # step and mean loss at the end of each pass
@@ -165,7 +110,7 @@ class WarmUp(Task):
             self._images(rows), labels, rng, augment=settings.augment, classes=len(self.classes)
         )
         x = self._to_device(views)
-        y = targets.to(self._device)
+        y = targets.to(self.device)
         if settings.optimiser == "pgd":
             start = (2 * rng.uniform(*x.shape[1:]) - 1).to(x)
             x = optimisers.adversarial_images(
@@ -181,8 +126,10 @@ class WarmUp(Task):
             return loss.detach(), list(torch.autograd.grad(loss, list(self._weights.values())))
 
         rate = settings.rate(self.step, self.steps)
-        step = {"sam": partial(optimisers.sam, rho=settings.rho), "asam": partial(optimisers.asam, rho=settings.rho)}
-        optimise = step.get(settings.optimiser, optimisers.sgd)
+        optimise: Callable[..., Tensor] = optimisers.sgd
+        if settings.optimiser in ("sam", "asam"):
+            eta = optimisers.ETA if settings.optimiser == "asam" else None
+            optimise = partial(optimisers.sam, rho=settings.rho, eta=eta)
         mu, decay = settings.momentum, settings.decay
         loss = optimise(self._weights, self._momenta, evaluate, rate=rate, mu=mu, decay=decay).item()
         self._record(loss)
@@ -191,7 +138,7 @@ class WarmUp(Task):
     def _to_device(self, images: Tensor) -> Tensor:
         """Copy images to the device, in the network's memory layout."""
         # `contiguous` would not change grey images, which count as both layouts; convolutions then take the slow one.
-        return images.to(self._device).clone(memory_format=self._layout)
+        return images.to(self.device).clone(memory_format=self._layout)
 
     def _record(self, loss: float) -> None:
         self.step += 1
@@ -234,7 +181,7 @@ class WarmUp(Task):
     def publish(self, folder: Path) -> None:
         """Write the network, and a card with its origin."""
         card = {**asdict(self.settings), "steps": self.steps}
-        card |= {"classes": list(self.classes), "shape": list(self._images.shape), "seconds": round(self.seconds, 1)}
+        card |= {"classes": list(self.classes), "shape": list(self._images.shape), **self.effort()}
         labels = self._images.labels[torch.from_numpy(self._rows)]
         card["of_each_class"] = torch.bincount(labels, minlength=len(self.classes)).tolist()
         card["images_seen"] = self.step * min(self.settings.batch, len(self._trained_on))
@@ -256,6 +203,6 @@ class WarmUp(Task):
         return entries
 
     def _identity(self) -> dict[str, str]:
-        """Everything that the result is a function of."""
+        """Return everything that decides the result: settings, sources, image shapes and classes."""
         inputs = [asdict(self.settings), [s.digest for s in self.sources], self._images.shape, self.classes]
         return {"format": FORMAT, "of": json.dumps(inputs)}

@@ -1,12 +1,15 @@
-"""What a released model does on the test split: measured and written into the run folder, and read again, checked.
+"""The evaluation of a released model on the test split: computed, written to the run folder, and read with checks.
 
     metrics.jsonl     epsilon so far and test accuracy, at a few steps of the training
     evaluation.json   confusions of classes, and calibration
     examples.json     some test images, half classified correctly and half not; none unless they are asked for
 
-All are at the top of the run folder, for its report. They are computed from the test split alone, exactly: no noise
-protects test images, and epsilon does not cover them. Nothing here looks at a training image or steers a training.
-Anybody may have edited the files, so they are read strictly: a file that is not what dpvision writes is a DataError.
+All are at the top of the run folder, for its report. They are computed from the test split alone, without noise:
+epsilon does not cover test images. Nothing here reads a training image or influences a training run. Anyone may have
+edited the files, so they are read strictly: a file that is not what dpvision writes is a DataError.
+
+Results of dpvision on public data sets, to compare a run with, are at the end. A run is compared with them only if its
+data has the name, the size, the shape and the number of classes of the data set.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -34,11 +37,17 @@ from dpvision.storage.run_folder import Run, read_json, read_lines
 FILE, FORMAT = "evaluation.json", "dpvision-evaluation-1"
 EXAMPLES, EXAMPLES_FORMAT = "examples.json", "dpvision-examples-1"
 BINS = 15  # of confidence (Guo et al. 2017)
-MOST_CLASSES = 100  # whose whole confusion matrix is kept
-MOST_PAIRS = 20  # of classes that are most often confused
-MOST_SIDE = 128  # pixels of an example; larger images are shrunk
-MOST_EXAMPLES = 48
-MOST_STEPS = 2**53
+MAX_CLASSES = 100  # up to which the whole confusion matrix is kept
+MAX_PAIRS = 20  # of classes, the most often confused ones
+MAX_SIDE = 128  # pixels of an example; larger images are shrunk
+MAX_EXAMPLES = 48
+MAX_STEPS = 2**53
+# A model has learned little if its accuracy is within this, or two standard errors, of the largest class's share.
+LITTLE = 0.02
+LEARNED_LITTLE = (
+    "The model has learned hardly more than to answer with the most frequent class. What usually helps: more images, a "
+    "larger epsilon, or a network that was trained on public images (--pretrained)."
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -76,9 +85,9 @@ def measure(guesses: Ints, chances: Floats, labels: Ints, *, classes: int) -> di
     """Return counts for every class, confusions and calibration, as plain values."""
     right = guesses == labels
     pairs, times = np.unique(labels[~right] * classes + guesses[~right], return_counts=True)
-    often = np.argsort(-times, kind="stable")[:MOST_PAIRS]
+    often = np.argsort(-times, kind="stable")[:MAX_PAIRS]
     table = None
-    if classes <= MOST_CLASSES:
+    if classes <= MAX_CLASSES:
         table = np.bincount(labels * classes + guesses, minlength=classes * classes).reshape(classes, classes).tolist()
     return {
         "images": len(labels),
@@ -121,7 +130,7 @@ def as_png(image: NDArray[Any]) -> str:
 
     pixels = image if image.dtype == np.uint8 else (np.clip(image, 0.0, 1.0) * 255).round().astype(np.uint8)
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    picture.thumbnail((MOST_SIDE, MOST_SIDE))
+    picture.thumbnail((MAX_SIDE, MAX_SIDE))
     file = io.BytesIO()
     picture.save(file, format="PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
@@ -129,7 +138,7 @@ def as_png(image: NDArray[Any]) -> str:
 
 @dataclass(frozen=True)
 class Point:
-    """One line of metrics.jsonl. Accuracies are None where the data has no test split."""
+    """One line of metrics.jsonl. Accuracies are None if the data has no test split."""
 
     step: int
     epsilon: float
@@ -142,10 +151,10 @@ def read_metrics(run: Run) -> list[Point]:
     points = []
     for number, line in enumerate(read_lines(run.metrics), 1):
         step, epsilon = line.get("step"), line.get("epsilon")
-        if not (type(step) is int and 0 <= step <= MOST_STEPS and isinstance(epsilon, int | float) and epsilon >= 0):
+        if not (type(step) is int and 0 <= step <= MAX_STEPS and isinstance(epsilon, int | float) and epsilon >= 0):
             raise DataError(f"{run.metrics}: line {number} has no step or no epsilon.")
         ema, last = (_accuracy(line.get(f"test_accuracy_{name}")) for name in ("ema", "last"))
-        points.append(Point(step, float(epsilon) if epsilon <= MOST_STEPS else math.inf, ema, last))
+        points.append(Point(step, float(epsilon) if epsilon <= MAX_STEPS else math.inf, ema, last))
     return sorted(points, key=lambda p: p.step)
 
 
@@ -162,7 +171,7 @@ def _accuracy(value: Any) -> float | None:
 
 
 def read_evaluation(run: Run, *, classes: int, weights: str) -> dict[str, Any] | None:
-    """Return the figures of evaluation.json; None where there is no test split, or the run is older than the file."""
+    """Return the figures of evaluation.json; None if there is no test split, or the run is older than the file."""
     return _read(run.folder / FILE, FORMAT, weights, lambda content: _figures(content, classes))
 
 
@@ -183,6 +192,22 @@ def summary(figures: dict[str, Any] | None) -> dict[str, Any] | None:
         "balanced_accuracy": sum(recalls) / len(recalls),
         "calibration_error": figures["calibration_error"],
     }
+
+
+def majority(figures: dict[str, Any]) -> tuple[int, float]:
+    """Return the most frequent class of the test split, and the accuracy of always answering with it."""
+    counts = figures["classes"]["images"]
+    return counts.index(max(counts)), max(counts) / figures["images"]
+
+
+def has_learned_little(figures: dict[str, Any]) -> bool:
+    """Return whether a model is hardly more often right than by always answering with the most frequent class."""
+    return is_little(figures["right"] / figures["images"], majority(figures)[1], images=figures["images"])
+
+
+def is_little(accuracy: float, share: float, *, images: int) -> bool:
+    """Return whether an accuracy hardly exceeds the share of the most frequent class among this number of images."""
+    return accuracy < share + max(LITTLE, 2 * math.sqrt(share * (1 - share) / images))
 
 
 def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]], Any]) -> Any:
@@ -206,10 +231,10 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
     table = content["confusion"]
     if table is not None:
         table = [[_count(v) for v in row] for row in table]
-        _require(len(table) == classes <= MOST_CLASSES and all(len(row) == classes for row in table), "confusion")
+        _require(len(table) == classes <= MAX_CLASSES and all(len(row) == classes for row in table), "confusion")
         _require([sum(row) for row in table] == by_class["images"], "confusion")
     pairs = [[_count(v) for v in pair] for pair in content["confused"]]
-    _require(len(pairs) <= MOST_PAIRS and all(len(p) == 3 and max(p[:2]) < classes for p in pairs), "confused")
+    _require(len(pairs) <= MAX_PAIRS and all(len(p) == 3 and max(p[:2]) < classes for p in pairs), "confused")
     _require(all(len(v) == classes for v in by_class.values()), "classes")
     _require(images > 0 and sum(by_class["images"]) == sum(by_class["named"]) == images, "images")
     _require(all(r <= n for r, n in zip(by_class["right"], by_class["images"], strict=True)), "right")
@@ -235,7 +260,7 @@ def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
 
 def _examples(content: dict[str, Any], classes: int) -> list[dict[str, Any]]:
     entries = content["examples"]
-    _require(isinstance(entries, list) and len(entries) <= MOST_EXAMPLES, "examples")
+    _require(isinstance(entries, list) and len(entries) <= MAX_EXAMPLES, "examples")
     examples: list[dict[str, Any]] = [
         {"class": _count(x["class"]), "named": _count(x["named"]), "chance": _share(x["chance"]), "png": _png(x["png"])}
         for x in entries
@@ -250,7 +275,7 @@ def _png(text: str) -> str:
 
     data = base64.b64decode(text, validate=True)
     _require(data[:8] == SIGNATURE and len(data) > 24, "picture")
-    _require(max(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) <= MOST_SIDE, "picture")
+    _require(max(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) <= MAX_SIDE, "picture")
     require_valid_png(io.BytesIO(data), len(data))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -275,3 +300,70 @@ def _share(value: Any) -> float:
 def _require(valid: bool, what: str) -> None:
     if not valid:
         raise ValueError(f"{what} is not valid")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A public data set, by the facts of its training split."""
+
+    name: str
+    n: int
+    shape: tuple[int, int, int]
+    classes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The mean test accuracy of some runs at delta 1e-5."""
+
+    data: str
+    recipe: str
+    epsilon: float
+    accuracy: float
+    runs: int
+
+
+KNOWN = {
+    "digits": Known("digits", 1_437, (1, 8, 8), 10),
+    "mnist": Known("MNIST", 60_000, (1, 28, 28), 10),
+    "fashionmnist": Known("Fashion-MNIST", 60_000, (1, 28, 28), 10),
+    "cifar10": Known("CIFAR-10", 50_000, (3, 32, 32), 10),
+    "dermamnist": Known("DermaMNIST", 7_007, (3, 28, 28), 7),
+}
+# Results of dpvision on these: (data set, recipe) -> epsilon -> (mean test accuracy, runs). Each figure is in
+# README.md or benchmarks/RESULTS.md, with its date, machine and command.
+_MEASURED: dict[tuple[str, str], dict[float, tuple[float, int]]] = {
+    ("digits", "linear"): {3: (0.9544, 10)},
+    ("digits", "small-cnn"): {3: (0.9483, 5)},
+    ("mnist", "linear"): {3: (0.9135, 1)},
+    ("mnist", "scatter-linear"): {1: (0.9794, 3), 2: (0.9850, 3), 3: (0.9858, 3)},
+    ("fashionmnist", "scatter-linear"): {1: (0.8777, 3), 2: (0.8886, 3), 3: (0.8924, 3)},
+    ("cifar10", "scatter-linear"): {3: (0.6705, 3)},
+    ("cifar10", "patches"): {0.1: (0.5349, 5), 0.5: (0.6654, 5), 1: (0.7026, 5), 2: (0.7310, 5), 3: (0.7475, 5)},
+    ("dermamnist", "linear"): {3: (0.6723, 1)},
+    ("dermamnist", "small-cnn"): {3: (0.6748, 1)},
+    ("dermamnist", "patches"): {1: (0.6956, 5), 4: (0.7273, 5), 7.42: (0.7361, 5)},
+}
+RESULTS = tuple(Result(*of, at, *measured) for of, by in _MEASURED.items() for at, measured in by.items())
+
+
+def known(source: Any, *, n: int | None, shape: list[Any], classes: int) -> str | None:
+    """Return the public data set that a run was trained on, by its file name, size, shape and classes, or None."""
+    key = _key(source)
+    data = KNOWN.get(key)
+    if data is None or (list(data.shape), data.classes) != (shape, classes):
+        return None
+    return key if n and abs(n - data.n) <= data.n / 100 else None
+
+
+def results(key: str | None) -> dict[str, list[Result]]:
+    """Return the results on a data set by recipe, each by rising epsilon."""
+    by_recipe: dict[str, list[Result]] = {}
+    for result in sorted((r for r in RESULTS if r.data == key), key=lambda r: r.epsilon):
+        by_recipe.setdefault(result.recipe, []).append(result)
+    return by_recipe
+
+
+def _key(source: Any) -> str:
+    stem = PurePath(source).stem if isinstance(source, str) else ""
+    return "".join(c for c in stem.lower() if c.isalnum())

@@ -14,10 +14,10 @@ The graph takes bytes and is compared with the network before the file is writte
     scores          out   float32 (N, classes), before the softmax
     probabilities   out   float32 (N, classes)
 
-Images that were floats in [0, 1] become bytes by numpy.round(255 * x). One network of every family in dpvision.models
-except dinov2 was exported and compared. A network with operators that torch's exporter does not know is refused by the
-operator's name. Encoders run without the fixed-size pieces that give training the same bits in any batch, so the last
-digits may differ from batch to batch.
+Images that are floats in [0, 1] become bytes by numpy.round(255 * x). One network of every family in dpvision.models
+except dinov2 was exported and compared. A network with an operator that torch's exporter does not support is refused,
+with the name of the operator. Encoders run without the fixed-size pieces that give training the same bits in any batch,
+so the last digits may differ from batch to batch.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force:
     """
     require_free(out, to=to, force=force)
     network, header = load_model(weights), _header(weights, card)
+    if network.on_features:
+        raise ConfigError(f"{weights}: is a head on features, which is this one file already. Fix: copy it.")
     if to == "safetensors":
         data, difference = safetensors.dump(network.model.state_dict(), header), None
     else:

@@ -4,17 +4,17 @@ rows-00000.safetensors ...   "features" (rows, d) float32; "labels" (rows,) int6
 moments.safetensors          for a release of moments: the noisy sums that the rows were drawn from
 map.safetensors              the public map from the encoder's features to these, where there is one
 schema.json                  what the files hold
-card.json, card.md           the guarantee, how it was made, and the licence
+card.json, card.md           the guarantee, how the release was made, and its licence
 report.html                  the same as a page
 README.md                    how to read and use it
 audit.json, audit.svg        lower bounds found by `dpvision audit`, where one was made
 
-It is written under a temporary name and renamed when it is complete. No row is ever left out: their number is public.
+It is written under a temporary name and renamed when it is complete. No row is left out: the number of rows is public.
 
 `read_release` reads such a folder from anywhere, strictly: settings, event and files must agree. What can be computed
 is not taken from card.json: the event follows from the settings, and the headers of the rows state whether their noise
 is secret. The digests on the card bind it to the bytes of its rows. They detect damage and careless edits, not forgery:
-whoever makes a whole folder by hand can claim anything.
+whoever forges a whole folder can claim anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,16 +40,16 @@ from dpvision.core.events import Event, to_json
 from dpvision.errors import ConfigError, DataError
 from dpvision.settings.release import Release
 from dpvision.settings.setting import check_values
-from dpvision.storage.run_folder import FIXED_KEY
+from dpvision.storage import run_folder
 
 FORMAT, CARD_FORMAT = "dpvision-release-1", "dpvision-release-card-1"
 SHARD = 8192  # rows in a file
-MOST, MOST_TEXT = 4 << 30, 1 << 24  # bytes of one file of arrays, and of one text
+MOST, MAX_TEXT = 4 << 30, 1 << 24  # bytes of one file of arrays, and of one text
 HEADER = 1 << 16  # bytes that a file of arrays may have in addition to them
 # The status in the header of each file, and what it means.
 STATUS = {
     "private": "may be released: its noise is secret, and card.json has the guarantee",
-    "NOT PRIVATE": f"must not be released: {FIXED_KEY}",
+    "NOT PRIVATE": f"must not be released: {run_folder.FIXED_KEY}",
 }
 # The parts of card.json that only its maker knew and that are kept when it is written again, and their types.
 KEPT = {
@@ -71,19 +70,9 @@ def create_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into; it is renamed to `folder` if nothing was raised."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
-    files.make_folder(folder.parent, mode=0o755)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=0o700)
-    try:
+    with run_folder.create_folder(folder, mode=0o700) as partial:
         yield partial
-        if folder.exists():
-            folder.rmdir()  # empty, see above
-        os.rename(partial, folder)
-        os.chmod(folder, 0o755)
-        files.sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        os.chmod(partial, 0o755)
 
 
 def require_free(folder: Path) -> None:
@@ -140,7 +129,7 @@ def digest_files(folder: Path) -> dict[str, str]:
 
 
 def _read_status(path: Path) -> str | None:
-    """Return the status in the header of a file of arrays; None where it has none."""
+    """Return the status in the header of a file of arrays; None if it has none."""
     try:
         with files.open_regular(path) as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), HEADER)))
@@ -174,7 +163,7 @@ def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
 
 
 def _kind(features: NDArray[Any], labels: NDArray[Any], schema: dict[str, Any]) -> str | None:
-    """Return the kind of labels, "class" or "shares"; None where the arrays are not rows of this schema."""
+    """Return the kind of labels, "class" or "shares"; None if the arrays are not rows of this schema."""
     count = len(features) if features.ndim == 2 else -1
     if features.dtype != np.float32 or features.shape != (count, schema["width"]):
         return None
@@ -189,7 +178,7 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
     """Return schema.json of a released folder, checked."""
     path = Path(folder) / "schema.json"
     try:
-        schema = json.loads(files.read(path, most=MOST_TEXT))
+        schema = json.loads(files.read(path, most=MAX_TEXT))
         names, classes = schema["files"], schema["classes"]
         valid = (
             schema["format"] == FORMAT
@@ -267,7 +256,7 @@ def read_release(folder: Path) -> FinishedRelease:
 
 def _read_card(path: Path) -> dict[str, Any]:
     try:
-        card = json.loads(files.read(path, most=MOST_TEXT), parse_constant=_refuse_constant)
+        card = json.loads(files.read(path, most=MAX_TEXT), parse_constant=_refuse_constant)
         json.dumps(card, indent=1)  # it will be written again
         if card["format"] != CARD_FORMAT:
             raise ValueError(f"its format is {card['format']!r}")

@@ -14,25 +14,46 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpvision.data import identify, image_batches, load
+from dpvision.data import Dataset, Split, identify, image_batches, limits, load, load_rows, row_batches
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import build
+from dpvision.models.head_on_features import HeadOnFeatures
 from dpvision.models.inputs import Inputs, predict_classes, to_tensor
 from dpvision.released import evaluation
+from dpvision.settings.training import HEAD_ON_FEATURES
 from dpvision.storage import safetensors
 from dpvision.storage.run_folder import Run
 
 
 @dataclass(frozen=True)
 class Model:
-    """A released model with the shape of its images (channels, height, width) and its classes."""
+    """A released model with the shape of its images (channels, height, width) and its classes.
+
+    A head on features takes rows instead of images: of shape (1, 1, d).
+    """
 
     model: nn.Module
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
 
+    @property
+    def on_features(self) -> bool:
+        """Whether it takes rows of features instead of images."""
+        return isinstance(self.model, HeadOnFeatures)
 
-def load_model(run: Path) -> Model:
+    def load(self, source: str, *, size: Any) -> Dataset:
+        """Load labelled records of the model's kind, with its classes."""
+        classes = list(self.classes)
+        if self.on_features:
+            return load_rows(source, classes=classes)
+        return load(source, classes=classes, size=size or self.shape[1:], channels=self.shape[0])
+
+    def inputs(self, split: Split) -> Inputs:
+        """Return a split as inputs of the model."""
+        return Inputs(split, np.asarray(split.images).reshape(len(split), -1) if self.on_features else None)
+
+
+def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
     """Load the model of a run folder, or of a weights.safetensors file given by name."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
@@ -48,36 +69,48 @@ def load_model(run: Path) -> Model:
             raise ValueError(f"format {header['format']!r}")
         channels, height, width = (int(x) for x in json.loads(header["shape"]))
         classes = tuple(str(c) for c in json.loads(header["classes"]))
-        if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= 4096 and 2 <= len(classes) <= 100_000):
-            raise ValueError("an impossible shape or number of classes")
         name = header["model"]
+        widest = limits.COLUMNS if name == HEAD_ON_FEATURES else 4096
+        if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= widest and 2 <= len(classes) <= 100_000):
+            raise ValueError("an impossible shape or number of classes")
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
     with torch.device("meta"):  # shapes only: a small file must not make a large model
-        sketch = build(name, (channels, height, width), classes=len(classes), seed=0)
+        sketch = _build(name, (channels, height, width), len(classes))
     tensors, _ = safetensors.load(path, sketch.state_dict())
-    model = build(name, (channels, height, width), classes=len(classes), seed=0)
+    model = _build(name, (channels, height, width), len(classes))
     model.load_state_dict(tensors)
-    return Model(model.eval(), (channels, height, width), classes)
+    return Model(model.eval().to(device), (channels, height, width), classes)
+
+
+def _build(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return (
+        HeadOnFeatures(shape[2], classes) if name == HEAD_ON_FEATURES else build(name, shape, classes=classes, seed=0)
+    )
 
 
 def evaluate(
-    run: Path, source: str, *, split: str, size: int | None = None, keep: bool = False, examples: int = 0
+    run: Path,
+    source: str,
+    *,
+    split: str,
+    size: int | None = None,
+    keep: bool = False,
+    examples: int = 0,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """Return accuracy on one split of a data set whose classes and shape are the model's.
 
-    With `keep`, the evaluation on the test split of the run's own data is written into its folder, for the report.
+    With `keep`, the evaluation on the test split of the run's own data is written to its folder, for the report.
     """
     if keep and (split != "test" or not (run / "operator").is_dir()):
         raise ConfigError(f"{run}: --keep is for a run's own test split. Fix: --split test, and the folder of the run.")
-    network = load_model(run)
-    data = load(source, classes=list(network.classes), size=size or network.shape[1:], channels=network.shape[0])
-    chosen = {"train": data.train, "val": data.val, "test": data.test}[split]
-    if chosen is None or not len(chosen.labels):
-        raise DataError(f"{source}: has no {split} split. Fix: --split train, or data with one.")
+    network = load_model(run, device=device)
+    data = network.load(source, size=size)
+    chosen = data.require_split(split, source=source)
     _require_same_shape(source, chosen.images.shape, network)
     labels = np.asarray(chosen.labels)
-    named, chances = predict_classes(network.model, Inputs(chosen))
+    named, chances = predict_classes(network.model, network.inputs(chosen))
     right = named == labels
     if keep:
         if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
@@ -111,19 +144,26 @@ def predict(
     probabilities: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
     at_a_time: int = 256,
+    device: torch.device | str = "cpu",
 ) -> int:
     """Pass lines of CSV to `write` one by one: file, class, probability, problem. Return the number of problems.
 
     A file that cannot be read has a line with the reason and no class. With `probabilities`, a column for each class
-    follows. Memory holds `at_a_time` images, however many there are.
+    follows. At most `at_a_time` images are in memory.
     """
-    network = load_model(run)
+    network = load_model(run, device=device)
     channels, *sides = network.shape
     write(_line("file", "class", "probability", "problem", *_columns(network.classes if probabilities else ())))
     done = failed = 0
-    for batch in image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time):
+    if network.on_features:
+        batches = row_batches(images, width=network.shape[2], at_a_time=at_a_time)
+    else:
+        batches = image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time)
+    for batch in batches:
+        inputs = torch.from_numpy(batch.images) if network.on_features else to_tensor(batch.images)
         with torch.no_grad():
-            chances = iter(network.model(to_tensor(batch.images)).softmax(1) if len(batch.images) else ())
+            inputs = inputs.to(device)
+            chances = iter(network.model(inputs).softmax(1).cpu() if len(inputs) else ())
         for name, problem in zip(batch.names, batch.problems, strict=True):
             if problem is not None:
                 failed += 1
@@ -149,7 +189,7 @@ def _line(*cells: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """Return a cell that a spreadsheet does not take for a formula, nor a terminal for a control sequence."""
+    """Return a cell that is neither a formula in a spreadsheet nor a control sequence in a terminal."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
 

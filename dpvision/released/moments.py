@@ -1,4 +1,4 @@
-"""Closed-form linear classifiers and synthetic rows, both computed from exact or noisy moments.
+"""Closed-form linear classifiers, and synthetic rows, from exact or noisy moments.
 
     ridge            W = (C + floor)^(-1) X^T Z / n
     discriminant     score of class j = x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j,   S within classes
@@ -15,7 +15,7 @@ Rows are drawn from one Gaussian per class, with a shared covariance:
 Noise inflates the norms of the means. In the metric of S it adds v_k tr(S^-1) to their squared distance from the
 overall mean, where v_k is its known variance, so m_k is shrunk towards the overall mean by a factor of
 1 - v_k tr(S^-1) / distance^2 (James and Stein 1961). Noisy counts are shrunk towards equal counts in the same way: with
-few records, their noise would do most harm to the norms of the means.
+few records, their noise would harm the norms of the means most.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Added to every eigenvalue (none exceeds 1), so that there is no division by 0 even without noise.
-LEAST_RIDGE = 1e-6
-# No class is taken to be smaller than this fraction of n / classes: a noisy count may be near or below 0.
-LEAST_OF_EQUAL = 0.1
+# Added to every eigenvalue (none exceeds 1), so that nothing is divided by 0 even without noise.
+MIN_RIDGE = 1e-6
+# Class counts are raised to at least this fraction of n / classes: a noisy count may be near or below 0.
+MIN_OF_EQUAL = 0.1
 # The noise floor of drawn rows, in units of the largest eigenvalue of the noise alone.
 RIDGE = 0.3
 
 
 def without_noise_floor(
-    noisy: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE
+    noisy: Floats, *, noise: float, ridge: float, least: float = MIN_RIDGE
 ) -> tuple[Floats, Floats]:
-    """The eigenvalues and eigenvectors of a noisy second moment, regularised for inversion using public numbers only.
+    """Return the eigenvalues and eigenvectors of a noisy second moment, regularised using public numbers only.
 
     `noise` is the standard deviation on the diagonal. The noise is a symmetric Gaussian matrix whose largest eigenvalue
     is about sqrt(2 d) * noise. Negative eigenvalues, which only noise can cause, are set to 0; then `ridge` times that
@@ -51,21 +51,21 @@ def without_noise_floor(
     return np.maximum(values, 0.0) + floor + least, vectors
 
 
-def inverse(noisy: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE) -> Floats:
-    """The inverse of a noisy second moment or covariance, with regularised eigenvalues."""
+def inverse(noisy: Floats, *, noise: float, ridge: float, least: float = MIN_RIDGE) -> Floats:
+    """Return the inverse of a noisy second moment or covariance, with regularised eigenvalues."""
     values, vectors = without_noise_floor(noisy, noise=noise, ridge=ridge, least=least)
     return np.asarray(vectors / values @ vectors.T)
 
 
-def ridge_weights(xx: Floats, xz: Floats, *, noise: float, ridge: float, least: float = LEAST_RIDGE) -> Floats:
-    """The (d, k) weights of the regression of z on x, from mean(x x^T) and mean(x z^T)."""
+def ridge_weights(xx: Floats, xz: Floats, *, noise: float, ridge: float, least: float = MIN_RIDGE) -> Floats:
+    """Return the (d, k) weights of the regression of z on x, from mean(x x^T) and mean(x z^T)."""
     values, vectors = without_noise_floor(xx, noise=noise, ridge=ridge, least=least)
     return np.asarray(vectors / values @ (vectors.T @ xz))
 
 
 def floor_counts(counts: Floats, *, n: float) -> Floats:
-    """Noisy class counts of n records, made safe to divide by."""
-    return np.maximum(counts, LEAST_OF_EQUAL * n / len(counts))
+    """Return noisy class counts of n records, made safe to divide by."""
+    return np.maximum(counts, MIN_OF_EQUAL * n / len(counts))
 
 
 def class_means(sums: Floats, counts: Floats, *, longest: float = 1.0) -> Floats:
@@ -134,7 +134,7 @@ class ClassMoments:
         return middle + away * factor[:, None]
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """`count` rows and their classes. The randomness need not be secret."""
+        """Draw `count` rows and their classes. The randomness need not be secret."""
         values, vectors = self.spread
         labels = rng.choice(len(self.counts), count, p=self.shares)
         rows = rng.standard_normal((count, len(values)), dtype=np.float32)

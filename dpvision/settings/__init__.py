@@ -1,1 +1,1 @@
-"""What can be asked for: settings of trainings and releases, recipes, and plans from public numbers."""
+"""What can be asked for: settings of training runs and releases, recipes, and plans from public numbers."""

@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpvision.core.events import MOST_COUNT, Budget, Composed, Event, PoissonGaussian, apart, exposures
+from dpvision.core.events import MAX_COUNT, Budget, Composed, Event, PoissonGaussian, apart, exposures
 from dpvision.errors import ConfigError
 from dpvision.settings import gdp, quick
 from dpvision.settings.figures import describe
 
-LEAST_SIGMA, MOST_SIGMA = 0.05, 1e6
-MOST_STEPS = MOST_COUNT
+MIN_SIGMA, MAX_SIGMA = 0.05, 1e6
+MAX_STEPS = MAX_COUNT
 # Relative precision of sigma and rate; the answer is on the safe side of the true one by at most this.
 PRECISION = 1e-5
 
 
 def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
-    """The least noise multiplier with which `steps` steps at `rate`, after `before`, stay within the budget."""
+    """Return the least noise multiplier with which `steps` steps at `rate`, after `before`, stay within the budget."""
     return sigma_of(budget, lambda x: PoissonGaussian(rate, x, steps), before=before, confirm=confirm)
 
 
 def sigma_of(
     budget: Budget, event: Callable[[float], Event], *, before: tuple[Event, ...] = (), confirm: bool = True
 ) -> float:
-    """The least noise multiplier with which the event of that multiplier, after `before`, stays within the budget."""
+    """Return the least noise multiplier whose event, after `before`, stays within the budget."""
     kinds = [exposure for kind in exposures(event(1.0)) for exposure in apart(kind)[0]]
     if not kinds:
         raise ConfigError("nothing to calibrate: the number of steps and the sampling rate must be above 0.")
@@ -37,25 +37,25 @@ def sigma_of(
     # The central limit is not a bound, but a good start: the bracket grows from there until it contains the answer.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
-    high = min(max(start, LEAST_SIGMA), MOST_SIGMA)
+    high = min(max(start, MIN_SIGMA), MAX_SIGMA)
     low, step = high, 1.02
     while not _within(budget, event(high), before):
         low, high, step = high, high * step, step * step
-        if high > MOST_SIGMA:
+        if high > MAX_SIGMA:
             raise ConfigError(
-                f"no noise up to {MOST_SIGMA:g} keeps {describe(event(MOST_SIGMA))}, within epsilon "
+                f"no noise up to {MAX_SIGMA:g} keeps {describe(event(MAX_SIGMA))}, within epsilon "
                 f"{budget.epsilon:g} at delta {budget.delta:g}. Fix: fewer steps, or a larger epsilon or delta."
             )
     while low == high or _within(budget, event(low), before):
-        if low == LEAST_SIGMA:
-            return _confirmed(LEAST_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
-        low, high, step = max(low / step, LEAST_SIGMA), low, step * step
+        if low == MIN_SIGMA:
+            return _confirmed(MIN_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
+        low, high, step = max(low / step, MIN_SIGMA), low, step * step
     value = _bisect(math.log(low), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
     return _confirmed(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
 
 
 def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
-    """The largest sampling rate with which `steps` steps at `sigma`, after `before`, stay within the budget."""
+    """Return the largest sampling rate with which `steps` steps at `sigma`, after `before`, stay within the budget."""
 
     def event(x: float) -> Event:
         return PoissonGaussian(min(x, 1.0), sigma, steps)
@@ -76,7 +76,7 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
 
 
 def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...] = (), confirm: bool = True) -> int:
-    """The largest number of steps at `sigma` and `rate`, after `before`, that stay within the budget."""
+    """Return the largest number of steps at `sigma` and `rate`, after `before`, that stay within the budget."""
 
     def event(x: float) -> Event:
         return PoissonGaussian(rate, sigma, int(x))
@@ -90,7 +90,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
     low, high = 1, 2
     while _within(budget, event(high), before):
         low, high = high, high * 2
-        if high > MOST_STEPS:
+        if high > MAX_STEPS:
             return low
     while high - low > 1:
         mid = (low + high) // 2
@@ -101,7 +101,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
 
 
 def _bisect(bad: float, good: float, holds: Callable[[float], bool]) -> float:
-    """The end of the interval (bad, good) that holds, after the interval is narrowed to PRECISION."""
+    """Return the end of the interval (bad, good) that holds, after the interval is narrowed to PRECISION."""
     while good - bad > PRECISION:
         mid = (bad + good) / 2
         bad, good = (bad, mid) if holds(mid) else (mid, good)

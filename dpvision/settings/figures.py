@@ -1,4 +1,4 @@
-"""Figures and events as people read them: an upper bound is rounded up, never down; what remains of a budget, down."""
+"""Figures and events as people read them: an upper bound is rounded up; a lower bound, or what is left, down."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ ARITHMETIC = 1e-9
 
 
 def upper(value: float | None, digits: int = 2) -> str:
-    """An upper bound, such as epsilon, rounded up."""
+    """Format an upper bound, such as epsilon, rounded up: with two decimal places, below 0.1 with two digits."""
     if value is None:
         return "none"
     if math.isinf(value):
         return _infinite(value)
+    if 0 < value < 0.1:
+        digits = max(digits, 1 - math.floor(math.log10(value)))
     return f"{math.ceil(value * 10**digits - ARITHMETIC) / 10**digits:.{digits}f}"
 
 
 def lower(value: float, digits: int = 2) -> str:
-    """A lower bound, such as what remains of a budget, rounded down."""
+    """Format a lower bound, such as what remains of a budget, rounded down."""
     if math.isinf(value):
         return _infinite(value)
     return f"{math.floor(value * 10**digits + ARITHMETIC) / 10**digits:.{digits}f}"
@@ -31,7 +33,7 @@ def _infinite(value: float) -> str:
 
 
 def describe(event: Event) -> str:
-    """The event in words, for tables and messages."""
+    """Describe the event in words, for tables and messages."""
     match event:
         case Gaussian(sigma, count):
             return f"{count:,} release{'s' if count > 1 else ''} of every record, sigma {sigma:.4g}"

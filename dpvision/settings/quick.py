@@ -7,10 +7,12 @@ For one step of rate q and noise sigma the worst pair is P = (1-q) N(0, sigma^2)
 Q = N(0, sigma^2), with the loss l(x) = log(dP/dQ)(x) = log(1 - q + q exp((2x-1) / (2 sigma^2))), increasing in x.
 Between two points of the loss grid, the mass is moved to the two ends so that both P and Q keep their mass there
 ("connect the dots", Doroshenko et al. 2022): the resulting pair dominates the true one, so every composition of it is
-an upper bound. Steps are composed by the Fourier transform; what falls outside the window is counted as a full breach.
+an upper bound. Steps are composed by the Fourier transform; mass outside the window is counted as infinite loss.
 
 A point (epsilon, delta) is the pair that dominates all that satisfies it (Kairouz, Oh, Viswanath 2015): everything is
-revealed with probability delta, and else one bit, which is right with probability e^epsilon / (1 + e^epsilon).
+revealed with probability delta, and otherwise one bit, which is right with probability e^epsilon / (1 + e^epsilon).
+
+Two more bounds, `rdp_epsilon` and `lower_bound`, are there to compare with the accountant's. They decide nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dpvision.core.accountant import (
-    MOST_LOSS,
+    GRID,
+    MAX_LOSS,
     STEP_TAIL_SIGMAS,
     Floats,
+    compose_losses,
     grid_width,
     hidden_by_rounding,
     join_unsampled,
@@ -35,6 +39,8 @@ from dpvision.core.events import Capped, Event, Kind, Point, apart, exposures
 
 # Mass that the composed window may leave out on each side; both are counted as infinite loss.
 WINDOW_TAIL = 1e-14
+# Whole orders only: the series for fractional ones does not always converge, and leaving them out is still a bound.
+RDP_ORDERS = [*range(2, 65), *range(72, 257, 8), 320, 512, 1024]
 
 
 class _Losses(NamedTuple):
@@ -54,19 +60,19 @@ class _Total(NamedTuple):
 
 
 def epsilon(event: Event, delta: float) -> float:
-    """The least epsilon that this accountant proves at `delta`; never too low."""
+    """Return the least epsilon that this accountant proves at `delta`; never too low."""
     if isinstance(event, Capped):
         return event.epsilon if delta >= event.delta else math.inf
     return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
 
 
 def delta(event: Event, epsilon: float) -> float:
-    """The least delta that this accountant proves at `epsilon`; never too low."""
+    """Return the least delta that this accountant proves at `epsilon`; never too low."""
     return float(profile(event, [epsilon])[0])
 
 
 def profile(event: Event, epsilons: Sequence[float]) -> Floats:
-    """The privacy profile: delta at each given epsilon."""
+    """Return the privacy profile: delta at each given epsilon."""
     at = np.asarray(epsilons, dtype=np.float64)
     curves = [np.maximum(*(_deltas(t, at) for t in _both_ways(kind))) for kind in exposures(event) if kind]
     return np.max(curves, axis=0) if curves else np.zeros_like(at)
@@ -96,7 +102,7 @@ def _deltas(total: _Total, epsilons: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _both_ways(kind: Kind) -> tuple[_Total, _Total]:
-    """Losses of (P against Q), a record removed, and of (Q against P), one added."""
+    """Return losses of (P against Q), a record removed, and of (Q against P), one added."""
     kind = join_unsampled(kind)
     h = grid_width(kind)
     steps, points = apart(kind)
@@ -110,7 +116,7 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     """One step's loss on the grid, dominating the true one: of P against Q, or (`added`) of Q against P."""
     edge = STEP_TAIL_SIGMAS * sigma
     ends = loss(np.array([-edge, edge + 1.0]), q, sigma)
-    ends = np.clip(ends, -MOST_LOSS, MOST_LOSS)
+    ends = np.clip(ends, -MAX_LOSS, MAX_LOSS)
     low, high = math.floor(ends[0] / h), math.ceil(ends[1] / h)
     grid = np.arange(low, high + 1) * h
     # x at which the loss is a grid value; below log(1-q) no x is.
@@ -137,16 +143,16 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
 
 
 def _point_losses(point: Point, h: float) -> _Losses:
-    """The losses of a point, the same for adding and removing. A loss between two grid points is rounded up."""
+    """Return the losses of a point, the same for adding and removing. A loss between two grid points is rounded up."""
     high, low = math.ceil(point.epsilon / h), -math.floor(point.epsilon / h)
     mass = np.zeros(high - low + 1)
     mass[-1] += (1 - point.delta) / (1 + math.exp(-point.epsilon))
-    mass[0] += (1 - point.delta) / (1 + math.exp(point.epsilon)) if point.epsilon < MOST_LOSS else 0.0
+    mass[0] += (1 - point.delta) / (1 + math.exp(point.epsilon)) if point.epsilon < MAX_LOSS else 0.0
     return _Losses(mass, low, point.delta)
 
 
 def _normal_mass(z: Floats) -> Floats:
-    """Mass of N(0, 1) below z[0], between neighbours, above z[-1]; each from the tail that loses no digits."""
+    """Return mass of N(0, 1) below z[0], between neighbours, above z[-1]; each from the tail that loses no digits."""
     upper = np.array([math.erfc(v) for v in np.abs(z) * math.sqrt(0.5)]) / 2  # mass beyond |z|
     right = z > 0
     below, above = np.where(right, 1 - upper, upper), np.where(right, upper, 1 - upper)
@@ -166,21 +172,21 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
     # The transform is periodic: entry i holds the loss (start + i) modulo size; roll so that entry 0 is `low`.
     mass = np.roll(np.fft.irfft(spectrum, size), -((low - start) % size))[: high - low + 1]
     infinite = -math.expm1(log_finite) + 2 * WINDOW_TAIL + hidden_by_rounding(sum(n for _, n in steps))
-    # Only losses from 0 up matter, since epsilon >= 0; from MOST_LOSS up they are as good as infinite.
-    last = min(high, int(MOST_LOSS / h))
+    # Only losses from 0 up matter, since epsilon >= 0; from MAX_LOSS up they are as good as infinite.
+    last = min(high, int(MAX_LOSS / h))
     mass = np.maximum(mass, 0.0)
     infinite += float(mass[max(last + 1 - low, 0) :].sum())
     mass = mass[max(0, -low) : max(last + 1 - low, 0)] if last >= low else np.zeros(1)
     losses_up: Floats = (max(low, 0) + np.arange(len(mass), dtype=np.float64)) * h
     if last < low:
-        losses_up = np.array([MOST_LOSS])
+        losses_up = np.array([MAX_LOSS])
     above = np.cumsum(mass[::-1])[::-1] + infinite
     above_q = np.cumsum((mass * np.exp(-losses_up))[::-1])[::-1]
     return _Total(losses_up, above, above_q)
 
 
 def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
-    """Indices between which the composed loss lies but for WINDOW_TAIL on each side (Chernoff)."""
+    """Return indices between which the composed loss lies but for WINDOW_TAIL on each side (Chernoff)."""
     points: list[tuple[_Losses, int, Floats]] = [
         (s, n, (np.arange(len(s.mass), dtype=np.float64) + s.low) * h) for s, n in steps
     ]
@@ -205,6 +211,36 @@ def _log_mgf(mass: Floats, exponent: Floats) -> float:
 
 
 def _fast_length(n: int) -> int:
-    """The least 2^a, 3*2^a or 5*2^a that is at least n: lengths at which the transform is fast."""
+    """Return the least 2^a, 3*2^a or 5*2^a that is at least n: lengths at which the transform is fast."""
     power = 1 << max(n - 1, 1).bit_length()
     return min(k for k in (power, power // 4 * 3, power // 8 * 5) if k >= n)
+
+
+def rdp_epsilon(event: Event, delta: float) -> float:
+    """Return epsilon by Rényi DP. It needs no discretisation, so an accountant's answer above it shows a mistake."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    worst = 0.0
+    for kind in exposures(event):
+        exposed, points = apart(kind)
+        if points:  # with probability delta all is revealed, so no Rényi divergence is finite
+            return math.inf
+        accountant = RdpAccountant(RDP_ORDERS)
+        for rate, sigma, steps in exposed:
+            step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+            accountant.compose(step, steps)
+        worst = max(worst, float(accountant.get_epsilon(delta)))
+    return worst
+
+
+def lower_bound(event: Event, delta: float) -> float:
+    """Return dp-accounting's optimistic epsilon: the true epsilon is between this and `accountant.epsilon`.
+
+    No lower bound is known for a tuning, so it counts as 0.
+    """
+    kinds: list[Kind] = [steps for kind in exposures(event) if (steps := apart(kind)[0])]
+    return max(
+        (float(compose_losses(k, grid=GRID / 8, optimistic=True).get_epsilon_for_delta(delta)) for k in kinds),
+        default=0.0,
+    )

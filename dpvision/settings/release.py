@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dpvision.core.sampling import MixtureSampler, Scheduled
 
 DRAWN = 3
-RANK, LEAST_RANK = 800, 20
-MOST_DELTA = 0.1  # as a fraction of the probability that a record is in any row
+RANK, MIN_RANK = 800, 20
+MAX_DELTA = 0.1  # as a fraction of the probability that a record is in any row
 # nu*/mu of `optimal_nu`. A number and not a search: plans are made without scipy, which is slow to import.
 NU_OVER_MU = 0.5049762122278388
 
@@ -26,9 +26,9 @@ NU_OVER_MU = 0.5049762122278388
 class ReleaseKind:
     """What the settings must know of one kind of release; private/statistics/release.py has its mechanism.
 
-    own          settings that this kind has and some other kind has not
-    releases     number of noisy sums that every record is in; 0 where a sampler decides which rows a record is in
-    least_rows   number of rows if n is smaller and --rows is not given: rows drawn from noisy moments are free
+    own          settings of this kind that some other kind does not have
+    releases     number of noisy sums that every record is in; 0 if a sampler decides which rows a record is in
+    least_rows   minimum number of rows by default: rows drawn from noisy moments cost no privacy
     """
 
     own: frozenset[str]
@@ -82,11 +82,11 @@ class Release:
         1e-5, group="Privacy", above=0, below=1, help="Probability of exceeding epsilon; keep it below 1/n."
     )
     n: int | None = setting(
-        None, group="Data", above=0, shown="read off the data, and then public",
+        None, group="Data", above=0, shown="read from the data, and then public",
         help="Number of images, declared as a public number.",
     )
     classes: tuple[str, ...] | int | None = setting(
-        None, group="Data", from_text=class_list, shown="read off the data, and then public",
+        None, group="Data", from_text=class_list, shown="read from the data, and then public",
         help="The classes, declared as public: their number, or their names with commas between.",
     )
     class_counts: tuple[int, ...] | None = setting(
@@ -193,7 +193,7 @@ class Release:
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
         rank = self.rank
         if rank is None:
-            rank = min(RANK, max(LEAST_RANK, n // 4)) if self.weights is None and self.bound is None else 0
+            rank = min(RANK, max(MIN_RANK, n // 4)) if self.weights is None and self.bound is None else 0
         drawn = self.drawn
         if drawn is None and self.sampling == "hierarchical":
             drawn = float(min(DRAWN, classes))
@@ -205,7 +205,7 @@ class Release:
 
             budget = Budget(self.epsilon, self.delta)
             whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
-            if whole.sigma == calibrate.LEAST_SIGMA:
+            if whole.sigma == calibrate.MIN_SIGMA:
                 raise ConfigError(
                     f"epsilon {self.epsilon:g} at delta {self.delta:g} would let sigma be {whole.sigma:g} or less: "
                     "that hides nobody. Fix: a smaller --epsilon or --delta."
@@ -215,7 +215,7 @@ class Release:
     def _require_more_than_delta(self, classes: int) -> None:
         """Refuse a delta near the probability that a record is in any row: it would allow a row without noise."""
         chance = max(map(_chance_of, exposures(self.event(1.0, classes))))
-        if self.delta > MOST_DELTA * chance:
+        if self.delta > MAX_DELTA * chance:
             raise ConfigError(
                 f"delta is {self.delta:g}, and a record is in any of {self.rows:,} rows with probability "
                 f"{chance:.2g}: a delta that large allows nearly no noise. Fix: a --delta below a tenth of that "
@@ -229,17 +229,17 @@ class Release:
         return optimal_degree(n, rows, budget=budget)
 
     def rates(self, classes: int) -> tuple[float, ...]:
-        """Sampling rates inside each class, by declared counts or as if classes were equal; for rows of one class."""
+        """Return the sampling rates inside each class, by declared counts or as if classes had the same size."""
         assert self.degree and self.n
         counts = self.class_counts or (self.n / classes,) * classes
         return tuple(min(1.0, self.degree / max(1.0, count)) for count in counts)
 
     def event(self, sigma: float, classes: int) -> Event:
-        """The event of the release at this noise multiplier."""
+        """Return the event of the release at this noise multiplier."""
         return self.sampler(classes).event(sigma) if self.is_sampled else Gaussian(sigma, self.of_kind.releases)
 
     def sampler(self, classes: int) -> MixtureSampler:
-        """The sampler that decides which records are in which row of mixtures."""
+        """Return the sampler that decides which records are in which row of mixtures."""
         from dpvision.core.sampling import Poisson
 
         n, rows, degree = self.n, self.rows, self.degree
@@ -265,7 +265,7 @@ def with_changes(base: Release, values: Mapping[str, Any]) -> Release:
 
 
 def unused_settings(config: Release) -> frozenset[str]:
-    """The settings that this kind of release does not use."""
+    """Return the settings that this kind of release does not use."""
     others = frozenset().union(*(kind.own for kind in KINDS.values())) - config.of_kind.own
     if not config.is_sampled:
         return others
@@ -278,7 +278,7 @@ def unused_settings(config: Release) -> frozenset[str]:
 
 
 def _chance_of(kind: Met) -> float:
-    """The probability that such a record is in any of the releases."""
+    """Return the probability that such a record is in any of the releases."""
     steps, points = apart(kind)
     if points or any(x.rate == 1 for x in steps):
         return 1.0
@@ -286,7 +286,7 @@ def _chance_of(kind: Met) -> float:
 
 
 def round_robin(rows: int, *, rates: Sequence[float]) -> Scheduled:
-    """A public schedule with one class in each row, the classes taking turns; `rates` are those inside each class."""
+    """Return a public schedule with one class in each row, in turn; `rates` are those inside each class."""
     import numpy as np
 
     from dpvision.core.sampling import Scheduled
@@ -297,7 +297,7 @@ def round_robin(rows: int, *, rates: Sequence[float]) -> Scheduled:
 
 
 def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float, seed: int) -> Scheduled:
-    """A public schedule of hierarchical sampling (Li et al. 2023, Procedure 2).
+    """Return a public schedule of hierarchical sampling (Li et al. 2023, Procedure 2).
 
     Each class is in a row with probability p = drawn / classes, by a public seed, and then each record of it with
     q = degree / (n p). The paper accounts for a record at rate degree / n in every row, as if nobody could see which
@@ -321,7 +321,7 @@ def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float
 
 
 def optimal_nu(mu: float) -> float:
-    """The argmax over nu of nu ln(1 + mu^2 / nu^2), which is 0.505 mu.
+    """Return the argmax over nu of nu ln(1 + mu^2 / nu^2), which is 0.505 mu.
 
     NeuroMixGDP, Theorem 3.2: with degree m = nu n / sqrt(T), the central limit gives mu-GDP for the noise
     1 / sqrt(ln(1 + mu^2 / nu^2)), and the error of least squares on T released rows is bounded by
@@ -337,7 +337,7 @@ def optimal_nu(mu: float) -> float:
 
 
 def optimal_degree(n: int, rows: int, *, budget: Budget) -> float:
-    """The number of records to mix into a row that gives a linear model the least bias: m* = nu* n / sqrt(rows) <= n.
+    """Return how many records to mix into a row for the least bias of a linear model: m* = nu* n / sqrt(rows) <= n.
 
     A function of public numbers. Its mu is the one whose curve meets the budget's epsilon at its delta, by a limit
     that is not a bound; the noise at that degree is calibrated by a bound.

@@ -1,4 +1,4 @@
-"""The settings of a training, each declared once. A later source wins: recipe, then --config file, then options.
+"""The settings of a training run, each declared once. A later source wins: recipe, then --config file, then options.
 
 A setting that is None is computed from public numbers alone before training starts: see `complete` in plan.py.
 """
@@ -33,7 +33,7 @@ class Way:
     title           a line for the printed plan; {0} stands for the settings
     shaped_by       public vectors that change a contribution before it is clipped (core.clipping.Public)
     each_view       whether every view of a unit has its own weights
-    second_moment   whether the state of a training stores a second moment
+    second_moment   whether the state of a training run stores a second moment
     """
 
     title: str
@@ -57,12 +57,17 @@ FROM_WEIGHTS = {
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
-MOST_CANARIES, MOST_EXAMPLES = 100_000, 24
+MAX_CANARIES, MAX_EXAMPLES = 100_000, 24
+# The linear classifiers on features, and the model that they become.
+HEADS = ("auto", "descent", "newton", "moments", "lda")
+HEAD_ON_FEATURES = "head-on-features"
+# How inputs of products are rounded: not at all, to 10 bits (TF32) or to 7 bits (bfloat16). Sums are float32.
+PRECISIONS = ("float32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that shapes a private training. None means: computed from public numbers before it starts."""
+    """Everything that shapes a private training run. None means: computed from public numbers before it starts."""
 
     # fmt: off
     recipe: str = setting(
@@ -76,6 +81,11 @@ class Config:
     part: str = setting(
         "all", group="Model", tunable=True, choices=("all", "head", "centred-head", "probe", "bias"),
         help="Which parameters to train; the others keep their initial values.",
+    )
+    head: str | None = setting(
+        None, group="Model", choices=HEADS, shown="with features auto: newton with --public, lda for very little "
+        "data, otherwise descent",
+        help="With an .npz of features instead of images: how the linear classifier is fitted to them.",
     )
     pretrained: str | None = setting(
         None, group="Model", path=True, on_card=False, shown="random weights",
@@ -98,11 +108,11 @@ class Config:
         help="What the guarantee protects: each image, or each person with all of their images.",
     )
     n: int | None = setting(
-        None, group="Data", above=0, shown="read off the data, and then public",
+        None, group="Data", above=0, shown="read from the data, and then public",
         help="Number of training images (or persons), declared as a public number.",
     )
     classes: tuple[str, ...] | int | None = setting(
-        None, group="Data", from_text=class_list, on_card=False, shown="read off the data, and then public",
+        None, group="Data", from_text=class_list, on_card=False, shown="read from the data, and then public",
         help="The classes, declared as public: their number, or their names with commas between.",
     )
     size: tuple[int, int] | None = setting(
@@ -175,6 +185,16 @@ class Config:
         None, group="Optimisation", above=0, resumable=True, on_card=False, shown="what suits the memory and caches",
         help="Microbatch: the number of images processed at a time. Trades memory for speed.",
     )
+    device: str = setting(
+        "auto", group="Optimisation", resumable=True, names_branch="never",
+        help="Where to compute: auto (an accelerator if there is one that passes a trial, else the CPU), cpu, cuda, "
+        "cuda:1.",
+    )
+    precision: str = setting(
+        "float32", group="Optimisation", choices=PRECISIONS, resumable=True, names_branch="changed",
+        help="Precision of the inputs of products; sums and clipping are the same in all. tf32 (on an accelerator) and "
+        "bf16 are faster there, and less accurate.",
+    )
     augment: tuple[str, ...] = setting(
         (), group="Views", from_text=word_list, tunable=True,
         help="Augmentations of each view, with commas between: crop, flip, cutout, jitter, autoaugment.",
@@ -242,7 +262,7 @@ class Config:
         help="Privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
     )
     examples: int = setting(
-        0, group="Output", at_least=0, at_most=MOST_EXAMPLES, names_branch="never",
+        0, group="Output", at_least=0, at_most=MAX_EXAMPLES, names_branch="never",
         help="Number of TEST images to show on the report, correctly classified, and the same number of misclassified.",
     )
     licence: str | None = setting(
@@ -258,7 +278,7 @@ class Config:
         check(self)
         if self.prior and self.pretrained:
             raise ConfigError(
-                f"prior is {self.prior!r}, and pretrained {self.pretrained!r}: a training starts from one of them. "
+                f"prior is {self.prior!r}, and pretrained {self.pretrained!r}: a training run starts from one of them. "
                 "Fix: leave the other out."
             )
         if self.views < 1:
@@ -275,9 +295,9 @@ class Config:
                 "centred-head needs at least 2 steps, the first for the mean of the features, and no augmented views. "
                 "Fix: --steps 2 or more, --k-base 1, and no --augment."
             )
-        if self.canaries != 0 and not 2 <= self.canaries <= MOST_CANARIES:
+        if self.canaries != 0 and not 2 <= self.canaries <= MAX_CANARIES:
             raise ConfigError(
-                f"canaries is {self.canaries}: it must be 0, or from 2 to {MOST_CANARIES:,}; 1,000 is usual, or the "
+                f"canaries is {self.canaries}: it must be 0, or from 2 to {MAX_CANARIES:,}; 1,000 is usual, or the "
                 "number of weights if that is smaller."
             )
         if self.full_batch and self.batch not in (None, self.n):
@@ -311,7 +331,7 @@ class Config:
         """Refuse views and public inputs that contradict each other."""
         if self.k_diff and not self.synthetic:
             raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
-        if self.synthetic and not self.k_diff and self.assist == "none":
+        if self.synthetic and not self.k_diff and self.assist == "none" and self.head is None:
             raise ConfigError(
                 "public images are given, but k_diff is 0 and assist is 'none': none would be used. Fix: --k-diff 2, "
                 "or --assist weights."
@@ -335,7 +355,7 @@ class Config:
         self._require_assistance()
 
     def _require_assistance(self) -> None:
-        """Refuse a way of assistance that this training cannot use."""
+        """Refuse a way of assistance that this training run cannot use."""
         if self.assist == "none":
             return
         if not self.synthetic:

@@ -1,4 +1,4 @@
-"""The folder of one run: what may be released at its top, what is not for release in `operator/`.
+"""The folder of one run: files that may be released at the top, files that are not for release in `operator/`.
 
 config.toml           every setting, complete
 weights.safetensors   the released model, with its guarantee in the header
@@ -10,6 +10,12 @@ report.html           the same on one page, with figures
 audit.json, audit.svg lower bounds on epsilon, by `dpvision audit` or by the canaries of the run
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
                       private data), canaries.json, membership.json, lira.json. Never release this folder.
+
+What killed processes leave behind is removed here too. Trials of a tuning: their keys are destroyed and their folders
+removed, since epsilon covers the best trial alone. A tuning does so itself, also if it is interrupted or fails; after a
+kill, `report` or `resume` does when it opens the folder. Keys of fits: a killed fit of an estimator cannot be resumed,
+since its images were in memory, so nothing would ever use or destroy its key. A fit holds a lock next to its key while
+it runs; the next fit destroys every key whose lock nobody holds, and those of fits of earlier versions, without a lock.
 """
 
 from __future__ import annotations
@@ -18,22 +24,25 @@ import itertools
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpvision.core import files
-from dpvision.errors import ConfigError, DataError
+from dpvision.core.keys import Key
+from dpvision.errors import ConfigError, DataError, PrivacyError
 from dpvision.settings.setting import read_toml, write_toml
 from dpvision.settings.training import Config, merge
+from dpvision.storage import safetensors
 from dpvision.storage.home import home
 
-READABLE = 0o755  # mode of a run folder, before the umask: others never write there
-MOST_BYTES = 1 << 30  # of a log: some millions of steps
-# What the header of weights states where they must not be released.
+READABLE = 0o755  # mode of a run folder, before the umask: only its owner may write there
+MAX_BYTES = 1 << 30  # of a log: some millions of steps
+# What the header of weights states if they must not be released.
 FIXED_KEY = "made with a fixed key, for tests only"
 NOT_PRIVATE = f"NO: {FIXED_KEY}"
 A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
@@ -41,7 +50,7 @@ A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
 
 @dataclass(frozen=True)
 class Run:
-    """The paths of a run, and its settings and facts."""
+    """The paths of a run, with its settings and facts."""
 
     folder: Path
 
@@ -62,14 +71,14 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def config(self) -> Config:
-        """The settings of the run, complete."""
+        """Return the settings of the run, complete."""
         path = self.folder / "config.toml"
         if not path.exists():
             raise ConfigError(f"{self.folder}: not the folder of a run (it has no config.toml).")
         return merge(Config(), read_toml(path), source=str(path))
 
     def facts(self) -> dict[str, Any]:
-        """The content of run.json: name, data, public inputs, whether the run is complete."""
+        """Return the content of run.json: name, data, public inputs, whether the run is complete."""
         return read_json(self.operator / "run.json")
 
     def write_facts(self, facts: dict[str, Any]) -> None:
@@ -91,26 +100,37 @@ def only_one(run: Run) -> Iterator[None]:
 
 
 def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) -> Run:
-    """Make the whole folder at once, by a rename, so that a run that exists can be resumed."""
+    """Create the whole folder at once, by a rename, so that every run that exists can be resumed."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
-    files.make_folder(folder.parent, mode=READABLE)
-    partial = Run(folder.with_name(f".{folder.name}.{os.getpid()}.partial"))
-    shutil.rmtree(partial.folder, ignore_errors=True)
-    partial.folder.mkdir(mode=READABLE)
-    partial.operator.mkdir(mode=0o700)
-    partial.write_config(config)
-    partial.write_facts(facts)
-    files.write(partial.state, state)
-    if folder.exists():
-        folder.rmdir()  # empty, see above
-    os.rename(partial.folder, folder)
-    files.sync_folder(folder.parent)
+    with create_folder(folder, mode=READABLE) as place:
+        partial = Run(place)
+        partial.operator.mkdir(mode=0o700)
+        partial.write_config(config)
+        partial.write_facts(facts)
+        files.write(partial.state, state)
     return Run(folder)
 
 
+@contextmanager
+def create_folder(folder: Path, *, mode: int) -> Iterator[Path]:
+    """Yield a temporary folder to write into; it is renamed to `folder`, which is free, if nothing was raised."""
+    files.make_folder(folder.parent, mode=READABLE)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=mode)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rmdir()  # empty, since it is free
+        os.rename(partial, folder)
+        files.sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def require_free(folder: Path) -> None:
-    """Refuse a folder that holds something: a run never writes into it."""
+    """Refuse a folder that is not empty: a run never writes into one."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         state = Run(folder).state
         begun = f", or `dpvision resume {folder}`" if state.is_file() and state.stat().st_size else ""  # no tuning
@@ -118,17 +138,22 @@ def require_free(folder: Path) -> None:
 
 
 def next_free() -> Path:
-    """The first free one of runs/1, runs/2 and so on. Several ranks need --out, since they must agree on a folder."""
+    """Return the first of runs/1, runs/2, ... that does not exist. Several ranks need --out, to agree on a folder."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--out is missing: several ranks must agree on the folder of the run.")
     return next(p for p in (Path("runs") / str(i) for i in itertools.count(1)) if not p.exists())
 
 
 def key_path(name: str) -> Path:
-    """Where a run's key is kept: never in the run folder. The name may come from a file, so it cannot be a path."""
+    """Return where a run's key is kept: never in the run folder. Names from files cannot be paths."""
     if not re.fullmatch(r"[0-9a-f]{16}", name):
         raise DataError(f"{name!r} is not the name of a key: the state of the run was not written by dpvision.")
     return home() / "keys" / f"{name}.key"
+
+
+def threads_path(key: Path) -> Path:
+    """Return where the numbers of threads of a release are kept, next to its key."""
+    return key.with_suffix(".threads")
 
 
 def append_json(path: Path, line: dict[str, Any]) -> None:
@@ -138,12 +163,12 @@ def append_json(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file; a last half line, from a crash, is left out."""
+    """Return the whole lines of a JSONL file; an incomplete last line, left by a crash, is left out."""
     if not path.exists():
         return []
     lines = []
     try:
-        texts = files.read(path, most=MOST_BYTES).decode(errors="replace").split("\n")
+        texts = files.read(path, most=MAX_BYTES).decode(errors="replace").split("\n")
     except (OSError, ValueError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}).") from exc
     for number, text in enumerate(texts[:-1], 1):
@@ -158,7 +183,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
-    """One fact of run.json, of the type it must have, or a DataError."""
+    """Return one fact of run.json; one that is missing or of the wrong type is a DataError."""
     value = facts.get(name)
     if type(value) is not kind or (type(value) is int and not 0 < value <= 4096):
         raise DataError(f"operator/run.json: {name} is missing or is not what a run writes.")
@@ -166,7 +191,7 @@ def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or a DataError that names it."""
+    """Return the object in a JSON file; a file that has none is a DataError."""
     try:
         value = json.loads(files.read(path, most=16 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
@@ -174,3 +199,80 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds {type(value).__name__}, not a JSON object.")
     return value
+
+
+def trials_of(tuning: Run) -> Path:
+    """Return the folder of a tuning's trials."""
+    return tuning.operator / "trials"
+
+
+def clear(run: Run) -> None:
+    """Remove what a killed tuning left. A tuning that is still running is a ConfigError."""
+    if "tuning" in run.facts() and trials_of(run).is_dir():
+        with only_one(run):
+            remove_trials(run)
+
+
+def remove_trials(tuning: Run) -> None:
+    """Remove a tuning's trials, keys first: a kill in between leaves folders that cannot draw their noise again."""
+    trials = trials_of(tuning)
+    for state in trials.glob("*/operator/state.safetensors"):
+        with suppress(DataError, PrivacyError):  # a trial that cannot be read cannot be resumed either
+            _destroy_key_of(state)
+    remove_folder(trials)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its contents, if it exists. A link is a DataError, since it leads to other files."""
+    if folder.is_symlink():
+        raise DataError(f"{folder}: is a link, and its target is not removed. Fix: remove the link.")
+    if folder.exists():
+        shutil.rmtree(folder)
+        files.sync_folder(folder.parent)
+
+
+def _destroy_key_of(state: Path) -> None:
+    """Destroy the key that signed the state, and no other: its name may come from a file that was written by hand."""
+    header = safetensors.read(state).header
+    path = key_path(header.get("key", ""))
+    key = Key.read(path)
+    if key is not None and header.get("signature") == key.sign(header["digest"]):
+        Key.destroy(path)
+
+
+@contextmanager
+def key_of_fit(name: str | None = None) -> Iterator[str]:
+    """Yield the name of a fit's key, which is destroyed at the end of the block, or by the next fit after a kill."""
+    clear_fits()
+    name = name or secrets.token_hex(8)
+    key = key_path(name)
+    lock = key.with_suffix(".fit")
+    files.make_folder(lock.parent)
+    with ExitStack() as stack:
+        stack.enter_context(files.locked(lock))
+        while not lock.exists():  # another fit removed it as that of a dead one, before it was locked
+            stack.close()
+            stack.enter_context(files.locked(lock))
+        try:
+            yield name
+        finally:
+            Key.destroy(key)
+            threads_path(key).unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+
+
+def clear_fits() -> None:
+    """Destroy the keys of fits that were killed."""
+    for lock in sorted((home() / "keys").glob("*.fit")):
+        with suppress(BlockingIOError, DataError, PrivacyError), files.locked(lock, wait=False):
+            Key.destroy(key_path(lock.stem))
+            threads_path(lock).unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+    for state in sorted((home() / "runs").glob("*/operator/state.safetensors")):
+        run = Run(state.parents[1])
+        with suppress(DataError, PrivacyError, ConfigError, OSError):
+            facts = run.facts()
+            source = Path(fact(facts, "data", str))
+            if facts.get("complete") is False and source.name == "arrays" and not os.path.lexists(source):
+                with only_one(run):
+                    _destroy_key_of(state)

@@ -1,10 +1,10 @@
 """A safetensors file of dpvision: tensors, a header and a digest. Nothing in it can run code.
 
-Our header is one JSON text under the name "dpvision": safetensors writes several entries in any order, and the same run
-must give the same bytes. Its `digest` covers the rest of the header, the table of tensors and every byte of data. It
-detects damage and careless edits. A file that others must not be able to make carries a `signature` of that digest.
+Our header is one JSON text under the name "dpvision": safetensors writes several entries in an arbitrary order, and the
+same run must give the same bytes. Its `digest` covers the rest of the header, the table of tensors and every byte of
+data. It detects damage and careless edits. A file that others must not be able to make has a `signature`.
 
-Headers and digests are checked without torch, before anything is trusted or allocated.
+Headers and digests are checked without torch, before anything is trusted or memory is allocated.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dpvision.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_HEADER, MOST = 16 << 20, 4 << 30
-# What reading a header that somebody wrote by hand can raise.
+MAX_HEADER, MOST = 16 << 20, 4 << 30
+# What reading a forged or damaged header can raise.
 UNSOUND = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -39,7 +39,7 @@ class File:
 
 
 def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callable[[str], str] | None = None) -> bytes:
-    """The bytes of a file with these tensors and header, its digest, and a signature where `sign` is given."""
+    """Return the bytes of a file with these tensors and header, its digest, and a signature where `sign` is given."""
     from safetensors.torch import save
 
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -72,7 +72,7 @@ def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
 def seal(
     save: Callable[[dict[str, str]], bytes], header: Mapping[str, str], sign: Callable[[str], str] | None = None
 ) -> bytes:
-    """The bytes that `save` makes of the metadata: the header, its digest, and a signature where `sign` is given."""
+    """Return what `save` makes of the metadata: the header, its digest and, with `sign`, a signature."""
     _, table, body = _parts(save({"dpvision": json.dumps(dict(header), sort_keys=True)}))
     whole = {**header, "digest": _digest(header, table, body)}
     if sign is not None:
@@ -95,23 +95,23 @@ def read(path: Path) -> File:
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """The header of a file, whether it was changed or not; empty, if it is not a file of dpvision."""
+    """Return the header of a file, whether it was changed or not; empty, if it is not a file of dpvision."""
     try:
         with files.open_regular(path) as file:
-            return _parts(file.read(8 + MOST_HEADER))[0]
+            return _parts(file.read(8 + MAX_HEADER))[0]
     except UNSOUND:
         return {}
 
 
 def verified_header(path: Path) -> dict[str, str]:
-    """The header of a file; one that has a digest and was changed is a DataError."""
+    """Return the header of a file; one that has a digest and was changed is a DataError."""
     header = read_header(path)
     return read(path).header if "digest" in header else header
 
 
 def _parts(data: bytes) -> tuple[dict[str, str], dict[str, Any], memoryview]:
     size = int.from_bytes(data[:8], "little")
-    if not 2 <= size <= min(MOST_HEADER, len(data) - 8):
+    if not 2 <= size <= min(MAX_HEADER, len(data) - 8):
         raise ValueError(f"its header would have {size:,} bytes")
     table = json.loads(data[8 : 8 + size])
     header = json.loads(table.pop("__metadata__")["dpvision"])

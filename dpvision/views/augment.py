@@ -1,8 +1,9 @@
 """Augmentations by name, applied in order to a whole batch at once; crops, flips and cutout are defined here.
 
 An operation is a function (images, rng, views) -> images. It takes (B, 1 or views, C, H, W), float in [-1, 1], and
-returns (B, views, C, H, W); given one image, it makes `views` of it. View k of image i is a function of image i and of
-the random numbers of image i alone. How many random numbers are drawn depends on the operations and on `views`, never
+returns (B, views, C, H, W); given one image, it makes `views` of it. Images may be on any device; random numbers are
+drawn on the host, and what follows from them is sent there. View k of image i is a function of image i and of the
+random numbers of image i alone. How many random numbers are drawn depends on the operations and on `views`, never
 on a pixel.
 """
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError, did_you_mean
+from dpvision.models.device import send
 from dpvision.views.autoaugment import autoaugment
 from dpvision.views.colour import grayscale, jitter
 
@@ -55,7 +57,7 @@ def crop(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD) -> Tens
 
 def flip(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view mirrored left to right with probability 1/2."""
-    mirrored = rng.uniform(views) < 0.5
+    mirrored = send(rng.uniform(views) < 0.5, images.device)
     return torch.where(mirrored[:, :, None, None, None], images.flip(-1), images)
 
 
@@ -71,7 +73,7 @@ def crop_and_flip(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD
 def pad_symmetric(images: Tensor, pad: int) -> Tensor:
     """(..., H, W) -> (..., H + 2 pad, W + 2 pad) by symmetric mirroring."""
     for axis in (-2, -1):
-        images = images.index_select(axis, _mirrored_indices(images.shape[axis], pad))
+        images = images.index_select(axis, send(_mirrored_indices(images.shape[axis], pad), images.device))
     return images
 
 
@@ -94,11 +96,11 @@ def _windows(images: Tensor, offsets: Tensor, mirrored: Tensor | None, pad: int)
     starts = wide.numel() - ((channels - 1) * channel + (height - 1) * row + width - 1)
     windows = wide.as_strided((max(0, starts), channels, height, width), (1, channel, row, 1))
     first = source * image + offsets[..., 0] * row + offsets[..., 1]
-    return windows.index_select(0, first.flatten()).unflatten(0, first.shape)
+    return windows.index_select(0, send(first.flatten(), images.device)).unflatten(0, first.shape)
 
 
 def cutout(images: Tensor, rng: UnitRandom, views: int, *, side: int | None = None) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W) with a grey square at a random place (DeVries and Taylor 2017).
+    """(B, 1 or views, C, H, W) -> (B, views, C, H, W) with a grey square at a random point (DeVries and Taylor 2017).
 
     The square has `side` pixels per side, by default half of the image's shorter side. Its centre is uniform over the
     pixels, so near the edge a part of it lies outside.
@@ -107,12 +109,13 @@ def cutout(images: Tensor, rng: UnitRandom, views: int, *, side: int | None = No
     side = min(height, width) // 2 if side is None else side
     rows = _covered(rng.integers(height, views), height, side)
     columns = _covered(rng.integers(width, views), width, side)
+    rows, columns = send(rows, images.device), send(columns, images.device)
     hidden = rows[:, :, None, :, None] & columns[:, :, None, None, :]
     return torch.where(hidden, GREY, images)
 
 
 def _covered(centre: Tensor, length: int, side: int) -> Tensor:
-    """Which of `length` positions are among the `side` positions from centre - side // 2 on."""
+    """Return a mask of `length` positions: true at the `side` positions from centre - side // 2 onwards."""
     distance = torch.arange(length) - (centre.unsqueeze(-1) - side // 2)
     return (distance >= 0) & (distance < side)
 
@@ -128,7 +131,7 @@ def resized_crop(
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view a random box of its image, resized bilinearly.
 
     The box's area is uniform on `scale` times the image's, its ratio of width to height log-uniform on `ratio`, its
-    place uniform (Szegedy et al. 2015). The first of ten such boxes that fits is taken; if none does, the largest
+    position uniform (Szegedy et al. 2015). The first of ten such boxes that fits is taken; if none does, the largest
     central box with an allowed ratio.
     """
     top, left, height, width = draw_boxes(rng, views, images.shape[-2:], scale=scale, ratio=ratio)
@@ -173,9 +176,12 @@ def _stretch(images: Tensor, start: Tensor, length: Tensor, axis: int) -> Tensor
     where = torch.minimum((centres * length.unsqueeze(-1) - 0.5).clamp(min=0), last)
     below = where.floor()
     above = torch.minimum(below + 1, last)
-    share = _along((where - below).to(images.dtype), axis)
-    low = torch.take_along_dim(images, _along(start.unsqueeze(-1) + below.long(), axis), dim=axis)
-    high = torch.take_along_dim(images, _along(start.unsqueeze(-1) + above.long(), axis), dim=axis)
+    first, second = start.unsqueeze(-1) + below.long(), start.unsqueeze(-1) + above.long()
+    share, first, second = (
+        send(_along(v, axis), images.device) for v in ((where - below).to(images.dtype), first, second)
+    )
+    low = torch.take_along_dim(images, first, dim=axis)
+    high = torch.take_along_dim(images, second, dim=axis)
     return low * (1 - share) + high * share
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dpvision.core.unit_random import UnitRandom
+from dpvision.models.device import send
 from dpvision.views import eight_bit
 from dpvision.views.colour import require_colours
 
@@ -78,7 +79,8 @@ def autoaugment(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
         for number, operate in enumerate(OPERATIONS.values()):
             rows = torch.nonzero(applied & (numbers[pair, turn] == number)).squeeze(1)
             if len(rows):
-                out[rows] = operate(out[rows], levels[pair[rows], turn], negative[rows, turn])
+                level, sign, place = levels[pair[rows], turn], negative[rows, turn], send(rows, out.device)
+                out[place] = operate(out[place], level, sign)
     return eight_bit.to_floats(out, images.dtype).unflatten(0, (-1, views))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError
+from dpvision.models.device import send
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
 MEAN_BITS = 20
@@ -42,21 +43,22 @@ def jitter(
     chosen = (rng.uniform(views) < probability).flatten()
     ranges = [(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)] + [(-hue, hue)]
     low, high = (torch.tensor(ends, dtype=torch.float64) for ends in zip(*ranges, strict=True))
-    strength = (low + drawn * (high - low)).to(images.dtype)
+    strength = send((low + drawn * (high - low)).to(images.dtype), images.device)
     out = images.expand(-1, views, -1, -1, -1).flatten(0, 1).clone()
-    out[chosen] = out[chosen].add(1).mul(0.5)
+    changed = send(torch.nonzero(chosen).squeeze(1), out.device)
+    out[changed] = out[changed].add(1).mul(0.5)
     for turn in range(4):
         for number, change in enumerate((change_brightness, change_contrast, change_saturation, rotate_hue)):
-            rows = torch.nonzero((order[:, turn] == number) & chosen).squeeze(1)
+            rows = send(torch.nonzero((order[:, turn] == number) & chosen).squeeze(1), out.device)
             out[rows] = change(out[rows], strength[rows, number].view(-1, 1, 1, 1))
-    out[chosen] = out[chosen].mul(2).sub(1)
+    out[changed] = out[changed].mul(2).sub(1)
     return out.unflatten(0, (-1, views))
 
 
 def grayscale(images: Tensor, rng: UnitRandom, views: int, *, probability: float = 0.2) -> Tensor:
     """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view grey with this probability."""
     require_colours(images)
-    chosen = rng.uniform(views) < probability
+    chosen = send(rng.uniform(views) < probability, images.device)
     return torch.where(chosen[:, :, None, None, None], grey(images), images)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dpvision.models.device import send
+
 GREY = 128
 
 
@@ -38,8 +40,9 @@ def affine(images: Tensor, matrices: Tensor) -> Tensor:
     from_x, from_y = (start_x + a * x + b * y) >> 16, (start_y + d * x + e * y) >> 16
     inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
     indices = (from_y.clamp(0, height - 1) * width + from_x.clamp(0, width - 1)).view(count, 1, -1)
+    indices, inside = send(indices, images.device), send(inside.unsqueeze(1), images.device)
     moved = images.flatten(2).gather(2, indices.expand(-1, channels, -1)).view_as(images)
-    return torch.where(inside.unsqueeze(1), moved, torch.tensor(GREY, dtype=torch.uint8))
+    return torch.where(inside, moved, torch.tensor(GREY, dtype=torch.uint8))
 
 
 def invert(images: Tensor) -> Tensor:
@@ -49,19 +52,20 @@ def invert(images: Tensor) -> Tensor:
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Invert pixels at or above the threshold."""
-    return torch.where(images.int() < threshold.view(-1, 1, 1, 1), images, 255 - images)
+    return torch.where(images.int() < send(threshold.view(-1, 1, 1, 1), images.device), images, 255 - images)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Keep the `bits` most significant bits of every pixel."""
-    return images & (256 - 2 ** (8 - bits)).to(torch.uint8).view(-1, 1, 1, 1)
+    kept = (256 - 2 ** (8 - bits)).to(torch.uint8).view(-1, 1, 1, 1)
+    return images & send(kept, images.device)
 
 
 def autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel so that its darkest pixel becomes 0 and its brightest 255."""
     flat = images.flatten(2)
     low, high = flat.amin(2, keepdim=True).double(), flat.amax(2, keepdim=True).double()
-    levels = torch.arange(256, dtype=torch.float64)
+    levels = torch.arange(256, dtype=torch.float64, device=images.device)
     scale = levels[255] / torch.where(high > low, high - low, 255.0)  # torch computes 255.0 / x as 255.0 * (1 / x)
     stretched = (levels * scale + -low * scale).clamp(0, 255).floor()
     return _look_up(images, torch.where(high > low, stretched, levels))
@@ -70,7 +74,7 @@ def autocontrast(images: Tensor) -> Tensor:
 def equalize(images: Tensor) -> Tensor:
     """Equalize each channel's histogram."""
     counts = histograms(images)
-    levels = torch.arange(256)
+    levels = torch.arange(256, device=images.device)
     brightest = torch.where(counts > 0, levels, 0).amax(2, keepdim=True)
     step = (counts.sum(2, keepdim=True) - counts.gather(2, brightest)) // 255
     darker = counts.cumsum(2) - counts
@@ -92,7 +96,7 @@ def contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
     """ImageEnhance.Brightness: move each pixel away from black."""
-    return blend(torch.zeros(1, dtype=torch.uint8), images, factor)
+    return blend(images.new_zeros(1), images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -108,8 +112,8 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 def blend(reference: Tensor, images: Tensor, factor: Tensor) -> Tensor:
     """Image.blend: reference + factor * (image - reference) in float32, clamped to 0..255, rounded towards zero."""
-    low = reference.float()
-    return (low + factor.float().view(-1, 1, 1, 1) * (images.float() - low)).clamp(0, 255).to(torch.uint8)
+    low, factor = reference.float(), send(factor.float().view(-1, 1, 1, 1), images.device)
+    return (low + factor * (images.float() - low)).clamp(0, 255).to(torch.uint8)
 
 
 def luma(images: Tensor) -> Tensor:
@@ -123,8 +127,9 @@ def luma(images: Tensor) -> Tensor:
 def histograms(images: Tensor) -> Tensor:
     """(N, C, H, W) -> (N, C, 256): the number of pixels at each level, per channel."""
     count, channels = images.shape[:2]
-    counts = torch.bincount(_table_indices(images).flatten(), minlength=count * channels * 256)
-    return counts.view(count, channels, 256)
+    counts = torch.zeros(count * channels * 256, dtype=torch.int64, device=images.device)
+    places = _table_indices(images).flatten()
+    return counts.index_add_(0, places, torch.ones_like(places)).view(count, channels, 256)
 
 
 def _look_up(images: Tensor, table: Tensor) -> Tensor:
@@ -135,7 +140,9 @@ def _look_up(images: Tensor, table: Tensor) -> Tensor:
 def _table_indices(images: Tensor) -> Tensor:
     """The index of each pixel's level in a flat (N, C, 256) table."""
     count, channels = images.shape[:2]
-    return images.flatten(2).long() + 256 * torch.arange(count * channels).view(count, channels, 1)
+    return images.flatten(2).long() + 256 * torch.arange(count * channels, device=images.device).view(
+        count, channels, 1
+    )
 
 
 def _to_fixed_point(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""K views of each private image, some of them mixed (DP-Mix): what the image becomes before its gradient is taken.
+"""K views of each private image, some of them mixed (DP-Mix), from which its gradient is computed.
 
     Self-Aug               base                 augmentations of the image (De et al. 2022)
     DP-Mix_Self            base + self_mix      and mixtures of two of them; all are of one image, so its label stays
@@ -38,13 +38,16 @@ from torch import Tensor
 
 from dpvision.core.unit_random import UnitRandom
 from dpvision.errors import ConfigError, DataError, did_you_mean
+from dpvision.models.device import send
 from dpvision.views.augment import Augment
 from dpvision.views.eight_bit import to_floats
 
-# Pixels worked on at a time: temporary memory stays small, and mostly in the processor's cache.
-BLOCK = 1 << 21
+# Pixels processed at a time: temporary memory stays small, and mostly in the processor's cache. Small blocks do not
+# help on an accelerator.
+BLOCK, BLOCK_ON_DEVICE = 1 << 21, 1 << 27
 
-# (u, v, weight of u, rng) -> mixture and the weight of u's label; images (B, M, C, H, W), weights (B, M)
+# (u, v, weight of u, rng) -> mixture and the weight of u's label; images (B, M, C, H, W), weights (B, M). The weight
+# passed in is on the host, like everything that is drawn; the one returned is on the device of the images.
 Mix = Callable[[Tensor, Tensor, Tensor, UnitRandom], tuple[Tensor, Tensor]]
 
 
@@ -58,17 +61,18 @@ def draw_pairs(rng: UnitRandom, pool: int, count: int) -> tuple[Tensor, Tensor]:
 def take_members(pool: Tensor, indices: Tensor) -> Tensor:
     """(B, P, ...) and (B, M) -> (B, M, ...): for each image, the members of its own pool with these indices."""
     own = indices + torch.arange(len(pool)).unsqueeze(1) * pool.shape[1]
-    return pool.flatten(0, 1).index_select(0, own.flatten()).unflatten(0, indices.shape)
+    return pool.flatten(0, 1).index_select(0, send(own.flatten(), pool.device)).unflatten(0, indices.shape)
 
 
 def interpolate(u: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-    """l u + (1 - l) v for (B, M, ...) and (B, M). `u` and `v` are overwritten."""
+    """Return l u + (1 - l) v, for images (B, M, ...) and weights l (B, M). `u` and `v` are overwritten."""
     weight = weight.view(*weight.shape, *(1,) * (u.dim() - 2))
     return u.mul_(weight).add_(v.mul_(1 - weight))
 
 
 def mixup(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
-    """l u + (1 - l) v, and l."""
+    """Return the mixture l u + (1 - l) v, and the weight l."""
+    weight = send(weight, u.device)
     return interpolate(u, v, weight), weight
 
 
@@ -80,11 +84,11 @@ def cutmix(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tenso
     columns = _box_side(rng.integers(width, weight.shape[1]), (side * width).floor(), width)
     box = rows[:, :, None, :, None] & columns[:, :, None, None, :]
     remaining = 1 - (rows.sum(-1) * columns.sum(-1)).to(weight.dtype) / (height * width)
-    return torch.where(box, v, u), remaining
+    return torch.where(send(box, u.device), v, u), send(remaining, u.device)
 
 
 def _box_side(centre: Tensor, length: Tensor, side: int) -> Tensor:
-    """Which of `side` positions are among the `length` positions from centre - length // 2 on."""
+    """Return a mask of `side` positions: true at the `length` positions from centre - length // 2 onwards."""
     distance = torch.arange(side) - (centre - (length / 2).floor()).unsqueeze(-1)
     return (distance >= 0) & (distance < length.unsqueeze(-1))
 
@@ -157,7 +161,8 @@ class Views:
         else:
             targets = labels.new_empty(len(images), self.count)
         per_image = self.count * math.prod(images.shape[1:])
-        for rows, block_rng in rng.blocks(max(1, BLOCK // per_image)):
+        block = BLOCK if images.device.type == "cpu" else BLOCK_ON_DEVICE
+        for rows, block_rng in rng.blocks(max(1, block // per_image)):
             self._fill(images[rows], labels[rows], block_rng, out[rows], targets[rows])
         return out.flatten(0, 1), targets.flatten(0, 1)
 
@@ -171,6 +176,7 @@ class Views:
             assert self._public is not None
             drawn = rng.integers(len(self._public[0]), self.diff)
             pixels, classes = self._public[0][drawn], self._public[1][drawn]
+            pixels, classes = send(pixels, out.device), send(classes, out.device)
             pixels = to_floats(pixels, out.dtype) if pixels.dtype == torch.uint8 else pixels.to(out.dtype)
             out[:, self.base : pool] = self.augment(pixels, rng, self.diff)
             targets[:, self.base : pool] = self._target(classes)
@@ -186,7 +192,9 @@ class Views:
 
     def _target(self, labels: Tensor) -> Tensor:
         """The labels themselves, or one-hot where labels are mixed."""
-        return labels.unsqueeze(-1) == torch.arange(self.classes) if self.mixes_labels else labels
+        if not self.mixes_labels:
+            return labels
+        return labels.unsqueeze(-1) == torch.arange(self.classes, device=labels.device)
 
     def _require_counts(self) -> None:
         for name in ("base", "self_mix", "diff", "classes"):

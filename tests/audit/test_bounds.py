@@ -47,7 +47,7 @@ def test_the_test_of_false_alarms_detects_an_invalid_bound() -> None:
     trials, truth, above = 200, gdp.gaussian_epsilon(1.0, 0.1), 0
     for seed in range(trials):
         out, into = _worlds(1.0, 4000, seed)
-        above += bounds._best_threshold(out, into, 0.1, 0.25)[1] > truth
+        above += bounds._best_threshold(out, into, 0.1, 0.25)[0] > truth
     assert above > stats.binom.isf(1e-4, trials, 0.05)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.audited_mechanisms import mechanisms
 from dpvision.audit.bounds import judge
-from dpvision.audit.canaries import CanaryRandom, claimed_mu, log_ratio, temporary_ledger
+from dpvision.audit.canaries import CanaryRandom, Trials, claimed_mu, log_ratio, temporary_ledger
 from dpvision.audit.training_canaries import Training, training_scores
 from dpvision.core import noise
 from dpvision.core.clipping import Flat
@@ -60,26 +60,26 @@ def test_too_little_noise_in_the_code_is_detected(monkeypatch: pytest.MonkeyPatc
         return original(total, stream, sensitivity=sensitivity, sigma=0.7 * sigma)
 
     monkeypatch.setattr(noise, "add_noise", too_quiet)
-    verdict = judge(training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("quiet")), delta=DELTA)
+    verdict = judge(training_scores(Training(SAMPLER, SIGMA), Trials(500, 10, CanaryRandom("quiet"))), delta=DELTA)
     assert verdict.alarm and verdict.profile.refuted
 
 
 def test_gradients_that_are_not_clipped_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flat, "factors", lambda self, squares, names: 3e-4 * squares.new_ones(squares.shape).double())
-    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("raw"))  # of norm 3 C
+    scores = training_scores(Training(SAMPLER, SIGMA), Trials(500, 10, CanaryRandom("raw")))  # of norm 3 C
     assert judge(scores, delta=DELTA).profile.refuted
 
 
 def test_a_sampling_rate_above_the_claim_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 / len(loader) where the claim is batch / n: here, every unit is drawn."""
     monkeypatch.setattr(Gate, "draw", lambda self, step, units, **ranks: np.arange(units))
-    scores = training_scores(Training(SAMPLER, SIGMA), runs=10, rng=CanaryRandom("everyone"))
+    scores = training_scores(Training(SAMPLER, SIGMA), Trials(500, 10, CanaryRandom("everyone")))
     assert judge(scores, delta=DELTA).profile.refuted
 
 
 def test_canaries_that_share_a_run_are_independent() -> None:
     """The means of runs vary like means of independent scores; otherwise the scores would be worth less than counted."""
-    scores = training_scores(Training(SAMPLER, SIGMA), canaries=100, runs=100, rng=CanaryRandom("together"))
+    scores = training_scores(Training(SAMPLER, SIGMA), Trials(100, 100, CanaryRandom("together")))
     for world in (scores.without, scores.with_record):
         means = world.reshape(100, 50).mean(1)
         assert 0.5 < means.var(ddof=1) * 50 / world.var() < 1.7
@@ -87,7 +87,7 @@ def test_canaries_that_share_a_run_are_independent() -> None:
 
 def test_fresh_randomness_is_fresh_and_a_word_is_reproducible() -> None:
     def one(rng: CanaryRandom) -> bytes:
-        return training_scores(Training(SAMPLER, SIGMA), canaries=20, runs=1, rng=rng).without.tobytes()
+        return training_scores(Training(SAMPLER, SIGMA), Trials(20, 1, rng)).without.tobytes()
 
     assert one(CanaryRandom("a")) == one(CanaryRandom("a")) != one(CanaryRandom("b"))
     assert one(CanaryRandom()) != one(CanaryRandom())
@@ -124,4 +124,4 @@ def test_charges_are_real_and_the_ledger_is_removed() -> None:
 
 def test_an_audit_needs_canaries() -> None:
     with pytest.raises(ConfigError, match="at least 1 run and 2 canaries"):
-        training_scores(Training(SAMPLER, SIGMA), canaries=1)
+        training_scores(Training(SAMPLER, SIGMA), Trials(1, 20))

@@ -14,10 +14,10 @@ from dpvision.audit.membership import (
     lira_scores,
     logit_confidences,
     membership_auc,
-    plot_roc,
     roc_curve,
     train_shadows,
 )
+from dpvision.audit.pictures import plot_roc
 from dpvision.errors import ConfigError
 
 RECORDS, WIDTH, CLASSES = 400, 60, 3
@@ -41,27 +41,30 @@ def _attacks(seed: int, *, trained_on_them: bool = True) -> dict[str, tuple[np.n
     members[np.random.default_rng(100 + seed).permutation(RECORDS)[: RECORDS // 2]] = True
     weights = _weights(x[members], labels[members]) if trained_on_them else _weights(*_data(1000 + seed))
     target = 3 * x @ weights
-    phi, inside = train_shadows(lambda rows: 3 * x @ _weights(x[rows], labels[rows]), labels, count=16, seed=seed)
+
+    def fit(rows: np.ndarray) -> np.ndarray:
+        return logit_confidences(3 * x @ _weights(x[rows], labels[rows]), labels)
+
+    phi, inside = train_shadows(fit, labels, count=16, seed=seed)
     scores = {
         "loss": -cross_entropies(target, labels),
-        "offline": lira_scores(logit_confidences(target, labels), phi, inside, online=False),
-        "online": lira_scores(logit_confidences(target, labels), phi, inside, online=True),
+        "LiRA": lira_scores(logit_confidences(target, labels), phi, inside),
     }
     return {name: (attack[members], attack[~members]) for name, attack in scores.items()}
 
 
 def test_lira_finds_more_members_than_the_loss_threshold() -> None:
-    results = {name: [] for name in ("loss", "offline", "online")}
+    results = {name: [] for name in ("loss", "LiRA")}
     for seed in range(5):
         for name, scores in _attacks(seed).items():
             results[name].append(evaluate_attack(*scores))
     auc = {name: np.mean([r.auc for r in attacks]) for name, attacks in results.items()}
     rare = {name: np.mean([r.true_positive_rates[0.01] for r in attacks]) for name, attacks in results.items()}
-    assert auc["loss"] > 0.7 and auc["offline"] > auc["loss"] + 0.03 and auc["online"] > auc["loss"] + 0.03
-    assert rare["online"] > 2 * rare["loss"]
+    assert auc["loss"] > 0.7 and auc["LiRA"] > auc["loss"] + 0.03
+    assert rare["LiRA"] > 2 * rare["loss"]
 
 
-@pytest.mark.parametrize("name", ["loss", "offline", "online"])
+@pytest.mark.parametrize("name", ["loss", "LiRA"])
 def test_no_attack_succeeds_against_a_model_of_other_records(name: str) -> None:
     aucs = [evaluate_attack(*_attacks(seed, trained_on_them=False)[name]).auc for seed in range(8)]
     assert abs(np.mean(aucs) - 0.5) < 0.04
@@ -103,19 +106,18 @@ def test_confidences_are_logits_of_the_true_class() -> None:
 
 
 def test_each_record_is_in_half_of_the_shadow_models() -> None:
-    phi, inside = train_shadows(lambda rows: np.zeros((50, 2)), np.zeros(50, int), count=6)
+    phi, inside = train_shadows(lambda rows: np.zeros(50), np.zeros(50, int), count=6)
     assert phi.shape == (6, 50) and (inside.sum(0) == 3).all() and (inside.sum(1) == 25).all()
 
 
 def test_shadow_models_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="even number"):
-        train_shadows(lambda rows: np.zeros((4, 2)), [0, 0, 1, 1], count=3)
+        train_shadows(lambda rows: np.zeros(4), [0, 0, 1, 1], count=3)
     with pytest.raises(ConfigError, match="do not fit"):
-        lira_scores(np.zeros(3), np.zeros((2, 4)), np.zeros((2, 4), bool), online=False)
-    with pytest.raises(ConfigError, match="out of one"):
-        lira_scores(np.zeros(3), np.zeros((2, 3)), np.ones((2, 3), bool), online=False)
-    with pytest.raises(ConfigError, match="also in one"):
-        lira_scores(np.zeros(3), np.zeros((2, 3)), np.zeros((2, 3), bool), online=True)
+        lira_scores(np.zeros(3), np.zeros((2, 4)), np.zeros((2, 4), bool))
+    for inside in (np.ones, np.zeros):
+        with pytest.raises(ConfigError, match="inside one shadow model and outside another"):
+            lira_scores(np.zeros(3), np.zeros((2, 3)), inside((2, 3), bool))
 
 
 def test_plots_are_reproducible() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpvision.audit import release_audit
+from dpvision.audit import inversion, release_canaries
 from dpvision.audit.bounds import judge
-from dpvision.audit.canaries import CanaryRandom
+from dpvision.audit.canaries import CanaryRandom, Trials
 from dpvision.audit.release_canaries import mixture_scores
 from dpvision.cli.app import app
 from dpvision.core.events import from_json
@@ -58,7 +58,7 @@ def copied(released: Path, tmp_path: Path) -> Path:
 def test_canaries_reach_what_the_claim_of_the_release_allows(recipe: str, released: Path) -> None:
     """No more, and no less: mu is that of the claimed mechanism for the most exposed record."""
     release = read_release(released / recipe)
-    scores = release_audit.score_canaries(release, canaries=2000, rng=CanaryRandom("release"))
+    scores = release_canaries.score_canaries(release, canaries=2000, rng=CanaryRandom("release"))
     assert scores.claimed == from_json(json.loads((released / recipe / "card.json").read_text())["events"][0])
     verdict = judge(scores, delta=release.settings.delta, confidence=0.999)
     assert not verdict.refuted and verdict.bound.epsilon <= verdict.epsilon <= 8
@@ -67,15 +67,15 @@ def test_canaries_reach_what_the_claim_of_the_release_allows(recipe: str, releas
 
 @pytest.mark.parametrize("recipe", ["moments", "neuromix-hs", *PUBLISHED])
 def test_less_noise_than_on_the_card_is_refuted(recipe: str, released: Path) -> None:
-    scores = release_audit.score_canaries(read_release(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7))
+    scores = release_canaries.score_canaries(
+        read_release(released / recipe), canaries=2000, rng=CanaryRandom("cut", 0.7)
+    )
     assert judge(scores, delta=1e-5).refuted
 
 
 def test_canaries_belong_to_the_most_exposed_class() -> None:
     """One of four classes is small, so its records are sampled more often."""
-    scores = mixture_scores(
-        round_robin(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, canaries=200, runs=5, rng=CanaryRandom("worst")
-    )
+    scores = mixture_scores(round_robin(80, rates=(0.01, 0.01, 0.5, 0.01)), 2.0, Trials(200, 5, CanaryRandom("worst")))
     verdict = judge(scores, delta=1e-5, confidence=0.999)
     assert verdict.estimate.low < verdict.claimed_mu < verdict.estimate.high and verdict.claimed_mu > 1
 
@@ -90,7 +90,7 @@ def test_declared_counts_and_random_weights_are_audited_too(
     """Random weights are mostly below the accounted maximum, so canaries reveal less."""
     release = read_release(released / recipe)
     release = replace(release, settings=replace(release.settings, **values))
-    scores = release_audit.score_canaries(release, canaries=1000, rng=CanaryRandom("others"))
+    scores = release_canaries.score_canaries(release, canaries=2000, rng=CanaryRandom("others"))
     verdict = judge(scores, delta=1e-5, confidence=0.999)
     assert not verdict.refuted and least < verdict.estimate.mu < verdict.claimed_mu + 0.2
 
@@ -114,9 +114,9 @@ def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
     private = {p.name: p for p in operator.iterdir()}
     assert private.keys() == {"membership.json", "membership.svg", "inversion.json", "inversion.png"}
     assert os.stat(operator).st_mode & 0o077 == 0 and not any(os.stat(p).st_mode & 0o077 for p in private.values())
-    membership, inversion = (json.loads(private[f"{name}.json"].read_text()) for name in ("membership", "inversion"))
+    membership, inverted = (json.loads(private[f"{name}.json"].read_text()) for name in ("membership", "inversion"))
     assert 0.3 < membership["auc"] < 0.7 and (membership["members"], membership["others"]) == (200, 60)
-    assert inversion["alone"] > 0.9 and inversion["members"] < 0.9, (
+    assert inverted["alone"] > 0.9 and inverted["members"] < 0.9, (
         "the attack works without noise, but not on released rows"
     )
     for name, content in after.items():
@@ -127,7 +127,7 @@ def test_an_audit_is_on_the_card_and_results_from_private_images_are_not(
     ("recipe", "how"), [("moments", "drawn with public randomness"), ("dp-hp", "made by a network")]
 )
 def test_rows_drawn_from_noisy_sums_belong_to_no_record(recipe: str, how: str, released: Path) -> None:
-    reason = str(release_audit.attack_rows(read_release(released / recipe), "digits"))
+    reason = str(inversion.attack_rows(read_release(released / recipe), "digits"))
     assert reason.startswith(f"the rows were {how}") and "no row belongs to a record" in reason
 
 
@@ -217,7 +217,7 @@ def test_canaries_that_share_rows_are_sampled_independently(released: Path) -> N
     """With noisy labels each has a class of its own: scores of one release are uncorrelated."""
     release = read_release(released / "neuromix-hs")
     runs = [
-        release_audit.score_canaries(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
+        release_canaries.score_canaries(release, canaries=20, rng=CanaryRandom(f"apart {i}")).without for i in range(60)
     ]
     correlations = np.corrcoef(np.stack(runs).T)
     assert abs(correlations[np.triu_indices(10, 1)].mean()) < 0.06

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpvision.audit import audit_file, one_run, run_audit
+from dpvision.audit import audit_file, one_run, training_canaries
 from dpvision.audit.bounds import judge
 from dpvision.audit.canaries import CanaryRandom
 from dpvision.cli.app import app
@@ -50,7 +50,12 @@ def test_an_audit_writes_its_results_to_the_run_and_its_card(
     monkeypatch.setenv("DPVISION_HOME", str(home))
     _run("audit", folder / "run", folder / "data.npz", "--runs", "3000", "--confidence", "0.999")
     output, run = capsys.readouterr().out, run_folder.Run(folder / "run")
-    assert "epsilon at most 2.99" in output and "not refuted" in output and "not for release" in output
+    assert (
+        "epsilon at most 3.00" in output
+        and "What this means" in output
+        and "not refuted" in output
+        and "not for release" in output
+    )
     sections = run_folder.read_json(run.folder / "audit.json")
     mechanism, carried = sections["mechanism"], sections["one_run"]
     assert mechanism["epsilon_at_least"] <= mechanism["epsilon_proved"] < 3 and mechanism["canaries"] == 3000
@@ -78,8 +83,12 @@ def test_results_from_private_images_are_only_in_the_operator_folder(finished: t
 
 def test_less_noise_than_in_the_settings_is_refuted() -> None:
     config = Config(batch=100, n=200, steps=20, sigma=3.0)
-    assert not judge(run_audit.score_canaries(config, canaries=4000, rng=CanaryRandom("clean")), delta=1e-5).refuted
-    assert judge(run_audit.score_canaries(config, canaries=4000, rng=CanaryRandom("cut", 0.8)), delta=1e-5).refuted
+    assert not judge(
+        training_canaries.score_canaries(config, canaries=4000, rng=CanaryRandom("clean")), delta=1e-5
+    ).refuted
+    assert judge(
+        training_canaries.score_canaries(config, canaries=4000, rng=CanaryRandom("cut", 0.8)), delta=1e-5
+    ).refuted
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,7 @@ def test_less_noise_than_in_the_settings_is_refuted() -> None:
 )
 def test_every_kind_of_training_can_be_audited(changes: dict) -> None:
     config = Config(batch=20, n=80, steps=4, sigma=2.0, **changes)
-    scores = run_audit.score_canaries(config, canaries=100, rng=CanaryRandom("kinds"))
+    scores = training_canaries.score_canaries(config, canaries=100, rng=CanaryRandom("kinds"))
     assert len(scores.without) == len(scores.with_record) == 50
     assert scores.with_record.mean() > scores.without.mean()
 
@@ -113,7 +122,7 @@ def test_a_run_that_cannot_be_audited_is_refused_with_a_reason(
     with pytest.raises(ConfigError, match="confidence"):
         _run("audit", finished[1] / "run", "--confidence", "1.5")
     with pytest.raises(ConfigError, match="sigma are required"):
-        run_audit.training_of(Config(batch=1, n=2, steps=1))
+        training_canaries.training_of(Config(batch=1, n=2, steps=1))
 
 
 def test_a_refuted_claim_ends_with_the_exit_code_of_a_refusal(

@@ -144,7 +144,7 @@ def test_a_run_that_cannot_be_attacked_is_refused_with_a_reason(
 
 def test_images_of_one_person_are_in_or_out_together() -> None:
     persons = np.array([7, 3, 7, 3, 9, 9, 5, 5])
-    _, inside = train_shadows(lambda rows: np.zeros((8, 2)), np.array([0, 0, 0, 0, 1, 1, 1, 1]), count=6, units=persons)
+    _, inside = train_shadows(lambda rows: np.zeros(8), np.array([0, 0, 0, 0, 1, 1, 1, 1]), count=6, units=persons)
     assert (inside[:, 0] == inside[:, 2]).all() and (inside[:, 4] == inside[:, 5]).all()
     assert (inside[:, 0] != inside[:, 1]).all() and (inside[:, 4] != inside[:, 6]).all(), "one half of each class"
 

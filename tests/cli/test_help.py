@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from dpvision.cli.app import VERBS, WELCOME, app
+from dpvision.cli.app import COMMON, PANELS, VERBS, WELCOME, app
 from dpvision.cli.data import _sizes
-from dpvision.cli.options import COMMON, PANELS
 from tests.system.docs.examples import call
 from tests.system.surface import verbs
 

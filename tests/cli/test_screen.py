@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import sys
+import threading
 import time
 
 import pytest
@@ -19,22 +20,55 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "FIRST_LINE", 0.05)
 
 
+class Clock:
+    """The time for the lines, which passes only when the test says so, so that the machine's load decides nothing."""
+
+    def __init__(self) -> None:
+        self._now, self._looks, self._test = 0.0, 0, threading.current_thread()
+
+    def monotonic(self) -> float:
+        self._looks += threading.current_thread() is not self._test
+        return self._now
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass after the printing thread has seen what was shown, and wait until it has printed."""
+        self._wait_for_the_thread()
+        self._now += seconds
+        self._wait_for_the_thread()
+
+    def _wait_for_the_thread(self) -> None:
+        looks, deadline = self._looks, time.monotonic() + 60
+        while self._looks < looks + 2:
+            assert time.monotonic() < deadline, "the thread that prints does not run"
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(screen, "time", clock)
+    return clock
+
+
 def test_work_without_a_count_is_seen_to_run(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
     with screen.progress("reading images"):
         time.sleep(0.5)
     assert capsys.readouterr().err == "reading images: 1 s so far\n", "one line; the next would come much later"
 
 
-def test_each_part_has_its_own_first_line(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_part_has_its_own_first_line(soon: None, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with screen.progress("reading images") as show:
-        for done in range(1, 9):
+        show("computing features", 1, 8)
+        for done in range(2, 9):
+            clock.pass_by(0.03)
             show("computing features", done, 8)
-            time.sleep(0.05)
         show("training", 1, 3, "epsilon 2.99 charged")
-        time.sleep(0.3)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("computing features: ") and " of 8, " in first and "left" in first
-    assert second == "training: 1 of 3, epsilon 2.99 charged"
+        clock.pass_by(0.04)
+        first = capsys.readouterr().err
+        assert first == "computing features: 2 of 8, 17/s, about 1 s left\n", "too early for a line about training"
+        clock.pass_by(0.04)
+        clock.pass_by(20.0)
+        assert capsys.readouterr().err == "training: 1 of 3, epsilon 2.99 charged\n", "one line; the next is due later"
 
 
 def test_lines_are_repeated(soon: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +78,16 @@ def test_lines_are_repeated(soon: None, monkeypatch: pytest.MonkeyPatch, capsys:
             progress(done, 10)
             time.sleep(0.05)
     assert len(capsys.readouterr().err.splitlines()) >= 2
+
+
+def test_work_on_private_records_is_shown_in_per_cent(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.progress("preparing") as show:
+        progress = screen.in_percent(show)
+        for done in (0, 700, 1437):
+            progress("features", done, 1437)
+            time.sleep(0.2)
+    err = capsys.readouterr().err
+    assert "features, per cent: " in err and " of 100" in err and "437" not in err
 
 
 def test_quick_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_images_along_another_axis_are_refused_by_the_sum_itself(count: int, fla
 
 
 def test_bits_that_depend_on_place_are_refused_unless_units_pass_alone() -> None:
-    """A function that the rules do not know, and that rounds by place."""
+    """A function that the rules do not know, and that rounds by position."""
     model = _First(lambda x: _by_place(x))
     with pytest.raises(UnsafeLayer, match="physical=1"):
         verify(model, each_loss, (8,), 10)
@@ -267,6 +267,11 @@ class _Wrong:
     @property
     def pass_images(self) -> int:
         return self._inner.pass_images
+
+    def inner_products(
+        self, images: Tensor, targets: Tensor, views: Sequence[int], direction: Tensor, public: Public | None = None
+    ) -> Tensor:
+        return self._inner.inner_products(images, targets, views, direction, public)
 
     def sum(self, batches: Iterable[tuple[Tensor, Tensor, Sequence[int]]], public: Public | None = None) -> Tensor:
         batches = list(batches)

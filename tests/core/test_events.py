@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dpvision.core import accountant
 from dpvision.core import events as events_module
 from dpvision.core.events import (
-    MOST_KINDS,
+    MAX_KINDS,
     Budget,
     ClassScheduled,
     Composed,
@@ -108,7 +108,7 @@ def test_two_schedules_combine_in_every_way() -> None:
 
 
 schedules = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.5]), st.integers(0, 4)), min_size=1, max_size=MOST_KINDS + 3
+    st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.5]), st.integers(0, 4)), min_size=1, max_size=MAX_KINDS + 3
 ).flatmap(
     lambda classes: st.builds(
         ClassScheduled,
@@ -128,12 +128,12 @@ def _every_kind(schedules: list[ClassScheduled]) -> Iterator[dict[float, list[fl
         yield {sigma: sorted(rates, reverse=True) for sigma, rates in met.items()}
 
 
-@given(st.lists(schedules, max_size=3), st.sampled_from([1, 3, MOST_KINDS]))
+@given(st.lists(schedules, max_size=3), st.sampled_from([1, 3, MAX_KINDS]))
 def test_no_combination_of_classes_meets_more_than_some_kind(schedules: list[ClassScheduled], most: int) -> None:
     """However few kinds are told apart."""
     kinds = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events_module, "MOST_KINDS", most)
+        patch.setattr(events_module, "MAX_KINDS", most)
         found = exposures(Composed(tuple(schedules)))
     for kind in found:
         met: dict[float, list[float]] = {2.0: [], 3.0: []}

@@ -63,10 +63,13 @@ def test_the_public_names() -> None:
         "Unlabelled",
         "check",
         "fingerprint",
+        "holds_features",
         "identify",
         "image_batches",
         "load",
+        "load_rows",
         "pack",
+        "row_batches",
     }
     assert set(dpvision.data.__all__) == names
     assert all(getattr(dpvision.data, name).__doc__ for name in names)

@@ -184,6 +184,7 @@ def test_a_folder_without_train_gets_an_example_of_each_layout(tmp_path: Path) -
         load(tmp_path)
     message, folder, table = str(caught.value).split("\n")
     assert message.startswith(f"{tmp_path}: ") and "train/cat/1.png" in folder and "path,label" in table
+    assert f"`cd {tmp_path} && mkdir train && mv cat train/`" in message
 
 
 def test_csv(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_classes_that_are_read_off_are_said_aloud() -> None:
     with pytest.warns(PrivacyWarning, match="read from y"):
         found = classifier(classes=None, n=None, steps=2).fit(x[:200], names[y[:200]])
     facts = found.card_["public_facts"]
-    assert [facts[name]["known"] for name in ("n", "classes")] == ["read off the data"] * 2
+    assert [facts[name]["known"] for name in ("n", "classes")] == ["read from the data"] * 2
     assert sum("Epsilon does not cover it" in line for line in found.card_["not_covered"]) == 2
     assert set(found.predict(x[:50])) <= set(names)
 

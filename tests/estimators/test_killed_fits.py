@@ -14,7 +14,7 @@ import pytest
 from dpvision.core.keys import Key
 from dpvision.private.training import train
 from dpvision.storage import run_folder
-from dpvision.storage.leftovers import clear_fits, key_of_fit
+from dpvision.storage.run_folder import clear_fits, key_of_fit
 from tests.estimators.cases import classifier, digits, release
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs.commands import QUIET, write_data
@@ -43,7 +43,7 @@ def test_the_key_of_a_killed_fit_is_destroyed_by_the_next_one(kind: str, own_hom
     environment = os.environ | QUIET | {"DPVISION_HOME": str(own_home)}
     ended = subprocess.run([sys.executable, "-c", KILLED, kind], env=environment, capture_output=True, timeout=300)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert [path.suffix for path in keys(own_home)] == [".fit", ".key"]
+    assert [path.suffix for path in keys(own_home)] == [".fit", ".key", *([".threads"] if kind == "release" else [])]
     others = np.random.default_rng(0).integers(0, 256, (100, 8, 8), np.uint8)
     classifier(steps=2).fit(others, digits()[1][:100])
     assert keys(own_home) == []
@@ -67,7 +67,7 @@ def test_a_fit_leaves_no_key_however_it_ends(own_home: Path, monkeypatch: pytest
 
 def test_the_key_of_a_living_fit_stays(own_home: Path) -> None:
     waiting = (
-        "import time; from dpvision.storage import run_folder; from dpvision.storage.leftovers import key_of_fit\n"
+        "import time; from dpvision.storage import run_folder; from dpvision.storage.run_folder import key_of_fit\n"
         "from dpvision.core.keys import Key\n"
         "with key_of_fit() as name:\n    Key.fresh().write(run_folder.key_path(name)); print(name, flush=True); time.sleep(120)\n"
     )

@@ -1,4 +1,4 @@
-"""How many weights a model has, without making them."""
+"""The number of weights of a model, without allocating them."""
 
 from __future__ import annotations
 

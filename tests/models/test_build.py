@@ -1,4 +1,4 @@
-"""Every model by its name: shapes, sizes that papers report, and the trial that private training begins with."""
+"""Every model by name: shapes, the sizes that papers report, and the trial before private training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HEAVY = {"dinov2-vits14", "dinov2-vits14-112", "dinov2-vits14-224", "wrn-40-4", 
         ("vit-tiny", COLOUR, 108_362),
     ],
 )
-def test_as_many_weights_as_there_should_be(name: str, shape: tuple[int, int, int], weights: int) -> None:
+def test_numbers_of_weights(name: str, shape: tuple[int, int, int], weights: int) -> None:
     assert size_of(name, shape) == weights
 
 

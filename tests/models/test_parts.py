@@ -59,7 +59,7 @@ def test_a_frozen_prefix_stays_frozen() -> None:
         assert _trained(parts) == {"rest.weight", "rest.bias"}
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_meaningless_parts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"vit-tiny: there is no part 'heads'.*all, head, centred-head, probe, bias"):
         train_only(_sketch("vit-tiny"), "heads", name="vit-tiny")
     with pytest.raises(ConfigError, match=r"linear: only its head has a bias.*Fix: "):

@@ -1,4 +1,4 @@
-"""Features of patches: the formula, by a plain loop; the same in a mirror; nothing but the image goes in."""
+"""Features of patches: equal to a plain loop, invariant to mirroring, and independent of other images."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _by_hand(patches: Patches, image: Tensor) -> Tensor:
 
 
 def _pooled(maps: Tensor) -> Tensor:
-    """Every place cut into 4 x 4: windows begin at 0, 1/4 and 1/2, and end half the length later."""
+    """Windows begin at 0, 1/4 and 1/2 of the side, and each is half as long as the side."""
     (height, width), fine = maps.shape[1:], maps.repeat_interleave(4, 1).repeat_interleave(4, 2)
     starts = [(i, j) for i in range(3) for j in range(3)]
     return torch.stack(

@@ -1,4 +1,4 @@
-"""Public weights: what fits is taken, anything else is refused by name and leaves the model as it was."""
+"""Public weights that fit are loaded; others are refused by name, and the model is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _same(model: nn.Module, state: dict[str, Tensor]) -> bool:
     return all(torch.equal(t, state[n]) for n, t in model.state_dict().items())
 
 
-def test_everything_is_taken_and_the_file_is_named_by_its_bytes(tmp_path: Path) -> None:
+def test_all_tensors_are_loaded_and_the_digest_is_of_the_file(tmp_path: Path) -> None:
     state, model, path = _state(seed=1), _model(), tmp_path / "w.safetensors"
     save_file({**state, "mask_token": torch.zeros(1, 64)}, path)
     digest = load_public(model, path)
@@ -136,7 +136,7 @@ def test_hostile_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert _same(model, _model().state_dict()) and not Path("pickle-was-run").exists()
 
 
-def test_files_that_are_none_or_too_large(tmp_path: Path) -> None:
+def test_missing_and_too_large_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(DataError, match=r"no such file.*Fix: "):
             load_public(_model(), path)
@@ -147,7 +147,7 @@ def test_files_that_are_none_or_too_large(tmp_path: Path) -> None:
         load_public(_model(), large)
 
 
-def test_counters_of_a_published_network_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_counters_of_a_published_network_are_loaded_unchanged(tmp_path: Path) -> None:
     """A frozen BatchNorm, as nearly every published network has, counts its batches in whole numbers."""
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
     state = {**model.state_dict(), "1.num_batches_tracked": torch.tensor(7), "1.running_mean": torch.full((4,), 0.5)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,16 @@ from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
 from dpvision.models import build
-from dpvision.models.resnets import Block, Layer, Residual, StandardisedConv2d, resnet9, standardise, wide_resnet
+from dpvision.models.resnets import (
+    Block,
+    Layer,
+    MaximumOfQuarters,
+    Residual,
+    StandardisedConv2d,
+    resnet9,
+    standardise,
+    wide_resnet,
+)
 
 SHAPE = (3, 32, 32)
 
@@ -21,7 +31,7 @@ def _size(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("name", "millions"), [("wrn-16-4", 2.75), ("wrn-40-4", 8.9)])
-def test_as_many_parameters_as_in_the_paper(name: str, millions: float) -> None:
+def test_the_number_of_parameters_is_that_of_the_paper(name: str, millions: float) -> None:
     assert _size(build(name, SHAPE, classes=10, seed=0)) == pytest.approx(millions * 1e6, rel=0.01)
 
 
@@ -73,7 +83,7 @@ def test_images_of_any_side(side: int) -> None:
 
 
 def test_standardised_filters() -> None:
-    """Beside numbers taken one output channel at a time, in float64."""
+    """Compared with numbers computed one output channel at a time, in float64."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(5, 4, 3, 3, generator=generator, dtype=torch.float64) + 0.3
     weight[4] *= 1e-4  # so narrow that eps decides
@@ -88,14 +98,14 @@ def test_standardised_filters() -> None:
 
 
 class _Named(torch.Tensor):
-    """A tensor that answers for functions itself."""
+    """A tensor that overrides torch functions."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         return func.__name__, kwargs
 
 
-def test_standardisation_can_be_taken_over_as_a_whole() -> None:
+def test_standardisation_is_one_operation_of_the_function_protocol() -> None:
     weight = torch.randn(2, 3, 3, 3).as_subclass(_Named)
     assert standardise(weight, torch.ones(2, 1, 1, 1)) == ("standardise", {"eps": 1e-4})
 
@@ -152,3 +162,18 @@ def test_the_full_width_has_32_groups_everywhere_and_no_bias_before_a_norm() -> 
 def test_the_image_is_halved_three_times() -> None:
     model = resnet9((1, 28, 28), 10, width=4)
     assert model[:6](torch.zeros(1, 1, 28, 28)).shape == (1, 16, 3, 3)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_maximum_of_quarters_has_the_bits_of_adaptive_pooling(layout: torch.memory_format) -> None:
+    """In values and gradients, for even and odd sides, a single pixel, and equal values."""
+    rng = torch.Generator().manual_seed(0)
+    for height, width in itertools.product((1, 2, 3, 4, 7, 8), repeat=2):
+        x = (1.5 * torch.randn(3, 16, height, width, generator=rng)).round().to(memory_format=layout)
+        upstream = torch.randn(3, 16, 2, 2, generator=rng)
+        results = []
+        for pool in (nn.AdaptiveMaxPool2d(2), MaximumOfQuarters()):
+            leaf = x.clone().requires_grad_()
+            output = pool(leaf)
+            results.append((output.detach(), *torch.autograd.grad(output, leaf, upstream)))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), (height, width)

@@ -16,7 +16,7 @@ from tests.models.dead_leaves import dead_leaves
 
 
 def _images(count: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
-    """Noise on coarse blocks: some of every frequency."""
+    """Noise on coarse blocks, with all frequencies."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, shape[0], 4, 4, generator=generator)
     blocks = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="nearest")
@@ -53,7 +53,7 @@ def test_an_image_has_the_same_bits_in_any_batch(threads: int) -> None:
     assert torch.equal(scattering(images.contiguous(memory_format=torch.channels_last)), together)
 
 
-def test_no_images_and_images_that_are_no_numbers() -> None:
+def test_no_images_and_images_that_are_not_finite() -> None:
     scattering, images = Scattering((1, 28, 28)), _images(3, (1, 28, 28))
     assert scattering(images[:0]).shape == (0, 81, 7, 7)
     broken = images.clone()
@@ -84,13 +84,13 @@ def test_a_constant_image_has_no_detail() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 7, 28), (3, 32, 300)])
-def test_sides_that_it_does_not_take(shape: tuple[int, int, int]) -> None:
+def test_unsupported_sides_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="8 to 256 pixels"):
         Scattering(shape)
 
 
-def test_gradients_of_the_pixels_for_who_attacks_the_features() -> None:
-    """Along a random direction, beside a difference of values."""
+def test_gradients_of_the_pixels_for_attacks_on_the_features() -> None:
+    """Along a random direction, compared with a finite difference."""
     scattering, images = Scattering((1, 8, 8)).double(), _images(2, (1, 8, 8)).double()
     generator = torch.Generator().manual_seed(1)
     direction = torch.randn(images.shape, generator=generator, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_gradients_of_the_pixels_for_who_attacks_the_features() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 12, 9), (1, 28, 28), (3, 32, 32)])
 def test_an_images_place_in_a_piece_changes_no_bit(shape: tuple[int, int, int]) -> None:
-    """One record more moves the others by a place; pieces of 85 images were rounded otherwise at every place."""
+    """One more record shifts the others by one place; pieces of 85 images were rounded differently at each place."""
     scattering = Scattering(shape)
     image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
     same = scattering(image.expand(scattering.together + 1, -1, -1, -1))
@@ -151,8 +151,8 @@ def test_the_linear_classifier_starts_at_zero() -> None:
     assert not model(torch.rand(2, 1, 28, 28)).any()
 
 
-def test_it_learns_what_pixels_alone_do_not_tell() -> None:
-    """Stripes of two directions, at random places: their means are equal, their scattering is not."""
+def test_it_learns_what_pixels_alone_do_not_show() -> None:
+    """Stripes of two directions at random places: their means are equal, but their scattering is not."""
     generator = torch.Generator().manual_seed(0)
     phase = torch.rand(64, 1, 1, generator=generator) * 6.28
     wave = torch.sin(torch.arange(28) * 1.2 + phase)  # (64, 1, 28)

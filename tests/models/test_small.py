@@ -53,7 +53,7 @@ def test_smaller_images_make_the_first_linear_layer_smaller(side: int, left: int
     assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
 
 
-def test_norms_stand_where_batch_statistics_were_and_weights_are_small() -> None:
+def test_group_norms_replace_batch_statistics_and_weights_are_small() -> None:
     model = small_alexnet((3, 32, 32), 10, width=32, hidden=256)
     kinds = [type(m) for m in model]
     for place, kind in enumerate(kinds[:-1]):

@@ -1,4 +1,4 @@
-"""Models of timm, through a stand-in: the library itself is an extra."""
+"""Models of timm, with a substitute for the library, which is an extra."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def test_made_without_downloads_and_with_a_head_of_zeros(asked: list[tuple[str, dict[str, Any]]]) -> None:
+def test_built_without_downloads_and_with_a_head_of_zeros(asked: list[tuple[str, dict[str, Any]]]) -> None:
     one, same = (build("timm:vit_tiny", (1, 28, 28), classes=7, seed=3) for _ in range(2))
     assert asked[0] == ("vit_tiny", {"pretrained": False, "num_classes": 7, "in_chans": 1})
     assert not one.fc.weight.any() and not one.fc.bias.any() and one.body.weight.any()
@@ -62,15 +62,13 @@ def test_made_without_downloads_and_with_a_head_of_zeros(asked: list[tuple[str, 
     ("name", "reason"),
     [("nothing", "Unknown model"), ("headless", "ends in Identity"), ("sized", "height doesn't match")],
 )
-def test_what_timm_can_not_make(asked: list[tuple[str, dict[str, Any]]], name: str, reason: str) -> None:
+def test_networks_that_timm_cannot_build(asked: list[tuple[str, dict[str, Any]]], name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{reason}.*Fix: "):
         build(f"timm:{name}", (3, 32, 32), classes=7, seed=0)
 
 
 @pytest.mark.parametrize("name", ["hf-hub:attacker/beacon", "local-dir:/tmp/x", "a/b", ""])
-def test_names_that_would_look_elsewhere_are_never_asked_for(
-    asked: list[tuple[str, dict[str, Any]]], name: str
-) -> None:
+def test_names_of_other_sources_are_never_requested(asked: list[tuple[str, dict[str, Any]]], name: str) -> None:
     with pytest.raises(ConfigError, match="no model named"):
         build(f"timm:{name}", (3, 32, 32), classes=7, seed=0)
     assert not asked

@@ -1,4 +1,4 @@
-"""The vision transformer beside a slow one that is put together otherwise, in float64."""
+"""The vision transformer compared with a slow implementation in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpvision.models.vit import Vit, dinov2_vits14
 
 
 def _random(grid: tuple[int, int] = (3, 4)) -> Vit:
-    """Every parameter random, also those that begin as zeros or ones."""
+    """Make every parameter random, including those that are initially zeros or ones."""
     torch.manual_seed(0)
     model = Vit(3, 5, patch=2, grid=grid, width=24, depth=3, heads=4).double()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def _bicubic(stored: int, wanted: int) -> Tensor:
     return matrix
 
 
-def test_features_and_outputs_equal_the_slow_ones() -> None:
+def test_features_and_outputs_equal_a_plain_implementation() -> None:
     model, x = _random(), torch.rand(4, 3, 6, 8, dtype=torch.float64) * 2 - 1
     expected = _slow(model, x, model.pos_embed[0])
     assert torch.allclose(model.features(x), expected, rtol=1e-9, atol=1e-9)

@@ -1,4 +1,4 @@
-"""The four ways in which public gradients assist: each is its formula, and none moves the bound."""
+"""The four methods by which public gradients assist: each follows its formula, and none changes the bound."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", ["none", "weights", "adaptive", "dope", "far", "mirror", "adadps", "steep"])
 @pytest.mark.parametrize("neighbour", HOSTILE)
-def test_one_unit_more_moves_the_sum_by_at_most_c(model: torch.nn.Module, name: str, neighbour: str) -> None:
+def test_one_more_unit_moves_the_sum_by_at_most_c(model: torch.nn.Module, name: str, neighbour: str) -> None:
     engine, assisted = ClippedSum(model, each_loss, clip=CLIP), _each(model)[name]
     images, labels, views = _batch(UNITS)
     value, label = HOSTILE[neighbour]
@@ -90,7 +90,7 @@ def test_one_unit_more_moves_the_sum_by_at_most_c(model: torch.nn.Module, name: 
             assert moved > 0
 
 
-def test_what_is_done_after_the_noise_can_not_see_the_data(model: torch.nn.Module) -> None:
+def test_the_map_after_the_noise_does_not_see_the_data(model: torch.nn.Module) -> None:
     noisy = torch.randn(len(_weights(model)), dtype=torch.float64, generator=COINS)
     g = _gradients(model, 1)[0].double()
     each = _each(model)
@@ -158,7 +158,7 @@ def test_adadps_scales_by_the_public_second_moment() -> None:
     assert flat is not None and flat.scale is not None and torch.allclose(flat.scale, torch.ones(3))
 
 
-def test_a_public_vector_that_is_no_number_is_refused(model: torch.nn.Module) -> None:
+def test_a_public_vector_that_is_not_finite_is_refused(model: torch.nn.Module) -> None:
     images, labels, views = _batch(UNITS)
     bad = _gradients(model, 1)[0].fill_(math.nan)
     from dpvision.errors import ConfigError

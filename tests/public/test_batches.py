@@ -1,4 +1,4 @@
-"""Batches of public images: every pass sees each once, a step is a function of its number, cutmix shares are pixels."""
+"""Batches of public images: every pass has each image once, and a step is a function of its number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_pixels_are_those_of_private_training() -> None:
     assert len(both) == 16 and both.labels.tolist() == [0, 1, 2, 3] * 4
 
 
-def test_a_view_is_a_function_of_the_image_and_its_coins() -> None:
+def test_a_view_is_a_function_of_the_image_and_its_random_numbers() -> None:
     images = Images([source()], classes=4)
     made = {}
     for order in (np.arange(8), np.arange(8)[::-1].copy()):
@@ -52,8 +52,8 @@ def test_a_view_is_a_function_of_the_image_and_its_coins() -> None:
     assert not torch.equal(other, made[7])
 
 
-def test_shares_of_cutmix_are_shares_of_pixels() -> None:
-    """Each image has a colour and a class of its own, so pixels tell who is in a view."""
+def test_cutmix_weights_are_fractions_of_pixels() -> None:
+    """Each image has its own colour and class, so pixels show which images are in a view."""
     count, side = 64, 10
     colours = torch.arange(count) / count
     images = colours.view(-1, 1, 1, 1).expand(count, 3, side, side).contiguous()

@@ -1,4 +1,4 @@
-"""Pretraining on random images: resumed as if never stopped, and its weights are found by the private training."""
+"""Pretraining on random images resumes with the same result, and private training loads its weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = PretrainSettings(
 )
 
 
-def test_a_stopped_pretraining_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_stopped_pretraining_resumes_with_the_same_result(tmp_path: Path) -> None:
     assert pretrain(SETTINGS, tmp_path / "straight")
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path / "stopped", stop=lambda: next(asked))
@@ -61,7 +61,7 @@ def test_a_stopped_pretraining_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
         ("curve", "[[1, NaN]]"),
     ],
 )
-def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
+def test_a_forged_state_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
     file = tmp_path / "state.safetensors"
@@ -72,7 +72,7 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
     assert not (tmp_path / "card.json").exists()
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     assert not pretrain(SETTINGS, tmp_path, stop=lambda: next(asked))
     file = tmp_path / "state.safetensors"
@@ -96,7 +96,7 @@ def test_private_training_starts_from_the_trunk(tmp_path: Path) -> None:
     assert len(before) - len(trunk) == 4, "the last normalisation and the head are for private images"
 
 
-def test_the_trunk_as_it_was_and_as_it_became(tmp_path: Path) -> None:
+def test_the_trunk_before_and_after_training(tmp_path: Path) -> None:
     assert pretrain(SETTINGS, tmp_path)
     before, after = load_trunk(SETTINGS).state_dict(), load_trunk(SETTINGS, tmp_path).state_dict()
     assert all(torch.equal(before[n], t) for n, t in Encoder("wrn-10-1", (3, 16, 16)).trunk.state_dict().items())
@@ -105,7 +105,7 @@ def test_the_trunk_as_it_was_and_as_it_became(tmp_path: Path) -> None:
     assert any(not torch.equal(before[n], t) for n, t in after.items())
 
 
-def test_views_are_known_again_by_maps_and_by_rows() -> None:
+def test_views_are_recognised_by_maps_and_by_rows() -> None:
     """Some trunks end in maps, which are averaged; that of small-alexnet ends in rows."""
     maps, process = torch.nn.Identity(), SETTINGS.process  # the mean colour of an image
     rows = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
@@ -120,7 +120,7 @@ def test_views_are_known_again_by_maps_and_by_rows() -> None:
     )
 
 
-def test_the_command_line_learns_the_same(tmp_path: Path) -> None:
+def test_the_command_line_gives_the_same_weights(tmp_path: Path) -> None:
     words = (
         "pretrain --process dead-leaves-squares --model wrn-10-1 --size 16 --finer 1 --count 24 --batch 8 --hidden 32"
     )
@@ -155,11 +155,11 @@ def test_views_of_one_image_differ_and_belong_together() -> None:
     assert own < strangers
 
 
-def test_what_can_not_be_pretrained_is_named() -> None:
+def test_invalid_networks_and_settings_are_named() -> None:
     for name in ("linear", "vit-tiny"):
         with pytest.raises(ConfigError, match=name):
             trunk_of(build(name, (3, 32, 32), classes=2, seed=0), name)
-    with pytest.raises(ConfigError, match="no loss named"):
+    with pytest.raises(ConfigError, match="loss is 'triplet'"):
         PretrainSettings(loss="triplet")
     with pytest.raises(ConfigError, match="batch is 10"):
         PretrainSettings(batch=10, images=5)
@@ -167,7 +167,7 @@ def test_what_can_not_be_pretrained_is_named() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_that_are_kept_are_those_that_are_drawn(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over three passes, of which each leaves another image out, begun in the midst of the first."""
+    """Over three passes, each without another image, from the middle of the first."""
 
     def views() -> torch.Tensor:
         stream = draw_pairs(
@@ -180,7 +180,7 @@ def test_images_that_are_kept_are_those_that_are_drawn(workers: int, monkeypatch
     assert torch.equal(kept, views())
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"of a run")
     with pytest.raises(ConfigError, match="has other files in it"):
         pretrain(SETTINGS, tmp_path)

@@ -1,4 +1,4 @@
-"""A dictionary of random images: closed form, a function of its settings, and found by the private training."""
+"""A dictionary of random images is a function of its settings, in closed form, and private training finds it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _all_patches(maps: torch.Tensor, bank: Bank) -> torch.Tensor:
 
 
 def test_patches_of_random_images_become_white(model: Featured) -> None:
-    """Where their variance is well above the floor, in each direction 1 or a little less."""
+    """In directions with variance well above the floor, the whitened variance is 1 or a little less."""
     white = _all_patches(_images(SETTINGS, range(60)), _bank(model)) @ _bank(model).whitening.T
     covariance = white.T @ white / len(white)
     strongest = covariance.diagonal()[-20:]
@@ -99,7 +99,7 @@ def test_gray_images_and_others_that_are_not_square() -> None:
     assert compute(settings)(torch.zeros(2, 1, 14, 16)).shape == (2, 2)
 
 
-def test_it_is_made_once_and_loads(model: Featured, tmp_path: Path) -> None:
+def test_it_is_computed_once_and_loads(model: Featured, tmp_path: Path) -> None:
     path = load_or_compute(SETTINGS, tmp_path)
     before = path.stat().st_mtime_ns
     assert load_or_compute(SETTINGS, tmp_path) == path and path.stat().st_mtime_ns == before
@@ -111,7 +111,7 @@ def test_it_is_made_once_and_loads(model: Featured, tmp_path: Path) -> None:
     assert (card["process"], card["seed"], card["images_seen"]) == ("dead-leaves-squares", 0, 90)
 
 
-def test_what_can_not_be_made_is_refused(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only patch models"):
         compute_and_write(replace(SETTINGS, model="linear"), tmp_path)
     with pytest.raises(ConfigError, match="a bank of 256 patches cannot be filled from"):

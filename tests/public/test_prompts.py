@@ -1,4 +1,4 @@
-"""Images from words: what is refused before a model is asked for anything."""
+"""Images from words: requests that are refused before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dpvision.errors import ConfigError
-from dpvision.public.prompts import pipeline, sample
+from dpvision.public.prompts import load_pipeline, sample
 
 
-def test_a_prompt_without_a_class_and_classes_that_are_no_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="where the class goes"):
+def test_a_prompt_without_a_class_and_invalid_class_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no place for the class"):
         sample("nowhere", tmp_path / "a", classes=["cat"], prompt="a photo", count=1, size=8)
     for name in ("../cat", "", ".hidden", "a/b", "x" * 200):
         with pytest.raises(ConfigError, match="name of a folder"):
@@ -24,14 +24,14 @@ def test_a_prompt_without_a_class_and_classes_that_are_no_folders_are_refused(tm
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(ConfigError, match=r"dpvision\[synth\]"):
-        pipeline("nowhere")
+        load_pipeline("nowhere")
 
 
 @pytest.mark.parametrize("name", ["nothing/", "./sd", "/models/sd", "a/b/c", ".hidden"])
-def test_a_path_that_is_no_folder_is_never_asked_of_the_hub(name: str) -> None:
+def test_a_missing_folder_is_never_requested_from_the_hub(name: str) -> None:
     pytest.importorskip("diffusers")
     with pytest.raises(ConfigError, match="no such folder"):
-        pipeline(name)
+        load_pipeline(name)
 
 
 def test_nothing_is_left_where_there_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_nothing_is_left_where_there_is_no_model(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("hidden", ["unet/model.py", "pipeline.py", "index", "damaged"])
-def test_a_pipeline_that_brings_code_is_refused_before_it_is_loaded(hidden: str, tmp_path: Path) -> None:
+def test_a_pipeline_with_code_is_refused_before_it_is_loaded(hidden: str, tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     library = "evil" if hidden == "index" else "diffusers"
     index = {
@@ -58,12 +58,12 @@ def test_a_pipeline_that_brings_code_is_refused_before_it_is_loaded(hidden: str,
     if hidden.endswith(".py"):
         (tmp_path / hidden).parent.mkdir(exist_ok=True)
         (tmp_path / hidden).write_text("raise SystemExit('executed')")
-    with pytest.raises(ConfigError, match=r"never run|asks for code|cannot be read"):
-        pipeline(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"never run|needs code|cannot be read"):
+        load_pipeline(str(tmp_path))
 
 
-def test_a_damaged_note_of_how_images_were_made_is_another_way(tmp_path: Path) -> None:
+def test_a_damaged_about_file_counts_as_other_settings(tmp_path: Path) -> None:
     for text in ("{", "[" * 100_000, "x" * 70_000):
         (tmp_path / "about.json").write_text(text)
-        with pytest.raises(ConfigError, match="made otherwise"):
+        with pytest.raises(ConfigError, match="other settings"):
             sample("nowhere", tmp_path, classes=["cat"], count=1, size=8)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dpvision.data import load
 from dpvision.errors import ConfigError
-from dpvision.public.prompts import pipeline, sample
+from dpvision.public.prompts import load_pipeline, sample
 from tests.system.docs.examples import call, examples, words_of
 
 diffusers = pytest.importorskip("diffusers")
@@ -85,13 +85,13 @@ def test_a_folder_of_classes_that_train_can_use(folder: Path, tmp_path: Path) ->
     assert seen[-1] == (6, 6)
     found = load(str(out), classes=["cat", "dog"]).train
     assert found.images.shape == (6, 16, 16, 3) and found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(ConfigError, match="made otherwise"):
+    with pytest.raises(ConfigError, match="other settings"):
         sample(str(folder), out, classes=["cat", "dog"], count=3, size=16, steps=2, seed=1)
     first = {p: _pixels(p) for p in sorted(out.rglob("*.png"))}
     assert len({x.tobytes() for x in first.values()}) == 6  # every image has a seed of its own
 
 
-def test_a_stopped_one_goes_on_to_the_same_images(folder: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_with_the_same_images(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"classes": ["cat"], "count": 3, "size": 16, "steps": 2}
     sample(str(folder), tmp_path / "whole", **options)
     sample(str(folder), tmp_path / "stopped", **options)
@@ -111,12 +111,12 @@ def test_the_prompt_and_the_seed_matter(folder: Path, tmp_path: Path) -> None:
     assert len(set(made)) == 3
 
 
-def test_weights_in_another_form_than_safetensors_are_refused(folder: Path) -> None:
+def test_only_safetensors_weights_are_accepted(folder: Path) -> None:
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     moved = weights.rename(weights.with_suffix(".bin"))
     try:
         with pytest.raises(ConfigError, match="safetensors"):
-            pipeline(str(folder))
+            load_pipeline(str(folder))
     finally:
         moved.rename(weights)
 

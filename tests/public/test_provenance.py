@@ -1,4 +1,4 @@
-"""Private images that taught something without privacy are found wherever the note of them went."""
+"""Private images in the training data of public weights or images are found by their provenance records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARM = ("--model", "small-cnn", "--steps", 2, "--batch", 4, "--augment", "none")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """private.npz has 30 images, and ten to test with; public.npz ten others; other.npz ten more."""
+    """private.npz has 30 training and ten test images; public.npz has ten other images, and other.npz ten more."""
     monkeypatch.setenv("DPVISION_HOME", str(tmp_path / "home"))
     parts = {"train": slice(0, 30), "test": slice(50, 60)}
     arrays = {f"{n}_images": PIXELS[s] for n, s in parts.items()} | {f"{n}_labels": LABELS[s] for n, s in parts.items()}
@@ -61,7 +61,7 @@ def train(say: Say, place: Path, name: str, *, start: Path | None = None, data: 
     [(slice(30, 40), 0), (slice(29, 40), 2), (slice(30, 51), 2)],
     ids=["public", "private", "test"],
 )
-def test_weights_that_private_or_test_images_taught_are_refused(
+def test_weights_trained_on_private_or_test_images_are_refused(
     rows: slice, expected: int, place: Path, say: Say
 ) -> None:
     """As floats: the same pixels in other bytes."""
@@ -73,7 +73,7 @@ def test_weights_that_private_or_test_images_taught_are_refused(
         assert "1 of the images that are private here, or to test with" in err and not (place / "run-one").exists()
 
 
-def test_the_note_goes_on_through_a_private_training_on_other_images(place: Path, say: Say) -> None:
+def test_the_record_is_kept_by_a_private_run_on_other_images(place: Path, say: Say) -> None:
     some(place / "mixed.npz", slice(29, 40))
     assert say("warm", place / "mixed.npz", *WARM, "--out", place / "warm")[0] == 0
     assert train(say, place, "other", start=place / "warm" / "weights.safetensors", data="other.npz")[0] == 0
@@ -81,7 +81,7 @@ def test_the_note_goes_on_through_a_private_training_on_other_images(place: Path
     assert code == 2 and "1 of the images that are private here" in err
 
 
-def test_the_note_goes_from_a_diffusion_model_to_its_samples_and_to_what_they_teach(place: Path, say: Say) -> None:
+def test_the_record_passes_from_a_diffusion_model_to_samples_and_to_weights(place: Path, say: Say) -> None:
     some(place / "mixed.npz", slice(28, 40))
     fit = ("--size", "tiny", "--steps", 1, "--batch", 2, "--out", place / "edm")
     assert say("synth", "fit", place / "mixed.npz", *fit)[0] == 0
@@ -95,8 +95,8 @@ def test_the_note_goes_from_a_diffusion_model_to_its_samples_and_to_what_they_te
     assert say("synth", "sample", place / "edm", "--count", 8, "--steps", 2, "--out", place / "drawn.npz")[0] == 2
 
 
-def test_the_note_goes_through_a_guide_a_second_model_a_store_and_a_part(place: Path, say: Say) -> None:
-    """All but private.npz is clean of it; what was drawn with a guide, from a second model, packed or split is not."""
+def test_the_record_passes_through_a_guide_a_second_model_a_store_and_a_part(place: Path, say: Say) -> None:
+    """Samples of a guide or a second model, stores and parts all carry the record of private.npz."""
     some(place / "mixed.npz", slice(28, 40))
     tiny, steps = ("--size", "tiny", "--steps", 1, "--batch", 2), ("--count", 8, "--steps", 2)
     guide = ("--samples", 4, "--extractor-steps", 1, "--steps", 1, "--batch", 2, "--width", 8)
@@ -119,7 +119,7 @@ def test_the_note_goes_through_a_guide_a_second_model_a_store_and_a_part(place: 
         assert code == 2 and "synthesised by a model that learned from 2 of the images" in err, name
 
 
-def test_a_release_takes_no_encoder_that_its_images_taught(place: Path, say: Say) -> None:
+def test_a_release_refuses_an_encoder_trained_on_its_images(place: Path, say: Say) -> None:
     some(place / "mixed.npz", slice(29, 40))
     for name, expected in (("public", 0), ("mixed", 2)):
         assert say("warm", place / f"{name}.npz", *WARM, "--out", place / name)[0] == 0
@@ -142,7 +142,7 @@ def test_a_smaller_copy_of_the_same_files_is_found(place: Path, say: Say) -> Non
     assert code == 2 and "12 of the images that are private here" in err
 
 
-def test_weights_whose_note_was_changed_are_refused(place: Path, say: Say) -> None:
+def test_weights_whose_record_was_changed_are_refused(place: Path, say: Say) -> None:
     assert say("warm", place / "public.npz", *WARM, "--out", place / "warm")[0] == 0
     path = place / "warm" / "weights.safetensors"
     data, note = path.read_bytes(), safetensors.read_header(path)["learned_from"]
@@ -162,7 +162,9 @@ def test_what_is_on_an_account_is_not_taken_as_public_unless_its_owners_consente
         assert say(*words, "--consented")[0] == 0
 
 
-def test_a_note_names_at_most_so_many_and_no_card_is_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_has_a_maximum_size_and_is_empty_without_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpvision.public.provenance.MAX_DIGESTS", 5)
     assert len(provenance_of(PIXELS).split()) == 5
     for text in ("", "[]", "{", json.dumps({"learned_from": 3})):
@@ -172,7 +174,7 @@ def test_a_note_names_at_most_so_many_and_no_card_is_no_note(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
-def test_a_record_that_cannot_be_read_lets_nothing_pass(content: bytes, tmp_path: Path) -> None:
+def test_an_unreadable_record_is_an_error(content: bytes, tmp_path: Path) -> None:
     images = tmp_path / "images.npz"
     Path(f"{images}.taught_by.json").write_bytes(content)
     with pytest.raises(DataError, match="is unknown"):

@@ -1,4 +1,4 @@
-"""A public and a private part: uniform, disjoint, complete, the same each time, persons whole, and clear refusals."""
+"""Splits into a public and a private part are uniform, disjoint, complete and reproducible, and keep persons together."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_single_images_of_persons_fill_every_class_exactly() -> None:
     assert not np.isin(persons[rows], np.delete(persons, rows)).any()
 
 
-def test_every_image_of_a_class_is_as_likely(tmp_path: Path) -> None:
+def test_every_image_of_a_class_has_the_same_probability(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(2), 10)
     hits = sum(np.bincount(choose(labels, classes="ab", count=4, seed=s), minlength=20) for s in range(2000))
     assert abs(hits - 400).max() < 90  # five deviations of a binomial
@@ -160,9 +160,9 @@ def test_every_image_of_a_class_is_as_likely(tmp_path: Path) -> None:
     ("words", "code", "reason"),
     [
         (("--public", 36), 2, "has 12 training images: 12 public ones of each class would leave no"),
-        (("--public", 2), 2, "less than one for each of 3 classes"),
-        (("--public", 0), 2, "less than one"),
-        (("--public", -3), 2, "less than one"),
+        (("--public", 2), 2, "fewer than one for each of 3 classes"),
+        (("--public", 0), 2, "fewer than one"),
+        (("--public", -3), 2, "fewer than one"),
         (("--public", "many"), 2, "many"),
         (("--public", 6, "--seed", -1), 2, "seed is -1"),
         (("--public", 6, "--classes", "5"), 2, "class '3' has 0 training images"),
@@ -170,7 +170,7 @@ def test_every_image_of_a_class_is_as_likely(tmp_path: Path) -> None:
         ((), 2, "public"),
     ],
 )
-def test_what_can_not_be_cut_is_one_clear_error(
+def test_an_impossible_split_is_one_clear_error(
     words: tuple[Any, ...], code: int, reason: str, tmp_path: Path, say: Say
 ) -> None:
     got, _, err = say("data", "split", npz(tmp_path / "data.npz"), *words, "--out", tmp_path / "parts")
@@ -178,20 +178,20 @@ def test_what_can_not_be_cut_is_one_clear_error(
     assert not (tmp_path / "parts").exists()
 
 
-def test_the_fix_that_is_told_works(tmp_path: Path, say: Say) -> None:
+def test_the_suggested_fix_works(tmp_path: Path, say: Say) -> None:
     source = npz(tmp_path / "data.npz")
     _, _, err = say("data", "split", source, "--public", 300, "--out", tmp_path / "parts")
     assert "--public 33 at most" in err
     assert say("data", "split", source, "--public", 33, "--out", tmp_path / "parts")[0] == 0
 
 
-def test_a_count_that_is_no_multiple_is_said(tmp_path: Path, say: Say) -> None:
+def test_a_count_that_is_not_a_multiple_is_reported(tmp_path: Path, say: Say) -> None:
     code, told, _ = say("data", "split", npz(tmp_path / "data.npz"), "--public", 11, "--out", tmp_path / "parts")
     assert code == 0 and "9 images, 3 of each of 3 classes" in told
     assert "11 were asked for, but that is not a multiple of 3 classes" in told
 
 
-def test_nothing_is_written_over(tmp_path: Path, say: Say) -> None:
+def test_nothing_is_overwritten(tmp_path: Path, say: Say) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "private.npz").write_bytes(b"precious")
     code, _, err = say("data", "split", npz(tmp_path / "data.npz"), "--public", 6, "--out", tmp_path / "parts")
@@ -206,7 +206,7 @@ def test_a_broken_source_is_refused(tmp_path: Path, say: Say) -> None:
     assert code == 3 and "data.npz" in err and not (tmp_path / "parts").exists()
 
 
-def test_resized_images_are_said_to_be_others(tmp_path: Path, say: Say) -> None:
+def test_resized_images_are_reported(tmp_path: Path, say: Say) -> None:
     source = folder(tmp_path / "folder")
     code, told, _ = say("data", "split", source, "--public", 6, "--size", 4, "--out", tmp_path / "small")
     assert code == 0 and "resized or recoloured" in told
@@ -214,7 +214,7 @@ def test_resized_images_are_said_to_be_others(tmp_path: Path, say: Say) -> None:
     assert code == 0 and "resized or" not in told
 
 
-def test_a_share_of_each_class_is_kept_aside() -> None:
+def test_a_share_of_each_class_is_held_out() -> None:
     labels = np.repeat(np.arange(3), (40, 20, 10))
     held = hold_out(labels, share=0.1, seed=0)
     assert np.bincount(labels[held]).tolist() == [4, 2, 1]

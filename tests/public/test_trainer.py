@@ -1,4 +1,4 @@
-"""The public trainer: a training goes on to the bit wherever it was stopped, and in no folder but its own."""
+"""The public trainer resumes a stopped run with the same bits, and only in the run's own folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpvision.storage import safetensors
 
 
 class Walk(Task):
-    """A random walk, each step a function of its number and of where it is."""
+    """A random walk, each step of which is a function of its number and the current place."""
 
     name = "walk"
 
@@ -62,7 +62,7 @@ def test_stopped_after_any_step_it_ends_with_the_same_bits(kind: type[Walk], sav
         assert (folder / "state.safetensors").exists() == kind.extendable
 
 
-def test_one_that_goes_on_takes_more_steps_after_its_end(tmp_path: Path) -> None:
+def test_an_extendable_run_takes_more_steps_after_its_end(tmp_path: Path) -> None:
     seen: list[Progress] = []
     assert train(Endless(), tmp_path / "twice", steps=2)
     assert train(Endless(), tmp_path / "twice", steps=4, progress=seen.append)
@@ -73,13 +73,13 @@ def test_one_that_goes_on_takes_more_steps_after_its_end(tmp_path: Path) -> None
     assert one == other
 
 
-def test_seconds_end_it_too(tmp_path: Path) -> None:
+def test_a_run_ends_after_its_seconds(tmp_path: Path) -> None:
     task = Walk()
     assert train(task, tmp_path, steps=1 << 53, seconds=0.05)
     assert task.step > 0 and task.seconds >= 0.05
 
 
-def test_folders_that_are_not_free(tmp_path: Path) -> None:
+def test_occupied_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("words")
     for folder, kind, reason in ((tmp_path, Walk, "has other files"), (tmp_path / "file", Walk, "is not a folder")):
         with pytest.raises(ConfigError, match=reason):
@@ -112,7 +112,7 @@ def test_a_state_made_by_hand_is_refused(entry: str, value: str | None, tmp_path
         train(Walk(), tmp_path, steps=5)
 
 
-def test_no_numbers_are_neither_read_nor_gone_on_with(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_neither_read_nor_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"step 0: the loss is nan. Fix: a smaller --lr"):
         train(Walk(start=float("nan")), tmp_path / "one", steps=5)
     task = Walk()

@@ -1,4 +1,4 @@
-"""Warm-up: it learns, goes on as if never stopped, and private training starts from all of the network."""
+"""Warm-up learns, resumes with the same result, and private training starts from the whole network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def card(folder: Path) -> dict:
 
 
 def test_it_learns_digits_from_a_public_part(tmp_path: Path, say: Say) -> None:
-    """400 public images of 1,437; the test split is looked at here only."""
+    """400 of the 1,437 training images are public; only this test uses the test split."""
     assert say("data", "split", "digits", "--public", 400, "--out", tmp_path / "parts")[0] == 0
     words = ("--model", "small-cnn", "--rho", 0.05, "--augment", "none", "--epochs", 30, "--batch", 40)
     public, out = tmp_path / "parts" / "public.npz", tmp_path / "warm"
@@ -67,7 +67,7 @@ def test_it_learns_digits_from_a_public_part(tmp_path: Path, say: Say) -> None:
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "sam", "asam", "pgd"])
-def test_a_warm_up_stopped_after_any_step_goes_on_as_if_it_had_not_been(optimiser: str, tmp_path: Path) -> None:
+def test_a_warm_up_stopped_after_any_step_resumes_with_the_same_result(optimiser: str, tmp_path: Path) -> None:
     settings = replace(TINY, optimiser=optimiser, ascents=2, epochs=2)
     assert warm_up(settings, [images()], tmp_path / "straight", classes=CLASSES)
     for step in range(1, 6):
@@ -81,7 +81,7 @@ def test_a_warm_up_stopped_after_any_step_goes_on_as_if_it_had_not_been(optimise
 
 
 def test_optimisers_and_seeds_differ(tmp_path: Path) -> None:
-    """Each does something of its own: no two of these end with the same weights."""
+    """No two of these settings end with the same weights."""
     cases = [replace(TINY, optimiser=o, ascents=2) for o in ("sgd", "sam", "asam", "pgd")]
     cases += [replace(TINY, seed=1), replace(TINY, augment=()), replace(TINY, lr=0.01), replace(TINY, decay=0.1)]
     cases += [replace(TINY, momentum=0.5), replace(TINY, optimiser="sam", rho=0.2)]
@@ -92,7 +92,7 @@ def test_optimisers_and_seeds_differ(tmp_path: Path) -> None:
         assert not any(torch.equal(one, other) for other in tensors[:i])
 
 
-def test_what_was_begun_goes_on_with_the_same_only(tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_same_settings_and_images_only(tmp_path: Path) -> None:
     assert not warm_up(TINY, [images()], tmp_path, classes=CLASSES, stop=until(2))
     others = [
         (replace(TINY, lr=0.5), [images()]),
@@ -119,7 +119,7 @@ def test_several_sources_are_trained_on_together(tmp_path: Path) -> None:
 
 
 def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -> None:
-    """16 public images and 48 others: each public one three times in a pass, and none of those that are held out."""
+    """16 public images and 48 others: each public image occurs three times in a pass, and held-out images never."""
     sources = [images(20), images(48, seed=1, name="synthetic")]
     settings = replace(TINY, hold_out=0.2, balance=True, epochs=1)
     state = WarmUp(settings, sources, classes=CLASSES)
@@ -154,7 +154,7 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
         ("curve", "[[1, NaN]]"),
     ],
 )
-def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
+def test_a_forged_state_is_one_clear_error(entry: str, value: str | None, tmp_path: Path) -> None:
     assert not warm_up(TINY, [images()], tmp_path, classes=CLASSES, stop=until(2))
     file = tmp_path / "state.safetensors"
     header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
@@ -196,7 +196,7 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
         (("--classes", 2), 3, "has the label 3"),
     ],
 )
-def test_what_can_not_be_done_is_one_clear_error(
+def test_an_impossible_request_is_one_clear_error(
     words: tuple[str, ...], code: int, reason: str, tmp_path: Path, say: Say
 ) -> None:
     data = write_data(tmp_path / "data.npz", images=40)
@@ -224,7 +224,7 @@ def test_bad_files_are_refused(tmp_path: Path, say: Say) -> None:
     assert not (tmp_path / "warm").exists()
 
 
-def test_only_images_to_train_on_are_learned_from(tmp_path: Path, say: Say) -> None:
+def test_only_training_images_are_used(tmp_path: Path, say: Say) -> None:
     """A source with other test images gives the same bits."""
     data = write_data(tmp_path / "data.npz", images=40)
     with np.load(data) as file:
@@ -237,7 +237,7 @@ def test_only_images_to_train_on_are_learned_from(tmp_path: Path, say: Say) -> N
     assert weights(tmp_path / "data") == weights(tmp_path / "other")
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"of a run")
     with pytest.raises(ConfigError, match="has other files in it"):
         warm_up(TINY, [images()], tmp_path, classes=CLASSES)
@@ -256,7 +256,7 @@ def test_the_papers_settings() -> None:
 
 
 def test_a_killed_and_a_stopped_warm_up_resume(tmp_path: Path, say: Say) -> None:
-    """kill -9 at random instants, then Ctrl-C, then to the end: the bits of a warm-up that nobody disturbed."""
+    """Killed at random instants, then stopped by Ctrl-C and resumed, a warm-up has the bits of an uninterrupted one."""
     data, rng = write_data(tmp_path / "data.npz", images=40), random.Random(0)
     words = ("warm", data, "--model", "small-cnn", "--epochs", 50, "--batch", 10, "--save-every", 0)
     out, home = tmp_path / "warm", tmp_path / "home"
@@ -280,8 +280,8 @@ def _step(folder: Path) -> int:
     return int(safetensors.read_header(folder / "state.safetensors").get("step", 0))
 
 
-def test_private_training_starts_from_all_of_it(tmp_path: Path, say: Say) -> None:
-    """The head too: before its first step the private run classifies as the warm network does."""
+def test_private_training_starts_from_the_whole_network(tmp_path: Path, say: Say) -> None:
+    """The head is loaded too: before its first step the private run classifies as the warm network does."""
     assert say("data", "split", "digits", "--public", 200, "--out", tmp_path / "parts")[0] == 0
     words = ("--model", "small-cnn", "--optimiser", "sgd", "--augment", "none", "--epochs", 15, "--batch", 20)
     assert say("warm", tmp_path / "parts" / "public.npz", *words, "--out", tmp_path / "warm")[0] == 0

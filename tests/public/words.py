@@ -1,4 +1,4 @@
-"""The command line in this process: what a verb ends with, prints and complains of."""
+"""The command line in this process: exit code, output and errors of a verb."""
 
 from __future__ import annotations
 

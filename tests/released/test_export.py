@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dpvision.cli.report import write_report
+from dpvision.cli.train import write_report
 from dpvision.errors import ConfigError
 from dpvision.models import MODELS, build
 from dpvision.private.training import train

@@ -11,7 +11,7 @@ from dpvision.settings.training import Config
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 OPENING = """# Settings
 
-Every setting of a training and of a release, as the command line, a `--config` file and the estimators take it. A later
+Every setting of a training run and of a release, as the command line, a `--config` file and the estimators take it. A later
 source wins: recipe, then file, then option. In a file, names have underscores: `clip_style = "flat"`. Defaults are those of
 the recipes `default` and `moments`; `dpvision recipes show NAME` shows those of another. What is computed is computed from
 public numbers only, and printed before a run starts.

@@ -34,7 +34,7 @@ def test_never_over_and_nearly_all_of_the_budget(seed: int) -> None:
         for by in (accountant, quick):
             spent = by.epsilon(PoissonGaussian(rate, sigma, steps), budget.delta)
             assert spent <= budget.epsilon
-        if sigma > calibrate.LEAST_SIGMA:
+        if sigma > calibrate.MIN_SIGMA:
             assert spent >= 0.99 * budget.epsilon
         most = calibrate.steps(budget, rate=rate, sigma=sigma)
         assert steps <= most

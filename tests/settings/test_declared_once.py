@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from dpvision.cli.app import app
-from dpvision.cli.options import PANELS, read, takes
+from dpvision.cli.app import PANELS, app, read, takes
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.settings.recipes import RECIPES
 from dpvision.settings.release import Release

@@ -25,7 +25,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 # Where the digest of the package's source is computed, now and in earlier layouts.
-SOURCES = ("dpvision.storage.software", "dpvision.private.training.state", "dpvision.private.training.state")
+SOURCES = ("dpvision.storage.home", "dpvision.storage.software", "dpvision.private.training.state")
 
 PRIVATE = "--epsilon 3 --n 160 --batch 40 --steps 4 --budget 1000 --classes a,b,c,d"
 NETWORK = "--model wrn-10-1 --physical 64"

@@ -1,33 +1,28 @@
 """Which accounts are charged for a run, a release or a fit: one rule for the command line and the estimators.
 
-Data sets with different rows have different fingerprints, so a copy with one pixel changed, an extension, or each fold
-of a cross-validation would have an account of its own, though most people are in all of them. No total would then bound
-what was revealed about a person. So
+A copy with one pixel changed, an extension, or each fold of a cross-validation has a fingerprint of its own. If each
+had an account of its own, no total would bound what was revealed about a person. So
 
-    the account of these very images is charged, where there is one, and
+    the account of exactly these images is charged, if there is one, and
     every other account that shares enough images with them (overlap.py: CHARGED_SHARE of either) is charged too;
-    a new account is opened only where neither exists.
-
-`new_account`, a reason in words, opens (or continues) an account of these very images alone, next to those that
-overlap: a decision of the owner of the data. The reason goes into the ledger and on the card, which lists the overlaps.
+    a new account is opened only if neither exists, or if the owner of the data gives a reason (`new_account`),
+    which goes into the ledger and on the card, next to the overlaps.
 
 Formal guarantee: an account that is charged for every run that a person's images are in bounds what was revealed about
 that person. Every account must have room before any is charged, and all are charged, on the disk, before the first
 result. A crash in between can over-count, never under-count; the same charge is not counted twice when the run goes on.
-Looking for the accounts, asking all for room and charging all happen under one lock of the home: of two runs on copies
-of one data set that start at the same time, the second finds the account that the first has opened.
+All of this happens under one lock of the home: of two runs on copies of one data set that start at the same time, the
+second finds the account that the first has opened.
 
 `require_not_private` and `require_not_in_provenance` keep private images from being used as public ones by mistake, as
-far as accounts and records of provenance show: an account keeps digests of some thousands of its images, so a few of
-very many can pass, and so can images that were encoded again. A ledger or a file of digests that cannot be read lets
-nothing pass.
+far as accounts and records of provenance show: a few of very many can pass, and so can images that were encoded again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,20 +127,16 @@ class Accounts:
     def to_facts(self) -> dict[str, Any]:
         """These accounts as plain JSON for operator/run.json; not for release."""
         charged = [ledger.fingerprint for ledger in (self.first, *self.others)]
-        return {
-            "charged": charged,
-            "overlaps": [
-                {
-                    "account": shared.ledger.account().id,
-                    "share": round(shared.of_ours, 4),
-                    "share_of_account": round(shared.of_theirs, 4),
-                    "charged": shared.ledger.fingerprint in charged,
-                }
-                for shared in self.overlaps
-            ],
-            "new_account": self.new_account,
-            "named": self.named,
-        }
+        overlaps = [
+            {
+                "account": shared.ledger.account().id,
+                "share": round(shared.of_ours, 4),
+                "share_of_account": round(shared.of_theirs, 4),
+                "charged": shared.ledger.fingerprint in charged,
+            }
+            for shared in self.overlaps
+        ]
+        return {"charged": charged, "overlaps": overlaps, "new_account": self.new_account, "named": self.named}
 
 
 def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_account: str | None = None) -> Accounts:
@@ -192,11 +183,9 @@ def read_accounts(facts: Mapping[str, Any]) -> Accounts:
     return Accounts(ledgers[0], tuple(ledgers[1:]), (), reason, entry.get("named") is True)
 
 
-@contextmanager
-def _charging_lock() -> Iterator[None]:
+def _charging_lock() -> AbstractContextManager[None]:
     """One run at a time, of all that use this home folder."""
-    with hold_lock(home() / "ledgers" / "charging.lock"):
-        yield
+    return hold_lock(home() / "ledgers" / "charging.lock")
 
 
 def _require_room_on_first(ledger: Ledger, event: Event, config: Any) -> None:

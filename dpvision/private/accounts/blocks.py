@@ -2,11 +2,8 @@
 
 The brightness of an image (colour images: the usual weighted sum of red, green and blue) is cut into parts in two ways:
 8 scattered parts, each with every eighth pixel of a fixed shuffle, and the 4 quadrants. The values of a part are scaled
-to its own least and largest value, rounded to 8 levels and hashed. So a part has the same digest
-
-    in every type and by all bounds (uint8, floats in [0, 1], [-1, 1] or 0..255, whole numbers of any width),
-    as a grey image and as its copy in RGB,
-    whatever happens to pixels outside of the part.
+to its own least and largest value, rounded to 8 levels and hashed. So a part has the same digest in every type and
+range of values (uint8, floats in [0, 1] or [-1, 1]), as a grey image and as its copy in RGB, whatever happens outside.
 
 Two images count as the same when two scattered parts or two quadrants agree. A few changed pixels leave most scattered
 parts as they were; a stamp in a corner leaves three quadrants. Parts with fewer than 8 pixels off their most frequent
@@ -36,7 +33,7 @@ _RARE = 8  # pixels that are not of the most frequent level, or a quarter of a s
 # Not fractions of small whole numbers, so that the rounding of a type does not decide on a level.
 _SCALE, _SHIFT = np.float32(0.9917 * _LEVELS), np.float32(0.00417)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
-_MOST_IN_A_PART = 1024  # pixels: of large images, a sample of each part is enough
+_MAX_IN_A_PART = 1024  # pixels: of large images, a sample of each part is enough
 _BLOCK = 32 << 20  # bytes of brightness at a time
 
 
@@ -81,14 +78,14 @@ def _parts(height: int, width: int) -> dict[int, NDArray[np.int64]]:
     if pixels < FEWEST_PIXELS:
         return {}
     count = min(SCATTERED, max(1, pixels // _IN_A_PART))
-    shuffled = _shuffle(_spread(pixels, 64 * _MOST_IN_A_PART))
-    parts = {number: np.sort(shuffled[number::count][:_MOST_IN_A_PART]) for number in range(count)}
+    shuffled = _shuffle(_spread(pixels, 64 * _MAX_IN_A_PART))
+    parts = {number: np.sort(shuffled[number::count][:_MAX_IN_A_PART]) for number in range(count)}
     if min(height, width) >= 16:
         places = np.arange(pixels).reshape(height, width)
         halves = [(slice(0, side // 2), slice(side // 2, None)) for side in (height, width)]
         for number, (rows, columns) in enumerate(product(*halves), SCATTERED):
             quadrant = places[rows, columns].reshape(-1)
-            parts[number] = quadrant[_spread(len(quadrant), _MOST_IN_A_PART)]
+            parts[number] = quadrant[_spread(len(quadrant), _MAX_IN_A_PART)]
     return parts
 
 

@@ -1,22 +1,20 @@
 """Finds other accounts with many of the same images: a data set with one image changed has a fingerprint of its own.
 
 Next to each ledger are digests of its images, several of each: of the image as it came, of its pixels in 8 bits, of
-rows as they were passed to an estimator, and of parts of it that stay the same in another type, by other bounds, in RGB
-and after small edits (blocks.py). An image is on an account when any of its exact digests is there, or enough of its
-parts. Up to 65,536 images of an account are kept, all of them or a random sample.
+rows as they were passed to an estimator, of rows of features that were scaled, and of parts of it that stay the same in
+another type, by other bounds, in RGB and after small edits (blocks.py). An image is on an account when any of its exact
+or scaled digests is there, or enough of its parts. Up to 65,536 images of an account are kept, all of them or a random
+sample.
 
 Two data sets overlap by a share of the new one's images and by a share of those on the account. An account with
-CHARGED_SHARE of either is charged (accounts.py). The smaller that is, the fewer people may be on two accounts that do
-not know of each other; it is ten times the rate at which different images of one kind (the training and the test split
-of MNIST, benchmarks/overlap.py) are taken for the same, so a data set of other people's images is not charged.
+CHARGED_SHARE of either is charged (accounts.py): ten times the rate at which different images of one kind (the training
+and the test split of MNIST, benchmarks/overlap.py) are taken for the same, so other people's images are not charged.
 
 What is charged to an account adds its images there, as a group of its own: whoever overlaps with any of the groups
-overlaps with the account. Shares are read off the private data, without noise: not for release.
+overlaps with the account. Shares are read from the private data, without noise: not for release.
 
-Accounts of earlier versions have a text file of the smallest digests of all kinds (`.sketch`). It is still read, and
-compared by exact digests.
-
-A file that cannot be read is refused: whether the images are on its account would be unknown.
+Accounts of earlier versions have a text file of the smallest digests of all kinds (`.sketch`), which is compared by
+exact digests. A file that cannot be read is refused: whether the images are on its account would be unknown.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +36,15 @@ from dpvision.storage.home import CHARGED_SHARE, home
 
 NOTED = 0.001  # from this share on an overlap is mentioned; from CHARGED_SHARE on it is charged
 MOST = 1 << 16  # images of an account whose digests are kept
-# With fewer images to compare, finding none of them proves little.
-ENOUGH = 30
+ENOUGH = 30  # images: with fewer to compare, finding none of them proves little
 EXACT = 5  # digests of an image as a whole: as it came, as it is trained on, and raw_digests of the estimators
-COLUMNS = EXACT + PARTS
+SCALED = 2  # digests of rows of features that were scaled: scaled_digests
+COLUMNS = EXACT + PARTS + SCALED
+WIDE = 128  # numbers in a row, from which on 3 bits of each are enough
+MIN_BITS = 40  # of the numbers that are not 0 in a scaled row with a digest: rows with fewer may agree by chance
+# Not fractions of small whole numbers, so that the rounding of a multiple does not decide on a step (as in blocks.py).
+_SCALE, _SHIFT = 0.9917, 0.00417
+_NUMBERS = 1 << 20  # scaled at a time
 OLD_SKETCH = 1 << 14
 OLD_KINDS = 3  # digests that an image had in a sketch of an earlier version, at most
 _FORMAT = "dpvision-images-1"
@@ -94,7 +98,7 @@ def sketch(*kinds: Sequence[bytes], images: NDArray[np.generic] | None = None) -
     for column, kind in enumerate(kinds):
         digests[:, column] = _numbers(kind)
     if images is not None:
-        digests[:, EXACT:], usable = digest_blocks(images)
+        digests[:, EXACT : EXACT + PARTS], usable = digest_blocks(images)
         digests[~usable] = 0
     return Sketch(digests)
 
@@ -110,6 +114,66 @@ def add_digests(known: Sketch, *kinds: Sequence[bytes]) -> Sketch:
     for column, kind in enumerate(kinds, EXACT - len(kinds)):
         digests[:, column] = np.where(known.digests.any(axis=1), _numbers(kind), np.uint64(0))
     return Sketch(digests)
+
+
+def sketch_rows(images: NDArray[np.generic], digests: Sequence[bytes]) -> Sketch:
+    """The sketch of (n, 1, d, 1) rows of features. A constant row, such as many data sets have, has no digest."""
+    rows = np.asarray(images).reshape(len(images), -1)
+    known = sketch(digests)
+    known.digests[(rows == rows[:, :1]).all(axis=1) | ~np.isfinite(rows).all(axis=1)] = 0
+    known = add_digests(known, *raw_digests(rows))
+    has_any = known.digests.any(axis=1)
+    for column, kind in enumerate(scaled_digests(rows), EXACT + PARTS):
+        known.digests[:, column] = np.where(has_any, _numbers(kind), np.uint64(0))
+    return known
+
+
+def scaled_digests(rows: NDArray[np.generic]) -> tuple[list[bytes], list[bytes]]:
+    """Compute digests that a row shares with its copies in other types of floats and with its multiples.
+
+    Heads and releases scale each row to length 1, so a multiple of a row is the same input. Two lists with one digest
+    per row: the row divided by the power of two of its largest number, through float16, in steps of 2^-10 (copies in
+    float16, and multiples by powers of two); and divided by its largest number, in 3 or 7 bits and a sign (multiples
+    by any positive number, in float32 and float64). b"" where few numbers of the row are not 0.
+    """
+    digests: tuple[list[bytes], list[bytes]] = ([], [])
+    step = max(1, _NUMBERS // rows.shape[1])
+    for start in range(0, len(rows), step):
+        x = np.asarray(rows[start : start + step]).astype(np.float64)
+        x[~np.isfinite(x).all(axis=1)] = 0
+        largest = np.abs(x).max(axis=1, keepdims=True)
+        mantissa = np.ldexp(x, -np.frexp(largest)[1])
+        relative = np.divide(x, largest, out=np.zeros_like(x), where=largest > 0)
+        bits = 3 if x.shape[1] >= WIDE else 7
+        digests[0].extend(_digests_of_steps(mantissa.astype(np.float16).astype(np.float64) * 2**10, bits=10))
+        digests[1].extend(_digests_of_steps(relative * (_SCALE * (2**bits - 1)) + _SHIFT, bits=bits))
+    return digests
+
+
+def _digests_of_steps(x: NDArray[np.float64], *, bits: int) -> list[bytes]:
+    steps = np.round(x).astype("<i2")
+    enough = (np.count_nonzero(steps, axis=1) - 1) * bits >= MIN_BITS
+    digests = iter(pixel_digests(np.ascontiguousarray(steps[enough]).view(np.uint8)))
+    return [next(digests) if usable else b"" for usable in enough]
+
+
+def raw_digests(X: Any) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Compute digests of rows in each form that another type, shape or other bounds may give them.
+
+    Three lists with one digest per row: as float32, as 8 bits of 0 to 255 and as 8 bits of 0 to 1; b"" where a row is
+    outside of these. Each row counts by itself: one image must not rename the others.
+    """
+    x = np.asarray(X)
+    digests: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+    for start in range(0, len(x), 1024):
+        rows = x[start : start + 1024].reshape(len(x[start : start + 1024]), -1).astype(np.float64)
+        digests[0].extend(pixel_digests(np.ascontiguousarray(rows, dtype=np.float32).view(np.uint8)))
+        least, most = rows.min(axis=1), rows.max(axis=1)
+        for kind, top in ((1, 255), (2, 1)):
+            within = (least >= 0) & (most <= top)
+            rounded = iter(pixel_digests(np.round(rows[within] * (255 / top)).astype(np.uint8)))
+            digests[kind].extend(next(rounded) if inside else b"" for inside in within)
+    return digests
 
 
 def _numbers(digests: Sequence[bytes]) -> Table:
@@ -151,25 +215,23 @@ def undecided(fingerprint: str, ours: Sketch) -> list[Ledger]:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """The digests next to a ledger: those of this version, the sketch of an earlier one, or both."""
+    """The digests next to a ledger with their groups, the sketch of an earlier version, or both; else empty."""
 
-    images: tuple[Table, NDArray[np.uint64]] | None
-    old: Table | None
+    images: Table
+    groups: NDArray[np.uint64]
+    old: Table
 
     def shares(self, ours: Sketch) -> tuple[float, float]:
         """The share of our images that are theirs, and of theirs that are ours; the larger one where there are two."""
-        new = (0.0, 0.0) if self.images is None else _shares(ours.rows, *self.images)
-        old = (0.0, 0.0) if self.old is None else _old_shares(ours.rows, self.old)
+        new, old = _shares(ours.rows, self.images, self.groups), _old_shares(ours.rows, self.old)
         return max(new[0], old[0]), max(new[1], old[1])
 
     def decides(self, ours: Sketch) -> bool:
         """Whether these images would be found, if all of them were on the account."""
-        rows, kept = ours.rows, 0
-        if self.images is not None:
-            kept = len(self.images[0])
-            if kept >= MOST and len(rows) * kept < ENOUGH * _size(self.images[0]):
-                return False
-        if self.old is None or len(self.old) < OLD_SKETCH or kept > OLD_SKETCH // OLD_KINDS:
+        rows, kept = ours.rows, len(self.images)
+        if kept >= MOST and len(rows) * kept < ENOUGH * _size(self.images):
+            return False
+        if len(self.old) < OLD_SKETCH or kept > OLD_SKETCH // OLD_KINDS:
             return True
         return bool(((rows[:, :EXACT] > 0) & (rows[:, :EXACT] <= self.old[-1])).sum() >= ENOUGH)
 
@@ -190,16 +252,23 @@ def _shares(ours: Table, theirs: Table, groups: NDArray[np.uint64]) -> tuple[flo
     return min(1.0, float(shared.mean()) * _size(theirs) / len(ours)), of_theirs
 
 
+def has_some_of(these: Sketch, those: Sketch) -> bool:
+    """Whether one of these is among those exactly, or CHARGED_SHARE of them as copies in another form."""
+    exact = np.isin(these.rows[:, 0], those.rows[:, 0]) & (these.rows[:, 0] > 0)
+    return bool(exact.any() or (len(these.rows) and _are_among(these.rows, those.rows).mean() >= CHARGED_SHARE))
+
+
 def _are_among(these: Table, those: Table) -> NDArray[np.bool_]:
     """Which of these images are among those: by any exact digest, or by enough of their parts."""
     hits = np.isin(these, those) & (these > 0)
-    scattered, quadrants = hits[:, EXACT : EXACT + SCATTERED], hits[:, EXACT + SCATTERED :]
+    scattered, quadrants = hits[:, EXACT : EXACT + SCATTERED], hits[:, EXACT + SCATTERED : EXACT + PARTS]
+    whole = hits[:, :EXACT].any(axis=1) | hits[:, EXACT + PARTS :].any(axis=1)
     parts = (scattered.sum(axis=1) >= AGREEING) | (quadrants.sum(axis=1) >= AGREEING)
-    return np.asarray(hits[:, :EXACT].any(axis=1) | parts)
+    return np.asarray(whole | parts)
 
 
 def _old_shares(ours: Table, old: Table) -> tuple[float, float]:
-    """The same shares by a sketch of an earlier version, which has the smallest digests of all kinds together."""
+    """Return both shares by a sketch of an earlier version, which has the smallest digests of all kinds together."""
     exact = ours[:, :EXACT]
     hits = np.isin(exact, old) & (exact > 0)
     of_theirs = min(1.0, OLD_KINDS * float(np.isin(old, exact).mean())) if len(old) else 0.0
@@ -219,10 +288,9 @@ def _all_but(fingerprint: str) -> Iterator[tuple[Ledger, _Kept]]:
         new, old = folder / f"{stem}.images", folder / f"{stem}.sketch"
         path = new
         try:
-            owner, images, sketched = "", None, None
+            owner, images, groups, sketched = "", NOTHING.digests, NOTHING.digests[:, 0], NOTHING.digests[:, 0]
             if new.exists():
-                owner, *table = _read(new)
-                images = table[0], table[1]
+                owner, images, groups = _read(new)
             if old.exists():
                 path = old
                 owner, sketched = _read_old(old)
@@ -233,7 +301,7 @@ def _all_but(fingerprint: str) -> Iterator[tuple[Ledger, _Kept]]:
                 "restore it from a copy; or remove it, and the next run on that account's data writes it again."
             ) from exc
         if owner != fingerprint:
-            yield ledger, _Kept(images, sketched)
+            yield ledger, _Kept(images, groups, sketched)
 
 
 def _dump(fingerprint: str, rows: Table, groups: NDArray[np.uint64]) -> bytes:

@@ -1,7 +1,8 @@
 """The one function of private data: per-unit gradients over K views, clipped and summed."""
 
 from dpvision.core.clipping import STYLES, Automatic, Flat, Loss, PerLayer, Public, Style
-from dpvision.private.engine.clipped_sum import ClippedSum, Tally, Watch, refuse_unsafe
+from dpvision.private.engine.clipped_sum import ClippedSum, Tally, Watch
+from dpvision.private.engine.refusals import refuse_unsafe
 
 __all__ = [
     "STYLES",

@@ -9,14 +9,18 @@ are: a unit's contribution is a function of that unit alone, it is scaled by its
 and every rule is right for them; and weights, `scale`, `shift` and the perturbations v_k must be public.
 
 That a contribution is a function of the unit alone holds to the last bit, at any position and whatever else is in the
-batch. Two things ensure that: functions without a rule are computed for each unit alone, and the rules pad what they
-pass to a library until its kernels no longer round by position (linear.py, conv.py, elementwise.py, attention.py). The
-second is a property of the library and the processor, found by trial and not proven;
-`certify` tries it again, with the actual model, before each charge, and refuses a model without it unless units pass
-one by one.
+batch. On the CPU two things ensure that: functions without a rule are computed for each unit alone, and the rules pad
+what they pass to a library until its kernels no longer round by position (linear.py, conv.py, elementwise.py,
+attention.py). The second is a property of the library and the processor, found by trial and not proven; `certify` tries
+it again, with the actual model, before each charge, and refuses a model without it unless units pass one by one.
 
-Neither the size of a pass nor the number of threads changes a bit, with one exception: the images of a unit that is
-larger than a pass are added up pass by pass, so its own last bits, and no other unit's, depend on the size.
+There, neither the size of a pass nor the number of threads changes a bit, with one exception: the images of a unit
+that is larger than a pass are added up pass by pass, so its own last bits, and no other unit's, depend on the size.
+
+On an accelerator the rules compute all units of a pass in one call. Kernels are chosen by size, so each pass has the
+same size, whatever is in the batch (pass_size.py), and that size is a part of what the bits of a sum depend on. It is
+fixed by `plan_pass`, from public numbers. That kernels of one size treat all units alike is found by trial as well:
+`certify` does it on the device itself, in full passes. Nothing in a pass waits for the device.
 
     edge case                      behaviour
     empty batch                    zeros
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -36,10 +41,12 @@ from torch import Tensor, nn
 
 from dpvision.core.clipping import Flat, Loss, Public, Style
 from dpvision.errors import ConfigError, UnsafeLayer
-from dpvision.models.device import keep_freed_memory
+from dpvision.models.device import fix_arithmetic, keep_freed_memory
 from dpvision.private.engine import rules
-from dpvision.private.engine.passes import Group, PassSize, Worker, divide, split
-from dpvision.private.engine.slots import MOST_ROUNDING
+from dpvision.private.engine.pass_size import PassSize, divide
+from dpvision.private.engine.passes import Group, Mover, Shape, Worker, split
+from dpvision.private.engine.refusals import refuse_unsafe
+from dpvision.private.engine.slots import MAX_ROUNDING, Slots
 
 assert rules  # importing them registers them
 
@@ -47,29 +54,6 @@ assert rules  # importing them registers them
 Batch = tuple[Tensor, Tensor, Sequence[int]]
 # Called with (losses of the images, norms of the units' gradients, bound). Both are private: not for release.
 Watch = Callable[[Tensor, Tensor, float], None]
-
-# Layers that are refused by their class.
-MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)
-DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
-DRAWS_BY_NAME = {"DropPath", "StochasticDepth", "DropBlock2d"}
-WRAPPERS: tuple[tuple[Callable[[nn.Module], bool], str, str], ...] = (
-    (lambda m: type(m).__name__ == "OptimizedModule", "is compiled", "pass the model itself, before torch.compile"),
-    (
-        lambda m: isinstance(m, torch.jit.ScriptModule),
-        "is a script of torch.jit",
-        "pass the nn.Module it was made from",
-    ),
-    (
-        lambda m: isinstance(m, nn.DataParallel | nn.parallel.DistributedDataParallel),
-        "spreads a batch over devices by itself",
-        "pass its .module, and use torchrun for several processes",
-    ),
-    (
-        lambda m: any(isinstance(p, nn.parameter.UninitializedParameter) for p in m.parameters(recurse=False)),
-        "has parameters without a shape yet",
-        "run the model once on an image before",
-    ),
-)
 
 
 class ClippedSum:
@@ -84,12 +68,21 @@ class ClippedSum:
         physical: int | None = None,
         watch: Watch | None = None,
         one_view: bool = False,
+        views: int = 1,
+        batch: int | None = None,
+        precision: str = "float32",
     ) -> None:
-        """Copy the modules and share their weights.
+        """Copy the modules and share their weights; the sum is computed on the device of the parameters.
 
-        `one_view` promises that every unit is one image, which makes linear layers cheaper.
+        `one_view` promises that every unit is one image, which makes linear layers cheaper. The promise cannot be
+        derived from a batch: one unit with two images would change how all others are rounded.
 
-        The promise cannot be derived from a batch: one unit with two images would change how all others are rounded.
+        On an accelerator, units are filled up to `views` images, or that times a power of two; and where `physical` is
+        not given, the memory and the expected number of units in a `batch` decide the size of a pass.
+
+        `precision` is that of products, on models of float32: "tf32" (on an accelerator) and "bf16" round their inputs
+        to 10 and 7 bits and add up in float32. On the CPU bf16 is computed so, and slowly: it is there to be compared.
+        Gradients are float32 whatever it is, and norms, factors and sums are of these very gradients.
         """
         refuse_unsafe(model)
         keep_freed_memory()
@@ -102,11 +95,18 @@ class ClippedSum:
         self._names = list(self._parameters)
         self._bounds = self._style.bounds(self._names)
         self._sizes = [p.numel() for p in self._parameters.values()]
-        self._pass_size = PassSize(physical, self._sizes)
+        like = next(iter(self._parameters.values()))
+        self._device, self._precision = like.device, precision
+        if precision == "tf32" and like.device.type == "cpu":
+            raise ConfigError("precision is tf32, which the CPU does not have. Fix: float32 or bf16.")
+        fix_arithmetic(self._device, precision)
+        self._pass_size = PassSize(physical, self._sizes, like=like, views=views, batch=batch)
         wrong = [n for n, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]
         if wrong:
             raise ConfigError(f"{wrong[0]} is not float32: norms in half precision would not hold the bound.")
-        self._workers = [Worker(model, loss, self._parameters, self._bounds)]  # a copy: later changes are not seen
+        self._mover = Mover(self._device)
+        bf16 = precision == "bf16"  # the worker has a copy of the model: later changes are not seen
+        self._workers = [Worker(model, loss, self._parameters, self._bounds, bf16=bf16)]
 
     @property
     def sensitivity(self) -> float:
@@ -125,13 +125,21 @@ class ClippedSum:
 
     @property
     def pass_images(self) -> int:
-        """The most images in one pass; before the first batch, the most for any model."""
+        """The most images in one pass; before `plan_pass` or the first batch, the most for any model."""
+        return self._pass_size.images
+
+    def plan_pass(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+        """Fix the number of images in a pass, for images of this shape; the first batch does the same.
+
+        It depends on shapes, `physical`, `views`, `batch` and the size of the device's memory: on public numbers only.
+        """
+        self._measure(torch.zeros(1, *shape, dtype=dtype, device=self._device))
         return self._pass_size.images
 
     @property
     def rounding(self) -> float:
         """The most that rounding adds to a contribution, relative to the bound: with one view, factors are kept."""
-        return MOST_ROUNDING if self._one_view else 0.0
+        return MAX_ROUNDING if self._one_view else 0.0
 
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
         """Return the clipped sum as one flat float64 vector; `views[u]` consecutive images belong to unit u."""
@@ -140,11 +148,21 @@ class ClippedSum:
     @torch.no_grad()
     def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor:
         """Return the clipped sum over parts of a batch that are fetched one after the other."""
-        total = torch.zeros(self.size, dtype=torch.float64, device=next(iter(self._parameters.values())).device)
+        total = torch.zeros(self.size, dtype=torch.float64, device=self._device)
         versions = [t._version for t in self._tensors]
+        threads = torch.get_num_threads() if self._device.type == "cpu" else 1
+        shape: Shape | None = None
+        unread: list[_Figures] = []
         try:
-            for batch in batches:
-                self._add_all(list(self._groups(*batch, public or Public(), threads=torch.get_num_threads())))
+            for images, targets, views in batches:
+                views = self._require_matching(images, targets, views, public or Public())
+                if not views:
+                    continue
+                shape = shape or self._shape(images, public or Public())
+                figures = self._add_all(self._groups(images, targets, views, shape, threads=threads), threads)
+                self._report(unread)  # of the batch before: the device is busy with this one while the host waits
+                unread = figures
+            self._report(unread)
         except BaseException:
             # Nothing of a sum that failed may enter the next one, even if one of its threads is still running.
             self._workers = [self._workers[0].twin()]
@@ -161,71 +179,103 @@ class ClippedSum:
     @torch.no_grad()
     def gradients(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
         """Return the units' gradients, (units, size), without clipping and noise: private, not for release."""
-        rows = []
-        for group in self._groups(images, targets, views, public or Public()):
-            slots, _ = self._worker(0).gradients(group)
+
+        def rows(slots: Slots, units: int) -> Tensor:
             for slot in slots.values():
-                slot.transform(len(group.views), None, None)
-            units = len(group.views)
-            rows.append(torch.cat([slot.rows(units).reshape(units, -1) for slot in slots.values()], dim=1))
-        return torch.cat(rows) if rows else next(iter(self._parameters.values())).new_zeros(0, self.size)
+                slot.transform(units, None, None)
+            return torch.cat([slot.rows(units).reshape(units, -1) for slot in slots.values()], dim=1)
+
+        empty = next(iter(self._parameters.values())).new_zeros(0, self.size)
+        return self._of_units(rows, empty, images, targets, views, public)
 
     @torch.no_grad()
     def inner_products(
         self, images: Tensor, targets: Tensor, views: Sequence[int], direction: Tensor, public: Public | None = None
     ) -> Tensor:
         """Return <gradient, direction> of each unit in float64, before clipping: private, not for release."""
-        parts = direction.double().split(self._sizes)
-        products = []
-        for group in self._groups(images, targets, views, public or Public()):
-            slots, _ = self._worker(0).gradients(group)
+        parts = direction.to(self._device).double().split(self._sizes)
+
+        def products(slots: Slots, units: int) -> Tensor:
             pairs = zip(slots.values(), parts, strict=True)
-            products.append(torch.stack([slot.inner_products(len(group.views), part) for slot, part in pairs]).sum(0))
-        return torch.cat(products) if products else direction.new_zeros(0, dtype=torch.float64)
+            return torch.stack([slot.inner_products(units, part) for slot, part in pairs]).sum(0)
 
-    def _add_all(self, work: list[Group]) -> None:
+        empty = torch.zeros(0, dtype=torch.float64, device=self._device)
+        return self._of_units(products, empty, images, targets, views, public)
+
+    def _of_units(
+        self,
+        compute: Callable[[Slots, int], Tensor],
+        empty: Tensor,
+        images: Tensor,
+        targets: Tensor,
+        views: Sequence[int],
+        public: Public | None,
+    ) -> Tensor:
+        """Compute a row for each unit from the slots of its group, in the order of the batch."""
+        views = self._require_matching(images, targets, views, public or Public())
+        if not views:
+            return empty
+        rows: list[Tensor] = []
+        order: list[int] = []
+        pinned: list[Tensor] = []
+        for group in self._groups(images, targets, views, self._shape(images, public or Public())):
+            slots, _ = self._worker(0).gradients(group)
+            rows.append(compute(slots, len(group.views))[: len(group.units)])
+            order += group.units
+            pinned += group.pinned
+        if pinned:
+            rows[-1].flatten()[:1].cpu()  # waits for the copies from pinned memory
+        return torch.cat(rows) if order == sorted(order) else torch.cat(rows)[torch.tensor(order).argsort()]
+
+    def _add_all(self, groups: Iterable[Group], threads: int) -> list[_Figures]:
         """Clip and add every group, on all of torch's threads; each thread works on one whole group at a time."""
-        threads = torch.get_num_threads() if work and work[0].images.device.type == "cpu" else 1
         if threads == 1:
-            figures = [self._add(self._worker(0), group) for group in work]
-        else:
-            idle = [self._worker(i) for i in range(threads)]
+            return [self._add(self._worker(0), group) for group in groups]
+        work = list(groups)
+        idle = [self._worker(i) for i in range(threads)]
 
-            def one(group: Group) -> tuple[Tensor, Tensor]:
-                torch.set_num_threads(1)
-                worker = idle.pop()
-                try:
-                    with torch.no_grad():
-                        return self._add(worker, group)
-                finally:
-                    idle.append(worker)
-
-            pool = ThreadPoolExecutor(threads)
+        def one(group: Group) -> _Figures:
+            torch.set_num_threads(1)
+            worker = idle.pop()
             try:
-                futures = [pool.submit(one, group) for group in work]
-                figures = [future.result() for future in futures]
+                with torch.no_grad():
+                    return self._add(worker, group)
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)  # no work remains, unless one failed
-                torch.set_num_threads(threads)  # a thread's setting reaches libraries that have only one
-        if self._watch:
-            for losses, norms in figures:
-                self._watch(losses, norms, self.sensitivity)
+                idle.append(worker)
 
-    def _add(self, worker: Worker, group: Group) -> tuple[Tensor, Tensor]:
-        """Clip the units of a group and add them to the worker's totals; return losses and norms for the operator."""
+        pool = ThreadPoolExecutor(threads)
+        try:
+            futures = [pool.submit(one, group) for group in work]
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # no work remains, unless one failed
+            torch.set_num_threads(threads)  # a thread's setting reaches libraries that have only one
+
+    def _add(self, worker: Worker, group: Group) -> _Figures:
+        """Clip the units of a group and add them to the worker's totals."""
         slots, losses = worker.gradients(group)
         squares = slots.squares(len(group.views))
         norms = squares.sum(1).sqrt()
         bad = ~torch.isfinite(norms)
+        if group.shares is not None:
+            bad |= group.shares.view(len(norms), -1)[:, 0] == 0  # blank units
         factors = _make_odd(self._style.factors(squares, self._names)).masked_fill(bad.unsqueeze(1), 0.0)
         for column, slot in enumerate(slots.values()):
             slot.add(factors[:, column], bad)
-        return losses, norms
+        return _Figures(losses, norms, group.real, group.pinned)
 
-    def _groups(
-        self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public, *, threads: int = 1
-    ) -> Iterator[Group]:
-        """Yield the units in groups that fit a pass, at least one for each thread."""
+    def _report(self, figures: list[_Figures]) -> None:
+        """Pass losses and norms to `watch`. The host waits here, so all that they came from has been computed."""
+        if not figures:
+            return
+        if self._device.type != "cpu":
+            figures = _read(figures)
+        if self._watch:
+            for each in figures:
+                self._watch(each.losses, each.norms, self.sensitivity)
+
+    def _require_matching(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public) -> list[int]:
+        """Return the numbers of images of units, if they are possible."""
         views = [int(v) for v in views]
         if any(v < 1 for v in views) or sum(views) != len(images) or len(targets) != len(images):
             raise ConfigError(
@@ -236,21 +286,40 @@ class ClippedSum:
         copies = len(public.perturbations)
         if copies and set(views) - {copies}:
             raise ConfigError(f"there are {copies} perturbations, so every unit must have {copies} views.")
-        if not views:
-            return
-        weights = self._weights(public)
-        scales, shifts = split(public.scale, self._sizes), split(public.shift, self._sizes)
-        self._pass_size.measure(lambda: self._worker(0).saved_bytes(weights[0], images))
-        ends = list(accumulate(views, initial=0))
-        for first, last in divide(views, *self._pass_size.limits(len(images), copies=copies, threads=threads)):
-            rows = slice(ends[first], ends[last])
-            shared = (weights, scales, shifts, self._pass_size.images, self._one_view)
-            yield Group(images[rows], targets[rows], views[first:last], *shared)
+        return views
 
-    def _weights(self, public: Public) -> list[dict[str, Tensor]]:
+    def _groups(
+        self, images: Tensor, targets: Tensor, views: list[int], shape: Shape, *, threads: int = 1
+    ) -> Iterator[Group]:
+        """Yield the units in groups that fit a pass, at least one for each thread."""
+        if self._pass_size.batched:
+            for units, places, size in self._pass_size.full_passes(views, copies=shape.copies):
+                yield self._mover.group((images, targets, views), units, places, size, shape)
+            return
+        ends = list(accumulate(views, initial=0))
+        for first, last in divide(views, *self._pass_size.limits(len(images), copies=shape.copies, threads=threads)):
+            rows = slice(ends[first], ends[last])
+            yield Group(images[rows], targets[rows], views[first:last], shape, list(range(first, last)))
+
+    def _shape(self, images: Tensor, public: Public) -> Shape:
+        """Prepare what shapes all contributions of a sum, and measure the images of a pass."""
+        fix_arithmetic(self._device, self._precision)
+        pinned: list[Tensor] = []
+        weights = self._weights(public, pinned)
+        self._measure(images, weights[0])
+        scales, shifts = (split(v, self._sizes, self._mover, pinned) for v in (public.scale, public.shift))
+        copies, most = len(public.perturbations), self._pass_size.images
+        possible = self._worker(0).possible(weights) if copies and self._pass_size.batched else {}
+        return Shape(weights, scales, shifts, most, self._one_view, copies, possible, pinned)
+
+    def _measure(self, like: Tensor, weights: dict[str, Tensor] | None = None) -> None:
+        weights = weights or self._weights(Public())[0]
+        self._pass_size.measure(lambda: self._worker(0).saved_bytes(weights, like[:1].to(self._device)))
+
+    def _weights(self, public: Public, pinned: list[Tensor] | None = None) -> list[dict[str, Tensor]]:
         """Return the weights at which each view is differentiated."""
         own = {n: p.detach() for n, p in self._parameters.items()}
-        moves = [split(v, self._sizes) for v in public.perturbations] or [[None] * len(own)]
+        moves = [split(v, self._sizes, self._mover, pinned) for v in public.perturbations] or [[None] * len(own)]
         copies = []
         for move in moves:
             moved = (p if v is None else p + v.view(p.shape).to(p) for p, v in zip(own.values(), move, strict=True))
@@ -263,39 +332,31 @@ class ClippedSum:
         return self._workers[number]
 
 
+@dataclass(frozen=True)
+class _Figures:
+    """Losses of a group's images and norms of its units, with blank ones on an accelerator until they are read."""
+
+    losses: Tensor
+    norms: Tensor
+    real: list[int]
+    pinned: list[Tensor]
+
+
+def _read(figures: list[_Figures]) -> list[_Figures]:
+    """Copy losses and norms to the host, all in one go, without those of blank units and of copies."""
+    flat = torch.cat([t.double() for each in figures for t in (each.losses, each.norms)]).cpu()
+    parts = iter(flat.split([len(t) for each in figures for t in (each.losses, each.norms)]))
+    read = []
+    for each in figures:
+        losses, norms = next(parts).view(len(each.norms), -1), next(parts)
+        losses = torch.cat([row[:count] for row, count in zip(losses, each.real, strict=False)])
+        read.append(_Figures(losses, norms[: len(each.real)], [], []))
+    return read
+
+
 def _make_odd(factors: Tensor) -> Tensor:
     """Set the last bit of each factor, so that no product lies half-way between two points of the grid (exact.py)."""
     return (factors.contiguous().view(torch.int64) | 1).view(torch.float64)
-
-
-def refuse_unsafe(model: nn.Module) -> None:
-    """Refuse modules that mix the examples of a batch, keep statistics of them, or draw at random.
-
-    These are known by their class; `certify` finds others by trial (core/certify.py).
-    """
-    for name, module in model.named_modules():
-        what = f"{name or 'the model'} ({type(module).__name__})"
-        if isinstance(module, MIXES_IMAGES) or getattr(module, "track_running_stats", False):
-            raise UnsafeLayer(
-                f"{what} mixes the examples of a batch or keeps statistics of them, so clipping one example does not "
-                "bound its influence. Fix: use GroupNorm instead."
-            )
-        if _draws_at_random(module):
-            raise UnsafeLayer(
-                f"{what} draws from torch's global generator, so a resumed run would not have the same bits. "
-                "Fix: leave it out, or call .eval() on it."
-            )
-        for is_wrapper, reason, fix in WRAPPERS:
-            if is_wrapper(module):
-                raise ConfigError(f"{what} {reason}, so no gradient can be computed for each unit. Fix: {fix}.")
-
-
-def _draws_at_random(module: nn.Module) -> bool:
-    if not module.training:
-        return False
-    if type(module).__name__ in DRAWS_BY_NAME:
-        return bool(getattr(module, "drop_prob", None) or getattr(module, "p", None))
-    return isinstance(module, DRAWS) and getattr(module, "p", 1.0) > 0
 
 
 class Tally:

@@ -23,25 +23,27 @@ from torch import Tensor
 
 GRID_BITS = 34
 # An accumulator is emptied before it could leave the range in which its numbers are `grid` apart.
-MOST_UNITS = 1 << 16
-# Numbers worked on at a time: they and their accumulators stay in a core's own cache.
+MAX_UNITS = 1 << 16
+# Numbers processed at a time: they and their accumulators stay in a core's own cache.
 CHUNK = 1 << 16
 # Factors are multiplied this many rows and columns at a time, which are widened in the cache.
 TILE, WIDTH = 256, 512
 PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53
-MOST_PRODUCTS = 1024  # units between two carries
+MAX_PRODUCTS = 1024  # units between two carries
 # Inputs of a smaller norm count as zero.
 TINY = 1e-30
-# Below, squares of float32 numbers lose their digits, and float64 is used.
+# Below this sum of squares, float32 loses too many digits, so float64 is used.
 SMALL_SQUARE = 1e-26
 # Norms are taken of this many float32 numbers at a time and added in float64: relative error below 2^-15.
 BLOCK = 1024
 # Up to this many numbers, all units are added at once.
 SMALL = 1 << 14
+# On an accelerator all units are always added at once, this many of their numbers at a time.
+AT_ONCE = 1 << 25
 
 
 class ExactSum:
-    """The sum of contributions of norm at most `bound`, for `size` numbers."""
+    """The sum of contributions of `size` numbers each, of norm at most `bound`."""
 
     def __init__(self, size: int, bound: float, device: torch.device) -> None:
         self._bound = _power_of_two(bound)
@@ -58,7 +60,11 @@ class ExactSum:
         if rows.shape[1] <= SMALL:
             self.add_whole(rows.double() * factors.unsqueeze(1), 0)
             return
-        if self._units + len(rows) > MOST_UNITS:
+        if rows.device.type != "cpu":  # sums on the grid are the same in any order
+            parts = rows.split(max(1, AT_ONCE // max(1, len(rows))), dim=1)
+            self._add(torch.cat([self._on_grid(part.double().mul_(factors.unsqueeze(1))).sum(0) for part in parts]))
+            return
+        if self._units + len(rows) > MAX_UNITS:
             self._settle()
         self._units += len(rows)
         if self._near is None:
@@ -71,9 +77,15 @@ class ExactSum:
 
     def add_whole(self, sums: Tensor, axis: int | None = None) -> None:
         """Add float64 numbers (which are changed), or their sum over an axis, each first put on the grid."""
-        on_grid = sums.add_(self._anchor).sub_(self._anchor)
-        on_grid = on_grid if axis is None else on_grid.sum(axis)
-        self._total = on_grid if self._total is None else self._total.add_(on_grid)
+        on_grid = self._on_grid(sums)
+        self._add(on_grid if axis is None else on_grid.sum(axis))
+
+    def _on_grid(self, numbers: Tensor) -> Tensor:
+        return numbers.add_(self._anchor).sub_(self._anchor)
+
+    def _add(self, whole: Tensor) -> None:
+        """Add numbers on the grid to the total."""
+        self._total = whole if self._total is None else self._total.add_(whole)
 
     def add_products(self, inputs: Tensor, outputs: Tensor, norms: Tensor) -> None:
         """Add the sum of the outer products of float64 rows D, already scaled, and float32 rows X of known norms."""
@@ -86,30 +98,31 @@ class ExactSum:
         if self._total is None:
             self._total = torch.zeros(self._size, dtype=torch.float64, device=self._device)
         total = self._total[: shape[0] * shape[1]].view(shape)
-        room = torch.empty(TILE, WIDTH, dtype=torch.float64, device=self._device)
+        width = WIDTH if self._device.type == "cpu" else shape[1]
+        room = torch.empty(TILE, width, dtype=torch.float64, device=self._device)
         for x, anchor, d in zip(inputs.split(TILE), anchors.split(TILE), whole.split(TILE), strict=True):
-            if self._products + len(x) > MOST_PRODUCTS:
+            if self._products + len(x) > MAX_PRODUCTS:
                 self._carry()
             self._products += len(x)
-            for columns, result in zip(x.split(WIDTH, dim=1), total.split(WIDTH, dim=1), strict=True):
+            for columns, result in zip(x.split(width, dim=1), total.split(width, dim=1), strict=True):
                 wide = room[: len(columns), : columns.shape[1]]
                 wide.copy_(columns).add_(anchor).sub_(anchor)
                 result.add_(torch.mm(d.T, wide), alpha=unit)
 
     def take(self) -> Tensor | None:
-        """Return the sum, or None where nothing was added; the next one starts at zero."""
+        """Return the sum, or None if nothing was added, and start the next one at zero."""
         if self._units:
             self._settle()
         total = self._total
         if self._carried is not None:
             assert total is not None
-            total = total.add_(self._carried)  # the one rounding, where the sum is above 2048 bounds
+            total = total.add_(self._carried)  # the only rounding, if the sum is above 2048 bounds
         self._total = self._carried = None
         self._products = 0
         return total
 
     def absorb(self, other: ExactSum) -> None:
-        """Take over the sum of another one."""
+        """Add the sum of another ExactSum to this one, and empty the other."""
         for one in (self, other):
             if one._products:
                 one._carry()
@@ -118,7 +131,7 @@ class ExactSum:
             other._carried = None
         total = other.take()
         if total is not None:
-            self._total = total if self._total is None else self._total.add_(total)
+            self._add(total)
 
     def _carry(self) -> None:
         """Move multiples of 2^-10 bounds to the second accumulator, which holds them exactly up to 2^43 bounds."""
@@ -133,7 +146,7 @@ class ExactSum:
         """Empty the accumulator near the anchor."""
         assert self._near is not None
         moved = self._near - self._anchor
-        self._total = moved if self._total is None else self._total.add_(moved)
+        self._add(moved)
         self._near.fill_(self._anchor)
         self._units = 0
 
@@ -167,6 +180,8 @@ def squares(vectors: Tensor) -> Tensor:
     norms = [torch.linalg.vector_norm(part, dim=2) for part in parts if part.numel()]
     sums = torch.cat(norms, dim=1).double().square_().sum(1)
     small = sums < SMALL_SQUARE
+    if vectors.device.type != "cpu":  # so that the host need not wait to learn whether any is small
+        return torch.where(small, vectors.double().square().sum(1), sums)
     if small.any():
         sums[small] = vectors[small].double().square().sum(1)
     return sums

@@ -1,17 +1,14 @@
-"""Passes over groups of units: how many images at a time, and the work of one thread, from images to gradients.
+"""Passes over groups of units: what is in a group, how it gets to its device, and the work of one thread.
 
-The size of a pass suits the memory and its caches and gives every thread a group. It depends on shapes only (the
-model's, the images', the number of views), never on the images themselves. Results do not depend on it, as long as a
-unit fits a pass: see exact.py and clipped_sum.py.
+A worker computes the gradients of a group's units from their images, in one pass or several, and keeps them in slots.
 """
 
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -25,84 +22,22 @@ from dpvision.private.engine.sinks import SeparateViews
 from dpvision.private.engine.slots import Slots
 from dpvision.private.engine.trace import FEW, MANY, Data, ImageAxes, Pass, align, blank_images, plain
 
-# Bytes that forward passes may keep for their backward passes, and that gradients may take, over all threads.
-PASS_BYTES = 2 << 30
-ROW_BYTES = 1 << 30
-# A thread works best on a pass whose forward part keeps this many bytes.
-BEST_BYTES = 320 << 20
-MOST_IMAGES = 2048
-MOST_UNITS_OF_COPIES = 128  # where each view of a unit passes at weights of its own
-# Units fetched at a time where no physical batch size is set.
-FETCHED = 1024
 # Losses are computed for a multiple of this many images.
 LOSS_ROWS = 64
 
 
-class PassSize:
-    """The number of images in a pass: `physical`, or the number that suits memory, caches and threads."""
-
-    def __init__(self, physical: int | None, sizes: Sequence[int]) -> None:
-        self._row_bytes = 4 * max(1, sum(sizes))
-        self._physical = physical
-        self._saved_bytes = 0
-
-    @property
-    def images(self) -> int:
-        """The most images in one pass."""
-        if self._physical is not None:
-            return self._physical
-        memory = min(BEST_BYTES, PASS_BYTES // torch.get_num_threads())
-        fitting = max(1, min(MOST_IMAGES, memory // max(1, self._saved_bytes)))
-        return fitting // 16 * 16 if fitting > 16 else fitting
-
-    def measure(self, saved_bytes: Callable[[], int]) -> None:
-        """Measure, at the first batch only, how many bytes a forward pass keeps per image."""
-        if not self._saved_bytes:
-            self._saved_bytes = max(1, saved_bytes())
-
-    def limits(self, images: int, *, copies: int, threads: int) -> tuple[int, int]:
-        """Return the most units and images in a group, such that every thread has one.
-
-        Copies pass one after the other, and a part of what they keep stays until the last has passed. A group has as
-        many of them as fit into memory, since convolutions are slow with few images.
-        """
-        rows = self._physical or max(1, ROW_BYTES // self._row_bytes // threads)
-        share, size = -(-images // threads), self.images
-        if copies and self._physical is None:
-            size = max(size, min(MOST_UNITS_OF_COPIES * copies, PASS_BYTES // threads // max(1, self._saved_bytes)))
-        return max(1, rows), max(1, copies, min(size, share))
-
-    @property
-    def units_at_a_time(self) -> int:
-        """The number of units to fetch at a time; it never changes."""
-        return self._physical or FETCHED
-
-
-def divide(views: Sequence[int], most_units: int, most_images: int) -> list[tuple[int, int]]:
-    """Divide the units into ranges (first, last) within both limits; a unit with more images is alone."""
-    ends = list(accumulate(views, initial=0))
-    ranges = []
-    first = 0
-    while first < len(views):
-        last = max(first + 1, bisect_right(ends, ends[first] + most_images) - 1)
-        last = min(last, first + most_units)
-        ranges.append((first, last))
-        first = last
-    return ranges
-
-
 @dataclass(frozen=True)
-class Group:
-    """Units that are worked on together. `weights` has one set for all views, or one for each view of a unit."""
+class Shape:
+    """What shapes every contribution of a sum. `weights` has one set for all views, or one for each view of a unit."""
 
-    images: Tensor
-    targets: Tensor
-    views: list[int]
     weights: list[dict[str, Tensor]]
     scales: list[Tensor | None]
     shifts: list[Tensor | None]
     most: int  # images in one pass
     one_view: bool = False  # every unit is one image, by promise
+    copies: int = 0  # perturbations, one for each view
+    possible: dict[int, bool] = field(default_factory=dict)  # what is possible at all these weights (SeparateViews)
+    pinned: list[Tensor] = field(default_factory=list)  # host memory from which a copy may still be running
 
     @property
     def factors(self) -> bool:
@@ -115,6 +50,20 @@ class Group:
         return self.scales[0] is not None or self.shifts[0] is not None
 
 
+@dataclass(frozen=True)
+class Group:
+    """Units that are processed together; unit e has `views[e]` consecutive images."""
+
+    images: Tensor
+    targets: Tensor
+    views: list[int]
+    shape: Shape
+    units: list[int] = field(default_factory=list)  # the positions of the units in the batch; then come blank ones
+    real: list[int] = field(default_factory=list)  # how many of the first images of each unit are not copies
+    shares: Tensor | None = None  # what each image counts in its unit's mean, where that is not by `views`
+    pinned: list[Tensor] = field(default_factory=list)  # host memory from which a copy may still be running
+
+
 class Worker:
     """A thread's own slots, and its own shell around the shared parameters: a model cannot be called twice at once."""
 
@@ -125,41 +74,47 @@ class Worker:
         parameters: dict[str, Tensor],
         bounds: dict[str, float],
         image_axes: ImageAxes | None = None,
+        *,
+        bf16: bool = False,
     ) -> None:
         self._image_axes = image_axes or ImageAxes()
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self._model, self._loss = copy.deepcopy(model, shared), loss
-        self._parameters, self._bounds = parameters, bounds
+        self._parameters, self._bounds, self._bf16 = parameters, bounds, bf16
         self.channels_last = any(p.dim() == 4 for p in model.parameters())
         self._slots: Slots | None = None
 
     def twin(self) -> Worker:
         """Return a worker for another thread, with slots of its own."""
-        return Worker(self._model, self._loss, self._parameters, self._bounds, self._image_axes)
+        return Worker(self._model, self._loss, self._parameters, self._bounds, self._image_axes, bf16=self._bf16)
 
     def gradients(self, group: Group) -> tuple[Slots, Tensor]:
         """Compute the units' gradients, scaled and shifted where the group says so, and the images' losses."""
-        units = len(group.views)
+        units, shape = len(group.views), group.shape
         slots = self._slots_for(units)
         slots.reset()
-        copies, count = len(group.weights), len(group.images)
+        copies, count = len(shape.weights), len(group.images)
         if copies > 1:  # view k of every unit at its own weights
-            ones, separate = [1] * units, SeparateViews(group.weights, slots)
-            views = [(group.weights[k], group.images[k::copies], group.targets[k::copies]) for k in range(copies)]
-            losses = [self._run(slots, *view, ones, copies, separate_views=separate) for view in views]
+            ones, separate = [1] * units, SeparateViews(shape.weights, slots, shape.possible)
+            parts = [(slice(k, None, copies), weights) for k, weights in enumerate(shape.weights)]
+            losses = [self._run(slots, group, w, part, ones, copies, separate_views=separate) for part, w in parts]
             separate.require_empty()
-        elif units == 1 and count > group.most:  # a unit too large for one pass
-            pieces = [slice(a, min(a + group.most, count)) for a in range(0, count, group.most)]
-            losses = [
-                self._run(slots, group.weights[0], group.images[p], group.targets[p], [p.stop - p.start], count)
-                for p in pieces
-            ]
+            losses = [torch.stack(losses, dim=1).flatten()] if slots.batched else losses
+        elif units == 1 and count > shape.most:  # a unit too large for one pass
+            pieces = [slice(a, min(a + shape.most, count)) for a in range(0, count, shape.most)]
+            losses = [self._run(slots, group, shape.weights[0], p, [p.stop - p.start], count) for p in pieces]
         else:
-            losses = [self._run(slots, group.weights[0], group.images, group.targets, group.views, 0, group.factors)]
-        if group.changed:
-            for slot, scale, shift in zip(slots.values(), group.scales, group.shifts, strict=True):
+            losses = [self._run(slots, group, shape.weights[0], slice(None), group.views, 0, shape.factors)]
+        if shape.changed:
+            for slot, scale, shift in zip(slots.values(), shape.scales, shape.shifts, strict=True):
                 slot.transform(units, scale, shift)
-        return slots, torch.cat(losses)
+        return slots, torch.cat(losses) if len(losses) > 1 else losses[0]
+
+    def possible(self, weights: list[dict[str, Tensor]]) -> dict[int, bool]:
+        """Decide for all uses of weights at once what `SeparateViews` asks one by one: the host waits only once."""
+        uses = self._image_axes.pulled_back
+        flags = [possible(*([w[name] for w in weights] for name in names)) for possible, names in uses.values()]
+        return dict(zip(uses, torch.stack(flags).tolist(), strict=True)) if flags else {}
 
     def absorb(self, other: Worker) -> None:
         """Take over what another worker added up."""
@@ -174,17 +129,21 @@ class Worker:
     def _run(
         self,
         slots: Slots,
+        group: Group,
         weights: dict[str, Tensor],
-        images: Tensor,
-        targets: Tensor,
+        part: slice,
         views: list[int],
         divisor: int,
         factors: bool = False,
         separate_views: SeparateViews | None = None,
     ) -> Tensor:
-        """Run one pass: add the mean over views (or the sum over `divisor`) to the slots, and return the losses."""
-        current = Pass(slots, views, self._image_axes, factors=factors, separate_views=separate_views)
-        share = self._share(views, divisor, images.device)
+        """Run one pass over a part of the group's images, and return the losses.
+
+        The mean over views, or the sum over `divisor`, is added to the slots.
+        """
+        images, targets = group.images[part], group.targets[part]
+        current = Pass(slots, views, self._image_axes, factors=factors, separate_views=separate_views, bf16=self._bf16)
+        share = self._share(views, divisor, images.device) if group.shares is None else group.shares[part]
         with torch.enable_grad(), current, ExitStack() as stack:
             inputs = align(self.set_layout(images)).as_subclass(Data)
             stack.enter_context(_reparametrize_module(self._model, current.weights(weights), tie_weights=True))
@@ -202,9 +161,10 @@ class Worker:
 
         Blank rows get the first target, and their losses are dropped.
         """
-        count, more = len(outputs), -len(outputs) % LOSS_ROWS
-        outputs = torch.cat([outputs, outputs.new_zeros(more, *outputs.shape[1:])])
-        targets = torch.cat([targets, targets[:1].expand(more, *targets.shape[1:])])
+        count, more = len(outputs), 0 if outputs.device.type != "cpu" else -len(outputs) % LOSS_ROWS
+        if more:
+            outputs = torch.cat([outputs, outputs.new_zeros(more, *outputs.shape[1:])])
+            targets = torch.cat([targets, targets[:1].expand(more, *targets.shape[1:])])
         losses = self._loss(outputs, targets)
         if losses.shape != (count + more,):
             raise ConfigError("the loss must return one number for each image. Fix: reduction='none'.")
@@ -258,10 +218,55 @@ class Worker:
         return sum(sizes.values())
 
 
-def split(vector: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
-    """Split a public vector by parameter."""
+def split(
+    vector: Tensor | None, sizes: Sequence[int], mover: Mover, pinned: list[Tensor] | None = None
+) -> list[Tensor | None]:
+    """Split a public vector by parameter, on the device."""
     if vector is None:
         return [None] * len(sizes)
     if vector.numel() != sum(sizes) or not bool(torch.isfinite(vector).all()):
         raise ConfigError(f"a public vector must have {sum(sizes)} finite numbers, one for each trainable weight.")
-    return list(vector.detach().reshape(-1).split(list(sizes)))
+    return list(mover.move(vector.detach().reshape(-1), pinned).split(list(sizes)))
+
+
+class Mover:
+    """Moves tensors to a device without waiting: from pinned memory, which the caller keeps until the copy is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pins = True
+
+    def move(self, values: Tensor, pinned: list[Tensor] | None) -> Tensor:
+        """Return a tensor on the device; what must be kept is added to `pinned`. Without it the host waits."""
+        if values.device == self._device or self._device.type == "cpu" or pinned is None:
+            return values.to(self._device)
+        return self._filled(values, len(values), pinned)
+
+    def group(
+        self, batch: tuple[Tensor, Tensor, Sequence[int]], units: list[int], places: int, size: int, shape: Shape
+    ) -> Group:
+        """Return a full pass: these units of a batch, each filled up with its own images, and blank units."""
+        images, targets, views = batch
+        starts = list(accumulate(views, initial=0))
+        real = [views[unit] for unit in units]
+        counts, image = torch.tensor(real).unsqueeze(1), torch.arange(size)
+        rows: slice | Tensor = slice(starts[units[0]], starts[units[-1] + 1])
+        if set(real) != {size} or units[-1] - units[0] != len(units) - 1:
+            rows = (torch.tensor([starts[unit] for unit in units]).unsqueeze(1) + image % counts).flatten()
+        shares = torch.where(image < counts, 1.0 / counts.double(), 0.0)
+        pinned: list[Tensor] = []
+        moved = [self._filled(t, places * size, pinned) for t in (images[rows], targets[rows], shares.flatten())]
+        return Group(moved[0], moved[1], [size] * places, shape, units, real, moved[2], pinned)
+
+    def _filled(self, values: Tensor, count: int, pinned: list[Tensor]) -> Tensor:
+        """Return rows on the device, and zeros after them up to `count`."""
+        far = torch.empty(count, *values.shape[1:], dtype=values.dtype, device=self._device)
+        far[len(values) :].zero_()
+        if values.device.type == "cpu" and self._pins:
+            try:
+                pinned.append(torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values))
+                values = pinned[-1]
+            except RuntimeError:  # this host, or this backend, has no pinned memory
+                self._pins = False
+        far[: len(values)].copy_(values, non_blocking=values.is_pinned() if values.device.type == "cpu" else False)
+        return far

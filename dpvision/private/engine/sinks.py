@@ -25,15 +25,16 @@ class SeparateViews:
     is done once, over all of them, as if they had passed at the same weights.
     """
 
-    def __init__(self, weights: Sequence[dict[str, Tensor]], slots: Slots) -> None:
+    def __init__(self, weights: Sequence[dict[str, Tensor]], slots: Slots, possible: dict[int, bool]) -> None:
+        """Begin with a group of units; `possible` keeps what all groups of a sum have in common."""
         self.count, self._weights, self._slots = len(weights), weights, slots
         self._notes: dict[int, list[Any]] = {}
-        self._possible: dict[int, bool] = {}
+        self._possible = possible
 
-    def all_possible(self, number: int, possible: Callable[..., bool], names: Sequence[str]) -> bool:
+    def all_possible(self, number: int, possible: Callable[..., Tensor], names: Sequence[str]) -> bool:
         """Whether something is possible at the weights of every view: decided once, so the same for all views."""
         if number not in self._possible:
-            self._possible[number] = all(possible(*(weights[name] for name in names)) for weights in self._weights)
+            self._possible[number] = bool(possible(*([weights[name] for weights in self._weights] for name in names)))
         return self._possible[number]
 
     def require_empty(self) -> None:
@@ -77,7 +78,7 @@ class Sink:
         self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None, *, number: int | None = None
     ) -> None:
         self.current, self.slot, self._finish = current, slot, finish
-        self._number = number  # of this use of a weight in the pass; None where views cannot be contracted
+        self._number = number  # of this use of a weight in the pass; None if views cannot be contracted
 
     @property
     def waits_for_views(self) -> bool:
@@ -97,6 +98,11 @@ class Sink:
         """Add gradients of shape (units, *shape)."""
         self.slot.put(values)
         self._finish()
+
+    def put_in_order(self, values: Tensor, order: tuple[int, ...]) -> None:
+        """Add gradients, preferably in memory order `order`."""
+        self.slot.prefer_order(order)
+        self.put(values)
 
     def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
         """Call `one(e, row, add)` to write, or add, the gradient of each unit e, preferably in memory order `order`."""

@@ -16,12 +16,12 @@ import mmap
 import torch
 from torch import Tensor
 
-from dpvision.private.engine.exact import BLOCK, ExactSum, rounding_of_products, squares
+from dpvision.private.engine.exact import AT_ONCE, BLOCK, ExactSum, rounding_of_products, squares
 
 # Norms of rows at least this long are taken right after each is written.
 NOTED = 1 << 16
 # The most that rounding factors may add to a contribution, relative to the bound: a part of noise.ARITHMETIC_SLACK.
-MOST_ROUNDING = 6.5e-5
+MAX_ROUNDING = 6.5e-5
 # Rows of at least this many bytes are allocated in large pages.
 LARGE = 4 << 20
 
@@ -79,7 +79,7 @@ class Slot:
         self.used = True
 
     def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Keep (units, d) and (units, p) whose outer product is the gradient; only where the slot is not used yet."""
+        """Keep (units, d) and (units, p) whose outer product is the gradient; only if the slot is not used yet."""
         self._factors = (inputs, outputs)
         self.used = True
 
@@ -131,21 +131,22 @@ class Slot:
         self.expand_factors()
         if not self.used:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
-        return (self.rows(units).double() * direction.view(self.shape)).reshape(units, -1).sum(1)
+        most = units if self._device.type == "cpu" else max(1, AT_ONCE // self.numel)  # float64 takes memory
+        parts = self.rows(units).split(most)
+        return torch.cat([(p.double() * direction.view(self.shape)).reshape(len(p), -1).sum(1) for p in parts])
 
     def add(self, factors: Tensor, bad: Tensor) -> None:
         """Add sum_e factors[e] * row[e] to the total; rows that are not finite have factor 0 and count as zero."""
         if not self.used:
             return
+        clear = bad.device.type != "cpu" or bool(bad.any())  # without a wait on an accelerator
         if self._factors is not None:
             parts = (*self._factors, self._input_squares.sqrt().unsqueeze(1))
-            inputs, outputs, norms = (torch.where(bad.unsqueeze(1), 0.0, p) if bad.any() else p for p in parts)
+            inputs, outputs, norms = (p.masked_fill(bad.unsqueeze(1), 0.0) if clear else p for p in parts)
             self.total.add_products(inputs, outputs.double() * factors.unsqueeze(1), norms.squeeze(1))
             return
         rows = self._flat(len(factors))
-        if bad.any():
-            rows[bad] = 0
-        self.total.add(rows, factors)
+        self.total.add(rows.masked_fill_(bad.unsqueeze(1), 0.0) if clear else rows, factors)
 
     def add_to(self, out: Tensor) -> None:
         """Add the total to a flat vector in the parameter's own order; the next total starts at zero."""
@@ -172,7 +173,7 @@ def _factored(parameters: dict[str, Tensor]) -> set[str]:
     for name, parameter in parameters.items():
         if parameter.dim() == 2 and 4 * sum(parameter.shape) <= parameter.numel():
             error += rounding_of_products(*parameter.shape) ** 2
-            if error > MOST_ROUNDING**2:
+            if error > MAX_ROUNDING**2:
                 break
             names.add(name)
     return names
@@ -185,6 +186,7 @@ class Slots(dict[str, Slot]):
         factored = _factored(parameters)
         super().__init__((n, Slot(n, p, capacity, bounds[n], factored=n in factored)) for n, p in parameters.items())
         self.capacity = capacity
+        self.batched = any(p.device.type != "cpu" for p in parameters.values())
         self._scratch: dict[tuple[object, ...], Tensor] = {}
 
     def scratch(self, use: tuple[object, ...], size: tuple[int, ...], like: Tensor) -> Tensor:

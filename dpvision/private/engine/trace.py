@@ -132,6 +132,8 @@ class ImageAxes:
     def clear(self) -> None:
         self._rows: dict[int, list[tuple[str, int]]] = {FEW: [], MANY: []}
         self._calls: dict[int, list[tuple[str, list[int]]]] = {FEW: [], MANY: []}
+        # By number of the use of a weight: what tells whether its views can be contracted, and for which parameters.
+        self.pulled_back: dict[int, tuple[Callable[..., Tensor], list[str]]] = {}
 
     def note_rows(self, images: int, what: str, tensor: Tensor) -> None:
         """Note that a rule takes the first axis of this tensor for the images, with equally many rows for each."""
@@ -199,9 +201,12 @@ class Pass:
         factors: bool = False,
         separate_views: SeparateViews | None = None,
         measures: bool = False,
+        bf16: bool = False,
     ) -> None:
         self.slots, self.views, self.separate_views = slots, list(views), separate_views
+        self.batched = slots.batched  # all units in one call: on an accelerator, where they have equally many images
         self.factors = factors  # whether a slot may keep factors instead of rows
+        self.bf16 = bf16  # whether products are of numbers rounded to bfloat16, with sums in float32
         self.measures = measures  # a forward pass over blank images, which fills `image_axes`
         self._image_axes = image_axes
         self._sinks = self._calls = 0
@@ -243,6 +248,15 @@ class Pass:
             self._spans[per_image] = list(starmap(slice, pairwise(ends)))
         return self._spans[per_image]
 
+    def rounded(self, tensor: Any) -> Any:
+        """Return a factor of a product in the precision of products, as float32."""
+        wide = not self.bf16 or tensor is None or tensor.dtype != torch.float32
+        return tensor if wide else tensor.bfloat16().float()
+
+    def by_unit(self, tensor: Tensor) -> Tensor:
+        """Return (rows, ...) as (units, rows of a unit, ...), where every unit has equally many."""
+        return tensor.unflatten(0, (len(self.views), -1))
+
     def note_call(self, name: str, sizes: list[int]) -> None:
         """Note the lengths of the first axes of the arguments and the result of a function without a rule."""
         self._image_axes.note_call(self.images, name, sizes)
@@ -265,6 +279,8 @@ class Pass:
             _, func, args, options = derived
             names = [str(self._names.get(id(a), "")) for a in args]
             if all(names) and self.slots[names[0]].shape == tuple(weight.shape):
+                if self.measures and hasattr(func, "of_views"):
+                    self._image_axes.pulled_back[self._sinks] = (func.of_views.possible, names)
                 return PulledBackSink(self, names, func, options, plain(args), self._sinks)
         bare = plain(weight)
         slot = Slot("", bare.detach(), len(self.views), 1.0)
@@ -275,20 +291,28 @@ class Pass:
         return self._names.get(id(weight), "a function of parameters")
 
     def _pull_back(self, weight: Tensor, slot: Slot) -> None:
-        """Pull the gradients of a function of parameters back to the parameters, one unit at a time."""
+        """Pull the gradients of a function of parameters back to the parameters, on the CPU one unit at a time."""
         slot.expand_factors()
-        leaves = list(self._leaves.values())
-        per_unit = [
-            torch.autograd.grad(weight, leaves, row, retain_graph=True, allow_unused=True)
-            for row in slot.rows(len(self.views))
-        ]
-        for name, gradients in zip(self._leaves, zip(*per_unit, strict=True), strict=True):
-            if gradients[0] is not None:
-                self.slots[name].put(torch.stack(gradients))
+        rows, leaves = slot.rows(len(self.views)), list(self._leaves.values())
+        options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+        per_leaf: tuple[Tensor | None, ...]
+        if self.batched:
+            per_leaf = torch.autograd.grad(weight, leaves, rows, is_grads_batched=True, **options)
+        else:
+            per_unit = zip(*(torch.autograd.grad(weight, leaves, row, **options) for row in rows), strict=True)
+            found = ([g for g in of_units if g is not None] for of_units in per_unit)
+            per_leaf = tuple(torch.stack(of_units) if of_units else None for of_units in found)
+        for name, gradients in zip(self._leaves, per_leaf, strict=True):
+            if gradients is not None:
+                self.slots[name].put(gradients)
 
     def backward(self, loss: Tensor) -> None:
-        """Run the rules' backward passes; nothing else may reach a parameter."""
-        gradients = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
+        """Run the rules' backward passes; nothing else may reach a parameter.
+
+        They run in this thread on every device: what a checkpoint computes again must find the pass that it belongs to.
+        """
+        with torch.autograd.set_multithreading_enabled(False):
+            gradients = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
         loose = [n for n, g in zip(self._leaves, gradients, strict=True) if g is not None]
         if loose:
             raise UnsafeLayer(

@@ -26,13 +26,13 @@ from dpvision.core import files
 from dpvision.data import Split
 from dpvision.errors import DataError, UnsafeLayer
 from dpvision.models import Featured
-from dpvision.models.featured import PIECE
+from dpvision.models.device import name_computation
+from dpvision.models.featured import PIECE, device_of, piece_on
 from dpvision.models.inputs import Inputs
 from dpvision.private.features.resumable_file import ResumableFile, read_complete
 from dpvision.private.training import ranks
 from dpvision.private.training.ranks import Team
-from dpvision.storage import software
-from dpvision.storage.home import home
+from dpvision.storage import home
 
 AT_A_TIME = 256  # records of a rank in a round
 POLL = 0.2  # seconds between attempts to get the lock
@@ -69,15 +69,19 @@ def load_or_compute(
 
 
 def path_of(key: tuple[str, ...]) -> Path:
-    return home() / "features" / f"{hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()}.npy"
+    return home.home() / "features" / f"{hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()}.npy"
 
 
 def digest(parts: Featured) -> str:
-    """A digest of the frozen part's weights and tables."""
+    """A digest of the frozen part's weights and tables, and of the device that they are on unless that is the CPU."""
+    device = device_of(parts)
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in (*parts.prefix.named_parameters(), *parts.prefix.named_buffers()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    if device.type != "cpu":
+        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32"
+        digest.update(name_computation(device, precision).encode())
     return digest.hexdigest()
 
 
@@ -85,10 +89,10 @@ def digest(parts: Featured) -> str:
 def code_version() -> str:
     """The code that computes features, and what it computes with; the rest of the package may change.
 
-    Code that gives other bits should have another name, but nothing depends on that: a run is bound to the very bytes
+    Code that gives other bits should have another name, but nothing depends on that: a run is bound to the exact bytes
     of its features (`Inputs.digest_features`).
     """
-    return f"{software.source(*CODE)}, {software.machine()}"
+    return f"{home.source(*CODE)}, {home.machine()}"
 
 
 @contextmanager
@@ -116,7 +120,7 @@ def _compute(parts: Featured, split: Split, path: Path, progress: Progress, team
     `Featured.features` gives an image the same bits whatever other images are in the batch, so rounds may be of any
     size, and another number of ranks may resume.
     """
-    inputs, count = Inputs(split), len(split)
+    inputs, count, device = Inputs(split), len(split), device_of(parts)
     with ResumableFile(path, _shape(parts, split)) as rows:
         done = int(team.from_first(torch.tensor([rows.begin() if team.first else 0])))
         if not team.first:
@@ -127,7 +131,7 @@ def _compute(parts: Featured, split: Split, path: Path, progress: Progress, team
             part = slice(min(start, count), min(start + AT_A_TIME, count))
             if part.start < part.stop:
                 with torch.no_grad():
-                    rows.write(part.start, parts.features(inputs(part)).float().numpy())
+                    rows.write(part.start, parts.features(inputs(part).to(device)).float().cpu().numpy())
             team.wait()
             done = min(done + team.ranks * AT_A_TIME, count)
             if team.first:
@@ -150,20 +154,22 @@ def _shape(parts: Featured, split: Split) -> tuple[int, ...]:
 
 def shape_of(parts: Featured, shape: tuple[int, ...]) -> tuple[int, ...]:
     with torch.no_grad():
-        return tuple(parts.features(torch.zeros(1, *shape)).shape[1:])
+        return tuple(parts.features(torch.zeros(1, *shape, device=device_of(parts))).shape[1:])
 
 
 def require_separate(parts: Featured, shape: tuple[int, ...], *, name: str = "the frozen part of the model") -> None:
-    """Check by trial, on random images, that no image's features change with another image, or with its own place.
+    """Check by trial, on random images, that no image's features change with another image, or with its own position.
 
-    For the place, the first few images are left out, so that the others move up through all places of a piece. A few
-    shifts are tried, because a difference in the last bits does not show with every image.
+    For the position, the first few images are left out, so that the others move up through all positions of a piece. A
+    few shifts are tried, because a difference in the last bits does not show with every image. Of the large pieces of
+    an accelerator, some positions are tried.
     """
-    generator = torch.Generator().manual_seed(0)
-    images, before = torch.rand((parts.piece or PIECE) + 1, *shape, generator=generator) * 2 - 1, digest(parts)
+    generator, device = torch.Generator().manual_seed(0), device_of(parts)
+    count = piece_on(device, parts.piece or PIECE) + 1
+    images, before = (torch.rand(count, *shape, generator=generator) * 2 - 1).to(device), digest(parts)
     with torch.no_grad():
         together = parts.features(images)
-        for place in range(len(images)):
+        for place in np.linspace(0, count - 1, min(count, PIECE + 1)).astype(int).tolist():
             changed = images.clone()
             changed[place] *= 1e3
             moved = (parts.features(changed) != together).flatten(1).any(1)
@@ -175,8 +181,8 @@ def require_separate(parts: Featured, shape: tuple[int, ...], *, name: str = "th
         for shift in SHIFTS:
             if not torch.equal(parts.features(images[shift:]), together[shift:]):
                 raise UnsafeLayer(
-                    f"{name} gives an image other features at another place in the batch, so adding one record would "
-                    "change the features of others."
+                    f"{name} gives an image other features at another position in the batch, so adding one record "
+                    "would change the features of others."
                 )
     if digest(parts) != before:
         raise UnsafeLayer(f"{name} changes with the images that it sees, so it would reveal them.")

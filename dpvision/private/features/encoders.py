@@ -1,9 +1,9 @@
 """Frozen, public functions from an image to a row of features, by name, and the rows of all records.
 
 Formal guarantee: an encoder's row of an image is a function of that image alone and of public numbers, so a release of
-clipped and noised rows is a release about images. By trial before the first extraction: an encoder that mixes the
-images of a batch, depends on their places or learns from them is refused. Weights of a private training are refused
-too, as they reveal something about their own data.
+clipped and noised rows is a release about images. This is tested before the first extraction: an encoder that mixes the
+images of a batch, depends on their positions or learns from them is refused. Weights trained on private data are
+refused too, as they reveal something about that data.
 
     name                        row                                                            weights
     pixels                      the pixels in [0, 1]; "linear" has them in [-1, 1]             none
@@ -21,12 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from dpvision.data import Split, identify
 from dpvision.errors import ConfigError, DataError
 from dpvision.models import Featured, Shape, build, load_public, split_head
+from dpvision.models.device import CPU
 from dpvision.models.featured import Pixels, require_head_last
 from dpvision.models.parts import Centred
 from dpvision.models.patches import PATCHES
@@ -67,9 +69,21 @@ class Encoder(Featured):
 
 
 def load_encoder(
-    name: str, shape: Shape, weights: str | Path | None = None, *, progress: Progress = lambda *_: None
+    name: str,
+    shape: Shape,
+    weights: str | Path | None = None,
+    *,
+    progress: Progress = lambda *_: None,
+    device: torch.device = CPU,
 ) -> Encoder:
-    """The encoder for images of (channels, height, width). A dictionary of patches is computed if it is not cached."""
+    """The encoder for images of (channels, height, width), on a device.
+
+    A dictionary of patches is computed if it is not cached.
+    """
+    return _load(name, shape, weights, progress).to(device)
+
+
+def _load(name: str, shape: Shape, weights: str | Path | None, progress: Progress) -> Encoder:
     if name == "pixels":
         _require_none(name, weights)
         return Encoder(name, shape, Pixels(), piece=None, origin=ORIGINS[name])
@@ -121,7 +135,7 @@ def cache_key(encoder: Encoder, split: Split) -> tuple[str, ...]:
 
 
 def _before_head(model: nn.Module) -> Featured:
-    """The fixed part of a model that has one followed by nothing but a head; else everything before its head."""
+    """The model itself if it is a frozen part followed by only a head; else the model split before its head."""
     if isinstance(model, Featured):
         learned = [m for m in model.rest.modules() if m._parameters and not isinstance(m, Centred)]
         if len(learned) == 1:

@@ -25,11 +25,13 @@ from dpvision.core import files
 from dpvision.core.rows import Preparation
 from dpvision.data import Split, load
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.device import CPU
+from dpvision.models.featured import device_of
 from dpvision.private.features import cache
 from dpvision.private.features.encoders import Encoder, extract, load_encoder
 from dpvision.private.statistics.whitening import Whitening
 from dpvision.public import dictionary
-from dpvision.released.folder import HEADER, MOST_TEXT, read_arrays, read_schema
+from dpvision.released.folder import HEADER, MAX_TEXT, read_arrays, read_schema
 from dpvision.storage import safetensors
 from dpvision.storage.home import home
 
@@ -75,7 +77,7 @@ def _features_of_random_images(encoder: Encoder, progress: Callable[[int, int], 
     out = np.empty((IMAGES, encoder.width), dtype=np.float32)
     for part, images in dictionary.draw_images(settings, range(IMAGES)):
         with torch.no_grad():
-            out[part.start : part.stop] = encoder.features(images).float().numpy()
+            out[part.start : part.stop] = encoder.features(images.to(device_of(encoder))).float().cpu().numpy()
         progress(part.stop, IMAGES)
     return out
 
@@ -88,10 +90,11 @@ def features_of(
     weights: Path | None = None,
     classes: int | Sequence[str] | None = None,
     progress: Progress = lambda *_: None,
+    device: torch.device = CPU,
 ) -> dict[str, NDArray[Any]]:
     """The "features" and "labels" of one split of a data set, by the encoder and the map of a released folder."""
     records = load_split(folder, source, split=split, classes=classes)
-    encoder, preparation = load_released_encoder(folder, weights=weights, progress=progress)
+    encoder, preparation = load_released_encoder(folder, weights=weights, progress=progress, device=device)
     rows = extract(encoder, records, lambda *done: progress("features", *done))
     return {"features": preparation.apply(rows)[0], "labels": np.asarray(records.labels, dtype=np.int64)}
 
@@ -108,7 +111,7 @@ def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence
 
 
 def load_released_encoder(
-    folder: Path, *, weights: Path | None = None, progress: Progress = lambda *_: None
+    folder: Path, *, weights: Path | None = None, progress: Progress = lambda *_: None, device: torch.device = CPU
 ) -> tuple[Encoder, Preparation]:
     """The encoder of a release, and what was done to each row of its features."""
     schema, card = read_schema(folder), _read_card(folder)
@@ -118,6 +121,7 @@ def load_released_encoder(
         (channels, height, width),
         weights,
         progress=lambda *done: progress("dictionary", *done),
+        device=device,
     )
     if encoder.weights != card["weights"]:
         raise ConfigError(
@@ -153,7 +157,7 @@ def read_preparation(folder: Path, card: dict[str, Any], width: int, *, columns:
 def _read_card(folder: Path) -> dict[str, Any]:
     path = folder / "card.json"
     try:
-        card = json.loads(files.read(path, most=MOST_TEXT))
+        card = json.loads(files.read(path, most=MAX_TEXT))
         features, config, shape = card["features"], card["config"], card["image_shape"]
         kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
         bound = config.get("bound")

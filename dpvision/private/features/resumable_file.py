@@ -77,7 +77,7 @@ class ResumableFile:
         return self
 
     def write(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Write rows from number `first` on; they are on the disk when the call returns."""
+        """Write rows, starting at number `first`; they are on the disk when the call returns."""
         assert rows.dtype == np.float32 and rows.shape[1:] == self.shape[1:] and first + len(rows) <= self.shape[0]
         left, place = np.ascontiguousarray(rows).reshape(-1).view(np.uint8), self._place(first)
         while len(left):

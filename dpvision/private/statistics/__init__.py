@@ -11,12 +11,14 @@ baselines/      synthetic rows by published methods: DP-MERF, DP-HP, P3GM
 
 A head: `fit_head` fits one, `choose` picks its settings on public rows
 head.py         the charge, the fit, and the head that is released
+head_run.py     `dpvision train FEATURES.npz`: a head as a run, from the rows to the card
 choose.py       choose among settings on public rows
 setup.py        names and settings to methods; rows less their noisy mean
 logistic.py     logistic regression by noisy descent: gd, newton
 closed_form.py  ridge regression and the linear discriminant from one noisy vector: moments, lda
 charge.py       the charge that heads and baselines share
 whitening.py    a public linear map for the rows
+ranges.py       ranges of a method's settings
 """
 
 from __future__ import annotations

@@ -66,8 +66,7 @@ def charge_fit(
     """
     event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=setup.releases), setup.releases)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
-    what = f"{setup.name} {setup.method!r} {setup.preparation!r} {numbers} {to_json(event)}"
-    id = secret_name(key, purpose, what, arrays)
+    id = name_fit(setup, key, event, purpose=purpose, numbers=numbers, arrays=arrays)
     charge = charge_one(ledger, budget, event, key, id=id, run=run, sketch=sketch)
     return Gate(charge, key, EveryRecord(event.count), name=id), {
         "event": event,
@@ -81,8 +80,16 @@ def charge_fit(
     }
 
 
+def name_fit(
+    setup: Setup, key: Key, event: Gaussian, *, purpose: str, numbers: str, arrays: Iterable[NDArray[Any]]
+) -> str:
+    """The name of a fit's charge and noise, from the method, its settings, the public numbers and the arrays."""
+    what = f"{setup.name} {setup.method!r} {setup.preparation!r} {numbers} {to_json(event)}"
+    return secret_name(key, purpose, what, arrays)
+
+
 def public_count(n: int | None, x: NDArray[np.float32]) -> tuple[int, tuple[str, ...]]:
-    """The public number of images, and what was read off the data: n itself, if it was not given."""
+    """The public number of images, and what was read from the data: n itself, if it was not given."""
     count = len(x) if n is None else n
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(f"n is {count!r}: the public number of images must be a whole number above 0.")

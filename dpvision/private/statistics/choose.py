@@ -19,7 +19,8 @@ import numpy as np
 from dpvision.core.events import Budget
 from dpvision.core.rows import BoundedSum, Floats, Rows, as_classes, as_matrix
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.setup import HeadSetup, subtract_centre
+from dpvision.models.head_on_features import linear_scores
+from dpvision.private.statistics.setup import HeadSetup
 from dpvision.settings import calibrate
 
 
@@ -73,8 +74,7 @@ def choose(
         public_rows = setup.public_rows(public, width=rows.width)
         weight, bias, centre = setup.fit(rows, n=n, sigma=sigma, add_noise=add_noise, public=public_rows)
         held_out, _ = setup.preparation.apply(x[test], name="public_features")
-        held_out = held_out if centre is None else subtract_centre(held_out, centre)
-        scores = held_out.astype(np.float64) @ weight + (0.0 if bias is None else bias)
+        scores = linear_scores(held_out, weight, bias=bias, centre=centre)
         return float((scores.argmax(axis=1) == y[test]).mean())
 
     accuracies = [float(np.mean([accuracy(c, seed + i) for i in range(repeats)])) for c in candidates]

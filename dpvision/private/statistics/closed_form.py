@@ -1,8 +1,9 @@
 """Linear classifiers in closed form, from one noisy vector: ridge regression ("moments") and the linear discriminant
 ("lda"). All that follows the noisy vector is post-processing, and the event is Gaussian(sigma, 1).
 
-Ridge regression releases ( a vec(X^T X), b X^T Z ), where row i of Z is its class as 0 and 1, less 1/k, and
-a^2 + b^2 = 1. Regression is linear in Z, so subtracting 1/k changes every class alike and no decision.
+Ridge regression releases ( a vec(X^T X), b X^T Z ), where row i of Z is the one-hot class of record i minus 1/k, and
+a^2 + b^2 = 1. Regression is linear in Z, so subtracting 1/k shifts the scores of all classes alike and changes no
+decision.
 
 Formal guarantee: one row x with target z adds ( a vec(x x^T), b x z^T ) with |x| <= 1, |vec(x x^T)| = |x|^2
 (row_sums.py) and |z|^2 = 1 - 1/k. So its length is at most sqrt(a^2 + b^2 (1 - 1/k)), which is the sensitivity.
@@ -21,13 +22,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
-from dpvision.private.statistics.row_sums import AddNoise, class_statistics, second_moment, to_matrix, to_vector
-from dpvision.private.statistics.whitening import add_ridge, covariance, require_ridge
+from dpvision.private.statistics.ranges import check_ranges, fraction, one_of, positive
+from dpvision.private.statistics.row_sums import (
+    AddNoise,
+    class_statistics,
+    second_moment,
+    split_statistics,
+    to_matrix,
+    to_vector,
+)
+from dpvision.private.statistics.whitening import add_ridge, covariance
 from dpvision.released.moments import (
     class_means,
     discriminant,
@@ -37,29 +47,21 @@ from dpvision.released.moments import (
     within_classes,
 )
 
-COVARIANCES = ("none", "private", "public")
 # Without a covariance: the least share of a row's squared length that is taken to be inside its class.
-LEAST_VARIANCE = 1e-3
+MIN_VARIANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Moments:
     """Ridge regression. `share` is a^2, the second moment's part of the sensitivity; `ridge` is in units of noise."""
 
-    share: float = 0.5
-    ridge: float = 1.0
+    releases: ClassVar[int] = 1
+    needs_public: ClassVar[bool] = False
+    share: float = fraction(0.5)
+    ridge: float = positive(1.0)
 
     def __post_init__(self) -> None:
-        require_ridge(self.ridge)
-        _require_share("share", self.share)
-
-    @property
-    def releases(self) -> int:
-        return 1
-
-    @property
-    def needs_public(self) -> bool:
-        return False
+        check_ranges(self)
 
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
@@ -91,31 +93,24 @@ class Discriminant:
     public covariance that of whitening.py.
     """
 
-    covariance: str = "none"
+    releases: ClassVar[int] = 1
+    covariance: str = one_of("none", "private", "public")
     balanced: bool = False
-    share: float = 0.5
-    counts_share: float = 0.05
-    ridge: float = 1.0
+    share: float = fraction(0.5)
+    counts_share: float = fraction(0.05)
+    ridge: float = positive(1.0)
 
     def __post_init__(self) -> None:
-        require_ridge(self.ridge)
-        if self.covariance not in COVARIANCES:
-            raise ConfigError(f"covariance is {self.covariance!r}: it must be one of {', '.join(COVARIANCES)}.")
-        _require_share("share", self.share)
-        _require_share("counts_share", self.counts_share)
+        check_ranges(self)
         if self.share + self.counts_share >= 1:
             raise ConfigError("share and counts_share leave nothing for the class sums: they must add up to below 1.")
-
-    @property
-    def releases(self) -> int:
-        return 1
 
     @property
     def needs_public(self) -> bool:
         return self.covariance == "public"
 
     def weights(self) -> tuple[float, float, float]:
-        """a, b, c."""
+        """Return a, b and c, the weights of the second moment, the class sums and the counts."""
         a2 = self.share if self.covariance == "private" else 0.0
         c2 = 0.0 if self.balanced else self.counts_share
         return math.sqrt(a2), math.sqrt(1 - a2 - c2), math.sqrt(c2)
@@ -128,24 +123,16 @@ class Discriminant:
         exact = class_statistics(rows, a=a, b=b, c=c)
         noisy = add_noise(exact)
         noise = sigma * exact.sensitivity
-        sums = noisy[: d * k].reshape(d, k) / b
-        counts: Floats = np.full(k, n / k)
-        if c:
-            counts = floor_counts(noisy[d * k : d * k + k] / c, n=n)
+        sums, noisy_counts, second = split_statistics(noisy, width=d, classes=k, a=a, b=b, c=c)
+        counts: Floats = np.full(k, n / k) if noisy_counts is None else floor_counts(noisy_counts, n=n)
         means = class_means(sums, counts)
         priors = counts / counts.sum()
-        if a:
-            xx = to_matrix(noisy[d * k + k * (c > 0) :] / a, d) / n
-            inverted = inverse(within_classes(xx, means, priors), noise=noise / (a * n), ridge=self.ridge)
+        if second is not None:
+            inverted = inverse(within_classes(second / n, means, priors), noise=noise / (a * n), ridge=self.ridge)
         elif self.needs_public:
-            assert public is not None  # setup.py refuses without, before anything is charged
+            assert public is not None  # setup.py refuses a run without it, before any charge
             inverted = np.linalg.inv(add_ridge(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
         else:
-            within = max(1.0 - float(priors @ lengths(means)[:, 0] ** 2), LEAST_VARIANCE) / d
+            within = max(1.0 - float(priors @ lengths(means)[:, 0] ** 2), MIN_VARIANCE) / d
             inverted = np.eye(d) / within
         return discriminant(means, priors, inverted, noise=noise / (b * counts))
-
-
-def _require_share(name: str, value: float) -> None:
-    if not (isinstance(value, int | float) and 0 < value < 1):
-        raise ConfigError(f"{name} is {value!r}: it must be between 0 and 1.")

@@ -1,7 +1,7 @@
 """Fit a private linear classifier on frozen features. It reads top to bottom as things happen.
 
 Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
-public function of each image alone, the head and all that was computed on the way to it satisfy the guarantee of
+public function of each image alone, the head and everything that was computed on the way to it satisfy the guarantee of
 `head.event`, which is charged to the ledger, on the disk, before the first noise is drawn. The private rows are read
 only by the sums that the gate gets, which does what the charge states and no more.
 
@@ -23,9 +23,10 @@ from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger
 from dpvision.core.rows import Floats, Rows
 from dpvision.errors import ConfigError
+from dpvision.models.head_on_features import linear_scores
 from dpvision.private.accounts.overlap import NOTHING, Sketch
 from dpvision.private.statistics.charge import Charged, charge_fit, public_count
-from dpvision.private.statistics.setup import HeadSetup, subtract_centre
+from dpvision.private.statistics.setup import HeadSetup
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,10 +43,7 @@ class Head(Charged):
         width = x.shape[1] - (self.preparation.intercept > 0)
         if width != len(self.weight):
             raise ConfigError(f"features have {width} columns, but the head was fitted on {len(self.weight)}.")
-        if self.centre is not None:
-            x = subtract_centre(x, self.centre)
-        scores = x[:, : len(self.weight)].astype(np.float64) @ self.weight
-        return scores if self.bias is None else scores + self.bias
+        return linear_scores(x, self.weight, bias=self.bias, centre=self.centre)
 
     def classes_of(self, features: Any) -> NDArray[np.int64]:
         """The class with the highest score, for each row."""

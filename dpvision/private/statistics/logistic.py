@@ -29,25 +29,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
+from dpvision.private.statistics.ranges import below_1, check_ranges, one_of, positive, whole
 from dpvision.private.statistics.row_sums import AddNoise, second_moment
-from dpvision.private.statistics.whitening import add_ridge, require_ridge
+from dpvision.private.statistics.whitening import add_ridge
+from dpvision.settings.plan import LARGEST_RATE, NOISE_OF_SCORES
 
-# Which iterate is kept. It is chosen before anything is seen.
-KEEPS = ("average", "ema", "last")
 EMA_DECAY = 0.9
 # Beyond this, a score's last bits decide on classes, and those may depend on the rows in the same block.
 LARGEST_SCORE = 1e9
-# Without a total rate: the noise that the weights may have at the end, where a row has length 1 and scores are logits.
-NOISE_OF_SCORES = 0.5
-# And the largest step. The loss has curvature at most 1/2 along a row of length 1, so plain descent is stable up to 4.
-LARGEST_RATE = 4.0
 # No sensible total rate is larger; with it all scores stay within the range of numbers.
 LARGEST_TOTAL = 1e9
+# Which iterate is kept. It is chosen before anything is seen.
+KEEPS = ("average", "ema", "last")
 
 
 def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
@@ -72,25 +71,19 @@ def softmax(scores: Floats) -> Floats:
 class GradientDescent:
     """Plain descent from zero weights. `total_rate` is rate * steps; without it the noise sets it (see `rate`)."""
 
-    steps: int = 100
-    total_rate: float | None = None
-    momentum: float = 0.9
-    clip: float = 1.0
-    keep: str = "average"
+    needs_public: ClassVar[bool] = False
+    steps: int = whole(100)
+    total_rate: float | None = positive(None, most=LARGEST_TOTAL)
+    momentum: float = below_1(0.9)
+    clip: float = positive(1.0)
+    keep: str = one_of(*KEEPS)
 
     def __post_init__(self) -> None:
-        _require_descent(self)
-        r = self.total_rate
-        if r is not None and not (isinstance(r, int | float) and 0 < r <= LARGEST_TOTAL):
-            raise ConfigError(f"total_rate is {r!r}: it must be above 0 and at most {LARGEST_TOTAL:g}, or left out.")
+        check_ranges(self)
 
     @property
     def releases(self) -> int:
         return self.steps
-
-    @property
-    def needs_public(self) -> bool:
-        return False
 
     def rate(self, *, n: int, sigma: float) -> float:
         """The rate of one step, from public numbers: r / steps, or the largest with noise of NOISE_OF_SCORES."""
@@ -110,26 +103,20 @@ class Newton:
     """Descent with public curvature. `ridge` is q: a larger one is closer to plain descent, with less noise in
     directions that are rare."""
 
-    steps: int = 20
-    rate: float = 1.0
-    ridge: float = 0.3
-    momentum: float = 0.0
-    clip: float = 1.0
-    keep: str = "average"
+    needs_public: ClassVar[bool] = True
+    steps: int = whole(20)
+    rate: float = positive(1.0, most=1e6)  # 1 is a full step
+    ridge: float = positive(0.3)
+    momentum: float = below_1(0.0)
+    clip: float = positive(1.0)
+    keep: str = one_of(*KEEPS)
 
     def __post_init__(self) -> None:
-        _require_descent(self)
-        require_ridge(self.ridge)
-        if not (isinstance(self.rate, int | float) and 0 < self.rate <= 1e6):
-            raise ConfigError(f"rate is {self.rate!r}: it must be above 0 and at most 1e6; 1 is a full step.")
+        check_ranges(self)
 
     @property
     def releases(self) -> int:
         return self.steps
-
-    @property
-    def needs_public(self) -> bool:
-        return True
 
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
@@ -185,16 +172,3 @@ def scaled_rate(epsilon: float, *, at: tuple[tuple[float, float], tuple[float, f
     if rate <= 0:
         raise ConfigError(f"the line through {at!r} is not above 0 at epsilon {epsilon:g}, so it gives no rate there.")
     return rate
-
-
-def _require_descent(method: GradientDescent | Newton) -> None:
-    """Refuse, by their names, settings with which there is no descent."""
-    steps, momentum, clip = method.steps, method.momentum, method.clip
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigError(f"steps is {steps!r}: it must be a whole number above 0.")
-    if not (isinstance(momentum, int | float) and 0 <= momentum < 1):
-        raise ConfigError(f"momentum is {momentum!r}: it must be from 0 to below 1.")
-    if not (isinstance(clip, int | float) and 0 < clip < math.inf):
-        raise ConfigError(f"clip is {clip!r}: the clipping norm of one row's gradient must be a finite number above 0.")
-    if method.keep not in KEEPS:
-        raise ConfigError(f"keep is {method.keep!r}: it must be one of {', '.join(KEEPS)}.")

@@ -16,7 +16,7 @@ from dpvision.core.rows import Rows
 from dpvision.released.folder import Block
 from dpvision.released.learners import Learner
 from dpvision.settings.release import Release
-from dpvision.storage.software import computing
+from dpvision.storage.home import computing
 
 CLASS_NUMBERS = "the number of each row's class, counted from 0"
 # Rows of a block where the mechanism does not decide it.

@@ -1,6 +1,6 @@
 """Noisy mixtures of features and labels (NeuroMixGDP, Algorithm 1), a block of rows at a time.
 
-    z_i = ( a x_i, b y_i )          |x_i| <= 1, y_i its class as 0 and 1; a = lambda / sqrt(1 + lambda^2), a^2 + b^2 = 1
+    z_i = ( a x_i, b y_i )          |x_i| <= 1, y_i its one-hot class; a = lambda / sqrt(1 + lambda^2), a^2 + b^2 = 1
     row = sum of v_i z_i over those drawn + N(0, sigma^2)
     x~  = c row's features / a,  y~ = c row's labels / b
 
@@ -54,7 +54,7 @@ from dpvision.released.folder import Block
 from dpvision.settings.release import Release
 
 # The range of lambda; outside of it, the features or the labels are nothing but noise.
-LEAST_BALANCE = 1e-3
+MIN_BALANCE = 1e-3
 # Rows at a time. It decides which draw and which word of noise belong to which row.
 BLOCK = 512
 # Records that are summed at a time, so that the working set stays in the cache.
@@ -62,7 +62,7 @@ PIECE = 256
 # Steps of a weight in [0, 1], as a power of two.
 WEIGHT_BITS = 20
 # Outside of this range the inverse of Gamma's distribution is not reliable; 0.05 to 0.5 is usual.
-LEAST_ALPHA, LARGEST_ALPHA = 0.01, 10_000.0
+MIN_ALPHA, LARGEST_ALPHA = 0.01, 10_000.0
 
 T = TypeVar("T")
 
@@ -91,9 +91,9 @@ class RandomWeights:
     most: float
 
     def __post_init__(self) -> None:
-        if not LEAST_ALPHA <= self.alpha <= LARGEST_ALPHA:
+        if not MIN_ALPHA <= self.alpha <= LARGEST_ALPHA:
             raise ConfigError(
-                f"alpha of the weights is {self.alpha!r}: it must be from {LEAST_ALPHA:g} to {LARGEST_ALPHA:,.0f}, "
+                f"alpha of the weights is {self.alpha!r}: it must be from {MIN_ALPHA:g} to {LARGEST_ALPHA:,.0f}, "
                 "usually 0.05 to 0.5. Fix: for equal weights, leave the weights out."
             )
         if not 0 < self.most <= 1:
@@ -138,9 +138,9 @@ class Mixtures:
         balance: float = 1.0,
         weights: RandomWeights | None = None,
     ) -> None:
-        if not LEAST_BALANCE <= balance <= 1 / LEAST_BALANCE:
+        if not MIN_BALANCE <= balance <= 1 / MIN_BALANCE:
             raise ConfigError(
-                f"balance (lambda) is {balance!r}: it must be from {LEAST_BALANCE:g} to {1 / LEAST_BALANCE:g}."
+                f"balance (lambda) is {balance!r}: it must be from {MIN_BALANCE:g} to {1 / MIN_BALANCE:g}."
             )
         if not 0 < degree < math.inf:
             raise ConfigError(f"the degree is {degree!r}: it must be a finite number above 0.")
@@ -166,7 +166,7 @@ class Mixtures:
 
     @property
     def divisor(self) -> float:
-        """1 / c."""
+        """Return 1 / c, by which a noisy sum is divided."""
         return self.degree if self.weights is None else 1 / self.weights.most
 
     @property
@@ -215,7 +215,7 @@ class Mixtures:
         )
 
     def _contributions(self) -> Grid:
-        """z_i of every record; without the labels, if they are public."""
+        """Return z_i of every record; without the labels, if they are public."""
         x = (self._rows.x, self.a)
         if self.public_labels:
             return round_to_grid(x, degree=self.degree)
@@ -223,11 +223,11 @@ class Mixtures:
         return round_to_grid(x, (one_hot, self.b), degree=self.degree)
 
     def _shares(self, count: int, stream: Stream) -> NDArray[np.float64] | None:
-        """v_i of each record that was drawn."""
+        """Return the weight v_i of each record that was drawn."""
         return None if self.weights is None else self.weights.shares(stream, count, degree=self.degree)
 
     def _scale(self, noisy: NDArray[np.float64], part: range) -> Block:
-        """x~ and y~ of these rows; for y~ the class, if it is public."""
+        """Return x~ and y~ of these rows; if the class is public, it takes the place of y~."""
         features = noisy[:, : self._rows.width] / (self.a * self.divisor)
         if self.public_labels:
             assert isinstance(self.sampler, Scheduled)

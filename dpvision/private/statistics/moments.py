@@ -25,7 +25,7 @@ from dpvision.core.rows import Rows
 from dpvision.core.sampling import EveryRecord
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.mechanism import AT_A_TIME, CLASS_NUMBERS, Description, Output, release_name
-from dpvision.private.statistics.row_sums import class_statistics, to_matrix
+from dpvision.private.statistics.row_sums import class_statistics, split_statistics
 from dpvision.released.folder import Block
 from dpvision.released.learners import DiscriminantLearner, fit_moments
 from dpvision.released.moments import RIDGE, ClassMoments
@@ -68,17 +68,15 @@ class MomentsMechanism:
         exact = class_statistics(rows, a=self.a, b=self.b, c=self.c)
         noisy = gate.next(exact)
         noise = gate.sigma * exact.sensitivity
-        sums, rest = noisy[: d * k].reshape(d, k) / self.b, noisy[d * k :]
-        counts, noise_of_counts = np.asarray(self.class_counts, dtype=np.float64), 0.0
-        if self.c:
-            counts, rest, noise_of_counts = rest[:k] / self.c, rest[k:], noise / self.c
+        sums, counts, second = split_statistics(noisy, width=d, classes=k, a=self.a, b=self.b, c=self.c)
+        assert second is not None
         return ClassMoments(
             sums=sums,
-            counts=counts,
-            second=to_matrix(rest / self.a, d),
+            counts=np.asarray(self.class_counts, dtype=np.float64) if counts is None else counts,
+            second=second,
             n=self.n,
             noise_of_sums=noise / self.b,
-            noise_of_counts=noise_of_counts,
+            noise_of_counts=noise / self.c if self.c else 0.0,
             noise_of_second=noise / self.a,
         )
 

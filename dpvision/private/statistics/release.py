@@ -3,12 +3,13 @@
 A new kind of release is a file with a mechanism, named in MECHANISMS here and in settings/release.py.
 
 Formal guarantee: for two data sets of which one has one image more, and an encoder and a map that are public functions
-of each image alone, all that is in the released folder satisfies the guarantee of the event on its card. The event is
-in the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone,
-which does what the charge states and no more. If there is a test split, accuracy on it is reported without noise: it is
-about the test images, and the card states so.
+of each image alone, everything in the released folder satisfies the guarantee of the event on its card. The event is in
+the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone, which
+does what the charge states and no more. If there is a test split, accuracy on it is reported without noise: it is about
+the test images, and the card states so.
 
-If it is killed after the charge, the key is still there: the same command makes the same bits and is not charged again.
+If it is killed after the charge, the key is still there: the same command makes the same bits, with the numbers of
+threads that it began with, and is not charged again.
 When the folder is complete, the key is destroyed.
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dpvision.core import accountant, files
@@ -34,6 +36,7 @@ from dpvision.core.rows import Preparation, Rows
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_file
+from dpvision.models.device import CPU
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import Accounts, choose, require_not_in_provenance
 from dpvision.private.features.encoders import extract, load_encoder
@@ -49,10 +52,11 @@ from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
 from dpvision.settings.setting import to_dict
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import count_threads, use_threads
 
 Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
-MOST_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
+MAX_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
 
 MECHANISMS: dict[str, Callable[[Rows, Release], Mechanism]] = {
     "moments": MomentsMechanism.of_settings,
@@ -70,7 +74,7 @@ def mechanism_of(rows: Rows, config: Release) -> Mechanism:
 
 @dataclass(frozen=True)
 class PreparedRelease:
-    """The data and the complete settings, and which public facts were read off the data."""
+    """The data and the complete settings, and which public facts were read from the data."""
 
     data: Dataset
     config: Release
@@ -127,14 +131,23 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRe
 
 
 class Encoded:
-    """The private rows, of length at most 1, and the public rules by which each image alone was made into one."""
+    """The private rows, of length at most 1, and the public rules by which each image alone was made into one.
 
-    def __init__(self, prepared: PreparedRelease, progress: Progress = lambda *_: None) -> None:
+    Features are computed on `device`; the name of the charge and the noise covers every bit of the rows.
+    """
+
+    def __init__(
+        self, prepared: PreparedRelease, progress: Progress = lambda *_: None, *, device: torch.device = CPU
+    ) -> None:
         config, self.classes, self.of = prepared.config, len(prepared.data.classes), prepared.of_rows
         assert config.encoder  # complete
         self._progress = progress
         self.encoder = load_encoder(
-            config.encoder, prepared.shape, config.weights, progress=lambda *done: progress("dictionary", *done)
+            config.encoder,
+            prepared.shape,
+            config.weights,
+            progress=lambda *done: progress("dictionary", *done),
+            device=device,
         )
         self.preparation = Preparation(unit=True) if config.bound is None else Preparation(bound=config.bound)
         if config.rank:
@@ -178,8 +191,8 @@ def make(
 
     with _lock(place, out):
         _require_free(out, place)
-        with folders.create_folder(out) as folder:  # before the charge: if it cannot be made, nothing is charged
-            key = _load_or_create_key(place, test_key)
+        # The folder comes before the charge: if it cannot be made, nothing is charged.
+        with folders.create_folder(out) as folder, _load_or_create_key(place, test_key) as key:
             charge, accounts = accounts.charge(
                 prepared.event(),
                 Budget(config.budget or config.epsilon, config.delta),
@@ -208,7 +221,7 @@ def make(
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, output, description)
             card = report.write_release(folder, facts, accounts.first.account())
-        Key.destroy(place)
+        _destroy_key(place)
     return card
 
 
@@ -247,7 +260,7 @@ def require_encoder(prepared: PreparedRelease) -> None:
 def _require_free(out: Path, place: Path) -> None:
     """Refuse a folder that exists. A release killed between its last file and destroying its key is finished here."""
     if (out / "card.json").is_file() and place.exists():
-        Key.destroy(place)
+        _destroy_key(place)
     folders.require_free(out)
 
 
@@ -256,27 +269,44 @@ def accuracy(folder: Path, test: Labelled, classes: int, output: Output, descrip
     features, targets = folders.read_rows(folder)
     learner = DiscriminantLearner(classes=classes, **description.noise).fit(features, targets)
     accuracies = {"linear discriminant of the rows": float(learner.score(*test))}
-    if not output.learners and features.size <= MOST_DESCENT:  # few rows give a poor covariance
+    if not output.learners and features.size <= MAX_DESCENT:  # few rows give a poor covariance
         descent = LinearLearner(classes=classes).fit(features, targets)
         accuracies["softmax regression on the rows"] = float(descent.score(*test))
     return accuracies | {name: float(fitted.score(*test)) for name, fitted in output.learners.items()}
 
 
 def name_of_key(prepared: PreparedRelease, out: Path) -> str:
-    """The same for the same command, so that a release that was killed finds its key again."""
+    """Return a name that is the same for the same command, so that a killed release finds its key again."""
     everything = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
     return hashlib.blake2b(everything.encode(), digest_size=8).hexdigest()
 
 
-def _load_or_create_key(place: Path, test_key: str | None) -> Key:
-    stored = Key.read(place)
-    if test_key:
-        return Key.for_tests(test_key)  # which need not be stored, and must not replace a secret one
-    if stored is not None and stored.private:
-        return stored  # not written again: a kill would leave a copy that nobody destroys
-    key = Key.fresh()
-    key.write(place)  # on the disk before it is used
-    return key
+@contextmanager
+def _load_or_create_key(place: Path, test_key: str | None) -> Iterator[Key]:
+    """Yield the key, and compute with the numbers of threads that it was used with before, if it was."""
+    stored, numbers = Key.read(place), run_folder.threads_path(place)
+    resumed = not test_key and stored is not None and stored.private
+    if resumed and stored is not None:
+        key = stored  # not written again: a kill would leave a copy that nobody destroys
+    elif test_key:
+        key = Key.for_tests(test_key)  # which need not be stored, and must not replace a secret one
+    else:
+        key = Key.fresh()
+        files.write(numbers, json.dumps(count_threads()))
+        key.write(place)  # on the disk before it is used
+    threads = count_threads() if test_key else run_folder.read_json(numbers) if numbers.exists() else None
+    try:
+        stack = ExitStack()
+        stack.enter_context(use_threads(threads, resumed=resumed))
+    except PrivacyError as exc:
+        raise PrivacyError(f"{place}: {exc}") from exc
+    with stack:
+        yield key
+
+
+def _destroy_key(place: Path) -> None:
+    Key.destroy(place)
+    run_folder.threads_path(place).unlink(missing_ok=True)
 
 
 @contextmanager

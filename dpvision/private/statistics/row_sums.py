@@ -19,7 +19,7 @@ AddNoise = Callable[[BoundedSum], Floats]
 
 
 def sum_of_rows(rows: Rows) -> BoundedSum:
-    """sum_i x_i, which one row moves by at most 1."""
+    """Return sum_i x_i, which one row moves by at most 1."""
     total = np.zeros(rows.width)
     for x, _ in rows.blocks():
         total += x.sum(axis=0)
@@ -44,8 +44,18 @@ def class_statistics(rows: Rows, *, a: float, b: float, c: float) -> BoundedSum:
     return BoundedSum(np.concatenate(parts), math.sqrt(a**2 + b**2 + c**2))
 
 
+def split_statistics(
+    noisy: Floats, *, width: int, classes: int, a: float, b: float, c: float
+) -> tuple[Floats, Floats | None, Floats | None]:
+    """The class sums (width, classes), the counts and the second moment of a noisy vector; None for what it lacks."""
+    size = width * classes
+    sums, rest = noisy[:size].reshape(width, classes) / b, noisy[size:]
+    counts = rest[:classes] / c if c else None
+    return sums, counts, to_matrix(rest[classes * (c > 0) :] / a, width) if a else None
+
+
 def second_moment(rows: Rows) -> Floats:
-    """sum_i x_i x_i^T."""
+    """Return the second moment sum_i x_i x_i^T."""
     total = np.zeros((rows.width, rows.width))
     for x, _ in rows.blocks():
         total += x.T @ x

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpvision.core.rows import AT_A_TIME, SHORTER, Floats, Preparation, Rows, lengths
+from dpvision.core.rows import Floats, Preparation, Rows
 from dpvision.errors import ConfigError, did_you_mean
+from dpvision.models.head_on_features import subtract_centre
 from dpvision.private.statistics.closed_form import Discriminant, Moments
 from dpvision.private.statistics.logistic import GradientDescent, Newton
 from dpvision.private.statistics.row_sums import AddNoise, sum_of_rows
@@ -106,21 +106,9 @@ class HeadSetup(Setup):
 
 
 def centre_rows(rows: Rows, centre: Floats) -> Rows:
-    """The same rows seen from the noisy mean row; a row that is in no sum stays zero.
+    """Return the rows as seen from the noisy mean row; a row that is in no sum stays zero.
 
     What all images share says nothing about classes, and takes up most of a row's length.
     """
     x = subtract_centre(rows.x, centre)
     return replace(rows, x=np.where(rows.counted[:, None], x, np.float32(0)))
-
-
-def subtract_centre(x: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
-    """(x - m) / |x - m| for each row: a function of the row alone and of the noisy mean m."""
-    out = np.zeros_like(x)
-    for start in range(0, len(x), AT_A_TIME):
-        part = slice(start, start + AT_A_TIME)
-        moved = x[part].astype(np.float64) - centre
-        length = lengths(moved)
-        unit = np.divide(moved, length, out=np.zeros_like(moved), where=length > 0)
-        out[part] = unit / np.maximum(1.0, lengths(unit)) * SHORTER
-    return out

@@ -38,7 +38,8 @@ class Whitening:
         x = as_matrix(public_features, "public_features").astype(np.float64)
         if len(x) < 2 or not np.isfinite(x).all():
             raise ConfigError("public_features must have at least 2 rows, of finite numbers only.")
-        require_ridge(ridge)
+        if not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
+            raise ConfigError(f"ridge is {ridge!r}: it must be a finite number above 0, such as 0.1.")
         mean = x.mean(axis=0)
         values, vectors = np.linalg.eigh(add_ridge(covariance(x), ridge))
         if rank is None:
@@ -71,8 +72,3 @@ def add_ridge(c: Floats, q: float) -> Floats:
     if not np.trace(c) > 0:
         raise ConfigError("the public features are all the same, so they have no directions to learn.")
     return c + q * np.trace(c) / d * np.eye(d)
-
-
-def require_ridge(ridge: float) -> None:
-    if not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
-        raise ConfigError(f"ridge is {ridge!r}: it must be a finite number above 0, such as 0.1.")

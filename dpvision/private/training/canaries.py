@@ -1,4 +1,4 @@
-"""Canary records in a training, for an audit of that run (audit/one_run.py).
+"""Canary records in a training run, for an audit of that run (audit/one_run.py).
 
 A canary is an additional unit of the private data, included or left out by a fair secret draw. Its contribution to a
 step is C times a unit vector: one weight's coordinate, with a sign, both drawn again for each step from public numbers,
@@ -120,6 +120,10 @@ class SumWithCanaries:
     @property
     def sensitivity(self) -> float:
         return self._inner.sensitivity
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
 
     @property
     def units_at_a_time(self) -> int:

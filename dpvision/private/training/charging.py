@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from dpvision.core.account import Account, Charge
 from dpvision.core.events import Budget, Event
 from dpvision.core.keys import Key
-from dpvision.errors import LedgerMismatch, PrivacyError
+from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.private.accounts.accounts import read_accounts
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.ranks import Team
@@ -22,15 +23,15 @@ def charge(
 ) -> tuple[State, Key, Charge]:
     """On rank 0: decide on the branch, charge for it, and notify the others when the charge is on the disk.
 
-    A trial of a tuning was `paid` for with the whole. `data` names all that is computed with. Other features under the
-    same noise would reveal records, so they are refused; those that another machine or version computed may round
-    differently, and are a new branch.
+    A trial of a tuning was `paid` for with the whole. `data` names everything that the computation uses. Other features
+    under the same noise would reveal records, so they are refused; those that another machine or version computed may
+    round differently, and are a new branch.
     """
     config, facts = prepared.config, run.facts()
     before = State.load(run.state, model)
-    state, key = same_or_new_branch(before, config, data=data)
-    if state.branch != before.branch:
-        prepared.require_certificate()  # by trial on this machine, with these settings, before they are charged
+    state, key = same_or_new_branch(before, config, data=data, software=prepared.software())
+    if team.any(state.branch != before.branch):
+        require_certificate(prepared, team)
     team.text(state.key)
     team.wait()  # until all find the key: without it, nothing need be charged
     accounts = read_accounts(facts)
@@ -66,6 +67,26 @@ def charge(
     return state, key, charged
 
 
+def require_certificate(prepared: Prepared, team: Team) -> None:
+    """On all ranks, before a charge: require the certificate by trial, on each rank's own accelerator.
+
+    On the CPU rank 0 tries for all, which have the same software. A rank that fails raises its own error.
+    """
+    failure: Exception | None = None
+    if team.first or prepared.device.type != "cpu":
+        try:
+            prepared.require_certificate()
+        except Exception as exc:
+            failure = exc
+    refused = team.any(failure is not None)
+    if failure is not None:
+        raise failure
+    if refused:
+        with suppress(RankLost):
+            team.wait()  # until the rank that failed has ended: it reports why
+        raise ConfigError("the trial failed on another rank, whose device was refused. Nothing was charged.")
+
+
 def _no_charge(state: State, name: str, event: Event) -> Charge:
     """Return a charge for a branch without steps: it does nothing to the data, and the ledger gets no line."""
     return Charge(state.branch, name, event, datetime.now(UTC).isoformat(timespec="seconds"), state.private)
@@ -90,6 +111,8 @@ def await_charge(
     run: run_folder.Run, prepared: Prepared, model: nn.Module, team: Team, data: str
 ) -> tuple[State, Key, Charge]:
     """On the other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
+    if team.any(False):  # rank 0 starts a branch
+        require_certificate(prepared, team)
     path = run_folder.key_path(team.text())
     key = Key.read(path)
     if key is None:

@@ -1,4 +1,4 @@
-"""The steps of a private training, in the order of the papers: draw, clip, sum, add noise, descend.
+"""The steps of private training, in the order of the papers: draw, clip, sum, add noise, descend.
 
 The loop is a function of noisy sums and public numbers. Other figures that depend on private data (the true batch size,
 losses, the share of clipped units; with --study, gradients before clipping) go to `operator/` and steer nothing. The
@@ -13,31 +13,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpvision.core import files
 from dpvision.core.gate import Gate
-from dpvision.errors import DataError
+from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import Inputs
 from dpvision.models.parts import CENTRE
-from dpvision.private.engine import STYLES, ClippedSum, Tally
+from dpvision.private.engine import Tally
 from dpvision.private.training import gradient_study, metrics
 from dpvision.private.training.canaries import Canaries
 from dpvision.private.training.network import Phase, phases
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.private_sum import PrivateSum, count_units, fetcher
-from dpvision.private.training.public_gradients import Assistant
 from dpvision.private.training.ranks import Team
 from dpvision.private.training.state import State
-from dpvision.public.assist import ALONE
+from dpvision.public import assist
+from dpvision.public.assist import ALONE, Assisted
 from dpvision.settings.training import Config
 from dpvision.storage import run_folder
+from dpvision.views import Views
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training after a step, for the operator: `images` is a true count, not for release."""
+    """The progress of a training run after a step, for the operator: `images` is a true count, not for release."""
 
     step: int
     steps: int
@@ -47,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Watch:
-    """Who follows a training, and who stops it: `progress` is called after each step, `stop` before."""
+    """Who follows a training run, and who stops it: `progress` is called after each step, `stop` before."""
 
     progress: Callable[[Progress], None] = lambda _: None
     stop: Callable[[], bool] = lambda: False
@@ -73,12 +75,13 @@ def train_steps(
     units = count_units(prepared.data.train, config.unit)
     tally, in_order = Tally(), phases(prepared.network)
     phase = next((p for p in in_order if state.step < p.end), in_order[-1])
-    clipped_sum = _clipped_sum(prepared, phase, tally)
+    clipped_sum = phase.clipped_sum(tally)
     private_sum = PrivateSum(
         gate,
         clipped_sum if canaries is None else canaries.add_to(clipped_sum),
         team=team,
         views=config.views,
+        device=prepared.device,
     )
     assistant = None if config.assist == "none" else Assistant(prepared, phase, model, team)
     measured = metrics.measured_steps(prepared)
@@ -93,12 +96,12 @@ def train_steps(
             break
         if number == phase.end:
             phase, fetch = next(p for p in in_order if p.first == number), None
-            clipped_sum = _clipped_sum(prepared, phase, tally)
+            clipped_sum = phase.clipped_sum(tally)
             private_sum.sum_with(clipped_sum if canaries is None else canaries.add_to(clipped_sum))
         phase.load(state.weights)
         if fetch is None:
             rows = inputs if phase.before is None else inputs.through(phase.before)
-            fetch = fetcher(prepared.data.train, config.unit, rows, prepared.views())
+            fetch = fetcher(prepared.data.train, config.unit, rows, prepared.views(), prepared.device)
 
         # Public gradients shape the contributions; units are drawn, clipped, summed and noised; the weights descend.
         state, assisted = (state, ALONE) if assistant is None else assistant(state)
@@ -133,16 +136,58 @@ def train_steps(
     return state
 
 
-def _clipped_sum(prepared: Prepared, phase: Phase, tally: Tally) -> ClippedSum:
-    config = prepared.config
-    return ClippedSum(
-        phase.learner,
-        phase.loss,
-        clip=STYLES[config.clip_style](config.clip),
-        physical=config.physical,
-        watch=tally,
-        one_view=config.one_view,
-    )
+class Assistant:
+    """Computes what assists a step from public images and the state before it.
+
+    Rank 0 computes public gradients, at weights that come from noisy sums, and sends them to the others: all ranks
+    compute with the same bits. A public batch is a function of (seed, step, number of the batch): a resumed run draws
+    the same one.
+    """
+
+    def __init__(self, prepared: Prepared, phase: Phase, model: nn.Module, team: Team) -> None:
+        self._config, self._phase, self._team = prepared.config, phase, team
+        public = prepared.public.images
+        assert public is not None  # or the settings would have been refused
+        config, views = prepared.config, None
+        if not config.as_it_is:
+            views = Views(config.augment, base=1, classes=len(prepared.data.classes))
+        self._fetch = fetcher(
+            public, "image", prepared.network.load_or_compute_inputs(public, model), views, prepared.device
+        )
+        self._images = len(public.labels)
+
+    def __call__(self, state: State) -> tuple[State, Assisted]:
+        """Return the state and what assists its next step; the phase's network must hold the state's weights."""
+        assisted = assist.assist(
+            self._config.assist,
+            assist.Moment(
+                state.weights, state.step, self._config, lambda count: self._gradients(state, count), state.second
+            ),
+        )
+        if assisted.second is not None:
+            state = replace(state, second=assisted.second)
+        return state, assisted
+
+    def _gradients(self, state: State, count: int) -> Tensor:
+        """Return mean gradients of `count` public batches, (count, size), the same on all ranks."""
+        gradients = torch.empty(count, len(state.weights))
+        if self._team.first:
+            for number in range(count):
+                gradients[number] = self._gradient(state.step, number)
+        return self._team.from_first(gradients)
+
+    def _gradient(self, step: int, number: int) -> Tensor:
+        rng = np.random.default_rng([self._config.seed, step, number])
+        size = min(self._config.public_batch, self._images)
+        rows = np.sort(rng.choice(self._images, size, replace=False))
+        images, targets, _ = self._fetch(rows, int(rng.integers(1 << 62)))
+        gradient = assist.mean_gradient(self._phase.learner, self._phase.loss, images, targets)
+        if not bool(gradient.isfinite().all()):
+            raise ConfigError(
+                f"step {step}: the gradient of the public images is not finite: the training has diverged. "
+                "What was charged stays charged. Fix: a new run with a smaller --lr."
+            )
+        return gradient
 
 
 def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> State:

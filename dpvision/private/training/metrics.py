@@ -1,7 +1,7 @@
 """The lines of metrics.jsonl, all of which may be released, and the trackers that show them elsewhere.
 
-A line has the test accuracy at a few steps of a training, and the epsilon of the whole training: it is charged before
-the first step, and stopping early because of an accuracy on one of these lines reveals no less.
+A line has the test accuracy at a few steps of a training run, and the epsilon of the whole run: it is charged
+before the first step, and stopping early because of an accuracy on one of these lines reveals no less.
 
 A tracker is any object with `log(figures, step)`, or a program by name. It gets what a line of metrics.jsonl holds, and
 of that only RELEASED: epsilon, the test accuracies and the number of images they are measured on. The training loss,
@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
-from torch.nn.utils import vector_to_parameters
 
 from dpvision.core.events import Capped, Event
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.training.prepare import Prepared
-from dpvision.private.training.state import State, trainable
+from dpvision.private.training.state import State, load_weights, trainable
 from dpvision.settings import quick
 
 POINTS = 20
@@ -58,13 +57,13 @@ def measure(state: State, prepared: Prepared, model: nn.Module, test: Inputs | N
         most = None if state.step == prepared.sampler.steps else RECORDS
         line["test_images"] = min(len(test), most or len(test))
         for name, weights in (("ema", state.ema), ("last", state.weights)):
-            vector_to_parameters(weights, trainable(model))
+            load_weights(weights, trainable(model))
             line[f"test_accuracy_{name}"] = accuracy(prepared.network.learner(model)[0], test, most=most)
     return line
 
 
 class Tracker(Protocol):
-    """The part of a tracker that a training uses."""
+    """The part of a tracker that a training run uses."""
 
     def log(self, figures: dict[str, float], /, step: int) -> object: ...
 

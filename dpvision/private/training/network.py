@@ -1,9 +1,8 @@
-"""The network of a training, and its phases: which weights a step trains, and how fast.
+"""The network of a training run, and its phases: which weights a step trains, and how fast.
 
-Phases are a function of the step's number, fixed before the training. All steps are the same mechanism, Poisson
-sampling and noise of sigma times the clipping norm. That the first of them train the head alone (Tang et al. 2023,
-Phase II), or the mean of the features, changes what is summed, not what it reveals: one event, one charge, one noise
-multiplier for all.
+Phases are a function of the step number, fixed before training. All steps are the same mechanism, Poisson sampling and
+noise of sigma times the clipping norm. That the first of them train the head alone (Tang et al. 2023, Phase II), or the
+mean of the features, changes what is summed, not what it reveals: one event, one charge, one noise multiplier for all.
 """
 
 from __future__ import annotations
@@ -15,23 +14,24 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from dpvision.core.clipping import Style
 from dpvision.data import Split, identify
 from dpvision.errors import LedgerMismatch
 from dpvision.models import Featured, build, load_public, train_only
+from dpvision.models.device import CPU
 from dpvision.models.featured import split_head
 from dpvision.models.inputs import Inputs
 from dpvision.models.parts import CENTRE, Agreement, Centred, zero_centres
-from dpvision.private.engine import Loss
+from dpvision.private.engine import STYLES, ClippedSum, Loss, Tally
 from dpvision.private.features import cache
 from dpvision.private.training.public_inputs import PublicInputs
-from dpvision.private.training.state import trainable
+from dpvision.private.training.state import load_weights, trainable
 from dpvision.settings.training import Config
 
 
 def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return one cross-entropy per image; targets are classes or shares of classes."""
+    """Return one cross-entropy per image; targets are classes or distributions over the classes."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
@@ -42,12 +42,13 @@ def outputs_as_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """The network that the settings name, for images of a shape, with its initial weights."""
+    """The network that the settings name, for images of one shape, with its initial weights, on one device."""
 
     config: Config
     shape: tuple[int, int, int]
     classes: int
     public: PublicInputs
+    device: torch.device = CPU
 
     def build(self, *, part: str | None = None) -> nn.Module:
         """Return a copy of the network with its initial weights; only the trained part, or `part`, is trainable."""
@@ -62,14 +63,14 @@ class Network:
         assert config.model
         model = build(config.model, self.shape, classes=self.classes, seed=config.seed)
         if weights and load_public(model, weights) != self.public.weights_digest:
-            raise LedgerMismatch(f"{weights}: the weights changed meanwhile. Fix: restore the file.")
+            raise LedgerMismatch(f"{weights}: the weights have changed. Fix: restore the file.")
         train_only(model, part)
         if config.part == "centred-head":
             zero_centres(model)
-        return model
+        return model.to(self.device)  # built on the CPU: the same initial weights on every device
 
     def split(self, model: nn.Module) -> Featured | None:
-        """Return the network as a frozen part and the rest, where images have no views: features are computed once."""
+        """Return the frozen part and the rest, or None; where images have no views, features are computed once."""
         if not self.config.as_it_is:
             return None
         return split_head(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
@@ -81,6 +82,53 @@ class Network:
         if part != CENTRE:
             return rest, each_loss
         return Agreement(next(m for m in rest.modules() if isinstance(m, Centred))), outputs_as_losses
+
+    def clipped_sum(self, model: nn.Module, loss: Loss, *, clip: Style, watch: Tally | None = None) -> ClippedSum:
+        """Return the clipped sum of a learner's gradients as this training run computes it."""
+        config = self.config
+        return ClippedSum(
+            model,
+            loss,
+            clip=clip,
+            physical=config.physical,
+            watch=watch,
+            one_view=config.one_view,
+            views=config.views,
+            batch=config.batch,
+            precision=config.precision,
+        )
+
+    @property
+    def style(self) -> Style:
+        """How a unit's gradient is bounded."""
+        return STYLES[self.config.clip_style](self.config.clip)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the network that the phases train, in their order."""
+        part = self.config.part
+        if part == "centred-head":
+            return CENTRE, "head"
+        return ("probe", part) if self.config.probe_steps else (part,)
+
+    def input_shape(self, model: nn.Module) -> tuple[int, ...]:
+        """Return the shape of an input of the learner: an image, or a row of features."""
+        frozen = self.split(model)
+        return self.shape if frozen is None else cache.shape_of(frozen, self.shape)
+
+    @property
+    def passes(self) -> str:
+        """The images per pass in each phase on an accelerator, which decide its kernels; empty on the CPU."""
+        if self.device.type == "cpu":
+            return ""
+        if "_passes" not in self.__dict__:
+            sizes = []
+            for part in self.parts:
+                model = self.build(part=part)
+                engine = self.clipped_sum(*self.learner(model, part=part), clip=self.style)
+                sizes.append(engine.plan_pass(self.input_shape(model)))
+            self.__dict__["_passes"] = f"passes of {' and '.join(map(str, dict.fromkeys(sizes)))} images"
+        return str(self.__dict__["_passes"])
 
     def load_or_compute_inputs(
         self, split: Split, model: nn.Module, progress: Callable[[int, int], None] = lambda *_: None
@@ -100,24 +148,29 @@ class Network:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps `first` to `end` - 1. Its network is a copy of its own, in which only the phase's part is trainable."""
+    """A phase: steps `first` to `end` - 1, with a copy of the network in which only `part` is trainable."""
 
     first: int
     end: int
     part: str
     lr: float
+    network: Network
     learner: nn.Module  # what the clipped sum differentiates
     loss: Loss
     before: nn.Module | None  # a fixed function of the learner's inputs, which is applied once
-    _all: list[nn.Parameter]  # of its network: what the whole training learns
+    _all: list[nn.Parameter]  # all parameters of its network that the training learns
     _trained: Tensor  # which numbers of the state's flat vector this phase trains
 
     def load(self, weights: Tensor) -> None:
         """Put the state's weights into the network."""
-        vector_to_parameters(weights, self._all)
+        load_weights(weights, self._all)
+
+    def clipped_sum(self, watch: Tally | None = None) -> ClippedSum:
+        """Return the clipped sum of this phase's gradients."""
+        return self.network.clipped_sum(self.learner, self.loss, clip=self.network.style, watch=watch)
 
     def spread(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of this phase's part as one of all trained weights, with zeros elsewhere."""
+        """Return the gradient of this phase's part as a gradient of all trained weights, with zeros elsewhere."""
         return torch.zeros(len(self._trained)).masked_scatter(self._trained, gradient)
 
 
@@ -150,10 +203,10 @@ def _phase(network: Network, first: int, end: int, *, part: str, lr: float) -> P
     by_name = dict(model.named_parameters())
     parameters = [by_name[n] for n in names]
     trained = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in parameters])
-    assert int(trained.sum()) == len(parameters_to_vector(trainable(model)))  # a phase trains a part of the whole
-    return Phase(first, end, part, lr, *network.learner(model, part=part), None, parameters, trained)
+    assert int(trained.sum()) == sum(p.numel() for p in trainable(model))  # a phase trains a part of the whole
+    return Phase(first, end, part, lr, network, *network.learner(model, part=part), None, parameters, trained)
 
 
 def _rate_of_mean(config: Config) -> float:
-    """Return the rate that undoes clipping: rows have length 1, of which min(1, C) remains, or C by normalising."""
+    """Return the learning rate that undoes clipping: rows of length 1 are clipped to min(1, C), or normalised to C."""
     return 1.0 / (config.clip if config.clip_style == "automatic" else min(1.0, config.clip))

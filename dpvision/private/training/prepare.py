@@ -1,4 +1,4 @@
-"""A training that could begin: data read, settings completed from public numbers, network built, time estimated.
+"""A training run that could begin: data read, settings completed from public numbers, network built, time estimated.
 
 Nothing here draws from the run's key, writes to the run or touches the ledger; a dictionary of random images may be
 built and cached. Public inputs (initial weights, synthetic images) are named by their digests: a run cannot be resumed
@@ -7,38 +7,41 @@ with other ones.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from dpvision.core.certify import certify
+from dpvision.core.certify import certify, digest_rounding
+from dpvision.core.clipping import Flat
 from dpvision.core.events import Event
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.cost import Described, Prediction, count, predict
+from dpvision.models.device import find_device, fix_arithmetic
 from dpvision.models.featured import require_head_last
 from dpvision.models.inputs import Inputs, to_tensor
 from dpvision.models.parts import CENTRE
 from dpvision.private.accounts import overlap
-from dpvision.private.engine import STYLES, ClippedSum, Public
+from dpvision.private.engine import Public
 from dpvision.private.features import cache
 from dpvision.private.training.network import Network
 from dpvision.private.training.private_sum import count_units, fetcher
 from dpvision.private.training.public_inputs import PublicInputs, read_public_inputs, require_every_class
+from dpvision.private.training.state import software
 from dpvision.settings.training import WAYS, Config
 from dpvision.views import Views
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A training before its first step: the private data, the complete settings, the public inputs, the network."""
+    """A training run before its first step: the private data, the complete settings, the public inputs, the network."""
 
     source: str
     data: Dataset
@@ -49,6 +52,7 @@ class Prepared:
     sketch: overlap.Sketch  # digests of images: finds other accounts about the same ones
     public: PublicInputs
     network: Network
+    notes: tuple[str, ...] = ()  # to print with the plan
 
     def __post_init__(self) -> None:
         if self.network.config != self.config or self.network.public is not self.public:
@@ -67,9 +71,33 @@ class Prepared:
         return PoissonSampler(config.batch, config.n, config.steps)
 
     def event(self) -> Event:
-        """Return the event of this training."""
+        """Return the event of this training run."""
         assert self.config.sigma
         return self.sampler.event(self.config.sigma)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that trains."""
+        return self.network.device
+
+    def software(self) -> str:
+        """Return everything that decides how this training run rounds: it is part of the name of its noise."""
+        passes = ", ".join(filter(None, (self.network.passes, self._rounding())))
+        return software(self.device, self.config.precision, passes=passes)
+
+    def _rounding(self) -> str:
+        """Return a digest of what an accelerator computes now for random images; empty on the CPU.
+
+        A card whose bits changed, for a reason that nothing describes, gets another name and with it other noise.
+        """
+        if self.device.type == "cpu":
+            return ""
+        known, threads = self.__dict__.setdefault("_rounding_with", {}), torch.get_num_threads()
+        if threads not in known:
+            known[threads] = "bits " + " ".join(
+                digest_rounding(*a, **k) for a, k in map(self._trial, self.network.parts)
+            )
+        return str(known[threads])
 
     @property
     def everything(self) -> str:
@@ -85,7 +113,7 @@ class Prepared:
                 self.network.load_or_compute_inputs(split, model, progress)
 
     def views(self) -> Views | None:
-        """Return the views that an image is trained on; None where that is the image itself."""
+        """Return the views that an image is trained on; None if that is the image itself."""
         config = self.config
         if config.as_it_is:
             return None
@@ -117,8 +145,9 @@ class Prepared:
     def certified_settings(self) -> tuple[object, ...]:
         """All settings that the certificate depends on: trainings that agree in them need one."""
         config = self.config
-        style = (config.clip, config.clip_style, config.views, config.one_view, config.as_it_is, config.physical)
-        return (config.model, config.part, bool(config.probe_steps), config.assist, config.unit, *style)
+        passes = (config.views, config.one_view, config.as_it_is, config.physical, config.batch)
+        network = (config.model, config.part, bool(config.probe_steps), config.precision)
+        return (*network, config.assist, config.unit, config.clip, config.clip_style, *passes)
 
     def require_certificate(self) -> None:
         """Require, by trial on random images, that no layer mixes images and that every clipped sum is right.
@@ -128,30 +157,61 @@ class Prepared:
         threads = torch.get_num_threads()
         if self.__dict__.get("_certified_with") == threads:
             return
-        part = self.config.part
-        parts = (CENTRE, "head") if part == "centred-head" else ("probe", part) if self.config.probe_steps else (part,)
-        for name in parts:
-            self._certify(name)
+        for part in self.network.parts:
+            try:
+                self._certify(part)
+            except torch.OutOfMemoryError as exc:
+                raise ConfigError(
+                    f"{self.device}: its memory does not hold the trial that comes before a charge, with "
+                    f"{self.network.passes}. Nothing was charged. Fix: --physical {self.config.views} or a little "
+                    "more, or free memory on the device."
+                ) from exc
         self.__dict__["_certified_with"] = threads
 
     def _certify(self, part: str) -> None:
-        config, network = self.config, self.network
-        model, classes = network.build(part=part), 1 if part == CENTRE else network.classes
-        frozen, shape = network.split(model), tuple[int, ...](self.shape)
+        network = self.network
+        model = network.build(part=part)
+        frozen, shape = network.split(model), network.input_shape(model)
         if frozen is not None:
             require_head_last(model, frozen, self.shape)
             cache.require_separate(frozen, self.shape)
-            shape = cache.shape_of(frozen, self.shape)
-        several = config.unit == "person" and not WAYS[config.assist].each_view  # a person has any number of images
-        certify(
-            *network.learner(model, part=part),
-            shape,
-            classes,
-            engine=partial(ClippedSum, physical=config.physical, one_view=config.one_view),
-            style=STYLES[config.clip_style](config.clip),
-            views=(config.views, 2 * config.views, 3 * config.views) if several else (config.views,),
-            public=WAYS[config.assist].shaped_by,
-        )
+        if self.device.type != "cpu":
+            self._try_memory(part, shape)
+        arguments, options = self._trial(part)
+        certify(*arguments, **options)
+
+    def _trial(self, part: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a trial of one of the network's parts."""
+        config, network = self.config, self.network
+        model = network.build(part=part)
+        shape, learner = network.input_shape(model), network.learner(model, part=part)
+        options = {"engine": network.clipped_sum, "style": network.style, "public": WAYS[config.assist].shaped_by}
+        views = [config.views]
+        if config.unit == "person" and not WAYS[config.assist].each_view:  # a person has any number of images
+            views += [2 * config.views, 3 * config.views]
+            if self.device.type != "cpu":
+                images = network.clipped_sum(*learner, clip=network.style).plan_pass(shape)
+                views = sizes_on_a_device(views, images)
+        return (*learner, shape, 1 if part == CENTRE else network.classes), {**options, "views": views}
+
+    def _try_memory(self, part: str, shape: tuple[int, ...]) -> None:
+        """Sum over blank units as many as are fetched at a time, next to the images of those that are fetched ahead."""
+        config, network = self.config, self.network
+        engine = network.clipped_sum(*network.learner(network.build(part=part), part=part), clip=network.style)
+        engine.plan_pass(shape)
+        units = max(1, engine.units_at_a_time // config.views)
+        images = torch.zeros(2 * units * config.views, *shape, device=self.device)
+        targets = torch.zeros(units * config.views, dtype=torch.int64, device=self.device)
+        copies = config.views if WAYS[config.assist].each_view else 0
+        public = Public(perturbations=[torch.zeros(engine.size, device=self.device)] * copies)
+        engine.sum([(images[: len(targets)], targets, [config.views] * units)], public).cpu()
+
+    def predict(self, device: Described) -> Prediction:
+        """Predict a step on a device that is not here; public gradients and frozen parts are not counted."""
+        network, config = self.network, self.config
+        model = network.build()
+        cost = count(*network.learner(model), network.input_shape(model))
+        return predict(cost, device, batch=self.sampler.batch, views=config.views, precision=config.precision)
 
     def estimate_seconds(self, *, ranks: int = 1) -> float:
         """Estimate the time of missing features and of all steps on this machine, without that of the test split."""
@@ -159,8 +219,15 @@ class Prepared:
         return _seconds_of_features(self) / ranks + images / ranks / images_per_second(self)
 
 
+def sizes_on_a_device(views: Sequence[int], pass_images: int) -> list[int]:
+    """Return numbers of images of units for each size of kernels, up to a pass and one above (pass_size.py)."""
+    doubled = itertools.takewhile(lambda size: size < pass_images, (views[0] << k for k in itertools.count()))
+    whole = max(views[0], pass_images)
+    return list(dict.fromkeys((*views, *doubled, whole, whole + 1)))
+
+
 def prepare(source: str, config: Config, progress: Callable[[int, int], None] = lambda *_: None) -> Prepared:
-    """Read the data and complete the settings. A fact that was not declared is read off the data and named."""
+    """Read the data and complete the settings. A fact that was not declared is read from the data and named."""
     data = load(
         source,
         classes=config.classes,
@@ -174,11 +241,16 @@ def prepare(source: str, config: Config, progress: Callable[[int, int], None] = 
 def prepare_read(
     data: Dataset, config: Config, *, source: str, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Prepared:
-    """Prepare a training on data in memory; `source` is where it would be read again, or a word for it."""
+    """Prepare a training run on data in memory; `source` is where it would be read again, or a word for it."""
     if config.unit == "person" and data.train.persons is None:
         raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
     known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
+    notes: list[str] = []
+    device = find_device(config.device, report=notes.append)
+    fix_arithmetic(device, config.precision)
+    if config.device == "auto":  # a run that is resumed looks for the same kind
+        config = replace(config, device=device.type)
     complete = config.complete(count_units(data.train, config.unit))
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
     fingerprint, in_order, digests = identify(data.train)
@@ -187,8 +259,9 @@ def prepare_read(
     if config.unit == "person":
         _require_one_person_each(data.train, sketch, source)
     height, width, channels = data.train.images.shape[1:]
-    network = Network(complete, (channels, height, width), len(data.classes), public)
-    prepared = Prepared(source, data, complete, read_off, fingerprint, in_order, sketch, public, network)
+    network = Network(complete, (channels, height, width), len(data.classes), public, device)
+    facts = (source, data, complete, read_off, fingerprint, in_order, sketch, public, network)
+    prepared = Prepared(*facts, notes=tuple(notes))
     network.build()  # unknown names, wrong files and impossible parts are refused now
     prepared.views()
     return prepared
@@ -216,10 +289,10 @@ def _seconds_of_features(prepared: Prepared) -> float:
     missing = sum(cache.count_missing(prepared.network.features_key(s, parts), len(s)) for s in splits)
     if not missing:
         return 0.0
-    images = torch.rand(min(missing, cache.AT_A_TIME), *prepared.shape) * 2 - 1
+    images = (torch.rand(min(missing, cache.AT_A_TIME), *prepared.shape) * 2 - 1).to(prepared.device)
     parts.features(images[:1])  # the first call sets things up
     began = time.perf_counter()
-    parts.features(images)
+    parts.features(images).cpu()
     return (time.perf_counter() - began) / len(images) * missing
 
 
@@ -227,33 +300,23 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
     """Measure private images per second, with all their views, on random images; public gradients are not counted."""
     network, views, config = prepared.network, prepared.views(), prepared.config
     model = network.build()
-    (learner, loss), parts = network.learner(model), network.split(model)
-    shape = cache.shape_of(parts, prepared.shape) if parts else prepared.shape
-    clipped_sum = ClippedSum(learner, loss, clip=1.0, physical=config.physical, one_view=config.one_view)
+    learner, loss = network.learner(model)
+    shape = network.input_shape(model)
+    clipped_sum = network.clipped_sum(learner, loss, clip=Flat(1.0))
+    clipped_sum.plan_pass(shape)
     count = max(1, min(prepared.sampler.batch, 64 // config.views or 1))
     copies = config.views if WAYS[config.assist].each_view else 0
-    public = Public(perturbations=[torch.zeros(clipped_sum.size)] * copies)
+    public = Public(perturbations=[torch.zeros(clipped_sum.size, device=network.device)] * copies)
     while True:
         images, labels = torch.rand(count, *shape) * 2 - 1, np.zeros(count, dtype=np.int64)
         split = Split(np.zeros((count, 1, 1, 1), dtype=np.uint8), labels, None)
-        fetch = fetcher(split, "image", _Ready(split, images), views)
-        clipped_sum.sum([fetch(np.arange(count), 0)], public)  # the first call sets things up
+        fetch = fetcher(split, "image", Inputs(split, images.numpy()), views, network.device)
+        clipped_sum.sum([fetch(np.arange(count), 0)], public).cpu()  # the first call sets things up
         began = time.perf_counter()
-        clipped_sum.sum([fetch(np.arange(count), 0)], public)
+        clipped_sum.sum([fetch(np.arange(count), 0)], public).cpu()  # waits until it is done
         rate = count / (time.perf_counter() - began)
         most = max(1, min(prepared.sampler.batch, clipped_sum.units_at_a_time // config.views))
         wanted = max(1, min(most, int(rate * seconds / 2)))
         if wanted <= 2 * count:
             return rate
         count = wanted
-
-
-class _Ready(Inputs):
-    """Inputs that are tensors already."""
-
-    def __init__(self, split: Split, images: Tensor) -> None:
-        super().__init__(split)
-        self._ready = images
-
-    def __call__(self, rows: Any) -> Tensor:
-        return self._ready[rows]

@@ -18,6 +18,7 @@ the unit's own number: secret, independent of the sampling and the noise, and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from dpvision.core.rows import BoundedSum
 from dpvision.core.sampling import PoissonSampler
 from dpvision.data import Split
 from dpvision.errors import ConfigError, PrivacyError
+from dpvision.models.device import CPU, send
 from dpvision.models.inputs import Inputs
 from dpvision.private.engine.clipped_sum import Batch
 from dpvision.private.training.ranks import ALONE, Team
@@ -49,8 +51,11 @@ def count_units(split: Split, unit: str) -> int:
     return len(np.unique(split.persons))
 
 
-def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fetch:
-    """Return a function that makes views and targets of units; views of an image are consecutive, as a person's are."""
+def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None, device: torch.device = CPU) -> Fetch:
+    """Return a function that makes views and targets of units; views of an image are consecutive, as a person's are.
+
+    An image is sent to the device once, and its views are made there; random numbers are drawn on the host.
+    """
     images_of: Callable[[int], NDArray[np.int64]] | None = None
     if unit == "person":
         assert split.persons is not None
@@ -61,7 +66,8 @@ def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None) -> Fet
         if images_of is not None and len(drawn):
             parts = [images_of(int(i)) for i in drawn]
             rows, counts = np.concatenate(parts), [len(p) for p in parts]
-        images, labels = inputs(rows), torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64))
+        images = inputs(rows, device=device)
+        labels = send(torch.from_numpy(np.asarray(split.labels[rows], dtype=np.int64)), device)
         if views is None:
             return images, labels, counts
         images, targets = views(images, labels, UnitRandom.grouped(seed, drawn, counts))
@@ -78,11 +84,23 @@ def group_by_person(persons: NDArray[np.int64]) -> Callable[[int], NDArray[np.in
     return lambda person: images[person]
 
 
+def fetch_ahead(parts: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the same parts, each of them read and sent by a thread while the device works on the one before."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, parts, None)
+        while (part := following.result()) is not None:
+            following = thread.submit(next, parts, None)
+            yield part
+
+
 class Sum(Protocol):
     """A sum that one unit moves by at most `sensitivity`: ClippedSum, or it with canaries added."""
 
     @property
     def sensitivity(self) -> float: ...
+
+    @property
+    def size(self) -> int: ...
 
     @property
     def units_at_a_time(self) -> int: ...
@@ -93,11 +111,14 @@ class Sum(Protocol):
 class PrivateSum:
     """Steps of DP-SGD: Poisson-sample units, sum their clipped gradients, add noise, divide by the expected batch."""
 
-    def __init__(self, gate: Gate, clipped_sum: Sum, *, team: Team = ALONE, views: int = 1) -> None:
+    def __init__(
+        self, gate: Gate, clipped_sum: Sum, *, team: Team = ALONE, views: int = 1, device: torch.device = CPU
+    ) -> None:
+        """`device` is where contributions are computed: on an accelerator the host prepares what comes next."""
         if not isinstance(gate.sampler, PoissonSampler):
             raise PrivacyError(f"steps of training draw units by a PoissonSampler, not by {gate.sampler}.")
         self._gate, self._batch, self._team, self._views = gate, gate.sampler.batch, team, views
-        self._next = 0
+        self._next, self._ahead = 0, device.type != "cpu"
         self.sum_with(clipped_sum)
 
     def sum_with(self, clipped_sum: Sum) -> None:
@@ -114,14 +135,15 @@ class PrivateSum:
             raise PrivacyError(f"step {number} is done: {self._next} is the next one.")
         self._next = number + 1
         drawn = self._gate.draw(number, units, rank=self._team.rank, ranks=self._team.ranks)
-        share = self._clipped_sum.sum(self._in_parts(number, drawn, fetch), public).cpu()
+        parts = self._in_parts(number, drawn, fetch)
+        if self._ahead and self._team.first:
+            self._gate.draw_ahead(number, self._clipped_sum.size, self._clipped_sum.sensitivity)
+        share = self._clipped_sum.sum(fetch_ahead(parts) if self._ahead else parts, public).cpu()
         total = self._team.total(share)
         noisy = torch.empty_like(share) if total is None else self._add_noise(total, number)
         return self._team.from_first(noisy) / self._batch
 
-    def _in_parts(
-        self, number: int, drawn: NDArray[np.int64], fetch: Fetch
-    ) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    def _in_parts(self, number: int, drawn: NDArray[np.int64], fetch: Fetch) -> Iterator[Batch]:
         """Yield a few units at a time, so that memory does not grow with the batch."""
         words = self._gate.stream("views", number).words(2)
         seed = int(words[0]) << 64 | int(words[1])

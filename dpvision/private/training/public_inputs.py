@@ -1,7 +1,7 @@
-"""Public inputs of a private training: weights to start from and synthetic images, each named by its digest.
+"""Public inputs of private training: weights to start from and synthetic images, each named by its digest.
 
 None of them may be private data in disguise: images that are in the private data, and weights or generators that were
-trained on them without privacy, are refused. Weights of a private training bring their event, which is counted.
+trained on them without privacy, are refused. Weights from private training bring their event, which is counted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_public_inputs(
 
 
 def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
-    """Return file and digest of weights to start from; those of a private training also have an event.
+    """Return file and digest of weights to start from; those from private training also have an event.
 
     The event must be about the same kind of unit: what is revealed of one image and of one person does not add up. If
     the weights state which images they were trained on without privacy, none of these may be private.

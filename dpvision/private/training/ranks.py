@@ -1,8 +1,8 @@
 """Ranks, the worker processes of one training: which one this is, and the few messages that pass between them.
 
 Formal guarantee: a rank's clipped sum is sent to rank 0 alone, and only what rank 0 sends out comes back. Neither keys
-nor images are sent. Shares are added in the order of the ranks, so the total does not depend on timing. Without
-torchrun there is one rank, and every message is its own answer.
+nor images are sent, and every message is encrypted and authenticated (links.py). Shares are added in the order of the
+ranks, so the total does not depend on timing. Without torchrun there is one rank, and every message is its own answer.
 
 Every message has rank 0 at one end, by plain send and receive: the backend's own reduce passes partial sums from rank
 to rank, and its collectives run in threads that may abort the interpreter when it ends (torch 2.13, gloo).
@@ -10,6 +10,8 @@ to rank, and its collectives run in threads that may abort the interpreter when 
     edge case                      behaviour
     a rank ends or is unreachable  the next message raises RankLost on every other rank
     a rank hangs                   the same, after TIMEOUT
+    a message altered on its way   the same, on the rank that receives it
+    a rank without the links' key  refused on all of them, when they meet
     ranks that differ              refused by `require_same` on all of them, before anything is charged
 """
 
@@ -27,11 +29,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpvision.errors import ConfigError, RankLost
+from dpvision.private.training import links
 
 # How long a rank waits for another: longer than rank 0 needs to measure accuracy and to save.
 TIMEOUT = timedelta(minutes=10)
 LONGEST_TEXT = 64
 _store: dist.Store | None = None  # where the ranks met; it outlives a failed rank
+_link: links.Link | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,11 @@ class Team:
         """Return the sum of all shares, in place, on rank 0; None on the others, which see no share but their own."""
         with _raising_rank_lost(self):
             if not self.first:
-                dist.send(share, 0)
+                _connected().send(share, 0)
                 return None
             for rank in range(1, self.ranks):
                 other = torch.empty_like(share)
-                dist.recv(other, rank)
+                _connected().receive(other, rank)
                 share += other
             return share
 
@@ -62,10 +66,10 @@ class Team:
         """Return rank 0's value on every rank; elsewhere `value` only has its size, and is overwritten."""
         with _raising_rank_lost(self):
             if not self.first:
-                dist.recv(value, 0)
+                _connected().receive(value, 0)
                 return value
             for rank in range(1, self.ranks):
-                dist.send(value, rank)
+                _connected().send(value, rank)
             return value
 
     def text(self, text: str = "") -> str:
@@ -99,16 +103,17 @@ ALONE = Team()
 
 def start() -> None:
     """Meet the other ranks where torchrun started several; else do nothing."""
-    global _store
+    global _store, _link
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
             return
         _store, rank, ranks = next(dist.rendezvous("env://", timeout=TIMEOUT))
         dist.init_process_group("gloo", store=_store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+        _link = links.connect(_store, rank, ranks)
     except ValueError as exc:
         raise ConfigError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment asks for several ranks, but not how they meet "
-            f"({exc}). Fix: start with `torchrun --nproc-per-node 2 -m dpvision ...`, or unset WORLD_SIZE."
+            f"({exc}). Fix: start with `torchrun --nproc-per-node 2 -m dpvision -- ...`, or unset WORLD_SIZE."
         ) from exc
     except RuntimeError as exc:
         raise RankLost(f"the ranks did not meet ({_reason(exc)}). Nothing was charged. Fix: start them again.") from exc
@@ -137,6 +142,11 @@ def is_first_to_report() -> bool:
         return _store.add("dpvision/told", 1) == 1
     except RuntimeError:
         return True  # the meeting place is gone with the rank that kept it
+
+
+def _connected() -> links.Link:
+    assert _link is not None  # there are other ranks, so `start` has met them
+    return _link
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Formal guarantee: two stretches of training with the same branch name, key and s
 weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
 noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
 point is another branch. A state that continues under the same noise is signed with the run's key: one that was written
-by hand is refused. A branch is named when it is first charged, and by the very features that it computes with.
+by hand is refused. A branch is named when it is first charged, and by the exact features that it computes with.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,11 +26,12 @@ from dpvision.core.events import Budget, Capped, Event, exposures, from_json, to
 from dpvision.core.keys import Key
 from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
+from dpvision.models.device import CPU, name_computation
 from dpvision.private.training import ranks
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import WAYS, Config, merge
 from dpvision.storage import run_folder, safetensors
-from dpvision.storage.software import computing
+from dpvision.storage.home import computing
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class State:
             "data": self.data,
             "key": self.key,
             "private": json.dumps(self.private),
-            "software": self.software or software(),
+            "software": self.software,
             "config": json.dumps(to_dict(self.config), sort_keys=True),
             "path": json.dumps([to_json(e) for e in self.path]),
         }
@@ -75,16 +77,16 @@ class State:
 
     @staticmethod
     def config_of(header: dict[str, str], path: Path) -> Config:
-        """Read the settings from the header of a state's file."""
+        """Read the settings from the header of a state's file; one without a device is of a run on the CPU."""
         try:
-            return merge(Config(), json.loads(header["config"]), source=str(path))
+            return merge(Config(device="cpu"), json.loads(header["config"]), source=str(path))
         except safetensors.UNSOUND as exc:
             raise DataError(f"{path}: does not state which settings it belongs to ({exc}).") from exc
 
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
         """Read a state's file, for weights of the model's size; its signature is checked while the key exists."""
-        flat = parameters_to_vector(trainable(model)).detach()
+        flat = flat_weights(model)
         config = State.config_of(safetensors.read(path).header, path)
         names = tensors_of(config)
         like = dict.fromkeys(names, flat)
@@ -122,19 +124,22 @@ def tensors_of(config: Config) -> tuple[str, ...]:
     return ("weights", "momentum", "ema", *second, *(("canaries",) if config.canaries else ()))
 
 
-def branch_name(state: State, config: Config, *, data: str, key: str) -> str:
+def branch_name(state: State, config: Config, *, data: str, software: str, key: str) -> str:
     """Return a name for a stretch of training from everything that shapes it: the same name means the same bits."""
     first = hashlib.blake2b(state.weights.numpy().tobytes(), digest_size=16).hexdigest()
     where = [state.branch, state.step, state.digest if state.branch else first]
-    shaping = [*where, config.hash(), data, software(), key]
+    shaping = [*where, config.hash(), data, software, key]
     return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
 
 
-def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[State, Key]:
-    """Continue as before if nothing changed; else start a branch here, with fresh noise and a charge of its own."""
+def same_or_new_branch(state: State, config: Config, *, data: str, software: str) -> tuple[State, Key]:
+    """Continue as before if nothing changed; else start a branch here, with fresh noise and a charge of its own.
+
+    `software` is what `software()` returns for the device and the precision that will train.
+    """
     before = state.config
     key = Key.read(run_folder.key_path(state.key))
-    if key and state.branch and config.hash() == before.hash() and state.software == software():
+    if key and state.branch and config.hash() == before.hash() and state.software == software:
         if state.data != data:
             raise LedgerMismatch(
                 "the training data, a public file or the cached features are not those that the run began with, and "
@@ -155,19 +160,19 @@ def same_or_new_branch(state: State, config: Config, *, data: str) -> tuple[Stat
         config=config,
         key=name,
         private=state.private and key.private,
-        branch=branch_name(state, config, data=data, key=key.label(name)),
+        branch=branch_name(state, config, data=data, software=software, key=key.label(name)),
         data=data,
         first=state.step,
         path=(*state.path, charged_here(state)) if state.branch else state.path,
-        software=software(),
+        software=software,
     ), key
 
 
 def charged_here(state: State) -> Event:
     """Return the event that the state's branch was charged for: all of its steps, also those that were never done.
 
-    Whoever stops a training where it looks good, and states the epsilon of the steps so far, states too little: which
-    steps were done then depends on what was seen.
+    Whoever stops a training run where it looks good, and states the epsilon of the steps so far, states too little:
+    which steps were done then depends on what was seen.
     """
     config = state.config
     assert config.sigma and config.batch and config.n and config.steps
@@ -199,12 +204,29 @@ def _point(event: Event, delta: float) -> tuple[float, float]:
     return accountant.epsilon(event, delta), delta
 
 
-def software() -> str:
-    """Return what computes, on how many ranks: any other may round or draw differently, so it gets fresh noise."""
-    several = f", {ranks.ranks()} ranks" if ranks.ranks() > 1 else ""
-    return f"{computing()}, {torch.get_num_threads()} threads{several}"
+def software(device: torch.device = CPU, precision: str = "float32", *, passes: str = "") -> str:
+    """Return what computes, on how many ranks: any other may round or draw differently, so it gets fresh noise.
+
+    `passes` are the sizes of passes on an accelerator (Network.passes).
+    """
+    several = f"{ranks.ranks()} ranks" if ranks.ranks() > 1 else ""
+    facts = (computing(), f"{torch.get_num_threads()} threads", several, name_computation(device, precision), passes)
+    return ", ".join(filter(None, facts))
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that are trained."""
     return [p for p in model.parameters() if p.requires_grad]
+
+
+def flat_weights(model: nn.Module) -> Tensor:
+    """Return the trained parameters as one vector on the host, in which a state keeps them."""
+    return parameters_to_vector(trainable(model)).detach().cpu()
+
+
+@torch.no_grad()
+def load_weights(weights: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """Write a state's vector into parameters, in place: they stay on their device, and are what others share."""
+    parts = weights.to(parameters[0].device).split([p.numel() for p in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.copy_(part.view_as(parameter))

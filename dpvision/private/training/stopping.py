@@ -45,7 +45,7 @@ from dpvision.settings import calibrate, quick
 
 # Of the budget's delta; the rest is room for what else the ledger composes with it.
 SHARE_OF_DELTA = 0.5
-MOST_MEAN = 1000.0
+MAX_MEAN = 1000.0
 # Values among which the best `a` is searched for; any value gives a bound.
 VALUES = 201
 # Of the search for a trial's epsilon, and its last steps to the safe side.
@@ -98,8 +98,8 @@ class Stopping:
 
 def stopping(mean: float, eta: float = 0.0) -> Stopping:
     """Return the distribution with this mean number of trials."""
-    if not 1 < mean <= MOST_MEAN:
-        raise ConfigError(f"the expected number of trials is {mean:g}: it must be above 1 and at most {MOST_MEAN:g}.")
+    if not 1 < mean <= MAX_MEAN:
+        raise ConfigError(f"the expected number of trials is {mean:g}: it must be above 1 and at most {MAX_MEAN:g}.")
     low, high = math.log(1e-12), math.log1p(-1e-12)  # E[K] falls as gamma grows
     for _ in range(100):
         middle = (low + high) / 2

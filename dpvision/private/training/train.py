@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dpvision.audit.one_run import audit_one_run
 from dpvision.core import files
@@ -31,24 +30,24 @@ from dpvision.core.account import Charge
 from dpvision.core.events import Event, from_json, to_json
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
-from dpvision.errors import ConfigError, LedgerMismatch, PrivacyError, RankLost
+from dpvision.errors import ConfigError, DataError, LedgerMismatch, PrivacyError, RankLost
 from dpvision.models.inputs import Inputs, predict_classes
 from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
 from dpvision.private.training import metrics, ranks
 from dpvision.private.training.canaries import Canaries, draw_inclusion, read_inclusion, require_enough_weights
-from dpvision.private.training.charging import await_charge, charge
+from dpvision.private.training.charging import await_charge, charge, require_certificate
 from dpvision.private.training.loop import Progress, Watch, train_steps
 from dpvision.private.training.metrics import Tracker, open_trackers, send_to
 from dpvision.private.training.network import fewest_weights
 from dpvision.private.training.prepare import Prepared, prepare
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.ranks import Team
-from dpvision.private.training.state import State, event_charged, software, trainable
+from dpvision.private.training.state import State, event_charged, flat_weights, load_weights, trainable
 from dpvision.released import evaluation, report
 from dpvision.settings.setting import declared
 from dpvision.settings.training import WAYS, Config, merge
 from dpvision.storage import run_folder, safetensors
-from dpvision.storage.leftovers import clear
+from dpvision.storage.run_folder import clear
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,8 @@ def begin(
         if team.first:
             accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
             run = _create(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
+        else:
+            require_certificate(prepared, team)
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
@@ -139,7 +140,7 @@ def _create(
     if paid is None:
         accounts.require_room(prepared.event(), config)
     model = prepared.network.build()
-    prepared.require_certificate()
+    require_certificate(prepared, ranks.team())
     require_room_for_canaries(prepared)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
     key.write(run_folder.key_path(key_name))
@@ -149,7 +150,7 @@ def _create(
         facts["trial_of"] = paid.run
     if config.canaries:
         facts["canaries"] = draw_inclusion(key, config.canaries)
-    weights = parameters_to_vector(trainable(model)).detach()
+    weights = flat_weights(model)
     state = State(
         weights=weights,
         momentum=torch.zeros_like(weights),
@@ -157,6 +158,7 @@ def _create(
         key=key_name,
         private=key.private,
         config=config,
+        software=prepared.software(),
         path=prepared.public.earlier_events,
         second=torch.zeros_like(weights) if WAYS[config.assist].second_moment else None,
         canaries=torch.zeros(config.canaries, dtype=torch.float64) if config.canaries else None,
@@ -164,7 +166,7 @@ def _create(
     return run_folder.create(folder, config, facts, state.dump())
 
 
-def facts_of(prepared: Prepared, name: str, accounts: Accounts) -> dict[str, Any]:
+def facts_of(prepared: Any, name: str, accounts: Accounts) -> dict[str, Any]:
     """Return the facts about a run's data that operator/run.json states."""
     return {
         "run": name,
@@ -199,7 +201,7 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
     if fixed:
         raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in a run that has begun. Fix: a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config)
-    _require_same_data(facts, prepared)
+    require_same_data(facts, prepared)
     return prepared
 
 
@@ -217,7 +219,8 @@ def _require_same_on_all_ranks(prepared: Prepared, team: Team) -> None:
     team.require_same({"the training data": prepared.everything, "the settings": prepared.config.hash()})
 
 
-def _require_same_data(facts: dict[str, Any], prepared: Prepared) -> None:
+def require_same_data(facts: dict[str, Any], prepared: Any) -> None:
+    """Refuse data or public inputs other than those that the run began with."""
     if (prepared.fingerprint, prepared.in_order) != (facts.get("fingerprint"), facts.get("in_order")):
         raise LedgerMismatch(
             f"{prepared.source}: the training data, or its order, changed since the run began, so continuing with the "
@@ -246,31 +249,40 @@ def proceed(
     team = ranks.team()
     advice = (
         "What was charged stays in the ledger, and is not charged again when the run is resumed from the last saved "
-        f"step with the same number of ranks. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision resume "
+        f"step with the same number of ranks. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume "
         f"{run.folder}` (another number of ranks, or one without torchrun, would be a new branch with a charge of its "
         "own)."
     )
-    with _advise(advice), run_folder.only_one(run) if team.first else nullcontext():
+    with _advise(advice, run), run_folder.only_one(run) if team.first else nullcontext():
         return _proceed(run, prepared, Watch(watch, stop, send_to(trackers)), team, paid)
 
 
 @contextmanager
-def _advise(text: str) -> Iterator[None]:
-    """Add what to do to the error of a worker process that fails in here."""
+def _advise(text: str, run: run_folder.Run | None = None) -> Iterator[None]:
+    """Add what to do to the error of a worker process that fails in here, and to one for want of memory."""
     try:
         yield
     except RankLost as exc:
         raise RankLost(f"{exc} {text}") from exc
+    except torch.OutOfMemoryError as exc:
+        if run is None:
+            raise
+        raise DataError(
+            "the device ran out of memory, which something else may have taken since the trial. Nothing is lost: what "
+            "was charged stays charged, and is not charged again. Fix: free memory, then `dpvision resume "
+            f"{run.folder}` continues from the last saved step with the same noise. (A smaller --physical would be a "
+            "new branch with a charge of its own.)"
+        ) from exc
 
 
 def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, paid: Charge | None) -> Outcome:
     facts = run.facts()
     if paid is None:
         _require_no_trial(run, facts)
-    _require_same_data(facts, prepared)
+    require_same_data(facts, prepared)
     torch.set_num_threads(run_folder.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
     _require_same_on_all_ranks(prepared, team)
-    team.require_same({"the software": software()})
+    team.require_same({"the software, device or precision": prepared.software()})
     config, sampler, network = prepared.config, prepared.sampler, prepared.network
     assert config.sigma  # complete
     model = network.build()
@@ -329,9 +341,9 @@ def _release(
 ) -> None:
     """Write what may be released, then mark the run complete, then destroy the key. A trial's weights state it."""
     config = prepared.config
-    if torch.equal(state.weights, parameters_to_vector(trainable(prepared.network.build())).detach()):
+    if torch.equal(state.weights, flat_weights(prepared.network.build())):
         raise PrivacyError(f"{run.folder}: internal error: the weights are unchanged after {state.step} steps.")
-    vector_to_parameters(state.ema if config.release == "ema" else state.weights, trainable(model))
+    load_weights(state.ema if config.release == "ema" else state.weights, trainable(model))
     header = {
         "format": "dpvision-weights-1",
         "model": str(config.model),

@@ -10,9 +10,9 @@ would need noise and an account of its own for these images, and is not offered.
 
 The number of trials, which they were, and their scores stay in operator/: the bound relies on their being secret. The
 weights of a trial state that they are not private, and its folder that it is a trial, which cannot be resumed by
-itself. All of them are removed, since epsilon covers the best alone: before the run is complete, and also where it is
-interrupted or fails; after a kill, by whatever opens the folder next (leftovers.py). A tuning that is stopped has paid,
-and cannot be resumed: to look at its results and begin again would be another mechanism.
+itself. All of them are removed, since epsilon covers the best alone: before the run is complete, and also if it is
+interrupted or fails; after a kill, by whatever opens the folder next. A tuning that is stopped has paid, and cannot be
+resumed: to look at its results and begin again would be another mechanism.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from dpvision.released.model import load_model
 from dpvision.settings.setting import declared
 from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
-from dpvision.storage.leftovers import remove_trials, trials_of
+from dpvision.storage.run_folder import remove_trials, trials_of
 
-MOST_CANDIDATES = 1000
+MAX_CANDIDATES = 1000
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         if not values:
             raise ConfigError(f"{name} has no values to try. Fix: --grid {name}=1,2.")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    if not 2 <= len(combinations) <= MOST_CANDIDATES:
-        raise ConfigError(f"the grid has {len(combinations)} candidates: it needs 2 to {MOST_CANDIDATES}.")
+    if not 2 <= len(combinations) <= MAX_CANDIDATES:
+        raise ConfigError(f"the grid has {len(combinations)} candidates: it needs 2 to {MAX_CANDIDATES}.")
     return combinations
 
 
@@ -233,7 +233,7 @@ def _release(
 
 
 def hide_times(run: run_folder.Run) -> None:
-    """Set the time of every file that may leave to midnight: when it was written reveals how long the trials took."""
+    """Set the time of every releasable file to midnight: when it was written reveals how long the trials took."""
     midnight = datetime.combine(datetime.now(UTC).date(), datetime.min.time(), UTC).timestamp()
     for path in run.folder.iterdir():
         if path.is_file():

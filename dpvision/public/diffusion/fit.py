@@ -1,4 +1,4 @@
-"""Fits a diffusion model to public images; a fit can be stopped after any step and resumed with the same result.
+"""Fits a diffusion model to public images. A fit can be stopped after any step and resumed with the same result.
 
 The folder holds weights.safetensors (averaged weights, for sampling), card.json (settings, images seen, seconds, digest
 of the public data), sheets grid-STEP.png of samples during training, and state.safetensors, from which a later call
@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -25,13 +26,26 @@ from torch.nn import functional as F
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
+from dpvision.models import seeded
+from dpvision.models.device import find_device
 from dpvision.models.inputs import to_tensor
-from dpvision.public.diffusion.edm import ema_decay
-from dpvision.public.diffusion.model import METHODS, ModelSpec, draw_sheet, to_bytes
+from dpvision.public.diffusion.methods import METHODS, ema_decay
+from dpvision.public.diffusion.model import ModelSpec, draw_sheet, to_bytes
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.optimisers import Adam
 from dpvision.public.provenance import ENTRY, merge_provenance, provenance_of
-from dpvision.public.trainer import MAX_STEPS, Progress, Task, require_free, save, seeded, train, write_weights
+from dpvision.public.settings import FitSettings
+from dpvision.public.trainer import (
+    MAX_STEPS,
+    Control,
+    Progress,
+    Task,
+    mix_seed,
+    require_free,
+    save,
+    train,
+    write_weights,
+)
 
 SAVE_EVERY = 120.0  # seconds
 FIRST_GRID = 500  # steps until the first sheet of samples; then at twice the steps each time
@@ -56,31 +70,6 @@ class Augment:
         return self.flip or self.probability > 0
 
 
-@dataclass(frozen=True)
-class FitSettings:
-    """Settings of a fit. The paper uses batch 512, lr 0.001, warm 10 million images, of 200 million in total."""
-
-    batch: int = 64
-    lr: float = 2e-3
-    warm: int = 10_000  # images of the linear warm-up of the learning rate
-    half_life: float = 500_000  # of the average of weights, in images; at most a twentieth of the images seen
-    seed: int = 0
-    augment: float = 0.0  # probability of each augmentation; 0.12 in the paper
-    flip: bool = False  # mirror every second image horizontally, as in the paper
-    pieces: int = 1  # parts of a batch that are computed one after the other, to save memory
-
-    def __post_init__(self) -> None:
-        Augment(self.augment, self.flip)
-        if (
-            not 1 <= self.pieces <= self.batch
-            or self.warm < 0
-            or not (0 < self.lr < math.inf and 0 < self.half_life < math.inf)
-        ):
-            raise ConfigError("a fit needs at least one image per batch and piece, and lr and half-life above 0.")
-        if not 0 <= self.seed < 1 << 62:
-            raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^62.")
-
-
 def fit(
     spec: ModelSpec,
     settings: FitSettings,
@@ -91,9 +80,8 @@ def fit(
     steps: int | None = None,
     minutes: float | None = None,
     provenance: str = "",
-    device: str | torch.device = "cpu",
-    progress: Callable[[Progress], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
+    device: torch.device | str = "cpu",
+    **control: Unpack[Control],
 ) -> bool:
     """Fit, or resume, until `steps` steps or `minutes` are reached in total; return False if stopped before.
 
@@ -108,20 +96,18 @@ def fit(
     require_free(folder, Fit)
     task = Fit(spec, settings, images, labels, provenance=provenance, device=device)
 
+    control.setdefault("save_every", SAVE_EVERY)
+    watch = control.get("progress", lambda _: None)
+
     def after_step(state: Progress) -> None:
-        progress(state)
+        watch(state)
         if state.step % FIRST_GRID == 0 and (state.step // FIRST_GRID).bit_count() == 1:
             save(task, folder)
             task.publish(folder)
 
+    control["progress"] = after_step
     return train(
-        task,
-        folder,
-        steps=steps or MAX_STEPS,
-        seconds=math.inf if minutes is None else 60 * minutes,
-        save_every=SAVE_EVERY,
-        progress=after_step,
-        stop=stop,
+        task, folder, steps=steps or MAX_STEPS, seconds=math.inf if minutes is None else 60 * minutes, **control
     )
 
 
@@ -163,22 +149,25 @@ class Fit(Task):
         labels: np.ndarray,
         *,
         provenance: str = "",
-        device: str | torch.device = "cpu",
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.spec, self.settings, self.device = spec, settings, torch.device(device)
+        self.spec, self.settings, self.device = spec, settings, find_device(str(device))
         self.public = digest_images(images, labels)
         self.provenance = merge_provenance((provenance, provenance_of(images)))
-        self._y = to_tensor(images).to(device)
-        self._classes = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device)
-        self.network = spec.build(seed=settings.seed, device=device)
-        self.mean = spec.build(seed=settings.seed, device=device).eval().requires_grad_(False)
+        self._y = to_tensor(images).to(self.device)
+        self._classes = torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(self.device)
+        self.network = spec.build(seed=settings.seed).to(self.device)
+        self.mean = spec.build(seed=settings.seed).to(self.device).eval().requires_grad_(False)
         self.adam = Adam(self.network)
 
     def train_step(self) -> float:
-        """Do one step of Adam on a batch drawn with replacement; random numbers are a function of (seed, step)."""
+        """Do one step of Adam on a batch drawn with replacement.
+
+        Random numbers are a function of (seed, step) alone, except those of dropout, which depend on the device.
+        """
         settings, augment = self.settings, Augment(self.settings.augment, self.settings.flip)
-        with seeded(settings.seed, self.step, self.device):
-            rows = torch.randint(len(self._y), (settings.batch,), device=self.device)
+        with seeded(mix_seed(settings.seed, self.step), self.device):
+            rows = torch.randint(len(self._y), (settings.batch,)).to(self.device)
             y, numbers = self._y[rows], None
             if augment:
                 y, numbers = augment_images(y, augment)
@@ -224,7 +213,7 @@ class Fit(Task):
             "weights": sum(p.numel() for p in self.mean.parameters()),
             "steps": self.step,
             "images_seen": self.step * settings.batch,
-            "seconds": round(self.seconds, 1),
+            **self.effort(),
             "public": self.public,
         }
         write_weights(folder, self.mean.state_dict(), header, card)
@@ -238,7 +227,7 @@ def _draw_samples(spec: ModelSpec, network: UNet, rows: int, device: torch.devic
     labels = torch.arange(rows, device=device).repeat_interleave(GRID_COLUMNS)
     method = METHODS[spec.method]
     sigmas = method.sigmas(min(GRID_STEPS, method.steps))
-    generator = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return to_bytes(method.sampler(spec.denoiser(network), noise, labels, sigmas=sigmas, rng=generator))
 
 
@@ -252,13 +241,13 @@ def augment_images(x: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:
     count, device = len(x), x.device
 
     def bernoulli(probability: float) -> Tensor:
-        return (torch.rand(count, device=device) < probability).float()
+        return (torch.rand(count).to(device) < probability).float()
 
     def normal() -> Tensor:
-        return torch.randn(count, device=device)
+        return torch.randn(count).to(device)
 
     def angle() -> Tensor:
-        return (2 * torch.rand(count, device=device) - 1) * math.pi
+        return (2 * torch.rand(count).to(device) - 1) * math.pi
 
     p = augment.probability
     mirror_x, mirror_y = bernoulli(0.5 * augment.flip), bernoulli(0.5 * augment.flip * p)

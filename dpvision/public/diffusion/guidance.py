@@ -1,11 +1,11 @@
-"""Discriminator guidance (Kim et al. 2023): a second network tells real from sampled images and corrects sampling.
+"""Discriminator guidance (Kim et al. 2023): a network that distinguishes real from sampled images corrects sampling.
 
 Images of both kinds are noised, x = y + sigma n. An ideal discriminator with log-odds d(x; sigma) of being real has
 d = log p_real(x; sigma) / p_model(x; sigma), so its gradient is the correction to the model's score (theorem 1). The
 real images are the public ones, and the samples come from a model of them: no private image is involved.
 
 First a feature extractor is trained to classify noised public images; then a discriminator on top of it is trained to
-tell them from samples. The folder, for `dpvision synth sample --guide`, holds samples.npz, weights.safetensors,
+distinguish them from samples. The folder, for `dpvision synth sample --guide`, holds samples.npz, weights.safetensors,
 card.json and state.safetensors, from which a stopped fit resumes with the same result.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,46 +24,25 @@ from torch.nn import functional as F
 
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
+from dpvision.models import seeded
+from dpvision.models.device import find_device
 from dpvision.models.inputs import to_tensor
-from dpvision.public.diffusion.edm import Network, c_in, c_noise, expand_to
 from dpvision.public.diffusion.fit import digest_images, require_labelled_images
+from dpvision.public.diffusion.methods import Guide, Network, c_in, c_noise, expand_to, normal_like
 from dpvision.public.diffusion.model import ModelSpec, load_diffusion, parse_spec
 from dpvision.public.diffusion.sample import SampleSettings, sample
-from dpvision.public.diffusion.sampler import Guide
 from dpvision.public.diffusion.unet import Block, Embedding, convolution, linear, normalisation
 from dpvision.public.optimisers import Adam
 from dpvision.public.provenance import ENTRY, merge_provenance, provenance_of
-from dpvision.public.trainer import Progress, Task, require_free, seeded, train, write_weights
+from dpvision.public.settings import GuideSettings
+from dpvision.public.trainer import Progress, Task, mix_seed, require_free, train, write_weights
 from dpvision.storage import safetensors
 
 FORMAT = "dpvision-guide-1"
-LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; below it, a sample is nearly finished
+LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; below it, a sample hardly changes
 MAX_LOG_ODDS = math.log((1 - 1e-5) / 1e-5)  # D is kept within [1e-5, 1 - 1e-5], as in the paper's code
 
 Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
-
-
-@dataclass(frozen=True)
-class GuideSettings:
-    """Settings of a guide. Kim et al. use a batch of 128, lr 3e-4 and a negligible weight decay of 1e-7."""
-
-    samples: int = 2000  # drawn from the model; ideally as many as there are public images
-    extractor_steps: int = 1000
-    steps: int = 1000
-    batch: int = 64  # half of them real
-    lr: float = 3e-4
-    width: int = 32
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if (
-            min(self.samples, self.extractor_steps, self.steps) < 1
-            or self.batch < 2
-            or self.width not in range(8, 513, 4)
-        ):
-            raise ConfigError("a guide needs at least one sample and step, a batch of 2 and a width of 8, 12, ... 512.")
-        if not 0 < self.lr < math.inf or not 0 <= self.seed < 1 << 62:
-            raise ConfigError("a guide needs lr above 0 and a seed from 0 to 2^62.")
 
 
 def fit_guide(
@@ -74,9 +53,10 @@ def fit_guide(
     folder: Path,
     *,
     provenance: str = "",
-    device: str | torch.device = "cpu",
+    device: torch.device | str = "cpu",
     progress: Callable[[str, int, int], None] = lambda _phase, _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Draw samples and fit the extractor and the discriminator, or resume; return False if stopped before the end.
 
@@ -105,7 +85,7 @@ def fit_guide(
         else:
             progress("extractor", extractor, settings.extractor_steps)
 
-    return train(task, folder, steps=task.steps, progress=after_step, stop=stop)
+    return train(task, folder, steps=task.steps, progress=after_step, stop=stop, report=report)
 
 
 def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.device = "cpu") -> tuple[Guide, str]:
@@ -169,20 +149,19 @@ class GuideFit(Task):
         *,
         model_digest: str,
         provenance: str = "",
-        device: str | torch.device = "cpu",
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.spec, self.settings, self.device = spec, settings, torch.device(device)
+        self.spec, self.settings, self.device = spec, settings, find_device(str(device))
         self.sources = {"model_digest": model_digest, "public": digest_images(*real)}
         self.provenance = merge_provenance((provenance, provenance_of(real[0])))
         self.steps = settings.extractor_steps + settings.steps
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
+        with seeded(settings.seed):
             extractor, discriminator = _networks(spec, settings.width)
-        self.extractor, self.discriminator = extractor.to(device), discriminator.to(device)
+        self.extractor, self.discriminator = extractor.to(self.device), discriminator.to(self.device)
         trained = nn.ModuleDict({n: m for n, m in discriminator.named_children() if n != "extractor"})
         self.adam = {"extractor": Adam(extractor), "discriminator": Adam(trained)}
         self._real, self._drawn = (
-            (to_tensor(images).to(device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(device))
+            (to_tensor(images).to(self.device), torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(self.device))
             for images, labels in (real, drawn)
         )
 
@@ -190,7 +169,7 @@ class GuideFit(Task):
         """Train one network for one step; random numbers are a function of (seed, network, step)."""
         settings, first = self.settings, self.settings.extractor_steps
         phase, step = ("extractor", self.step) if self.step < first else ("discriminator", self.step - first)
-        with seeded(settings.seed, 2 * step + (phase == "discriminator"), self.device):
+        with seeded(mix_seed(settings.seed, 2 * step + (phase == "discriminator")), self.device):
             half = settings.batch // 2
             y, labels = _draw_batch(self._real, half)
             if phase == "extractor":
@@ -228,7 +207,7 @@ class GuideFit(Task):
     def publish(self, folder: Path) -> None:
         """Write the discriminator and a card; the state is kept, so running the same command again returns at once."""
         header = {**self._identity(), ENTRY: self.provenance}
-        card = {"format": FORMAT, **asdict(self.settings), **self.sources}
+        card = {"format": FORMAT, **asdict(self.settings), **self.sources, **self.effort()}
         write_weights(folder, self.discriminator.state_dict(), header, card)
 
     def _identity(self) -> dict[str, str]:
@@ -237,14 +216,14 @@ class GuideFit(Task):
 
 def _draw_batch(images: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
     x, labels = images
-    rows = torch.randint(len(x), (count,), device=x.device)
+    rows = torch.randint(len(x), (count,)).to(x.device)
     return x[rows], labels[rows]
 
 
 def diffuse(y: Tensor) -> tuple[Tensor, Tensor]:
     """x = y + sigma n, and sigma, which is log-uniform so that all noise levels have equal weight."""
-    sigma = (math.log(LOW) + math.log(HIGH / LOW) * torch.rand(len(y), device=y.device)).exp()
-    return y + expand_to(sigma, y) * torch.randn_like(y), sigma
+    sigma = (math.log(LOW) + math.log(HIGH / LOW) * torch.rand(len(y)).to(y.device)).exp()
+    return y + expand_to(sigma, y) * normal_like(y), sigma
 
 
 def log_odds(discriminator: Network, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:

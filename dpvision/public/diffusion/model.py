@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,32 +13,14 @@ import torch
 from torch import Tensor
 
 from dpvision.errors import ConfigError, DataError
-from dpvision.public.diffusion import ddpm, edm
-from dpvision.public.diffusion.edm import Denoiser
-from dpvision.public.diffusion.sampler import Sampler, ancestral, heun, karras_sigmas
+from dpvision.models import seeded
+from dpvision.public.diffusion.methods import METHODS, Denoiser
 from dpvision.public.diffusion.unet import UNet, unet_size
 from dpvision.public.sheets import encode_png, tile
 from dpvision.storage import safetensors
 
 FORMAT = "dpvision-diffusion-1"
 MAX_PIXELS, MAX_CLASSES = 1 << 20, 10_000
-
-
-@dataclass(frozen=True)
-class Method:
-    """A diffusion method: its loss(network, y, labels, augment), and its default sampler."""
-
-    loss: Callable[..., Tensor]
-    denoise: Callable[..., Tensor]
-    sampler: Sampler
-    sigmas: Callable[[int], list[float]]
-    steps: int
-
-
-METHODS = {
-    "edm": Method(edm.loss, edm.denoise, heun, karras_sigmas, 18),
-    "ddpm": Method(ddpm.loss, ddpm.denoise, ancestral, ddpm.chain, ddpm.TIMES),
-}
 
 
 @dataclass(frozen=True)
@@ -61,11 +42,10 @@ class ModelSpec:
         if not 1 <= len(self.classes) <= MAX_CLASSES:
             raise ConfigError(f"there are {len(self.classes):,} classes: a model has 1 to {MAX_CLASSES:,}.")
 
-    def build(self, *, seed: int = 0, device: str | torch.device = "cpu") -> UNet:
+    def build(self, *, seed: int = 0) -> UNet:
         """A new network; its initial weights are a function of the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return UNet(unet_size(self.size), self.shape, classes=len(self.classes)).to(device)
+        with seeded(seed):
+            return UNet(unet_size(self.size), self.shape, classes=len(self.classes))
 
     def denoiser(self, network: UNet) -> Denoiser:
         """The denoiser that the method makes of a network."""

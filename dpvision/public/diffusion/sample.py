@@ -1,8 +1,9 @@
 """Draws a data set from a fitted diffusion model; it can be killed at any time and resumed.
 
-Batch number b is a function of (model, seed, b) alone. Batches are stored in FILE.npz.parts until all are drawn; then
-one .npz is written, with train_images and train_labels as `dpvision train --synthetic` reads them; next to it, FILE.png
-shows some images of each class, and FILE.json records the model and the settings.
+Batch number b is a function of (model, seed, b) alone, up to the rounding of the device. Batches are stored in
+FILE.npz.parts until all are drawn; then one .npz is written, with train_images and train_labels as `dpvision train
+--synthetic` reads them; next to it, FILE.png shows some images of each class, and FILE.json records the model and the
+settings.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import torch
 from dpvision import __version__
 from dpvision.core import files
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.device import keep_freed_memory
-from dpvision.public.diffusion.model import METHODS, ModelSpec, draw_sheet, load_diffusion, to_bytes
-from dpvision.public.diffusion.sampler import SAMPLERS, Guide
+from dpvision.models.device import find_device, fix_arithmetic, keep_freed_memory
+from dpvision.public.diffusion.methods import METHODS, SAMPLERS, Guide
+from dpvision.public.diffusion.model import ModelSpec, draw_sheet, load_diffusion, to_bytes
 from dpvision.public.diffusion.unet import UNet
 from dpvision.public.provenance import ENTRY, merge_provenance, read_provenance
 from dpvision.public.trainer import mix_seed
@@ -84,8 +85,10 @@ def sample(
     for path in [out] if parts.exists() else [out, *companions]:  # if parts exist, the companions belong to them
         if path.exists():
             raise ConfigError(f"{path}: exists already. Fix: another --out.")
-    spec, network, digest = load_diffusion(folder, device=device)
+    device = find_device(str(device))
     keep_freed_memory()
+    fix_arithmetic(device)
+    spec, network, digest = load_diffusion(folder, device=device)
     header = {"draw": json.dumps({**asdict(settings), "model": digest, "guided_by": guided_by})}
     parts.mkdir(parents=True, exist_ok=True)
     try:
@@ -119,8 +122,8 @@ def draw_batch(
     """Draw batch `number`: (B, H, W, C) uint8."""
     method = METHODS[spec.method]
     labels = settings.labels(number, len(spec.classes)).to(device)
-    rng = torch.Generator(device).manual_seed(mix_seed("sample", settings.seed, number))
-    noise = torch.randn(len(labels), *spec.shape, dtype=torch.float64, device=device, generator=rng)
+    rng = torch.Generator().manual_seed(mix_seed("sample", settings.seed, number))  # on the CPU, whatever the device
+    noise = torch.randn(len(labels), *spec.shape, dtype=torch.float64, generator=rng).to(device)
     sampler = SAMPLERS[settings.sampler] if settings.sampler else method.sampler
     sigmas = method.sigmas(settings.steps or method.steps)
     return to_bytes(sampler(spec.denoiser(network), noise, labels, sigmas=sigmas, guide=guide, rng=rng))

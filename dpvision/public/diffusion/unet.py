@@ -20,7 +20,7 @@ SKIP_SCALE = math.sqrt(0.5)  # preserves the variance when two branches are adde
 
 @dataclass(frozen=True)
 class Size:
-    """Channels at each resolution, finest first: the finest is the most expensive on a CPU, so it has the fewest."""
+    """Channels at each resolution, finest first: the finest is the slowest on a CPU, so it has the fewest channels."""
 
     channels: tuple[int, ...]
     blocks: int = 1  # per resolution on the way down; one more on the way up

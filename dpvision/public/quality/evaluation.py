@@ -1,7 +1,7 @@
 """Evaluate synthetic images against real ones with all measures, each labelled with the network it uses.
 
-Privacy: the figures are not protected by noise. That is fine if the real images are public; if they are private, the
-figures must not be released, and still less the picture of pairs. This package cannot read a data set by itself.
+Privacy: no noise protects the figures. If the real images are private, neither the figures nor the picture of pairs may
+be released. This package cannot read a data set by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from dpvision import __version__
 from dpvision.errors import ConfigError, DataError
+from dpvision.models.device import find_device, fix_arithmetic
 from dpvision.public.quality import classifier
 from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages, require_same_shape
 from dpvision.public.quality.measures import (
@@ -92,7 +93,8 @@ def evaluate(
     require_same_shape(synthetic, test_images)
     if cas:
         classifier.require_classes(synthetic, test_images, classes)
-    _require_device(device)
+    device = find_device(str(device))
+    fix_arithmetic(device)
     all_synthetic, all_real = synthetic, real
     synthetic, real = _subset(synthetic, max_images, seed), _subset(real, max_images, seed + 1)
 
@@ -159,14 +161,6 @@ def _subset(images: LabelledImages, count: int | None, seed: int) -> LabelledIma
     return images.subset(count, seed=seed)
 
 
-def _require_device(device: torch.device | str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as exc:  # unknown, not built in, or not present
-        reason = str(exc).split("\n")[0]
-        raise ConfigError(f"the device {str(device)!r} cannot be used ({reason}). Fix: --device cpu.") from exc
-
-
 def _notes(net: Network, *, width: int, images: int) -> list[str]:
     notes = []
     if not net.standard:
@@ -181,7 +175,9 @@ def _notes(net: Network, *, width: int, images: int) -> list[str]:
     if images <= width:
         notes.append(f"There are only {images:,} images for {width:,} features: the distance is far too large.")
     if net.name == "classifier":
-        notes.append("The classifier was trained on the real images and not on the synthetic ones: these look worse.")
+        notes.append(
+            "The classifier was trained on the real images and not on the synthetic ones, so these appear worse."
+        )
     return notes
 
 

@@ -8,14 +8,14 @@ The covariances need not be formed. With X the centred rows over sqrt(n - 1), C 
 
     tr C = |R|^2,    tr (C1 C2)^(1/2) = sum of the singular values of R1 R2'
 
-since C1 C2 has the eigenvalues of (R1 R2')(R1 R2')'. So nothing is squared only to be undone by a root:
-at any rank, the distance has about 13 correct digits, whereas the root of a product of covariances loses half of them.
+since C1 C2 has the eigenvalues of (R1 R2')(R1 R2')'. At any rank, the distance then has about 13 correct digits; the
+square root of a product of covariances loses half of them.
 
 Precision and recall (Kynkäänniemi et al. 2019) model a set as the union of balls around its rows, with the distance
 to the k-th nearest other row as radius:
 
-    precision   the fraction of synthetic rows inside the real balls     are they realistic?
-    recall      the fraction of real rows inside the synthetic balls     do they cover all kinds of real ones?
+    precision   the fraction of synthetic rows inside the real balls     are synthetic images realistic?
+    recall      the fraction of real rows inside the synthetic balls     do they cover all kinds of real images?
 
 The Inception score (Salimans et al. 2016) is high if each image is classified confidently, and all classes are equally
 frequent:
@@ -30,15 +30,15 @@ nearest real images r1, r2, ... (other than itself),
     ratio(x) = |x - r1| / mean of |x - r2|, ..., |x - r51|
 
 is near 1 for an image that resembles several, and near 0 for a copy of one, in sparse and in dense regions of the space
-alike (after Carlini et al. 2023). The real images themselves are the reference: a fraction `level` of them has
-ratios at or below the limit. So does about the same fraction of genuinely new images, and so do all copies. A share
-well above `expected` indicates memorisation.
+alike (after Carlini et al. 2023). The limit is the ratio that a fraction `level` of the real images does not exceed.
+About the same fraction of new images is at or below it, and so are all copies. A share well above `expected` therefore
+indicates memorisation.
 
 Distances between all rows are computed in blocks of rows, so that 50,000 by 50,000 fit into memory:
 
     |x - y|^2 = |x|^2 - 2 x'y + |y|^2    in float64, after subtracting one mean from both sets to keep the terms small
 
-Rows that differ by less than about a millionth of their lengths have a distance of 0: the formula cannot resolve it.
+Rows that differ by less than about a millionth of their norms have a distance of 0: the formula cannot resolve it.
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ def detect_copies(
     """Compare rows of pixels or features. `real` should be all images that the model was fitted to."""
     if not 0 < level < 1:
         raise ConfigError(f"level is {level}: it must be above 0 and below 1.")
-    least = max(3, round(1 / level))
-    if len(real) < least:
+    minimum = max(3, round(1 / level))
+    if len(real) < minimum:
         raise DataError(
-            f"{len(real)} real images are too few to estimate a ratio that 1 in {least} is below. Fix: more images."
+            f"{len(real)} real images are too few for the ratio that 1 in {minimum} of them is below. Fix: more images."
         )
     count, total = min(OTHERS + 1, len(real) - 1), len(real) + len(synthetic)
     among_real, _ = nearest(real, count=count, progress=lambda done, _: progress(done, total))

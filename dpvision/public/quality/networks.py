@@ -6,7 +6,8 @@
     scattering   324, 972    none: it is not trained                     FID (scattering)
     classifier   256         none: it is trained on the real images      FID (classifier)
 
-Distances by different networks cannot be compared, and only those of the standard Inception with a published FID.
+Distances by different networks cannot be compared; only those of the standard Inception network can be compared with a
+published FID.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _inception(real: LabelledImages, weights: Path) -> Network:
     return Network(
         "inception" if standard else "inception, other weights",
         split_head(model),
-        f"Inception-v3 (Google, 2015) trained on ImageNet, {WEB}; as the file {weights.name} has it",
+        f"Inception-v3 (Google, 2015) trained on ImageNet, {WEB}; from the file {weights.name}",
         standard=standard,
         weights=digest,
         has_classes=bool(model.head.weight.any()),
@@ -113,7 +114,7 @@ def _inception(real: LabelledImages, weights: Path) -> Network:
 def _dinov2(real: LabelledImages, weights: Path) -> Network:
     model = build("dinov2-vits14", real.shape, classes=2, seed=0).eval()
     digest = load_public(model, weights)
-    origin = f"DINOv2 ViT-S/14 (Meta) trained on web images, {WEB}; as the file {weights.name} has it"
+    origin = f"DINOv2 ViT-S/14 (Meta) trained on web images, {WEB}; from the file {weights.name}"
     return Network("dinov2", split_head(model), origin, weights=digest)
 
 

@@ -1,16 +1,15 @@
 """Dead leaves: shapes of all sizes in front of each other, until they cover the whole image.
 
 Radii have the density r^-3 - 1 between 0.03 and 1 side, so edges occur at all scales alike, as in photographs (Lee,
-Mumford and Huang 2001); the variants are those of Baradad et al. 2021. The first shape that covers a pixel is the one
-seen there, and covered pixels are never tested again: hundreds of shapes cost as much as fifty would.
+Mumford and Huang 2001); the variants are those of Baradad et al. 2021. Shapes are drawn from front to back: the first
+one that covers a pixel is seen there, and covered pixels are not tested again, so hundreds of shapes cost little.
 
 Leaves have one colour each, or are windows on textures: on spectrum-colour-wmm images, or on feature visualisations.
-A texture costs several times as much as an image of leaves, so groups of consecutive images share a few textures:
-drawing images in the order of their indices is much faster than in any other order. Textures are periodic, so large
-images repeat small ones (Baradad et al. 2021).
+A texture costs several times as much as an image of leaves, so groups of consecutive images share a few textures, and
+images are drawn much faster in the order of their indices. Textures are periodic, so large images repeat small ones.
 
-Baradad et al. also learn from images that excite units of a network trained on dead leaves. One gradient ascent per
-image would take seconds, and the training hours. Here images share a few visualisations, seen through the leaves, and
+Baradad et al. also learn from images that excite units of a network trained on dead leaves, which needs hours of
+training and seconds of gradient ascent per image. Here images share a few visualisations, seen through the leaves, and
 the network is not trained but constructed from dead leaves (see feature_textures).
 """
 

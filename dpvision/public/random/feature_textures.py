@@ -1,9 +1,9 @@
 """Textures by feature visualisation: images changed step by step until a unit of a network responds strongly.
 
-The network is not trained on photographs. The filters of its first layer are whitened patches of dead leaves: edges and
-corners of many colours; those of the second and third layer are random and orthogonal. No filter responds to a
-constant, so only structure counts. Convolutions are cyclic, and so are the textures. Numbers are float64: in float32
-the order of a sum, which depends on the number of cores, would change the bytes.
+The network is not trained. The filters of its first layer are whitened patches of dead leaves: edges and corners of
+many colours; those of the second and third layer are random and orthogonal. No filter responds to a constant, so only
+structure counts. Convolutions are cyclic, and so are the textures. Numbers are float64: in float32, the order of a sum,
+which depends on the number of cores, would change the bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIDE = 64
 WIDTHS = (24, 32, 48)  # channels of the layers
 FIRST_KERNEL, LATER_KERNEL = 7, 3  # sides of a filter of the first layer and of the others
 UNITS = WIDTHS[1] + WIDTHS[2]
-PATCHES = 4000  # filters are drawn from the quarter with most contrast
+PATCHES = 4000  # filters are drawn from the quarter with the highest contrast
 RIDGE = 0.5  # share of the mean variance that is added to all variances before whitening
 STEPS, CLIMB = 16, 10.0  # of the ascent, and its length in standard deviations of the noise it starts from
 SLOPES = (0.8, 1.3)  # exponents of the power law of the amplitudes
@@ -57,7 +57,7 @@ def draw_textures(rng: Generator, filters: Network, units: NDArray[np.intp]) -> 
     to_image, own = _parametrisation(rng, len(units)), (torch.arange(len(units)), torch.from_numpy(units))
     white = torch.from_numpy(rng.standard_normal((len(units), 3, SIDE, SIDE)))
     stride = CLIMB / STEPS * white[0].numel() ** 0.5
-    with _one_thread():
+    with one_thread():
         for _ in range(STEPS):
             white.requires_grad_()
             (uphill,) = torch.autograd.grad(responses(filters, to_image(white))[own].sum(), white)
@@ -95,12 +95,12 @@ def _draw_patches(rng: Generator, images: NDArray[np.floating]) -> Doubles:
 
 
 def _whiten(patches: Doubles) -> Doubles:
-    """Whiten the patches; return the quarter with most contrast, scaled to unit length."""
+    """Whiten the patches; return the quarter with the highest contrast, scaled to unit length."""
     variances, axes = np.linalg.eigh(patches.T @ patches / len(patches))
     white = patches @ (axes / np.sqrt(np.maximum(variances, 0) + RIDGE * variances.mean())) @ axes.T
     contrast = np.linalg.norm(white, axis=1)
-    most = np.argsort(-contrast, kind="stable")[: len(patches) // 4]
-    return white[most] / contrast[most, None]
+    highest = np.argsort(-contrast, kind="stable")[: len(patches) // 4]
+    return white[highest] / contrast[highest, None]
 
 
 def _orthogonal(rng: Generator, out: int, in_: int) -> Tensor:
@@ -116,8 +116,8 @@ def _cyclic_convolution(images: Tensor, filters: Tensor, stride: int = 1) -> Ten
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: with several processes that each use all cores, threads mostly wait for each other."""
+def one_thread() -> Iterator[None]:
+    """Use one thread: the last bits of sums depend on the number of threads, and parallel processes need no more."""
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

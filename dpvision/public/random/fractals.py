@@ -1,10 +1,11 @@
 """Fractals: attractors of random iterated function systems, in colour, in front of a texture.
 
-Kataoka et al. 2020 learn from such images. The affine maps are drawn as by Anderson and Farrell 2022, through their
-singular values, whose weighted sum they constrain so that the attractor is neither dust nor a blot; as there, an image
-may have several. Differences: the singular values meet the sum by a common power, instead of one after the other, so
-that no map is special; a population of points is iterated instead of one; colours show which maps led to a point, in
-addition to the number of points; and the background is coloured 1/f noise instead of midpoint displacement.
+Kataoka et al. 2020 learn from fractal images. The affine maps are drawn as in Anderson and Farrell 2022: a constraint
+on the weighted sum of their singular values keeps the attractor from being dust or a blot, and an image may have
+several fractals. Differences: the singular values are raised to a common power to satisfy the constraint, instead of
+being drawn one after the other, so that no map is special; a population of points is iterated instead of one; colours
+show which maps led to a point, in addition to the number of points; and the background is coloured 1/f noise instead of
+midpoint displacement.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FRACTALS_PER_IMAGE = (1, 3)
 POINTS_PER_PIXEL = 8  # of the square around a fractal
 BURN_IN, GENERATIONS = 12, 16  # generations until points are on the attractor, and those that are drawn
 NEWTON_STEPS = 16  # to a root of a convex function, from the left
-MIN_AREA = 0.02  # for a map that shrinks the plane to almost nothing
+MIN_AREA = 0.02  # for maps that shrink areas to almost zero
 MIN_POINTS = 256  # of a generation
 OPACITY = 0.4  # of the mean count of a covered pixel hides most of the background
 

@@ -11,16 +11,16 @@ Wavelet marginals: subbands of a steerable pyramid have histograms exp(-|x|^r), 
 nearly empty but for a few large values, as those of photographs. Each has its own r, the same in all three channels; a
 small r makes a strong subband, so images differ in scale and orientation. Differences from the original:
 
-* The original writes |x / 4^scale|. We assume that its subbands grow fourfold with each scale, as those of a pyramid
-  do whose Fourier transforms are not rescaled; ours keep the size of the image's values, so 4^scale cancels.
-* The highpass residual, which has neither scale nor orientation, is left unchanged, as the lowpass residual is.
-* With tails as heavy, an image ranges over three standard deviations to each side, and is clipped there.
+* The original writes |x / 4^scale|. We assume that its subbands grow fourfold with each scale, as in a pyramid whose
+  Fourier transforms are not rescaled; ours keep the size of the image's values, so 4^scale cancels.
+* The highpass residual, which has neither scale nor orientation, is left unchanged, like the lowpass residual.
+* As the tails are heavy, an image is clipped at three standard deviations on each side of its mean.
 
-All three: noise projected on each in turn. Until the end the channels are the principal axes of a random palette. A
-power law and subbands of given variances contradict each other; so here the spectrum determines how strong a subband
-is, and the wavelet marginal model only the shape of its histogram. Then five rounds are enough, where the original has
-ten. The histograms come last, so that along each axis the colours are those of the palette; colours outside of the
-colour cube are clipped.
+All three: noise is given each of these statistics in turn, several times. Until the end, the channels are the principal
+axes of a random palette. A power law and subbands of given variances contradict each other; so here the spectrum
+determines how strong a subband is, and the wavelet marginal model only the shape of its histogram. Then five rounds are
+enough; the original has ten. The histograms come last, so that the colours along each axis are those of the palette.
+Colours outside the colour cube are clipped.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ TILT = 0.05  # standard deviation of half the difference between the horizontal 
 MIN_COLOURS, MAX_COLOURS = 3, 22
 ORIENTATIONS = 4  # of the pyramid
 EXPONENTS = (0.4, 0.8)  # r of the wavelet marginals
-TABLE = np.linspace(0, 6, 256)  # of |x|^(r/2); hardly ever more
-STEP = 1.5  # over-relaxation: two rounds come as close to the wanted histograms as three with a step of 1
-WAVELET_ROUNDS = 2  # subbands overlap, so that matching one disturbs others, every time less
+TABLE = np.linspace(0, 6, 256)  # of |x|^(r/2), which is hardly ever larger
+STEP = 1.5  # over-relaxation: two rounds come as close to the target histograms as three with a step of 1
+WAVELET_ROUNDS = 2  # subbands overlap, so matching one disturbs others, but less in every round
 COMBINED_ROUNDS = 5
 
 
@@ -152,7 +152,7 @@ def principal_palette(image: Floats) -> Palette:
 
 
 def draw_marginals(rng: Generator, side: int) -> list[Floats]:
-    """The values that the subbands of each scale shall have, ascending (orientations, pixels)."""
+    """The target values of the subbands of each scale, ascending (orientations, pixels)."""
     return [
         np.stack([quantiles(r, scale.side**2) for r in rng.uniform(*EXPONENTS, ORIENTATIONS)])
         for scale in pyramid(side).scales
@@ -234,7 +234,7 @@ class Pyramid:
 
 @lru_cache(maxsize=4)
 def pyramid(side: int) -> Pyramid:
-    """A pyramid with three scales at 128 pixels a side, and one more (or less) for twice (or half) the side."""
+    """A pyramid with three scales at 128 pixels per side, and one more (or less) for twice (or half) the side."""
     y, x = _frequencies(side)
     radius, angle = np.hypot(x, y) / (side / 2), np.arctan2(y, x)
     directions = np.arange(ORIENTATIONS)[:, None, None] * np.pi / ORIENTATIONS

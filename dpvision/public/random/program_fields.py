@@ -13,14 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpvision.public.random.image_random import bernoulli, choose, integer, log_uniform, uniform
-from dpvision.public.random.program_warps import (
-    LATTICE,
-    draw_angle,
-    draw_noise,
-    interpolate,
-    rotate,
-    triangle_wave,
-)
+from dpvision.public.random.program_warps import LATTICE, draw_angle, draw_noise, interpolate, rotate, triangle_wave
 
 Floats = NDArray[np.floating]
 Field = Callable[[Floats, Floats], Floats]
@@ -123,8 +116,8 @@ def shapes(rng: Generator) -> Field:
         u, v = np.abs(u) - wide, np.abs(v) - high
         outside = np.sqrt(np.square(np.maximum(u, 0)) + np.square(np.maximum(v, 0)))
         distance = outside + np.minimum(np.maximum(u, v), 0) - radius
-        least = distance.min(0)
-        return np.tanh(steep * (least - np.log(np.exp(soft * (least - distance)).sum(0)) / soft))
+        nearest = distance.min(0)
+        return np.tanh(steep * (nearest - np.log(np.exp(soft * (nearest - distance)).sum(0)) / soft))
 
     return field
 

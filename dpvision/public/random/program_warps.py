@@ -35,7 +35,7 @@ def affine(rng: Generator) -> Warp:
 
 
 def polar(rng: Generator) -> Warp:
-    """Polar coordinates: radius, or its logarithm, and angle, triangle_wave so that it closes; sheared, a spiral."""
+    """Map to polar coordinates: the radius or its logarithm, and a wave of the angle, perhaps sheared to a spiral."""
     arms, zoom, spiral = integer(rng, 1, 6), log_uniform(rng, 0.5, 2), uniform(rng, -1, 1) if bernoulli(rng, 0.4) else 0
     logarithmic = bernoulli(rng)
 
@@ -48,7 +48,7 @@ def polar(rng: Generator) -> Warp:
 
 
 def kaleidoscope(rng: Generator) -> Warp:
-    """Repeat a wedge around the centre, every other one triangle_wave."""
+    """Repeat a wedge around the centre, every other one mirrored."""
     wedge, turn = pi / integer(rng, 2, 6), uniform(rng, 0, pi)
 
     def warp(x: Floats, y: Floats) -> Plane:
@@ -59,7 +59,7 @@ def kaleidoscope(rng: Generator) -> Warp:
 
 
 def tiles(rng: Generator) -> Warp:
-    """Repeat a tile, triangle_wave or in rows that are shifted like bricks."""
+    """Repeat a tile, mirrored, or in rows that are shifted like bricks."""
     density, mirror, brick = log_uniform(rng, 0.7, 2.5), bernoulli(rng), uniform(rng, 0, 1) if bernoulli(rng) else 0
 
     def warp(x: Floats, y: Floats) -> Plane:

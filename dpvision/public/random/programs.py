@@ -1,8 +1,8 @@
 """Images made by short random programs, in the manner of fragment shaders.
 
-Baradad et al. 2022 learn from 21,000 shaders that people wrote, and for the same number of images, more shaders are
-better. So here a program is drawn for every image: it warps the coordinates, evaluates and combines patterns there, and
-maps their values to colours, which are layered and shaded.
+Baradad et al. 2022 learn from 21,000 shaders that people wrote, and find that more shaders are better for the same
+number of images. So here a program is drawn for every image: it warps the coordinates, evaluates and combines patterns,
+and maps their values to colours, which are layered and shaded.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ Each process adds to the one before: `random` has Gaussian weights, no noise and
 
 In `oriented` the weight of output o for input i is a_o f_i, with f_i a filter of the bank. Demodulation divides it by
 the norm over all i, which leaves only the sign of a_o: the outputs of a layer are one map, up to sign, noise and bias.
-So only one map per layer is computed, for all of the original's 512 channels, and this is the fastest of the four.
+So only one map per layer is computed for all of the original's 512 channels, which makes it the fastest of the four.
 
-Differences from the original. Size: a network makes twice the side and areas are averaged, as 256 pixels for 128 there,
-so textures look alike at all sides. Channels: at most 32 where weights are Gaussian, as their sums hardly depend on it.
-Styles: there, a random affine layer maps 512 numbers w to them, which makes them Gaussian; here they are drawn as such.
-Noise: drawn at the size of the network, not at 512 pixels. Images are not compressed. Numbers are float64, so that the
-order in which a library adds them does not affect the bytes.
+Differences from the original. Size: a network makes images of twice the side, whose areas are averaged (there: 256
+pixels for 128), so textures look alike at all sizes. Channels: at most 32 where weights are Gaussian, as sums over them
+hardly depend on their number. Styles: there, a random affine layer maps 512 numbers w to them, which makes them
+Gaussian; here they are drawn as Gaussian. Noise: drawn at the size of the network, not at 512 pixels. Images are not
+compressed. Numbers are float64, so that the order in which a library adds them does not affect the bytes.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _lanczos(side: int) -> Floats:
 
 
 def relu(x: Floats) -> Floats:
-    """ReLU times sqrt(2), which keeps the second moment."""
+    """ReLU times sqrt(2), which preserves the second moment."""
     return GAIN * np.maximum(0.0, x)
 
 

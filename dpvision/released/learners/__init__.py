@@ -1,7 +1,7 @@
 """Learners for released data: rows of noisy features with noisy or exact labels, or noisy moments.
 
 Formal guarantee: all of it is post-processing. Nothing here can reach private data, a ledger or noise (pyproject.toml
-has the contract), so however often and whatever one learns, the release reveals no more than it did.
+has the contract), so the release reveals no more, however often and whatever is learned from it.
 
 learner.py     the base class: scikit-learn's interface, and labels as numbers
 descent.py     LinearLearner and NetworkLearner, by Adam on the generalised Kullback-Leibler loss

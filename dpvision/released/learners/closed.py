@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dpvision.errors import ConfigError
 from dpvision.released.learners.learner import AT_A_TIME, LinearRule, require
 from dpvision.released.moments import (
-    LEAST_RIDGE,
+    MIN_RIDGE,
     Floats,
     class_means,
     discriminant,
@@ -80,7 +80,7 @@ class Averages:
 
 
 class RidgeLearner(LinearRule):
-    """Ridge regression of labels on features around their means. (Its products do not have the noise of the labels.)"""
+    """Ridge regression of labels on features, both centred. (The noise of the labels is in none of its products.)"""
 
     def __init__(self, *, classes: int | None = None, noise_x: float = 0.0, ridge: float = 0.3) -> None:
         self.classes, self.noise_x, self.ridge = classes, noise_x, ridge
@@ -103,7 +103,7 @@ class RidgeLearner(LinearRule):
         self.bias_ = avg.y - avg.x @ self.weight_
 
     def predict_proba(self, X: object) -> Floats:
-        """The scores with negative ones set to 0, as shares of their sum."""
+        """Return the scores with negative ones set to 0, as shares of their sum."""
         shares = np.maximum(self.scores(X), 0.0) + np.finfo(np.float64).tiny
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
@@ -133,7 +133,7 @@ class DiscriminantLearner(LinearRule):
         avg = Averages.of(x, y)
         shares = floor_counts(avg.y, n=float(np.abs(avg.y).sum()))
         labels = _subtract_noise(avg.yy, self.noise_y)
-        undo = inverse(labels, noise=0.0, ridge=self.ridge, least=LEAST_RIDGE * float(np.trace(avg.yy)))
+        undo = inverse(labels, noise=0.0, ridge=self.ridge, least=MIN_RIDGE * float(np.trace(avg.yy)))
         means = undo @ avg.xy.T
         around = (avg.xx - np.outer(avg.x, avg.x) - means.T @ (labels - np.outer(avg.y, avg.y)) @ means) * self.degree
         noise, least = _spread(around, rows=avg.rows)
@@ -181,12 +181,12 @@ def fit_moments(
     if xy.ndim != 2 or xy.shape[1] < 2 or sizes.shape != xy.shape[1:] or xx.shape != (len(xy), len(xy)):
         raise ConfigError(
             f"sums are {xy.shape}, counts {sizes.shape} and second_moment {xx.shape}: "
-            "they must be (d, K), (K,) and (d, d), with 2 classes at least."
+            "they must be (d, K), (K,) and (d, d), with at least 2 classes."
         )
     total = float(np.maximum(sizes, 0.0).sum()) if n is None else n
     require("n" if n is not None else "the sum of counts", total, least=0, above=True)
     sizes = np.maximum(floor_counts(sizes, n=total), noise_counts)
-    xx, noise, least = (xx + xx.T) / (2 * total), noise_moment / total, LEAST_RIDGE * longest**2
+    xx, noise, least = (xx + xx.T) / (2 * total), noise_moment / total, MIN_RIDGE * longest**2
     learner: DiscriminantLearner | RidgeLearner
     if method == "ridge":
         learner = RidgeLearner(classes=len(sizes), ridge=ridge)
@@ -210,9 +210,9 @@ def _subtract_noise(noisy: Floats, noise: float) -> Floats:
 
 
 def _spread(around: Floats, *, rows: int) -> tuple[float, float]:
-    """The standard deviation on the diagonal of a covariance of T rows, if features are alike; and the least ridge."""
+    """Return the noise on the diagonal of a covariance of T rows if features are alike, and the smallest ridge."""
     variance = max(float(np.trace(around)) / len(around), 0.0)
-    return variance * math.sqrt(2.0 / rows), LEAST_RIDGE * variance + np.finfo(np.float64).tiny
+    return variance * math.sqrt(2.0 / rows), MIN_RIDGE * variance + np.finfo(np.float64).tiny
 
 
 def _finite(value: Any, name: str) -> Floats:

@@ -137,7 +137,7 @@ class NetworkLearner(_Descent):
 
 
 def generalised_kl(scores: Tensor, y: Tensor) -> Tensor:
-    """The mean over rows of D(y || p), p = softmax(scores), for labels y that need not sum to 1 (Li et al. 2023).
+    """Return the mean over rows of D(y || p), p = softmax(scores), for labels y of any sum (Li et al. 2023).
 
         D(y || p) = sum_k  y_k log(y_k / p_k) - y_k + p_k
 
@@ -150,7 +150,7 @@ def generalised_kl(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def centre_and_spread(x: NDArray[np.float32]) -> tuple[Floats, float]:
-    """The mean row, and the root mean square of the centred rows over all features; 1 if that is 0."""
+    """Return the mean row, and the root mean square of the centred rows over all features; 1 if that is 0."""
     mean = np.sum([part.sum(axis=0, dtype=np.float64) for part in blocks(x)], axis=0) / len(x)
     shift = mean.astype(np.float32)
     square = sum(float(np.square(part - shift).sum(dtype=np.float64)) for part in blocks(x)) / x.size
@@ -158,11 +158,11 @@ def centre_and_spread(x: NDArray[np.float32]) -> tuple[Floats, float]:
 
 
 def _first_weights(inputs: int, outputs: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weights and bias, uniform in [-b, b] with b = 1 / sqrt(inputs)."""
+    """Return weights and bias, uniform in [-b, b] with b = 1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(inputs)
     return tuple((2 * torch.rand(*shape, generator=draws) - 1) * bound for shape in ((inputs, outputs), (outputs,)))  # type: ignore[return-value]
 
 
 def _writable(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The array itself, or a copy if torch cannot share its memory."""
+    """Return the array itself, or a copy if torch cannot share its memory."""
     return x if x.flags.writeable and x.flags.c_contiguous else np.array(x, order="C")

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dpvision.errors import ConfigError
 from dpvision.released.moments import Floats
 
-# Rows that are worked on at a time.
+# Number of rows processed at a time.
 AT_A_TIME = 2048
 
 
@@ -39,7 +39,7 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
         return self
 
     def scores(self, X: Any) -> Floats:
-        """The (N, K) scores of the classes."""
+        """Return the (N, K) scores of the classes."""
         check_is_fitted(self)
         x = validate_data(self, X, dtype=np.float32, reset=False)
         return np.concatenate([self._scores(part) for part in blocks(x)])
@@ -49,7 +49,7 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
         return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> Floats:
-        """The (N, K) probabilities of the classes."""
+        """Return the (N, K) probabilities of the classes."""
         return np.asarray(softmax(self.scores(X), axis=1))
 
     @abstractmethod
@@ -88,7 +88,7 @@ def require(name: str, value: Any, *, least: float, above: bool = False, whole: 
 
 
 def soft_labels(y: Any, *, classes: int | None, rows: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Labels as (T, K) float32, and the names of the K classes.
+    """Return labels as (T, K) float32, and the names of the K classes.
 
     y                       classes       names
     (T, K) numbers          None or K     0 to K - 1; numbers below 0 and above 1 are fine

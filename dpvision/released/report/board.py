@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 from dpvision.core import files as atomic
 from dpvision.errors import DataError
-from dpvision.released.report import pictures, reference
+from dpvision.released import evaluation
+from dpvision.released.report import pictures
 from dpvision.released.report.cards import FORMAT
 from dpvision.released.report.page import as_markup, fill
 from dpvision.released.report.pictures import Group
@@ -29,7 +30,7 @@ from dpvision.settings.setting import declared
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import read_json
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 # Runs that differ only in these are runs of the same settings.
 IGNORED = {name for name, of in declared(Config).items() if of.names_branch == "never"}
 IGNORED |= {"seed", "sigma", "physical"}
@@ -90,18 +91,18 @@ def read_entry(folder: Path) -> Entry:
         known, facts = card.get("known_data_set"), card["public_facts"]
         about = [known or account, facts["n"]["value"], facts["image_shape"]["value"], len(facts["classes"]["value"])]
         shaping = {k: v for k, v in config.items() if k not in IGNORED}
-        evaluation, audit = card.get("evaluation"), card.get("audit")
+        test, audit = card.get("evaluation"), card.get("audit")
         return Entry(
             folder=folder,
             settings=json.dumps([about, shaping], sort_keys=True),
-            data=reference.KNOWN[known].name if known else f"account {plain(account)}",
+            data=evaluation.KNOWN[known].name if known else f"account {plain(account)}",
             recipe=plain(config["recipe"]),
             model=plain(config["model"]),
             status="private" if card["status"] == "private" else "NOT PRIVATE",
             epsilon=_number(guarantee["epsilon"]),
             delta=_number(guarantee["delta"]) or math.nan,
             accuracy=_share(accuracy["released_test_accuracy"]) if accuracy else None,
-            calibration_error=_share(evaluation["calibration_error"]) if evaluation else None,
+            calibration_error=_share(test["calibration_error"]) if test else None,
             steps=int(card["sampler"]["steps"]),
             audited=max((_number(a["epsilon_at_least"]) or 0.0 for a in audit.values()), default=None)
             if audit
@@ -122,8 +123,8 @@ def _find_runs(folders: list[Path]) -> list[Path]:
         if not here:
             raise DataError(f"{folder}: has no finished run. Fix: the folder of a run, or a folder that holds runs.")
         runs |= dict.fromkeys(Path(os.path.abspath(p)) for p in here)
-    if len(runs) > MOST_RUNS:
-        raise DataError(f"{len(runs):,} runs are more than one page can show. Fix: at most {MOST_RUNS:,}.")
+    if len(runs) > MAX_RUNS:
+        raise DataError(f"{len(runs):,} runs are more than one page can show. Fix: at most {MAX_RUNS:,}.")
     return list(runs)
 
 

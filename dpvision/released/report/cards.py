@@ -1,11 +1,11 @@
-"""card.json: the guarantee of a run, of its weights or of a released data set, what it rests on, and its limits.
+"""card.json: the guarantee of a run, of its weights or of a released data set, what it is based on, and its limits.
 
-    card             a finished run: a training, a tuning or an estimator's fit
+    card             a finished run: a training run, a tuning or an estimator's fit
     on_weights       the part that is known before the weights are written; it goes into their header
     release_card     a released data set
     audited_card     a released data set again, from its folder, with its audits
 
-All are plain JSON values, built around one core, `_proved`; card.schema.json describes them. Files that may have been
+All are plain JSON values with the same core, `_proved`; card.schema.json describes them. Files that may have been
 edited are read strictly.
 """
 
@@ -38,7 +38,7 @@ from dpvision.core.sampling import PoissonSampler
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released import evaluation
 from dpvision.released.folder import CARD_FORMAT, FinishedRelease
-from dpvision.released.report import accounts, guarantee, reference, wording
+from dpvision.released.report import guarantee, wording
 from dpvision.settings.setting import to_dict
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
@@ -74,31 +74,27 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
         "run": facts["run"],
         **proved,
         "licence": config.licence,
-        "known_data_set": reference.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
+        "known_data_set": evaluation.known(facts["data"], n=config.n, shape=facts["shape"], classes=classes),
         "public_facts": _public_facts(facts, config),
         "probe": guarantee.epsilon_of_head(own, config, proved["guarantee"]["epsilon"]),
         "phases": guarantee.epsilon_by_phase(event, config, before=before) if private else [],
         "audit": audits_on_card(read_audits(run.folder, event, config)),
-        "data_set": accounts.total(account),
-        **accounts.overlaps(run.facts()),
+        "data_set": guarantee.total(account),
+        **guarantee.overlaps(run.facts()),
         "accuracy": evaluation.last_accuracy(evaluation.read_metrics(run), release=config.release),
         "evaluation": evaluation.summary(evaluation.read_evaluation(run, classes=classes, weights=weights)),
         "chosen_by_hand": by_hand,
         "not_covered": wording.not_covered(
-            unit=config.unit,
-            read_off=facts["read_off"],
-            public=facts["public"],
-            fixed_key=facts["private"] is not True,
+            facts,
+            config,
             ledger=account is not None,
             branches=len(own),
             bounded=len(own) < 2 or isinstance(event, Capped),
-            tuned=facts["tuning"] is not None,
             examples=bool(evaluation.read_examples(run, classes=classes, weights=weights)),
-            public_licence=config.public_licence,
             by_hand=by_hand,
-            recipe=config.recipe,
         )
-        + accounts.not_covered(run.facts(), account),
+        + ([] if config.head is None else [wording.ON_FEATURES])
+        + guarantee.not_covered_by_accounts(run.facts(), account),
         "config": to_dict(config),
         "weights_digest": weights,
     }
@@ -132,11 +128,11 @@ def release_card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
             mechanism={**facts["mechanism"], "sigma": config["sigma"]},
         ),
         "audit": None,
-        "data_set": accounts.total(account),
-        **accounts.overlaps(facts),
+        "data_set": guarantee.total(account),
+        **guarantee.overlaps(facts),
         "accuracy": facts.get("accuracy"),
         "not_covered": wording.not_covered_by_release(facts, fixed_key=not secret)
-        + accounts.not_covered(facts, account),
+        + guarantee.not_covered_by_accounts(facts, account),
         "config": config,
         "files": facts["files"],
     }
@@ -146,7 +142,7 @@ def audited_card(release: FinishedRelease) -> dict[str, Any]:
     """Return the card of a released folder again, with its audit.json.
 
     Claims are computed again, not taken from the old card. What only its maker knew (the data set's account, what was
-    read off the data, the accuracy) stays as it was.
+    read from the data, the accuracy) stays as it was.
     """
     delta = release.settings.delta
     return {
@@ -220,7 +216,7 @@ def account_of_a_record(event: Event) -> str:
 
 
 def read_audits(folder: Path, event: Event, config: Config) -> dict[str, dict[str, Any]]:
-    """Return a run's audit.json, judged by the run's own event and settings; nothing where no audit was made."""
+    """Return a run's audit.json, judged by the run's own event and settings; nothing if no audit was made."""
     if not (folder / audit_file.FILE).exists():
         return {}
     if not (config.batch and config.n and config.steps and config.sigma):
@@ -242,7 +238,7 @@ def read_release_audits(folder: Path, event: Event, delta: float) -> dict[str, d
 
 
 def audits_on_card(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
-    """Return the figures of audits that a card states; None where no audit was made."""
+    """Return the figures of audits that a card states; None if no audit was made."""
     stated = {name: {key: sections[name][key] for key in AUDIT_FIGURES} for name in AUDITS if name in sections}
     return stated or None
 
@@ -333,8 +329,8 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
 
     if not all(paid(met) for met in exposures(event)):
         raise LedgerMismatch(
-            f"{run.folder}: the ledger {account.id} does not charge what this run did. Fix: name the data set that the "
-            "run was trained on, or restore its ledger from a backup."
+            f"{run.folder}: the ledger of account {account.id} does not charge what this run did. Fix: set "
+            "DPVISION_HOME to the folder that the run was charged in, or restore the ledger from a backup."
         )
 
 
@@ -344,12 +340,12 @@ def _within(wanted: Exposure, kind: Kind) -> bool:
 
 def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:
     def known(*names: str) -> str:
-        return "read off the data" if set(names) & set(facts["read_off"]) else "declared"
+        return "read from the data" if set(names) & set(facts["read_off"]) else "declared"
 
     return {
         "n": {"value": config.n, "known": known(f"number of {config.unit}s")},
         "classes": {"value": facts["class_names"], "known": known("classes")},
-        "image_shape": {"value": facts["shape"], "known": known("image size", "channels")},
+        "image_shape": {"value": facts["shape"], "known": known("image size", "channels", "number of features")},
     }
 
 

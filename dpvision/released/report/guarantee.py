@@ -1,8 +1,10 @@
-"""The guarantee of an event in numbers: everything that a card claims about a training run, a release or a head.
+"""The guarantee in numbers: what a card claims about a run, a release or a head, and the accounts that are charged.
 
     claims               status, epsilon with its cross-checks, and the bound on membership inference
     most_true_positives  the guarantee, expressed as the true positive rate of the best possible attack
     epsilon_by_phase     what each phase of a run adds to epsilon
+    total, ledger_lines  the account of the data set, and its charges
+    overlaps             other accounts that have some of the same images
 
 Let a membership test have false positive rate f and true positive rate t. For every epsilon, both directions of
 (epsilon, delta(epsilon))-differential privacy bound t:
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -27,11 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.core import accountant, adaptive
-from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, given_up, parts
+from dpvision.core.account import Account
+from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, Tuned, given_up, parts, to_json
 from dpvision.errors import DataError
 from dpvision.released.report import wording
-from dpvision.settings import cross_checks, gdp
+from dpvision.settings import gdp, quick
 from dpvision.settings.training import Config
+from dpvision.storage.home import CHARGED_SHARE
 
 APPROXIMATE = "approximate: central limit, not a bound"
 PROFILE_POINTS = 25
@@ -39,8 +43,8 @@ PROFILE_POINTS = 25
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
 GRID_POINTS = 2001
 # The grid of epsilons ends where delta is this small: larger epsilons do not improve the bound at the rates above.
-LEAST_DELTA = 1e-9
-MOST_PHASES = 12
+MIN_DELTA = 1e-9
+MAX_PHASES = 12
 # The composition that a figure is based on, as worded on cards and in the ledger on screen.
 PLANNED = "privacy loss distributions of events that were fixed before the first result"
 CHOSEN_LATER = (
@@ -50,6 +54,15 @@ CHOSEN_LATER = (
 CAPPED = (
     "the budget of the account: settings changed during the run, and results may have decided how often; the meter is "
     "what the parts there are add up to"
+)
+
+READ_OFF = (
+    "Which other accounts of the ledger have some of the same images, and about how many, was read from the data. "
+    "Epsilon does not cover it."
+)
+APART = (
+    "These images were counted apart from other accounts that have some of them. What is revealed about those images "
+    "is bounded by all of these accounts together, not by this one."
 )
 
 
@@ -85,15 +98,15 @@ def delta_of(event: Event, delta: float) -> float:
 
 
 def _figures(event: Event, delta: float) -> dict[str, Any]:
-    """Return the proven bound, its cross-check, and the approximation; None where no finite value is proven."""
+    """Return the proven bound, its cross-check, and the approximation; None if no finite value is proven."""
     epsilon = proven(event, delta)
     limit = gdp.central_limit_mu(event)
     return {
+        **_no_figures(delta),
         "epsilon": epsilon,
-        "delta": delta,
         "mu": None if epsilon is None else _finite(gdp.mu(event, delta)),
         "profile": [] if epsilon is None else _profile(event),
-        "rdp_epsilon": _finite(cross_checks.rdp_epsilon(event, delta)),
+        "rdp_epsilon": _finite(quick.rdp_epsilon(event, delta)),
         "approximate": {
             "gdp_central_limit_mu": _finite(limit),
             "gdp_central_limit_epsilon": _finite(gdp.gaussian_epsilon(limit, delta)) if math.isfinite(limit) else None,
@@ -101,12 +114,11 @@ def _figures(event: Event, delta: float) -> dict[str, Any]:
         },
         "composition": composition(event),
         "meter": proven(event.event, delta) if isinstance(event, Capped) else None,
-        **_accounting(),
     }
 
 
 def _no_figures(delta: float) -> dict[str, Any]:
-    """Return the same keys as `_figures`, for the case without a guarantee."""
+    """Return the figures of a card without a guarantee: all keys, none of them with a value."""
     return {
         "epsilon": None,
         "delta": delta,
@@ -116,7 +128,8 @@ def _no_figures(delta: float) -> dict[str, Any]:
         "approximate": {"gdp_central_limit_mu": None, "gdp_central_limit_epsilon": None, "label": APPROXIMATE},
         "composition": None,
         "meter": None,
-        **_accounting(),
+        "accountant": accountant.NAME,
+        "dp_accounting_version": version("dp-accounting"),
     }
 
 
@@ -127,10 +140,6 @@ def composition(event: Event) -> str:
     return CHOSEN_LATER if isinstance(event, Adaptive) else PLANNED
 
 
-def _accounting() -> dict[str, str]:
-    return {"accountant": accountant.NAME, "dp_accounting_version": version("dp-accounting")}
-
-
 def software() -> dict[str, str]:
     """Return the versions of the software that writes a card."""
     packages = {name: version(name) for name in ("dpvision", "dp-accounting", "numpy")}
@@ -138,9 +147,9 @@ def software() -> dict[str, str]:
 
 
 def proven(event: Event, delta: float) -> float | None:
-    """Return epsilon at delta, or None where it is too large to mean anything."""
+    """Return epsilon at delta, or None if it is too large to mean anything."""
     epsilon = accountant.epsilon(event, delta)
-    return epsilon if epsilon < accountant.MOST_LOSS else None
+    return epsilon if epsilon < accountant.MAX_LOSS else None
 
 
 def _profile(event: Event) -> list[list[float]]:
@@ -164,7 +173,7 @@ def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> 
 
 def _furthest(event: Event) -> float:
     """Return the largest epsilon to evaluate on the event's privacy curve."""
-    return min(accountant.epsilon(event, given_up(event) + LEAST_DELTA), accountant.MOST_LOSS)
+    return min(accountant.epsilon(event, given_up(event) + MIN_DELTA), accountant.MAX_LOSS)
 
 
 def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:
@@ -189,7 +198,7 @@ def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[
             done[-1].append(replace(part, steps=end - first))
             phases.append(_phase(_phase_from(config, first), end - first, done, config.delta))
         step += part.steps
-    return phases if len(phases) <= MOST_PHASES else []
+    return phases if len(phases) <= MAX_PHASES else []
 
 
 def _phase(name: str, steps: int | None, done: list[list[Event]], delta: float) -> dict[str, Any]:
@@ -228,3 +237,112 @@ def epsilon_of_head(own: tuple[Event, ...], config: Config, whole: float | None)
         alone = proven(replace(own[0], steps=min(own[0].steps, config.probe_steps)), config.delta)
     share = alone / whole if alone is not None and whole else None
     return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
+
+
+def total(account: Account | None) -> dict[str, Any] | None:
+    """Return the total of all runs on the data, as shown on a card; None if no ledger was read."""
+    if account is None:
+        return None
+    return {
+        "account": account.id,
+        "epsilon_spent": proven(account.total, account.budget.delta),
+        "epsilon_budget": account.budget.epsilon,
+        "delta": account.budget.delta,
+        "charges": len(account.charges),
+        "composition": composition(account.total),
+        "budget_changes": budget_changes(account),
+    }
+
+
+def budget_changes(account: Account) -> list[dict[str, Any]]:
+    """Return the budgets that replaced the first one, each with its time."""
+    return [{"time": t, "epsilon": b.epsilon, "delta": b.delta} for t, b in account.budgets[1:]]
+
+
+def ledger_lines(account: Account) -> list[dict[str, Any]]:
+    """Return one line per charge, for ledger.jsonl, which anyone may read.
+
+    `epsilon` is cumulative up to this charge, at the budget's delta. It measures how much of the budget is used; the
+    guarantee for all charges together is the budget itself. The data's fingerprint and the charge's id, which is
+    derived from it, are left out. If a tuning run was charged, only dates are given: its duration would reveal the
+    number of trials.
+    """
+    tuned = any(isinstance(charge.event, Tuned) for charge in account.charges)
+    return [
+        {
+            "time": charge.time[:10] if tuned else charge.time,
+            "run": charge.run,
+            "event": to_json(charge.event),
+            "private": charge.private,
+            **({} if charge.new_account is None else {"new_account": charge.new_account}),
+            "epsilon": proven(account.total_after(count), account.budget.delta),
+        }
+        for count, charge in enumerate(account.charges, 1)
+    ]
+
+
+def overlaps(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a card lists about other accounts, as plain JSON values."""
+    return {"overlapping_accounts": _overlaps(facts), "new_account": _reason(facts)}
+
+
+def not_covered_by_accounts(facts: Mapping[str, Any], account: Account | None) -> list[str]:
+    """Return what epsilon does not cover because of other charges and accounts, in sentences."""
+    entries = _overlaps(facts)
+    apart = any(not entry["charged"] for entry in entries)
+    return [*_fixed_keys(facts["run"], account), *([READ_OFF] if entries else []), *([APART] if apart else [])]
+
+
+def _fixed_keys(run: str, account: Account | None) -> list[str]:
+    """List fixed-key runs on the same data: they invalidate the data set's total, not this run's guarantee."""
+    others = sorted({c.run for c in account.charges if not c.private and c.run != run}) if account else []
+    if not others:
+        return []
+    names = ", ".join(others[:5])
+    return [f"The total of the data set does not hold if a run with a fixed key is released as well: {names}."]
+
+
+def _overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the overlaps that a card lists: accounts that were charged, or that the owner keeps separate.
+
+    They are computed from the data without noise, so shares are rounded, and only the operator sees smaller overlaps.
+    """
+    recorded = _recorded(facts)
+    entries = recorded.get("overlaps", [])
+    types = {"account": (str,), "share": (int, float), "share_of_account": (int, float), "charged": (bool,)}
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and all(type(entry.get(key)) in kinds for key, kinds in types.items())
+        for entry in entries
+    ):
+        raise DataError("operator/run.json: accounts is not what a run writes.")
+    decided = recorded.get("new_account") is not None or recorded.get("named") is True
+    return [
+        {
+            "account": entry["account"],
+            "share": _round_share(entry["share"]),
+            "share_of_account": _round_share(entry["share_of_account"]),
+            "charged": entry["charged"],
+        }
+        for entry in entries
+        if entry["charged"] or (decided and max(entry["share"], entry["share_of_account"]) >= CHARGED_SHARE)
+    ]
+
+
+def _round_share(share: float) -> str:
+    for limit, words in ((0.02, "below 2%"), (0.1, "2% to 10%"), (0.5, "10% to 50%"), (0.9, "50% to 90%")):
+        if share < limit:
+            return words
+    return "more than 90%"
+
+
+def _reason(facts: Mapping[str, Any]) -> str | None:
+    """Return why these images are accounted for separately from other accounts, in the owner's words."""
+    reason = _recorded(facts).get("new_account")
+    if reason is not None and not isinstance(reason, str):
+        raise DataError("operator/run.json: new_account is not what a run writes.")
+    return reason
+
+
+def _recorded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    entry = facts.get("accounts")
+    return entry if isinstance(entry, dict) else {}

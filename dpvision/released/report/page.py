@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
-from importlib.resources import files
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from dpvision.core import files
+from dpvision.core.account import Account
 from dpvision.core.events import Composed, Event, from_json
+from dpvision.errors import DataError
+from dpvision.released import evaluation
 from dpvision.released.evaluation import Point, summary
-from dpvision.released.report import markdown, pictures, reference, tables
+from dpvision.released.folder import FinishedRelease
+from dpvision.released.report import cards, guarantee, pictures, tables, wording
+from dpvision.released.report.cards import card as card_of
 from dpvision.released.report.tables import names, percent, plain, upper_percent
 from dpvision.released.report.wording import sentence
 from dpvision.settings.figures import upper
+from dpvision.storage.run_folder import Run
 
-MOST_SHADED = 20  # classes of a whole confusion matrix; with more, the pairs that are confused most
-MOST_ROWS = 40  # classes that are listed; with more, those with the lowest recall
-MOST_CONFUSED = 10
+MAX_SHADED = 20  # classes of a whole confusion matrix; with more, the pairs that are confused most
+MAX_ROWS = 40  # classes that are listed; with more, those with the lowest recall
+MAX_CONFUSED = 10
 # Shades of the confusion matrix begin at these shares of a row: one confusion is visible, as is a half from nearly all.
 SHADES = (0.0, 0.05, 0.2, 0.5, 0.8)
+# Parts of a page that only a run or only a release has.
+ABSENT = dict.fromkeys(
+    ("note", "known", "references", "test", "use", "learners", "phases", "charges", "earlier", "bar")
+)
 
 
 def run_page(
@@ -25,27 +38,25 @@ def run_page(
     charges: list[dict[str, Any]],
     *,
     points: list[Point],
-    evaluation: dict[str, Any] | None = None,
+    test: dict[str, Any] | None = None,
     examples: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Return the page of a run. `evaluation` and `examples` are about the test split, where it has one."""
+    """Return the page of a run. `test` and `examples` are its evaluation on the test split, if it has one."""
     shown, earlier = tables.latest(charges)
-    results = reference.results(card["known_data_set"])
+    results = evaluation.results(card["known_data_set"])
     class_names, more_classes = names(card["public_facts"]["classes"]["value"])
     return fill(
         "page.html",
-        **_shared(card),
+        **_shared(card, test),
         kind="run",
         pictures=as_markup(_pictures(card) | _run_pictures(card, points, results)),
-        known=reference.KNOWN[card["known_data_set"]].name if results else None,
+        known=evaluation.KNOWN[card["known_data_set"]].name if results else None,
         references=[
             (recipe, f"{r.epsilon:g}", percent(r.accuracy), f"{r.runs}") for recipe, rs in results.items() for r in rs
         ],
-        test=_test_section(evaluation, examples or [], card),
-        use=None,
-        learners=[],
+        test=_test_section(test, examples or [], card),
         phases=tables.phases(card),
-        figures=tables.overview(card),
+        figures=tables.overview(card, test),
         public=tables.public(card),
         class_names=class_names,
         more_classes=more_classes,
@@ -63,25 +74,18 @@ def release_page(card: dict[str, Any]) -> str:
         **_shared(card),
         kind="release",
         pictures=as_markup(_pictures(card)),
-        known=None,
-        references=[],
-        test=None,
         use={
             "rows": f"{card['rows']:,}",
             "private": card["status"] == "private",
-            "read": markdown.READ_ROWS,
-            "moments": markdown.USE_MOMENTS if markdown.has_moments(card) else None,
-            "files": markdown.files_of(card),
+            "read": wording.READ_ROWS,
+            "moments": wording.USE_MOMENTS if wording.has_moments(card) else None,
+            "files": wording.files_of(card),
         },
         learners=[(plain(name), percent(share)) for name, share in (card["accuracy"] or {}).items()],
-        phases=[],
         figures=tables.release_overview(card),
         public=tables.release_public(card),
         class_names=class_names,
         more_classes=more_classes,
-        charges=[],
-        earlier=0,
-        bar=None,
     )
 
 
@@ -90,10 +94,10 @@ def fill(template: str, **values: Any) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    here = files("dpvision.released.report")
+    here = resources.files("dpvision.released.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((here / template).read_text("utf-8"))
-    return page.render(css=Markup((here / "page.css").read_text("utf-8")), **values)
+    return page.render(css=Markup((here / "page.css").read_text("utf-8")), **{**ABSENT, **values})
 
 
 def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
@@ -103,33 +107,28 @@ def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
     return {name: Markup(text) for name, text in drawings.items() if text}
 
 
-def _shared(card: dict[str, Any]) -> dict[str, Any]:
+def _shared(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what every page shows."""
     return {
+        "note": evaluation.LEARNED_LITTLE if test and evaluation.has_learned_little(test) else None,
         "private": card["status"] == "private",
         "status": card["status"],
         "sentence": sentence(card),
         "name": plain(card["run"]),
         "what": card.get("what", "model"),
         "unit": card["unit"],
-        "big": _big(card),
+        "big": _big(card, test),
         "attack": tables.attack(card),
         "audited": tables.audits(card),
         "ledger": tables.account(card) if card["data_set"] else None,
         "not_covered": card["not_covered"],
         "accountant": tables.accountant(card),
         "settings": tables.settings(card),
-        "heads": {
-            "attack": tables.ATTACK_HEAD,
-            "phases": tables.PHASES_HEAD,
-            "public": tables.PUBLIC_HEAD,
-            "accountant": tables.ACCOUNTANT_HEAD,
-            "charges": tables.CHARGES_HEAD,
-        },
+        "heads": tables.HEADS,
     }
 
 
-def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _big(card: dict[str, Any], test: dict[str, Any] | None) -> list[tuple[str, str, str]]:
     """Return the four figures at the top: name, value, meaning."""
     epsilon, data_set = card["guarantee"]["epsilon"], card["data_set"]
     delta = f"at delta {card['guarantee']['delta']:g}, for any one {card['unit']}; lower is more private"
@@ -141,7 +140,7 @@ def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:
             upper_percent(attack["true_positive_rate_at_most"]),
             "of members found, at most, when 1% of non-members are wrongly reported",
         ),
-        ("test accuracy", *_accuracy(card)),
+        ("test accuracy", *_accuracy(card, test)),
         (
             "budget left",
             tables.budget_left(card),
@@ -152,14 +151,15 @@ def _big(card: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _accuracy(card: dict[str, Any]) -> tuple[str, str]:
+def _accuracy(card: dict[str, Any], test: dict[str, Any] | None) -> tuple[str, str]:
     accuracy = card["accuracy"]
     if not accuracy:
         return "unknown", "there is no test split"
     if card.get("what") == "data set":
         best = max(accuracy, key=lambda name: accuracy[name])
         return percent(accuracy[best]), plain(best)
-    return percent(accuracy["released_test_accuracy"]), "of the released weights"
+    always = f"; the most frequent class alone would give {percent(evaluation.majority(test)[1])}" if test else ""
+    return percent(accuracy["released_test_accuracy"]), f"of the released weights{always}"
 
 
 def _event(card: dict[str, Any]) -> Event:
@@ -176,7 +176,7 @@ def _pictures(card: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _run_pictures(
-    card: dict[str, Any], points: list[Point], results: dict[str, list[reference.Result]]
+    card: dict[str, Any], points: list[Point], results: dict[str, list[evaluation.Result]]
 ) -> dict[str, str | None]:
     """Draw the training of a run; curves of epsilon only where epsilon means something."""
     private = card["status"] == "private"
@@ -193,23 +193,23 @@ def _run_pictures(
 
 
 def _test_section(
-    evaluation: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
+    test: dict[str, Any] | None, examples: list[dict[str, Any]], card: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Return what the page shows about the test split, as plain values."""
-    overall = summary(evaluation)
-    if evaluation is None or overall is None:
+    overall = summary(test)
+    if test is None or overall is None:
         return None
     class_names = [plain(name) for name in card["public_facts"]["classes"]["value"]]
-    counts = zip(class_names, *(evaluation["classes"][key] for key in ("images", "named", "right")), strict=True)
+    counts = zip(class_names, *(test["classes"][key] for key in ("images", "named", "right")), strict=True)
     rows = [(name, images, _ratio(right, images), _ratio(right, named)) for name, images, named, right in counts]
-    shown = rows if len(rows) <= MOST_ROWS else sorted(rows, key=lambda r: (r[2] is None, r[2]))[:MOST_ROWS]
-    table = evaluation["confusion"]
-    drawing = pictures.calibration(evaluation["bins"], error=evaluation["calibration_error"])
+    shown = rows if len(rows) <= MAX_ROWS else sorted(rows, key=lambda r: (r[2] is None, r[2]))[:MAX_ROWS]
+    table = test["confusion"]
+    drawing = pictures.calibration(test["bins"], error=test["calibration_error"])
     return {
-        "images": f"{evaluation['images']:,}",
+        "images": f"{test['images']:,}",
         "accuracy": percent(overall["accuracy"]),
         "balanced": percent(overall["balanced_accuracy"]),
-        "calibration_error": percent(evaluation["calibration_error"]),
+        "calibration_error": percent(test["calibration_error"]),
         **as_markup({"calibration": drawing}),
         "classes": [
             {
@@ -222,10 +222,8 @@ def _test_section(
             for name, images, recall, precision in shown
         ],
         "left_out": len(rows) - len(shown),
-        "table": _shade(table, class_names) if table and len(class_names) <= MOST_SHADED else None,
-        "confused": [
-            (class_names[a], class_names[b], f"{times:,}") for a, b, times in evaluation["confused"][:MOST_CONFUSED]
-        ],
+        "table": _shade(table, class_names) if table and len(class_names) <= MAX_SHADED else None,
+        "confused": [(class_names[a], class_names[b], f"{times:,}") for a, b, times in test["confused"][:MAX_CONFUSED]],
         "examples": [
             {
                 "right": x["class"] == x["named"],
@@ -281,3 +279,51 @@ def _bar(card: dict[str, Any], charges: list[dict[str, Any]]) -> dict[str, Any] 
         "parts": [{"this": p["this"], "width": f"{max(0.0, p['width']):.2f}"} for p in parts],
         "others": any(not p["this"] for p in parts),
     }
+
+
+def write(run: Run, account: Account | None) -> list[Path]:
+    """Write the files of a run, each atomically; ledger.jsonl only if there is an account. Return their paths."""
+    made = card_of(run, account)
+    charges = guarantee.ledger_lines(account) if account else []
+    of = {"classes": len(made["public_facts"]["classes"]["value"]), "weights": made["weights_digest"]}
+    test = evaluation.read_evaluation(run, **of)
+    report = run_page(
+        made, charges, points=evaluation.read_metrics(run), test=test, examples=evaluation.read_examples(run, **of)
+    )
+    texts = {"card.json": _as_json(made), "card.md": wording.run_card(made, charges, test), "report.html": report}
+    if account:
+        texts["ledger.jsonl"] = "".join(json.dumps(line, allow_nan=False) + "\n" for line in charges)
+    return _write(run.folder, texts)
+
+
+def write_release(folder: Path, facts: dict[str, Any], account: Account) -> dict[str, Any]:
+    """Write the card, the report and the README of a new release; return the card."""
+    made = cards.release_card(facts, account)
+    _write(folder, {**_release_texts(made), "README.md": wording.readme(made)})
+    return made
+
+
+def rewrite_release(release: FinishedRelease) -> list[Path]:
+    """Write the card and the report of a finished release again, with its audits. Return their paths."""
+    made = cards.audited_card(release)
+    try:
+        texts = _release_texts(made)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        raise DataError(
+            f"{release.folder / 'card.json'}: not what a release writes ({exc!r}). Fix: copy the folder again."
+        ) from exc
+    return _write(release.folder, texts)
+
+
+def _release_texts(made: dict[str, Any]) -> dict[str, str]:
+    return {"card.json": _as_json(made), "card.md": wording.release_card(made), "report.html": release_page(made)}
+
+
+def _as_json(made: dict[str, Any]) -> str:
+    return json.dumps(made, indent=1, allow_nan=False) + "\n"
+
+
+def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
+    for name, text in texts.items():
+        files.write(folder / name, text, mode=0o644)
+    return [folder / name for name in texts]

@@ -1,8 +1,9 @@
-"""The pictures of the pages: the best possible attack, epsilon and accuracy over steps, calibration, audits, the board.
+"""Pictures of the pages: the best possible attack, epsilon and accuracy over steps, calibration, audits, the board.
 
-No name that others chose is drawn: every word in a picture is ours. A figure of matplotlib becomes an inline SVG that
-follows the page: its fonts, its colours, light or dark. Figures are drawn in placeholder colours; each becomes a CSS
-variable of the page. Dates and random ids, which would differ each time, and names of other hosts are left out.
+User-supplied names are never drawn: all text in a picture is fixed. A matplotlib figure becomes an inline SVG that uses
+the fonts and colours of the page, light or dark: figures are drawn in placeholder colours, each of which becomes a CSS
+variable of the page. Dates, random ids and the addresses of other hosts are left out, so the same run gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpvision.core.events import Event, PoissonGaussian, parts
-from dpvision.released.evaluation import Point
+from dpvision.released.evaluation import Point, Result
 from dpvision.released.report.guarantee import FALSE_POSITIVE_RATES, most_true_positives
-from dpvision.released.report.reference import Result
 from dpvision.released.report.tables import percent, upper_percent
 from dpvision.settings import quick
-from dpvision.settings.figures import upper
+from dpvision.settings.figures import lower, upper
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,15 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Locator
 
 INK, SOFT, LINE, FIRST, SECOND, THIRD, SHEET = (f"#{str(i) * 6}" for i in range(1, 8))
-_VARIABLES = {
-    INK: "--ink",
-    SOFT: "--soft",
-    LINE: "--line",
-    FIRST: "--first",
-    SECOND: "--second",
-    THIRD: "--third",
-    SHEET: "--sheet",
-}
+_VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", FIRST: "first", SECOND: "second", THIRD: "third", SHEET: "sheet"}
 # Inches of 72 points: about the width of a phone, so that text keeps its size there.
 _SIZE = (4.6, 3.2)
 _NAMES = {"ema": "moving average", "last": "last weights"}
@@ -67,7 +59,7 @@ class Group:
 
 
 def epsilon_by_length(event: Event, delta: float, *, target: float, phases: list[dict[str, Any]]) -> str | None:
-    """Draw the epsilon that a training is charged for by its planned steps; None for one of several branches."""
+    """Draw the epsilon that a training run is charged for by its planned steps; None for one of several branches."""
     whole = parts(event)
     if len(whole) != 1 or not isinstance(whole[0], PoissonGaussian):
         return None
@@ -174,7 +166,7 @@ def audit(audits: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: 
             axes.plot([0, shown], [row, row], color=SECOND, linewidth=7, solid_capstyle="butt")
             axes.plot([shown], [row], "o", color=SECOND, markersize=8)
             axes.annotate(
-                f"{names[name]}: at least {shown:.2f}", (0, row), (0, 11), textcoords="offset points", color=INK
+                f"{names[name]}: at least {lower(shown)}", (0, row), (0, 11), textcoords="offset points", color=INK
             )
         axes.annotate(
             f"proven: at most {upper(epsilon)}", (epsilon, len(audits) - 0.38), (-5, 0), textcoords="offset points",
@@ -183,7 +175,7 @@ def audit(audits: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: 
         axes.set_xlim(0, most)
         axes.set_ylim(-0.5, len(audits) - 0.15)
         axes.set_yticks([])
-        values = "; ".join(f"{names[n]}: epsilon at least {x['epsilon_at_least']:.3f}" for n, x in audits.items())
+        values = "; ".join(f"{names[n]}: epsilon at least {lower(x['epsilon_at_least'])}" for n, x in audits.items())
         return _inline(figure, label=f"Lower bounds of audits, up to the proven epsilon {upper(epsilon)}. {values}.")
 
 
@@ -369,7 +361,7 @@ def _local(name: str) -> str:
 
 def _themed(value: str) -> str:
     for colour, variable in _VARIABLES.items():
-        value = value.replace(colour, f"var({variable})")
+        value = value.replace(colour, f"var(--{variable})")
     # The page's own font, at the size that the figure asks for.
     value = re.sub(r"font: (?:[\w-]+ )*?([\d.]+)px [^;]*", r"font-size: \1px", value)
     return re.sub(r"font-family: [^;]*;? ?", "", value)

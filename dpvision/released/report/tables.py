@@ -1,6 +1,6 @@
 """The rows of the tables that card.md, README.md and report.html share, and how numbers and names are printed.
 
-A bound is rounded up, never down. Text is not escaped here, but user-supplied names cannot break a line.
+Upper bounds are rounded up. Text is not escaped here, but user-supplied names cannot break a line.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpvision.core.events import from_json
+from dpvision.released.evaluation import majority
 from dpvision.settings.figures import ARITHMETIC, describe, lower, upper
 
 Row = tuple[str, ...]
 
 # Limits on what a page shows of a list, a name or a ledger; card.json and ledger.jsonl are complete.
-MOST_NAMES = 40
-MOST_LETTERS = 60
-MOST_TEXT = 1000  # characters in a sentence
-MOST_CHARGES = 300
+MAX_NAMES = 40
+MAX_LETTERS = 60
+MAX_TEXT = 1000  # characters in a sentence
+MAX_CHARGES = 300
 
-ATTACK_HEAD = ("non-members wrongly reported", "members found, at most")
-PHASES_HEAD = ("phase", "steps", "epsilon added", "epsilon, if planned to end here")
-PUBLIC_HEAD = ("fact", "value", "known")
-ACCOUNTANT_HEAD = ("figure", "value", "meaning")
-CHARGES_HEAD = ("time (UTC)", "run", "charged for", "epsilon so far")
+HEADS = {
+    "attack": ("non-members wrongly reported", "members found, at most"),
+    "phases": ("phase", "steps", "epsilon added", "epsilon, if planned to end here"),
+    "public": ("fact", "value", "known"),
+    "accountant": ("figure", "value", "meaning"),
+    "charges": ("time (UTC)", "run", "charged for", "epsilon so far"),
+}
 
 # The names of a card's audits in tables and in pictures.
 AUDITS = {"mechanism": "audit with canaries in this mechanism", "one_run": "audit with canaries in this run"}
@@ -54,7 +57,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def plain(text: object, *, most: int = MOST_LETTERS) -> str:
+def plain(text: object, *, most: int = MAX_LETTERS) -> str:
     """Put a user-supplied name on one line, with control characters and bidirectional marks replaced."""
     shown = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c for c in str(text))
     shown = " ".join(shown.split())
@@ -63,7 +66,7 @@ def plain(text: object, *, most: int = MOST_LETTERS) -> str:
 
 def names(values: Sequence[object]) -> tuple[list[str], int]:
     """Return the first names of a list, and the number of those left out."""
-    return [plain(v) for v in values[:MOST_NAMES]], max(0, len(values) - MOST_NAMES)
+    return [plain(v) for v in values[:MAX_NAMES]], max(0, len(values) - MAX_NAMES)
 
 
 def setting(value: Any) -> str:
@@ -80,22 +83,25 @@ def setting(value: Any) -> str:
     return plain(value)
 
 
-def overview(card: dict[str, Any]) -> list[Row]:
-    """Return the main figures of a run."""
+def overview(card: dict[str, Any], test: dict[str, Any] | None = None) -> list[Row]:
+    """Return the main figures of a run; `test` is its evaluation on the test split."""
     accuracy, data_set, sampler = card["accuracy"], card["data_set"], card["sampler"]
-    evaluation = card["evaluation"]
     rows: list[Row] = [
         *_guarantee(card),
         (
             "test accuracy of the released weights",
             percent(accuracy["released_test_accuracy"]) if accuracy else "unknown",
         ),
-        ("test accuracy, averaged and last weights", _both(accuracy)),
+        *([] if card["config"].get("head") else [("test accuracy, averaged and last weights", _both(accuracy))]),
     ]
-    if evaluation:
+    if test:
+        most, share = majority(test)
+        name = plain(card["public_facts"]["classes"]["value"][most])
+        rows.append(("test accuracy of always answering with the most frequent class", f"{percent(share)} ({name})"))
+    if card["evaluation"]:
         rows += [
-            ("test accuracy, mean over classes", percent(evaluation["balanced_accuracy"])),
-            ("expected calibration error on the test split", percent(evaluation["calibration_error"])),
+            ("test accuracy, mean over classes", percent(card["evaluation"]["balanced_accuracy"])),
+            ("expected calibration error on the test split", percent(card["evaluation"]["calibration_error"])),
         ]
     if data_set:
         rows.append(
@@ -138,7 +144,7 @@ def release_overview(card: dict[str, Any]) -> list[Row]:
 
 
 def _long(value: Any) -> str:
-    return plain(value, most=MOST_TEXT) if isinstance(value, str) else setting(value)
+    return plain(value, most=MAX_TEXT) if isinstance(value, str) else setting(value)
 
 
 def release_accuracy(card: dict[str, Any]) -> list[Row]:
@@ -149,16 +155,16 @@ def release_accuracy(card: dict[str, Any]) -> list[Row]:
 def _guarantee(card: dict[str, Any]) -> list[Row]:
     """Return epsilon, delta, and what they are based on. Cards of version 0.1 do not state the composition."""
     proved = card["guarantee"]
-    rows: list[Row] = [("epsilon", upper(proved["epsilon"], 4)), ("delta", f"{proved['delta']:g}")]
+    rows: list[Row] = [("epsilon", upper(proved["epsilon"])), ("delta", f"{proved['delta']:g}")]
     if proved.get("composition"):
-        rows.append(("epsilon rests on", proved["composition"]))
+        rows.append(("epsilon is based on", proved["composition"]))
     if proved.get("meter") is not None:
         rows.append(("meter, not a bound", upper(proved["meter"])))
     return [*rows, ("unit", f"one {card['unit']}"), ("neighbouring data sets", card["adjacency"])]
 
 
 def _probe(probe: dict[str, Any] | None) -> list[Row]:
-    """Fig. 7 of Tang et al. 2023: epsilon_1 / epsilon."""
+    """Return the epsilon of the steps for the head, and its share: epsilon_1 / epsilon in Tang et al. 2023, Fig. 7."""
     if not probe:
         return []
     share = probe["share_of_epsilon"]
@@ -197,14 +203,14 @@ def audits(card: dict[str, Any]) -> list[Row]:
     if canaries:
         rows.append(
             (
-                "canaries in the training",
+                "canaries in the training run",
                 f"{canaries:,} synthetic records, each inserted with probability 1/2, secretly; not counted in the "
                 f"number of {card['unit']}s; they cost some accuracy",
             )
         )
     for name, audit in (card.get("audit") or {}).items():
         verdict = "REFUTED: more than the claim allows" if audit["refuted"] else "not refuted"
-        bound = f"epsilon at least {audit['epsilon_at_least']:.3f} with {percent(audit['confidence'])} confidence"
+        bound = f"epsilon at least {lower(audit['epsilon_at_least'])} with {percent(audit['confidence'])} confidence"
         rows.append((AUDITS[name], f"{bound}, {audit['canaries']:,} canaries; {verdict}"))
     return rows
 
@@ -226,7 +232,7 @@ def phases(card: dict[str, Any]) -> list[Row]:
         if so_far is None:
             return []
         steps = "before" if phase["steps"] is None else f"{phase['steps']:,}"
-        rows.append((phase["name"], steps, f"{max(0.0, so_far - before):.3f}", upper(so_far, 3)))
+        rows.append((phase["name"], steps, f"{max(0.0, so_far - before):.2f}", upper(so_far)))
         before = so_far
     return rows if len(rows) > 1 else []
 
@@ -238,11 +244,7 @@ def public(card: dict[str, Any]) -> list[Row]:
     rows: list[Row] = [
         (f"number of {units}", f"{facts['n']['value']:,}", facts["n"]["known"]),
         ("classes", f"{len(facts['classes']['value']):,}", facts["classes"]["known"]),
-        (
-            "image: channels, height, width",
-            _shape(facts["image_shape"]["value"]),
-            facts["image_shape"]["known"],
-        ),
+        ("image: channels, height, width", _shape(facts["image_shape"]["value"]), facts["image_shape"]["known"]),
     ]
     for kind, entry in card["public_inputs"].items():
         what = f"public images ({entry.get('images', 0):,})" if kind == "synthetic" else "initial weights"
@@ -256,7 +258,7 @@ def release_public(card: dict[str, Any]) -> list[Row]:
     """Return the facts about a released data set that the guarantee treats as public."""
 
     def known(*facts: str) -> str:
-        return "read off the data" if set(facts) & set(card["read_off"]) else "declared"
+        return "read from the data" if set(facts) & set(card["read_off"]) else "declared"
 
     return [
         ("number of images", setting(card.get("n")), known("number of images")),
@@ -278,24 +280,20 @@ def accountant(card: dict[str, Any]) -> list[Row]:
     approximate = shown["approximate"]
     name = f"{shown['accountant']}, version {shown['dp_accounting_version']}"
     return [
-        (f"epsilon{note}", upper(shown["epsilon"], 4), f"an upper bound, and the figure that counts: {name}"),
-        (f"epsilon by Rényi accounting{note}", upper(shown["rdp_epsilon"], 4), "a cross-check: a looser upper bound"),
+        (f"epsilon{note}", upper(shown["epsilon"]), f"the proved upper bound, to two decimal places: {name}"),
+        (f"epsilon by Rényi accounting{note}", upper(shown["rdp_epsilon"]), "for comparison: a looser upper bound"),
         (
             f"mu{note}",
-            upper(shown["mu"], 4),
+            upper(shown["mu"]),
             "the Gaussian mechanism whose curve lies above the privacy curve down to this delta",
         ),
-        (
-            f"epsilon by the central limit{note}",
-            _about(approximate["gdp_central_limit_epsilon"]),
-            approximate["label"],
-        ),
+        (f"epsilon by the central limit{note}", _about(approximate["gdp_central_limit_epsilon"]), approximate["label"]),
         (f"mu by the central limit{note}", _about(approximate["gdp_central_limit_mu"]), approximate["label"]),
     ]
 
 
 def _about(value: float | None) -> str:
-    return "none" if value is None else f"about\N{NO-BREAK SPACE}{value:.4f}"
+    return "none" if value is None else f"about\N{NO-BREAK SPACE}{value:.2f}"
 
 
 def settings(card: dict[str, Any]) -> list[Row]:
@@ -331,11 +329,11 @@ def budget_left(card: dict[str, Any]) -> str:
 
 def latest(charges: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     """Return the charges that a page shows, and the number of earlier ones left out."""
-    return charges[-MOST_CHARGES:], max(0, len(charges) - MOST_CHARGES)
+    return charges[-MAX_CHARGES:], max(0, len(charges) - MAX_CHARGES)
 
 
 def charge(entry: dict[str, Any]) -> Row:
-    """Return one line of ledger.jsonl as cells under CHARGES_HEAD."""
+    """Return one line of ledger.jsonl as cells under HEADS["charges"]."""
     time = plain(entry["time"]).replace("T", " ").removesuffix("+00:00")
     return time, plain(entry["run"]), describe(from_json(entry["event"])), upper(entry["epsilon"])
 

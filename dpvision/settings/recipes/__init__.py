@@ -1,59 +1,32 @@
-"""Recipes by name; each is a function that returns a complete frozen config, with what to expect in its docstring."""
+"""Recipes by name: functions that return complete settings, with what to expect of them in their docstrings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import signature
+from types import ModuleType
+from typing import Any
 
 from dpvision.errors import ConfigError, did_you_mean
 from dpvision.settings.recipes import baselines, dp_randp, public_synthesis, releases
 from dpvision.settings.release import Release
 from dpvision.settings.training import Config
 
-RECIPES: dict[str, Callable[..., Config]] = {
-    "default": baselines.default,
-    "linear": baselines.linear,
-    "small-cnn": baselines.small_cnn,
-    "scatter-linear": baselines.scatter_linear,
-    "scatter-cnn": baselines.scatter_cnn,
-    "tanh-cnn": baselines.tanh_cnn,
-    "dp-sgd": baselines.dp_sgd,
-    "self-aug": baselines.self_aug,
-    "dp-mix-self": baselines.dp_mix_self,
-    "dp-mix-diff": baselines.dp_mix_diff,
-    "pure-dp-mix-diff": baselines.pure_dp_mix_diff,
-    "finetune-head": baselines.finetune_head,
-    "finetune-all": baselines.finetune_all,
-    "patches": baselines.patches,
-    "dp-randp": dp_randp.dp_randp,
-    "dp-randp-cifar100": dp_randp.dp_randp_cifar100,
-    "dp-randp-dermamnist": dp_randp.dp_randp_dermamnist,
-    "dp-randp-probe": dp_randp.dp_randp_probe,
-    "cold": public_synthesis.cold,
-    "warm": public_synthesis.warm,
-    "warmsyn": public_synthesis.warmsyn,
-    "extended": public_synthesis.extended,
-    "warm-cifar100": public_synthesis.warm_cifar100,
-    "warmsyn-cifar100": public_synthesis.warmsyn_cifar100,
-    "extended-cifar100": public_synthesis.extended_cifar100,
-    "cold-small": public_synthesis.cold_small,
-    "warm-small": public_synthesis.warm_small,
-    "warmsyn-small": public_synthesis.warmsyn_small,
-    "extended-small": public_synthesis.extended_small,
-}
 
-# Recipes of `dpvision release`.
-RELEASES: dict[str, Callable[[], Release]] = {
-    "moments": releases.moments,
-    "class-schedule": releases.class_schedule,
-    "neuromix": releases.neuromix,
-    "neuromix-hs": releases.neuromix_hs,
-    "neuromix-cifar100": releases.neuromix_cifar100,
-    "dpmix": releases.dpmix,
-    "dp-merf": releases.dp_merf,
-    "dp-hp": releases.dp_hp,
-    "p3gm": releases.p3gm,
-}
+def _recipes_in(*modules: ModuleType, returns: type) -> dict[str, Callable[..., Any]]:
+    """Every function of these files that returns such settings, by its name with hyphens."""
+    functions = [
+        f for module in modules for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__
+    ]
+    return {
+        f.__name__.replace("_", "-"): f
+        for f in functions
+        if f.__annotations__.get("return") == returns.__name__ and not f.__name__.startswith("_")
+    }
+
+
+RECIPES: dict[str, Callable[..., Config]] = _recipes_in(baselines, dp_randp, public_synthesis, returns=Config)
+RELEASES: dict[str, Callable[[], Release]] = _recipes_in(releases, returns=Release)  # of `dpvision release`
 
 
 def recipe(name: str, *, epsilon: float | None = None) -> Config:

@@ -8,7 +8,7 @@ from dpvision.settings.training import Config
 
 
 def default() -> Config:
-    """A linear classifier below 5,000 units, a small convolutional network from there on.
+    """A linear classifier for fewer than 5,000 units, and a small convolutional network for more.
 
     Paper: Abadi et al. 2016 (DP-SGD), with the average of the weights of De et al. 2022.
     Command: dpvision train DATA --epsilon 3
@@ -19,7 +19,7 @@ def default() -> Config:
 
 
 def linear() -> Config:
-    """The fewest weights, so the least noise: the one to beat on small data.
+    """Logistic regression on the pixels: few weights, so little noise. A strong baseline on small data.
 
     Paper: Abadi et al. 2016 (DP-SGD).
     Command: dpvision train digits --epsilon 3 --recipe linear
@@ -41,18 +41,18 @@ def small_cnn() -> Config:
 
 
 def tanh_cnn() -> Config:
-    """The convolutional network with tanh, which keeps gradients small, from random weights.
+    """A convolutional network with tanh, which keeps gradients small, from random weights.
 
     Paper: Papernot et al. 2021 (Tempered Sigmoid Activations).
     Command: dpvision train mnist.npz --epsilon 3 --recipe tanh-cnn
     Hardware and minutes: minutes on 2 CPU cores; not measured yet.
-    Expect: 98.1% on MNIST at epsilon 2.93 as published; no figure of our own yet.
+    Expect: 98.1% on MNIST at epsilon 2.93 as published; not measured yet.
     """
     return Config(recipe="tanh-cnn", model="tanh-cnn", batch=2048, lr=2.0, momentum=0.9, clip=0.1)
 
 
 def scatter_linear() -> Config:
-    """A linear classifier on the scattering transform: the strongest start without any public data.
+    """A linear classifier on the scattering transform: a strong baseline without any public data.
 
     Paper: Tramèr and Boneh 2021 (Handcrafted-DP); normalised by constants of a random process instead of by the data.
     Differs: one learning rate for all data sets (5; theirs 4, 8 and 16) and 300 steps. That and two parameters of the
@@ -67,11 +67,11 @@ def scatter_linear() -> Config:
 
 
 def scatter_cnn() -> Config:
-    """A small network on the scattering transform of images that mean the same in a mirror.
+    """A small network on the scattering transform, for images whose class does not change when they are mirrored.
 
     Paper: Tramèr and Boneh 2021 (Handcrafted-DP); features are averaged over the mirror image, which halves them.
     Differs: learning rate 8 (theirs 4), the better of the two on CIFAR-10, test images included, which no epsilon
-    counts. For images that change their meaning in a mirror, such as digits: --model scatter-cnn.
+    counts. For images whose class may change when they are mirrored, such as digits: --model scatter-cnn.
     Command: dpvision train cifar10.npz --epsilon 3 --recipe scatter-cnn
     Hardware and minutes: 2 CPU cores, 20 min on idle ones (from 2,100 images per second), 29 next to other work.
     Expect: 69.1% on CIFAR-10 at epsilon 3 (mean of 3, worst 69.0%); published 69.3%.
@@ -80,12 +80,12 @@ def scatter_cnn() -> Config:
 
 
 def patches() -> Config:
-    """A linear classifier on features that nothing was trained for, less their mean, which the first step learns.
+    """A linear classifier on fixed, untrained features minus their mean, which the first step learns.
 
-    Paper: none. It is the frozen start of DP-RandP (Tang et al. 2023) without its 16 hours of pretraining: patches of
-    dead leaves, whitened (Coates and Ng 2011). For images that mean the same in a mirror. Every image in each of 41
-    steps; the learning rate follows from n and epsilon. Its constants were chosen on
-    training images of CIFAR-10, the final noise also on validation images of DermaMNIST; no epsilon counts that.
+    Paper: none. It replaces the pretraining of DP-RandP (Tang et al. 2023), which takes 16 hours, by whitened patches
+    of dead leaves (Coates and Ng 2011). For images whose class does not change when they are mirrored. Every image is
+    in each of 41 steps; the learning rate follows from n and epsilon. The constants were chosen on training images of
+    CIFAR-10, and the final noise also on validation images of DermaMNIST, which no epsilon counts.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe patches
     Hardware and minutes: 2 CPU cores, 7.8 min from nothing on CIFAR-10, 8 GB of memory (7.5 seen) and 5 of disk.
     Expect: 70.3% on CIFAR-10 at epsilon 1 (mean of 5); published with 16 A100 hours of pretraining: 67.8%.
@@ -107,8 +107,8 @@ def finetune_head() -> Config:
 
     Paper: De et al. 2022 (fine-tuning the classifier layer); DINOv2 ViT-S/14 as the public network.
     Command: dpvision train DATA --epsilon 3 --recipe finetune-head --pretrained dinov2.safetensors
-    Hardware and minutes: features once, at some 60 ms an image and core; then 60 steps of 500 images in 18 seconds.
-    Expect: 80.0% of CIFAR-10 from 1,000 training images at epsilon 8 (500 test images, one training).
+    Hardware and minutes: features once, at about 60 ms per image and core; then 60 steps of 500 images in 18 seconds.
+    Expect: 80.0% of CIFAR-10 from 1,000 training images at epsilon 8 (500 test images, one run).
     """
     return Config(recipe="finetune-head", model="dinov2-vits14", part="head", lr=4.0, momentum=0.9)
 
@@ -120,28 +120,21 @@ def finetune_all() -> Config:
     Command: dpvision train DATA --epsilon 3 --recipe finetune-all --pretrained dinov2.safetensors
     Hardware and minutes: meant for an accelerator. On 2 CPU cores next to other work an image took 1.8 seconds, so 6
     steps of 64 images of 154 pixels took 12 minutes.
-    Expect: nothing of a few steps (12.0% of CIFAR-10 after those 6); not run to its end here.
+    Expect: little after a few steps (12.0% of CIFAR-10 after those 6); not run to the end here.
     """
     return replace(finetune_head(), recipe="finetune-all", part="all", lr=0.5, momentum=0.0)
 
 
 def dp_sgd() -> Config:
-    """WRN-16-4 on the images as they are: DP-SGD with a large batch and an average of the weights.
+    """WRN-16-4 without augmentation: DP-SGD with a large batch and an average of the weights.
 
     Paper: Abadi et al. 2016, with the network of De et al. 2022; the steps are those of epsilon 1.
-    Differs: pixels are scaled to [-1, 1], by no statistics of the data.
+    Differs: pixels are scaled to [-1, 1] by fixed numbers, not by statistics of the data.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-sgd
-    Hardware and minutes: 14 hours on 2 CPU cores, from a rate of 70 images per second; not run to its end here.
-    Expect: no figure of our own yet.
+    Hardware and minutes: 14 hours on 2 CPU cores, from a rate of 70 images per second; not run to the end here.
+    Expect: not measured yet.
     """
-    return Config(
-        recipe="dp-sgd",
-        model="wrn-16-4",
-        batch=4096,
-        steps=875,
-        lr=2.0,
-        ema=0.999,
-    )
+    return Config(recipe="dp-sgd", model="wrn-16-4", batch=4096, steps=875, lr=2.0, ema=0.999)
 
 
 def self_aug() -> Config:
@@ -151,19 +144,19 @@ def self_aug() -> Config:
     2: 1125, 3: 1593, 4: 1687, 6: 1843, 8: 2468; sigma is computed, 6 to 8% less than theirs by this accountant.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe self-aug
     Hardware and minutes: 9 days on 2 CPU cores, from a rate of 70 views per second; meant for an accelerator.
-    Expect: 56.8% at epsilon 1 and 79.5% at epsilon 8 as published (CIFAR-10); not run to its end here.
+    Expect: 56.8% at epsilon 1 and 79.5% at epsilon 8 as published (CIFAR-10); not run to the end here.
     """
     return replace(dp_sgd(), recipe="self-aug", augment=("crop", "flip"), k_base=16)
 
 
 def dp_mix_self() -> Config:
-    """16 views of each image and 18 mixtures of two of them: mixup that never leaves the image.
+    """16 views of each image and 18 mixtures of two of them: mixup within one image.
 
     Paper: DP-Mix (Bao et al. 2023), DP-Mix_Self.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-mix-self
     Hardware and minutes: 34/16 of self-aug's.
-    Expect: 57.1% at epsilon 1 and 80.0% at epsilon 8 as published (CIFAR-10, table 11); not run to its end here. With
-    small networks and 4 + 4 views no different from self-aug (benchmarks/mix.py).
+    Expect: 57.1% at epsilon 1 and 80.0% at epsilon 8 as published (CIFAR-10, table 11); not run to the end here. With
+    small networks and 4 + 4 views, it does not differ from self-aug (benchmarks/mix.py).
     """
     return replace(self_aug(), recipe="dp-mix-self", k_self=18)
 
@@ -171,22 +164,22 @@ def dp_mix_self() -> Config:
 def dp_mix_diff() -> Config:
     """16 views of each image, 2 public synthetic images, and 18 mixtures of two of all these.
 
-    Paper: DP-Mix (Bao et al. 2023), DP-Mix_Diff; synthetic images of a text-to-image model, the same number
-    as private ones.
+    Paper: DP-Mix (Bao et al. 2023), DP-Mix_Diff, with synthetic images from a text-to-image model, the same number
+    as private images.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-mix-diff --synthetic SYNTHETIC
     Hardware and minutes: 36/16 of self-aug's.
-    Expect: with small networks, 4 + 2 + 4 views and 2,000 public images 2.7 points (CIFAR-10) and 3.1 (Fashion-MNIST)
-    more than dp-mix-self at epsilon 3 (benchmarks/mix.py); not run to its end here.
+    Expect: with small networks, 4 + 2 + 4 views and 2,000 public images, 2.7 points (CIFAR-10) and 3.1 points
+    (Fashion-MNIST) more than dp-mix-self at epsilon 3 (benchmarks/mix.py); not run to the end here.
     """
     return replace(dp_mix_self(), recipe="dp-mix-diff", k_diff=2)
 
 
 def pure_dp_mix_diff() -> Config:
-    """Mixtures of synthetic images alone: no pixel of a private image enters, and it is charged nevertheless.
+    """Mixtures of synthetic images alone: no pixel of a private image is used, but it is charged nevertheless.
 
     Paper: DP-Mix (Bao et al. 2023), appendix B.3, an ablation: k_base 0.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe pure-dp-mix-diff --synthetic SYNTHETIC
     Hardware and minutes: 20/16 of self-aug's.
-    Expect: worse than dp-mix-self (appendix B.3); no figure of our own yet.
+    Expect: worse than dp-mix-self (appendix B.3); not measured yet.
     """
     return replace(dp_mix_diff(), recipe="pure-dp-mix-diff", k_base=0)

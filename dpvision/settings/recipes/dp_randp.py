@@ -1,11 +1,10 @@
 """Priors from images made by random processes, then the head, then all: DP-RandP (Tang et al. 2023, arXiv 2306.06076).
 
-Phase I is `dpvision pretrain`, which sees no private image; its weights go in by --pretrained. Phase II learns the head
-and the normalisation before it in the first steps, Phase III everything. Either can be left out: --probe-steps 0, or
---part probe --probe-steps 0. Without --pretrained it is training from scratch.
+Phase I is `dpvision pretrain`, which sees no private image; --pretrained takes its weights. Phase II learns the head
+and the normalisation before it in the first steps; Phase III learns everything. --probe-steps 0 leaves Phase II out,
+and --part probe --probe-steps 0 leaves Phase III out. Without --pretrained, training starts from random weights.
 
-The tables give settings for some epsilons; for another one, those of the nearest are taken, and sigma is what that
-epsilon needs.
+The tables give settings for some epsilons; another epsilon takes those of the nearest one, and the noise it needs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def dp_randp(epsilon: float = 1.0) -> Config:
     Paper: DP-RandP (Tang et al. 2023), tables 1 and 11.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-randp --pretrained prior/weights.safetensors
     Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
-    Expect: 72.3% at epsilon 1 and 81.8% at epsilon 6 as published; not run to its end here.
+    Expect: 72.3% at epsilon 1 and 81.8% at epsilon 6 as published; not run to the end here.
     """
     return _phases("dp-randp", nearest(CIFAR10, epsilon), probe_steps=96, probe_lr=15.0)
 
@@ -38,7 +37,7 @@ def dp_randp_cifar100(epsilon: float = 3.0) -> Config:
     Paper: DP-RandP (Tang et al. 2023), table 12.
     Command: dpvision train cifar100.npz --epsilon 3 --recipe dp-randp-cifar100 --pretrained prior/weights.safetensors
     Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
-    Expect: no figure of our own yet.
+    Expect: not measured yet.
     """
     return _phases("dp-randp-cifar100", nearest(CIFAR100, epsilon), probe_steps=96, probe_lr=25.0)
 
@@ -49,7 +48,7 @@ def dp_randp_dermamnist(epsilon: float = 7.42) -> Config:
     Paper: DP-RandP (Tang et al. 2023), tables 13 and 14.
     Command: dpvision train dermamnist.npz --epsilon 1 --recipe dp-randp-dermamnist --pretrained FILE
     Hardware and minutes: about 2 days on 2 CPU cores; meant for an accelerator.
-    Expect: 71.2% at epsilon 1, 73.7% at 4 and 75.0% at 7.42 as published; not run to its end here.
+    Expect: 71.2% at epsilon 1, 73.7% at 4 and 75.0% at 7.42 as published; not run to the end here.
     """
     return _phases("dp-randp-dermamnist", nearest(DERMAMNIST, epsilon), batch=1024, probe_steps=48)
 
@@ -60,7 +59,7 @@ def dp_randp_probe(epsilon: float = 1.0) -> Config:
     Paper: DP-RandP (Tang et al. 2023), tables 4 and 15.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-randp-probe --pretrained prior/weights.safetensors
     Hardware and minutes: features once, then seconds for each step on 2 CPU cores.
-    Expect: 67.8% at epsilon 1 as published, with the authors' encoder; no figure of our own yet.
+    Expect: 67.8% at epsilon 1 as published, with the authors' encoder; not measured yet.
     """
     settings = {"recipe": "dp-randp-probe", "model": "wrn-16-4", "part": "head", "full_batch": True, "steps": 100}
     return Config(**{**settings, "momentum": 0.9, **nearest(PROBE, epsilon)})

@@ -1,7 +1,7 @@
 """A small public part of the data: cold, warm, warmsyn and extended, as in "Improving private training via
 in-distribution public data synthesis and generalization", tables 10 and 11; the warm-up is `dpvision warm` (table 12).
 
-The way there, for a data set of which 2,000 images are public by their owners' consent:
+The commands, for a data set of which 2,000 images are public by their owners' consent:
 
     dpvision data split cifar10.npz --public 2000 --out parts
     dpvision synth fit parts/public.npz --out edm              warmsyn and extended
@@ -9,7 +9,7 @@ The way there, for a data set of which 2,000 images are public by their owners' 
     dpvision warm parts/public.npz --also synthetic.npz --model wrn-16-4 --out warmed     (warm: without --also)
     dpvision train parts/private.npz --epsilon 2 --recipe warmsyn --pretrained warmed/weights.safetensors
 
-The tables give settings for some epsilons; for another one, those of the nearest are taken.
+The tables give settings for some epsilons; another epsilon takes those of the nearest one.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ RADII_CIFAR100: Table = {1: {"radius": 0.1}, 2: {"radius": 0.1}, 6: {"radius": 0
 
 
 def cold(epsilon: float = 2.0) -> Config:
-    """The private part alone: De et al.'s training, with nothing public.
+    """Training on the private part alone, as De et al. 2022, without public images.
 
     Paper: table 1, with the steps of De et al. 2022.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe cold
     Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
-    Expect: 64.0% at epsilon 2 on CIFAR-10 as published; not run to its end here.
+    Expect: 64.0% at epsilon 2 on CIFAR-10 as published; not run to the end here.
     """
     steps: Table = {1: {"steps": 875}, 2: {"steps": 1125}, 3: {"steps": 1593}, 4: {"steps": 1687}, 6: {"steps": 1843}}
     return replace(self_aug(), recipe="cold", **nearest(steps, epsilon))
@@ -63,7 +63,7 @@ def warm(epsilon: float = 2.0) -> Config:
     Paper: tables 1 and 10.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warm --pretrained warmed/weights.safetensors
     Hardware and minutes: as self-aug for a third of the steps; meant for an accelerator.
-    Expect: 68.1% at epsilon 2 on CIFAR-10 as published; not run to its end here.
+    Expect: 68.1% at epsilon 2 on CIFAR-10 as published; not run to the end here.
     """
     return _warm("warm", nearest(CIFAR10, epsilon))
 
@@ -74,18 +74,18 @@ def warmsyn(epsilon: float = 2.0) -> Config:
     Paper: tables 1 and 10; the warm-up with crops, flips, cutout and SAM.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warmsyn --pretrained warmed/weights.safetensors
     Hardware and minutes: as warm.
-    Expect: 85.3% at epsilon 2 on CIFAR-10 as published; not run to its end here.
+    Expect: 85.3% at epsilon 2 on CIFAR-10 as published; not run to the end here.
     """
     return _warm("warmsyn", nearest(CIFAR10, epsilon))
 
 
 def extended(epsilon: float = 2.0) -> Config:
-    """As warmsyn, and weight multiplicity in every private step: each view at weights that public images moved.
+    """As warmsyn, with weight multiplicity: gradients of private views are taken at weights that public images moved.
 
     Paper: tables 1, 9 and 10. --assist dope, mirror or adadps are the older methods.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe extended --pretrained FILE --public synthetic.npz
     Hardware and minutes: as warm.
-    Expect: 85.8% at epsilon 2 on CIFAR-10 as published; not run to its end here.
+    Expect: 85.8% at epsilon 2 on CIFAR-10 as published; not run to the end here.
     """
     return replace(_warm("extended", nearest(CIFAR10, epsilon)), assist="weights", **nearest(RADII, epsilon))
 
@@ -125,12 +125,12 @@ def extended_cifar100(epsilon: float = 2.0) -> Config:
 
 
 def cold_small() -> Config:
-    """For 2 CPU cores: wrn-10-1, 2 views, 40 steps of 512 images, with nothing public.
+    """For 2 CPU cores: wrn-10-1, 2 views, 40 steps of 512 images, without public images.
 
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe cold-small
     Hardware and minutes: 2.5 on one CPU core.
-    Expect: 32.5% at epsilon 2 on CIFAR-10 without 2,000 public images, mean of 3.
+    Expect: 32.5% at epsilon 2 on CIFAR-10 without 2,000 public images, mean of 3 runs.
     """
     return replace(self_aug(), recipe="cold-small", model="wrn-10-1", k_base=2, batch=512, steps=40, ema=0.9)
 
@@ -141,7 +141,7 @@ def warm_small() -> Config:
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warm-small --pretrained warmed/weights.safetensors
     Hardware and minutes: 2.5 on one CPU core.
-    Expect: 45.6% at epsilon 2 on CIFAR-10 after 1,000 steps on 2,000 public images, mean of 3.
+    Expect: 45.6% at epsilon 2 on CIFAR-10 after 1,000 steps on 2,000 public images, mean of 3 runs.
     """
     return replace(cold_small(), recipe="warm-small", lr=0.5)
 
@@ -152,7 +152,7 @@ def warmsyn_small() -> Config:
     Paper: table 1, at a scale for a laptop.
     Command: dpvision train parts/private.npz --epsilon 2 --recipe warmsyn-small --pretrained warmed/weights.safetensors
     Hardware and minutes: 2.5 on one CPU core.
-    Expect: 54.0% at epsilon 2 on CIFAR-10, the warm-up with --balance, crops and flips, mean of 3.
+    Expect: 54.0% at epsilon 2 on CIFAR-10, the warm-up with --balance, crops and flips, mean of 3 runs.
     """
     return replace(warm_small(), recipe="warmsyn-small")
 

@@ -6,20 +6,20 @@ from dpvision.settings.release import Release
 
 
 def moments() -> Release:
-    """Noisy class sums, counts and a second moment, each record in them once; rows are drawn from Gaussians.
+    """Noisy class sums, counts and a second moment, from which rows are drawn as Gaussians.
 
-    Paper: none. Features are whitened by what the encoder makes of dead leaves, which needs no public photographs.
+    Paper: none. Features are whitened by their statistics over dead-leaves images, so no photographs are needed.
     Command: dpvision release mnist.npz --epsilon 1
-    Hardware and minutes: 2 CPU cores, below 1.3 min from nothing on MNIST.
+    Hardware and minutes: 2 CPU cores, less than 1.3 min on MNIST, features included.
     Expect: 97.4% on MNIST at epsilon 1, 94.9% at 0.1, 98.4% at 8 (rows; means of 5).
     """
     return Release(recipe="moments")
 
 
 def class_schedule() -> Release:
-    """Rows that are noisy means of one class, the class of each being public, so its label needs no noise.
+    """Rows that are noisy means of records of one class; the class of each row is public, so its label needs no noise.
 
-    Paper: none. A record is in rows of its own class alone, with the degree that is best for a data set of one class.
+    Paper: none. A record is only in rows of its own class, with the degree that is best for a data set of one class.
     Command: dpvision release mnist.npz --epsilon 1 --recipe class-schedule
     Hardware and minutes: as moments.
     Expect: 96.0% on MNIST at epsilon 1 (one release).
@@ -42,7 +42,7 @@ def neuromix_hs() -> Release:
     """NeuroMixGDP with hierarchical sampling: classes are drawn first, then records of them. Accounted per class.
 
     Paper: Li et al. 2023, Procedure 2. Its Proposition E.3 takes the rate over all records and is wrong, as released
-    labels show which classes were drawn (docs/hierarchical-sampling.md); under a sound account it needs more noise.
+    labels show which classes were drawn (docs/hierarchical-sampling.md); a sound account needs more noise.
     Command: dpvision release mnist.npz --epsilon 1 --recipe neuromix-hs
     Hardware and minutes: as moments.
     Expect: 96.0% on MNIST at epsilon 1 (one release); published, at a claimed 1: 92.7%.
@@ -56,7 +56,7 @@ def neuromix_cifar100() -> Release:
     Paper: Li et al. 2023, with SimCLR's features. It claims epsilon 1 for a noise that gives 7.9.
     Command: dpvision release cifar100.npz --epsilon 1 --recipe neuromix-cifar100 --weights dinov2.safetensors
     Hardware and minutes: 2 CPU cores; about half an hour for features, not measured with these images.
-    Expect: not measured; no copy of the data was at hand.
+    Expect: not measured.
     """
     return Release(
         recipe="neuromix-cifar100",
@@ -70,7 +70,7 @@ def neuromix_cifar100() -> Release:
 
 
 def dpmix() -> Release:
-    """DPMix: noisy mixtures of raw pixels and labels. The weakest here; for comparison.
+    """DPMix: noisy mixtures of raw pixels and labels. The least accurate of these recipes, for comparison.
 
     Paper: Lee et al. 2019 (Synthesizing differentially private datasets using random mixing), as in Li et al. 2023.
     Command: dpvision release mnist.npz --epsilon 1 --recipe dpmix
@@ -83,11 +83,11 @@ def dpmix() -> Release:
 def dp_merf() -> Release:
     """DP-MERF: a network makes rows whose mean embeddings, by random Fourier features, are like the noisy ones.
 
-    Paper: Harder et al. 2021 (arXiv 2002.11603), of pixels. The kernel's length is a public number, where the published
-    code takes it from private images at no charge. One noisy sum is released; the rest is post-processing.
+    Paper: Harder et al. 2021 (arXiv 2002.11603), of pixels. The kernel's length scale is a public number; the published
+    code computes it from private images at no charge. One noisy sum is released; the rest is post-processing.
     Command: dpvision release mnist.npz --epsilon 1 --recipe dp-merf
     Hardware and minutes: 2 CPU cores, seconds on the digits; not measured on MNIST.
-    Expect: 87.2% on the digits at epsilon 8 (one release, linear discriminant of the rows), where moments had 94.7%.
+    Expect: 87.2% on the digits at epsilon 8 (one release, linear discriminant of the rows); moments had 94.7%.
     """
     return Release(recipe="dp-merf", kind="merf", encoder="pixels", rank=0)
 
@@ -95,22 +95,22 @@ def dp_merf() -> Release:
 def dp_hp() -> Release:
     """DP-HP: as dp-merf, with mean embeddings by Hermite polynomials of each pixel and of pairs of pixels.
 
-    Paper: Vinaroz et al. 2022 (arXiv 2106.05042). Products are drawn beforehand and are in the one noisy sum, where the
+    Paper: Vinaroz et al. 2022 (arXiv 2106.05042). Products are drawn beforehand and are in the one noisy sum; the
     published code draws and releases others in every epoch.
     Command: dpvision release mnist.npz --epsilon 1 --recipe dp-hp
     Hardware and minutes: 2 CPU cores, seconds on the digits; not measured on MNIST.
-    Expect: 88.9% on the digits at epsilon 8 (one release, linear discriminant of the rows), where moments had 94.7%.
+    Expect: 88.9% on the digits at epsilon 8 (one release, linear discriminant of the rows); moments had 94.7%.
     """
     return Release(recipe="dp-hp", kind="hermite", encoder="pixels", rank=0)
 
 
 def p3gm() -> Release:
-    """P3GM in a simple form: rows from a noisy Gaussian for each class among 20 noisy principal components.
+    """P3GM in a simple form: rows from a noisy Gaussian for each class, in the space of 20 noisy principal components.
 
     Paper: Takagi et al. 2021 (arXiv 2006.12101), without its network: rows are mapped back by the components alone.
-    Every record is in two noisy sums, the second moment and then the moments of each class among the components.
+    Every record is in two noisy sums: the second moment, and the moments of each class in the components' space.
     Command: dpvision release mnist.npz --epsilon 1 --recipe p3gm
     Hardware and minutes: 2 CPU cores, seconds on the digits; not measured on MNIST.
-    Expect: 85.0% on the digits at epsilon 8 (one release, linear discriminant of the rows), where moments had 94.7%.
+    Expect: 85.0% on the digits at epsilon 8 (one release, linear discriminant of the rows); moments had 94.7%.
     """
     return Release(recipe="p3gm", kind="p3gm", encoder="pixels", rank=0)

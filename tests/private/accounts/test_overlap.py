@@ -14,10 +14,10 @@ from dpvision.core.events import Budget
 from dpvision.core.ledger import Ledger
 from dpvision.data import Split, identify
 from dpvision.errors import LedgerMismatch, PrivacyError
-from dpvision.estimators import raw_digests
 from dpvision.private.accounts import overlap
 from dpvision.private.accounts.accounts import require_not_private
 from dpvision.private.accounts.blocks import QUADRANTS, SCATTERED, digest_blocks
+from dpvision.private.accounts.overlap import raw_digests
 from dpvision.public.provenance import pixel_digests
 from dpvision.storage.home import ledger_of
 
@@ -85,6 +85,51 @@ def test_two_per_cent_are_found_in_any_type_and_one_pixel_renames_one_image(name
     (near,) = overlap.find(OTHER, sketch(given, scaled))
     assert near.of_ours == pytest.approx(share, abs=0.003)
     assert overlap.find(OTHER, sketch(TYPES[name](OTHERS), OTHERS)) == []
+
+
+FEATURES = np.random.default_rng(2).normal(size=(400, 160)).astype(np.float32)
+MULTIPLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "float16": lambda x: x.astype(np.float16),
+    "float64": lambda x: x.astype(np.float64),
+    "times 2": lambda x: x * 2,
+    "times 1/8 in float16": lambda x: (x / 8).astype(np.float16),
+    "times 3": lambda x: x * np.float32(3),
+    "of norm 1": lambda x: x / np.linalg.norm(x, axis=1, keepdims=True),
+}
+
+
+def of_rows(rows: np.ndarray) -> overlap.Sketch:
+    images = rows.astype(np.float32).reshape(len(rows), 1, -1, 1)
+    return overlap.sketch_rows(images, identify(split(images))[2])
+
+
+@pytest.mark.parametrize("how", MULTIPLES)
+@pytest.mark.parametrize("width", [8, 160])
+def test_rows_are_found_in_other_types_and_as_multiples(how: str, width: int) -> None:
+    rows = FEATURES[:, :width]
+    account(rows, of_rows(rows))
+    changed = MULTIPLES[how](np.concatenate([rows[:40], FEATURES[40:, -width:] + 1]))
+    (near,) = overlap.find(OTHER, of_rows(changed))
+    assert near.of_ours == pytest.approx(0.1, abs=0.02) and near.of_theirs == near.of_ours
+    assert overlap.find(OTHER, of_rows(MULTIPLES[how](FEATURES[:, :width][::-1] + 1))) == []
+
+
+def test_scaled_rows_of_few_numbers_are_not_all_the_same() -> None:
+    few = np.zeros((6, 200), np.float32)
+    few[:, :4] = np.arange(1, 25).reshape(6, 4)
+    kinds = overlap.scaled_digests(np.concatenate([few, np.full((1, 200), np.nan, np.float32)]))
+    assert all(digest == b"" for kind in kinds for digest in kind)
+    assert all(len(set(kind)) == 400 and b"" not in kind for kind in overlap.scaled_digests(FEATURES))
+
+
+def test_accounts_without_scaled_digests_are_compared_by_the_others() -> None:
+    """Those of earlier versions."""
+    known = of_rows(FEATURES)
+    known.digests[:, overlap.EXACT + overlap.PARTS :] = 0
+    account(FEATURES, known)
+    (near,) = overlap.find(OTHER, of_rows(FEATURES[:100].astype(np.float64)))
+    assert near.of_ours == 1.0 and near.of_theirs == 0.25
+    assert overlap.find(OTHER, of_rows(FEATURES * 2)) == []
 
 
 def test_images_of_two_values_are_the_same_as_numbers_and_as_truths() -> None:

@@ -12,7 +12,7 @@ from dpvision.core import clipping
 from dpvision.errors import ConfigError
 from dpvision.models import build
 from dpvision.models.resnets import wide_resnet
-from dpvision.private.engine import Automatic, ClippedSum, Flat, PerLayer, Public, Style, Tally, passes
+from dpvision.private.engine import Automatic, ClippedSum, Flat, PerLayer, Public, Style, Tally, pass_size
 from tests.private.engine.oracle import clipped_sum, each_loss, unit_gradients
 
 SHAPE = (1, 8, 8)
@@ -257,4 +257,4 @@ def test_memory_does_not_grow_with_the_batch() -> None:
     images, targets = _batch(2, shape=(3, 32, 32))
     for engine in (small, large):
         engine(images, targets, [1, 1])
-    assert large.pass_images < small.pass_images <= passes.MOST_IMAGES
+    assert large.pass_images < small.pass_images <= pass_size.MAX_IMAGES

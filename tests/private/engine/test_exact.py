@@ -47,7 +47,7 @@ def test_many_units_do_not_leave_the_range(monkeypatch: pytest.MonkeyPatch) -> N
     size = (1 << 14) + 1024
     rows = torch.zeros(64, size)
     rows[:, 0] = 1.0
-    monkeypatch.setattr(exact, "MOST_UNITS", 128)
+    monkeypatch.setattr(exact, "MAX_UNITS", 128)
     total = ExactSum(size, 1.0, torch.device("cpu"))
     ones = torch.ones(64, dtype=torch.float64)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""A unit's bits depend neither on its place in the batch nor on the units next to it: by name, at every scale."""
+"""A unit's bits depend neither on its position in the batch nor on the units next to it: by name, at every scale."""
 
 from __future__ import annotations
 

@@ -171,12 +171,12 @@ def test_sums_of_products_are_exact_however_large() -> None:
 
 def test_rounding_of_many_layers_stays_within_the_slack() -> None:
     from dpvision.private.engine.exact import rounding_of_products
-    from dpvision.private.engine.slots import MOST_ROUNDING, Slots
+    from dpvision.private.engine.slots import MAX_ROUNDING, Slots
 
     for count, size in ((1, 2048), (256, 128), (1024, 32)):
         matrices = {f"{i}.weight": torch.zeros(size, size) for i in range(count)}
         kept = [n for n, slot in Slots(matrices, 1, dict.fromkeys(matrices, 1.0)).items() if slot.factored]
-        assert len(kept) ** 0.5 * rounding_of_products(size, size) <= MOST_ROUNDING < 1e-4 - 2.0**-15
+        assert len(kept) ** 0.5 * rounding_of_products(size, size) <= MAX_ROUNDING < 1e-4 - 2.0**-15
         assert kept
 
 

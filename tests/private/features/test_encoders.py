@@ -49,7 +49,7 @@ def test_scattering_is_the_transform_in_a_row() -> None:
 
 
 def test_patches_with_a_dictionary_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default one for the images' shape, as a training has it; here a small one stands in."""
+    """By default one for the images' shape, as a training run has it; here a small one stands in."""
     asked: list[dictionary.DictionarySettings] = []
     shape = (1, 12, 12)
 
@@ -158,7 +158,7 @@ class _Counts(nn.Module):
 
 def test_an_encoder_that_looks_at_places_is_refused_by_name() -> None:
     counting = Encoder("counting", GREY, _Counts(), piece=8, origin="a test")
-    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another place"):
+    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another position"):
         extract(counting, records())
     assert not cache.path_of(cache_key(counting, records())).exists()
 

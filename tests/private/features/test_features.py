@@ -16,7 +16,7 @@ from dpvision.core import files
 from dpvision.private.features import cache
 from dpvision.private.features.resumable_file import ResumableFile, read_complete
 from dpvision.private.training import ranks as distributed
-from dpvision.storage import software
+from dpvision.storage.home import source
 from tests.private.features.rank_worker import COUNT, OF, Counting, network, records
 from tests.system.ranks import ranks
 
@@ -85,12 +85,16 @@ def test_two_ranks_are_killed_and_go_on(tmp_path: Path) -> None:
 
 
 def test_ranks_with_two_homes_are_refused(tmp_path: Path) -> None:
-    """Even where the other home has a file of the same name and size: rows would be missing in both."""
+    """Even where they share their keys, and the other home has a file of the same name and size: rows would be missing
+    in both.
+    """
     homes = [tmp_path / name / "features" for name in ("one", "other")]
+    files.make_folder(tmp_path / "one" / "keys")
     for home in homes:
         files.make_folder(home)
         with ResumableFile(home / cache.path_of(OF).name, (COUNT, *cache.shape_of(network(), (1, 8, 8)))) as rows:
             rows.begin()
+    (tmp_path / "other" / "keys").symlink_to(tmp_path / "one" / "keys")
     processes = ranks.start("0", ranks=2, home=homes[0].parent, last_home=homes[1].parent, module=WORKER)
     for code, _, err in ranks.finish(processes, seconds=180):
         assert code and "DPVISION_HOME: not the same on all 2 ranks" in err
@@ -137,14 +141,14 @@ def test_code_that_makes_features_is_in_their_name(file: str, counts: bool, tmp_
     """And no other: hours of work outlive a change of the rest."""
     package = tmp_path / "dpvision"
     shutil.copytree(Path(dpvision.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    before, all_before = software.source(*cache.CODE, package=package), software.source(package=package)
-    assert before == software.source(*cache.CODE) and before in cache.code_version()
+    before, all_before = source(*cache.CODE, package=package), source(package=package)
+    assert before == source(*cache.CODE) and before in cache.code_version()
     with (package / file).open("a") as out:
         out.write("# a change\n")
-    assert (software.source(*cache.CODE, package=package) != before) == counts
-    assert software.source(package=package) != all_before, "a run begins a new branch in any case"
+    assert (source(*cache.CODE, package=package) != before) == counts
+    assert source(package=package) != all_before, "a run begins a new branch in any case"
     (package / "models" / "vit.py").rename(package / "models" / "vit2.py")
-    assert software.source(*cache.CODE, package=package) != before
+    assert source(*cache.CODE, package=package) != before
 
 
 def test_another_machine_is_in_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

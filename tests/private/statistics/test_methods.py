@@ -18,7 +18,7 @@ from dpvision.private.statistics import Whitening, fit_head, scaled_rate
 from dpvision.private.statistics.closed_form import Discriminant, Moments
 from dpvision.private.statistics.logistic import LARGEST_RATE, GradientDescent, clipped_gradient, newton_direction
 from dpvision.private.statistics.row_sums import second_moment, to_matrix, to_vector
-from dpvision.released.moments import LEAST_RIDGE, without_noise_floor
+from dpvision.released.moments import MIN_RIDGE, without_noise_floor
 from tests.private.statistics.cases import CLASSES, WIDTH, new_ledger, separable, some_rows
 
 
@@ -78,7 +78,7 @@ def test_moments_without_noise_are_ridge_regression() -> None:
     weight, bias = Moments().fit(rows, n=200, sigma=0.0, add_noise=_exact)
     z = np.eye(CLASSES)[y] - 1 / CLASSES
     a = rows.x.astype(float)
-    expected = np.linalg.solve(a.T @ a / 200 + LEAST_RIDGE * np.eye(WIDTH), a.T @ z / 200)
+    expected = np.linalg.solve(a.T @ a / 200 + MIN_RIDGE * np.eye(WIDTH), a.T @ z / 200)
     assert np.allclose(weight, expected, rtol=1e-8) and bias is None
 
 

@@ -19,7 +19,7 @@ from dpvision.core.events import Budget, Composed, Gaussian, PoissonGaussian, Tu
 from dpvision.errors import ConfigError
 from dpvision.private.training import stopping as tuning
 from dpvision.private.training.stopping import Stopping, stopping
-from dpvision.settings import cross_checks, gdp, quick
+from dpvision.settings import gdp, quick
 from dpvision.settings.figures import describe
 
 STOPS = [
@@ -188,7 +188,7 @@ def test_a_tuning_and_sampled_steps() -> None:
     alone = accountant.epsilon(event, 1e-5), accountant.epsilon(later, 1e-5)
     for by in (accountant, quick):
         assert max(alone) < by.epsilon(Composed((event, later)), 1e-5) < sum(alone) + 0.05
-    assert cross_checks.rdp_epsilon(event, 1e-5) == math.inf == gdp.central_limit_mu(event)  # neither is known of it
+    assert quick.rdp_epsilon(event, 1e-5) == math.inf == gdp.central_limit_mu(event)  # neither is known of it
 
 
 def test_the_event_is_plain_json() -> None:

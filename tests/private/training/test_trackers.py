@@ -1,4 +1,4 @@
-"""Trackers get what may be released and nothing else, and cannot hurt a training."""
+"""Trackers get what may be released and nothing else, and cannot hurt a training run."""
 
 from __future__ import annotations
 

@@ -1,13 +1,34 @@
-"""Units: the images of a person."""
+"""Units: the images of a person, and views whose random numbers belong to one unit alone."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 
-from dpvision.private.training.private_sum import group_by_person
+from dpvision.data import Split
+from dpvision.models.inputs import Inputs
+from dpvision.private.training.private_sum import fetcher, group_by_person
+from dpvision.views import Views
 
 
 def test_a_persons_images_are_found_whatever_the_ids() -> None:
     persons = np.array([7, 2, 7, 9, 2, 7])
     images = group_by_person(persons)
     assert [sorted(images(u)) for u in range(3)] == [[1, 4], [0, 2, 5], [3]]
+
+
+@pytest.mark.parametrize("unit", ["image", "person"])
+def test_views_of_a_unit_do_not_depend_on_the_others_in_its_part(unit: str) -> None:
+    """Whoever is fetched before a unit or together with it: its views are the same."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8), np.arange(12) % 3
+    split = Split(images, labels, np.arange(12) // 2)
+    views = Views(augment=("crop", "flip"), base=3, self_mix=2, classes=3)
+    fetch = fetcher(split, unit, Inputs(split), views)
+    drawn = np.array([1, 3, 4, 5])
+    together, targets, counts = fetch(drawn, 7)
+    for number, (mine, target) in enumerate(zip(together.split(counts), targets.split(counts), strict=True)):
+        alone, alone_target, _ = fetch(drawn[number : number + 1], 7)
+        assert torch.equal(alone, mine) and torch.equal(alone_target, target)
+    assert not torch.equal(fetch(drawn, 8)[0], together), "another step has other views"

@@ -44,7 +44,7 @@ def test_warps_by_hand() -> None:
     assert torch.allclose(_warp(square, quarter, none), square.rot90(-1, (2, 3)), atol=1e-5)
 
 
-def test_each_change_comes_as_often_as_asked() -> None:
+def test_each_augmentation_has_its_probability() -> None:
     torch.manual_seed(0)
     _, numbers = augment_images(torch.zeros(4000, 1, 4, 4), Augment(0.12))
     assert not numbers[:, :2].any()  # not mirrored unless asked
@@ -53,6 +53,6 @@ def test_each_change_comes_as_often_as_asked() -> None:
     assert moved.std().item() == pytest.approx(1, abs=0.1)  # told in standard deviations
 
 
-def test_a_chance_beyond_one() -> None:
+def test_a_probability_above_one() -> None:
     with pytest.raises(ConfigError, match="probability"):
         Augment(1.5)

@@ -1,4 +1,4 @@
-"""A fit goes on as if it had not been stopped, learns, and refuses what it cannot learn from."""
+"""A fit learns, resumes with the same result, and refuses invalid data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from dpvision.errors import ConfigError, DataError, DPVisionError
 from dpvision.models.inputs import to_tensor
 from dpvision.public.diffusion.fit import Fit, FitSettings, fit
-from dpvision.public.diffusion.model import METHODS, ModelSpec, load_diffusion, to_bytes
+from dpvision.public.diffusion.methods import METHODS
+from dpvision.public.diffusion.model import ModelSpec, load_diffusion, to_bytes
 from dpvision.public.trainer import Progress
 from dpvision.storage import safetensors
 
@@ -25,7 +26,7 @@ LABELS = np.arange(12) % 2
 
 
 def pictures() -> np.ndarray:
-    """Dark ones and bright ones."""
+    """Dark and bright images."""
     rng = np.random.default_rng(0)
     return (rng.integers(0, 20, (12, 8, 8, 1)) + 180 * LABELS[:, None, None, None]).astype(np.uint8)
 
@@ -49,7 +50,7 @@ def begun(fitted: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("method", "after"), [("edm", 0), ("edm", 3), ("ddpm", 1)])
-def test_stopped_and_gone_on_is_the_same_to_the_bit(method: str, after: int, tmp_path: Path) -> None:
+def test_a_resumed_fit_has_the_same_bits(method: str, after: int, tmp_path: Path) -> None:
     spec, asked = replace(KIND, method=method), iter([False] * after + [True])
     assert learn(tmp_path / "straight", spec=spec)
     assert not learn(tmp_path / "stopped", spec=spec, stop=lambda: next(asked))
@@ -62,7 +63,7 @@ def test_stopped_and_gone_on_is_the_same_to_the_bit(method: str, after: int, tmp
     assert one == other
 
 
-def test_it_goes_on_after_its_end_and_says_so_at_it(tmp_path: Path) -> None:
+def test_a_finished_fit_can_be_extended(tmp_path: Path) -> None:
     seen: list[Progress] = []
     assert learn(tmp_path / "a", steps=2) and learn(tmp_path / "a", steps=4, progress=seen.append)
     assert learn(tmp_path / "b")
@@ -74,14 +75,14 @@ def test_it_goes_on_after_its_end_and_says_so_at_it(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "grid-4.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_minutes_end_it(tmp_path: Path) -> None:
+def test_a_fit_ends_after_its_minutes(tmp_path: Path) -> None:
     steps: list[int] = []
     assert learn(tmp_path, steps=None, minutes=0.005, progress=lambda at: steps.append(at.step))
     assert steps and json.loads((tmp_path / "card.json").read_text())["seconds"] >= 0.3
 
 
 def test_pieces_of_a_batch_give_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a loss that tosses no coins, 2 + 2 + 1 images give what 5 at once give."""
+    """With a loss without random numbers, pieces of 2 + 2 + 1 images give the gradient of 5 images at once."""
 
     def loss(network, y, labels, numbers):  # type: ignore[no-untyped-def]
         return (network(y, torch.zeros(len(y)), labels, numbers) - y).square().mean()
@@ -116,13 +117,13 @@ def test_it_learns_and_the_weights_are_read_back(tmp_path: Path) -> None:
         ({"labels": LABELS[:3]}, "not .* images"),
     ],
 )
-def test_data_that_can_not_be_learned(changes: dict, message: str, tmp_path: Path) -> None:
+def test_invalid_data(changes: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         learn(tmp_path / "new", **changes)
     assert not (tmp_path / "new").exists()
 
 
-def test_settings_that_can_not_be(tmp_path: Path) -> None:
+def test_invalid_settings(tmp_path: Path) -> None:
     for changes in ({"steps": None}, {"steps": 0}, {"steps": None, "minutes": float("nan")}):
         with pytest.raises(ConfigError):
             learn(tmp_path / "new", **changes)
@@ -134,7 +135,7 @@ def test_settings_that_can_not_be(tmp_path: Path) -> None:
             replace(KIND, **wrong)
 
 
-def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("words")
     with pytest.raises(ConfigError, match="other files"):
         learn(tmp_path)
@@ -161,7 +162,7 @@ def test_another_model_other_settings_and_other_images_are_not_mixed(begun: Path
         ("model", "{"),
     ],
 )
-def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, begun: Path) -> None:
+def test_a_forged_state_is_one_clear_error(entry: str, value: str | None, begun: Path) -> None:
     file = begun / "state.safetensors"
     header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest" and (k != entry or value)}
     file.write_bytes(safetensors.dump(load_file(file), header | ({entry: value} if value else {})))
@@ -173,7 +174,7 @@ def test_a_state_made_by_hand_is_one_clear_error(entry: str, value: str | None, 
     "model",
     ["{", "[]", '{"shape": [1, 8, 8]}', '{"shape": [1, 1e9, 8], "classes": ["a"], "method": "edm", "size": "tiny"}'],
 )
-def test_weights_made_by_hand_are_one_clear_error(model: str, begun: Path) -> None:
+def test_forged_weights_are_one_clear_error(model: str, begun: Path) -> None:
     file = begun / "weights.safetensors"
     header = {k: v for k, v in safetensors.read(file).header.items() if k != "digest"} | {"model": model}
     file.write_bytes(safetensors.dump(load_file(file), header))

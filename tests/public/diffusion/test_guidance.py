@@ -1,4 +1,4 @@
-"""Discriminator guidance: it leads samples to where the real data is, and its folder goes on as if not stopped."""
+"""Discriminator guidance moves samples towards the real data, and a stopped fit resumes with the same result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpvision.errors import ConfigError, DataError
 from dpvision.public.diffusion import guidance
 from dpvision.public.diffusion.fit import FitSettings, fit
 from dpvision.public.diffusion.guidance import GuideSettings, fit_guide, load_guide
+from dpvision.public.diffusion.methods import heun, karras_sigmas
 from dpvision.public.diffusion.model import ModelSpec
 from dpvision.public.diffusion.sample import SampleSettings, sample
-from dpvision.public.diffusion.sampler import heun, karras_sigmas
 from dpvision.storage import safetensors
 from examples.points import MLP, fit_points
 
@@ -27,7 +27,7 @@ LABELS = np.arange(8) % 2
 
 
 def wrong_model(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
-    """Exact for N(0, 0.3^2) in the plane, which is not where the data is."""
+    """The exact denoiser of N(0, 0.3^2) in the plane, which is not the distribution of the data."""
     return 0.09 / (0.09 + sigma.reshape(-1, 1) ** 2) * x
 
 
@@ -77,7 +77,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("after", [0, 2, 4, 5])
-def test_stopped_and_gone_on_is_the_same(after: int, model: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_result(after: int, model: Path, tmp_path: Path) -> None:
     """Stopped before the samples, within the extractor, and within the discriminator."""
     asked = iter([False] * after + [True])
     arguments = (model, SETTINGS, pictures(), LABELS)
@@ -112,7 +112,7 @@ def test_samples_follow_the_guide_and_the_guide_its_model(model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("at", ["-1", "-" + "9" * 400, "3", "9" * 400, '"x"'])
-def test_a_state_at_a_step_that_can_not_be(at: str, model: Path, tmp_path: Path) -> None:
+def test_a_state_with_an_impossible_step(at: str, model: Path, tmp_path: Path) -> None:
     asked = iter([False] * 5 + [True])
     assert not fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path, stop=lambda: next(asked))
     path = tmp_path / "state.safetensors"
@@ -123,7 +123,7 @@ def test_a_state_at_a_step_that_can_not_be(at: str, model: Path, tmp_path: Path)
         fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path)
 
 
-def test_settings_that_can_not_be() -> None:
+def test_invalid_settings() -> None:
     for wrong in ({"samples": 0}, {"batch": 1}, {"width": 9}, {"lr": 0.0}, {"seed": -1}):
         with pytest.raises(ConfigError):
             GuideSettings(**wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A data set of samples: killed in the middle it goes on, and is the same as drawn in one go."""
+"""A data set of samples that is drawn by a killed and resumed process equals one drawn without interruption."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_file_is_balanced_and_read_by_our_reader(model: Path, tmp_path: Path
     assert card["model"] == safetensors.read(model / "weights.safetensors").header["digest"]
 
 
-def test_stopped_and_gone_on_is_the_same(model: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_result(model: Path, tmp_path: Path) -> None:
     asked = iter([False, False, True])
     assert sample(model, DRAW, tmp_path / "one.npz")
     assert not sample(model, DRAW, tmp_path / "two.npz", stop=lambda: next(asked))
@@ -107,7 +107,7 @@ def test_parts_of_another_draw_are_not_mixed_in(model: Path, tmp_path: Path) -> 
     assert not (tmp_path / "s.npz").exists()
 
 
-def test_what_can_not_be_drawn(model: Path, tmp_path: Path) -> None:
+def test_invalid_settings_of_sampling(model: Path, tmp_path: Path) -> None:
     (tmp_path / "there.npz").write_bytes(b"")
     for out, message in (("s.zip", "npz"), ("there.npz", "exists already")):
         with pytest.raises(ConfigError, match=message):

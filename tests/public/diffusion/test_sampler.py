@@ -1,4 +1,4 @@
-"""Samplers where the exact denoiser is known: the order of their error, the density they end in, and guides."""
+"""Samplers with an exact denoiser: the order of their error, the density of their samples, and guides."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dpvision.errors import ConfigError
-from dpvision.public.diffusion import ddpm
-from dpvision.public.diffusion.sampler import SAMPLERS, ancestral, euler, heun, karras_sigmas
+from dpvision.public.diffusion import methods
+from dpvision.public.diffusion.methods import SAMPLERS, ancestral, euler, heun, karras_sigmas
 
 LABELS = torch.zeros(1, dtype=torch.long)
 
@@ -27,7 +27,7 @@ def gaussian(mean: float, spread: float):  # type: ignore[no-untyped-def]
 
 
 def exact(x: Tensor, mean: float, spread: float, high: float) -> Tensor:
-    """Where the flow leads: it keeps (x - mean) / sqrt(spread^2 + sigma^2)."""
+    """The end of the flow, which preserves (x - mean) / sqrt(spread^2 + sigma^2)."""
     return mean + (x - mean) * spread / math.sqrt(spread**2 + high**2)
 
 
@@ -43,7 +43,7 @@ def test_levels_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize(("sampler", "order"), [(euler, 1), (heun, 2)])
 def test_the_order_of_the_error(sampler, order: int) -> None:  # type: ignore[no-untyped-def]
-    """Twice as many steps: half the error, or a quarter. The last step, to 0, is Euler's in both and below 0.002."""
+    """Twice the number of steps gives half the error, or a quarter of it. The last step, to 0, is Euler's in both and below 0.002."""
     noise, errors = torch.ones(1, 1, dtype=torch.float64), []
     for steps in (64, 128, 256):
         x = sampler(gaussian(0.3, 0.5), noise, LABELS, sigmas=karras_sigmas(steps, low=1e-4))
@@ -56,7 +56,7 @@ def test_the_order_of_the_error(sampler, order: int) -> None:  # type: ignore[no
 def test_the_density_at_the_end(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(20_000, 1, dtype=torch.float64, generator=rng)
-    sigmas = ddpm.chain(200) if name == "ancestral" else karras_sigmas(160)
+    sigmas = methods.ddpm_chain(200) if name == "ancestral" else karras_sigmas(160)
     x = SAMPLERS[name](gaussian(0.3, 0.5), noise, LABELS, sigmas=sigmas, rng=rng)
     assert x.mean().item() == pytest.approx(0.3, abs=0.02)
     assert x.std().item() == pytest.approx(0.5, abs=0.03)
@@ -64,10 +64,10 @@ def test_the_density_at_the_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_perfect_guide_corrects_a_wrong_model(name: str) -> None:
-    """The model believes in N(0, 1/4), the truth is N(1/2, 1/4): the gradient of the log ratio is (1/2) / (1/4 + s^2)."""
+    """The model has N(0, 1/4), the data N(1/2, 1/4): the gradient of the log ratio is (1/2) / (1/4 + s^2)."""
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(20_000, 1, dtype=torch.float64, generator=rng)
-    sigmas = ddpm.chain(200) if name == "ancestral" else karras_sigmas(160)
+    sigmas = methods.ddpm_chain(200) if name == "ancestral" else karras_sigmas(160)
 
     def guide(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         return (0.5 / (0.25 + sigma**2)).reshape(-1, 1).expand_as(x)
@@ -77,10 +77,10 @@ def test_a_perfect_guide_corrects_a_wrong_model(name: str) -> None:
     assert x.std().item() == pytest.approx(0.5, abs=0.03)
 
 
-def test_ancestral_is_a_function_of_its_coins() -> None:
+def test_ancestral_is_a_function_of_its_generator() -> None:
     noise = torch.ones(5, 1, dtype=torch.float64)
     a, b, c = (
-        ancestral(gaussian(0, 0.5), noise, LABELS, sigmas=ddpm.chain(20), rng=torch.Generator().manual_seed(s))
+        ancestral(gaussian(0, 0.5), noise, LABELS, sigmas=methods.ddpm_chain(20), rng=torch.Generator().manual_seed(s))
         for s in (1, 1, 2)
     )
     assert torch.equal(a, b) and not torch.equal(a, c)

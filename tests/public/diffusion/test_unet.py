@@ -1,4 +1,4 @@
-"""Shapes and sizes of the U-Net, and what it is told."""
+"""Shapes and sizes of the U-Net, and its conditioning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_any_shape(name: str, shape: tuple[int, int, int]) -> None:
 
 
 def test_sides_halve_until_they_are_odd() -> None:
-    """28 -> 14 -> 7 in patches of 2 is two resolutions, whatever is asked for."""
+    """28 -> 14 -> 7 in patches of 2 gives two resolutions, however many channels are listed."""
     network = UNet(Size((8, 8, 8, 8)), (1, 28, 28), classes=2)
     assert sum(block.resample == -1 for block in network.down) == 1  # type: ignore[union-attr]
     network = UNet(Size((8, 8, 8, 8), patch=1), (1, 32, 32), classes=2)
@@ -67,6 +67,6 @@ def test_codes_by_hand() -> None:
     assert second == pytest.approx(torch.tensor(3 / 100).sin().item())  # 10,000^(-1/2)
 
 
-def test_sides_that_can_not_be_cut() -> None:
+def test_sides_without_whole_patches_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"27x27.*Fix"):
         UNet(SIZES["small"], (1, 27, 27), classes=2)

@@ -1,4 +1,4 @@
-"""The built-in digits as pictures."""
+"""The built-in digits as labelled images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES = tuple("0123456789")
 
 
 def digits() -> tuple[LabelledImages, LabelledImages]:
-    """1,437 to train with, and 360 others."""
+    """1,437 training and 360 test images."""
     data = load("digits")
     assert data.test is not None
     return LabelledImages("digits", data.train.images, data.train.labels), LabelledImages(
@@ -20,7 +20,6 @@ def digits() -> tuple[LabelledImages, LabelledImages]:
 
 
 def part(pictures: LabelledImages, rows: slice) -> LabelledImages:
-    assert pictures.labels is not None
     return LabelledImages(pictures.name, pictures.images[rows], pictures.labels[rows])
 
 

@@ -1,4 +1,4 @@
-"""The Fréchet distance against closed forms, by sets that have the very moments that are asked for."""
+"""The Fréchet distance compared with closed forms, for sets with exactly the given moments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_set_has_no_distance_to_itself_whatever_its_rank(n: int, width: int) -
     assert frechet_distance(x, x[torch.randperm(n)]) <= 1e-11 * spread, "the order of the rows is no matter"
 
 
-def test_small_spreads_beside_large_ones_are_not_lost() -> None:
+def test_small_variances_next_to_large_ones_are_not_lost() -> None:
     """The root of a product of covariances would have an error of about 1e-8 for each direction here."""
     large = torch.tensor([1.0] + [1e-7] * 9, dtype=torch.float64)
     doubled = torch.tensor([1.0] + [2e-7] * 9, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch)
     assert torch.allclose(mean, x.double().mean(0)) and torch.allclose(root.T @ root, x.double().T.cov())
 
 
-def test_what_is_no_set_of_rows_is_refused() -> None:
+def test_invalid_sets_of_rows_are_refused() -> None:
     with pytest.raises(DataError, match="at least 2 images"):
         frechet_distance(torch.zeros(1, 3), torch.zeros(4, 3))
     with pytest.raises(ConfigError, match="one width"):

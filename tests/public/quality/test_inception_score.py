@@ -31,7 +31,7 @@ def test_parts_have_a_mean_and_a_deviation() -> None:
     assert inception_score(p, parts=2) == pytest.approx(((4 + 1) / 2, 1.5))
 
 
-def test_what_are_no_probabilities_is_refused() -> None:
+def test_invalid_probabilities_are_refused() -> None:
     for wrong in (torch.ones(5, 3), torch.tensor([[1.5, -0.5]]), torch.ones(4)):
         with pytest.raises(ConfigError, match="probabilities"):
             inception_score(wrong, parts=1)

@@ -1,4 +1,4 @@
-"""Distances in blocks, and precision and recall of sets that were made to have them."""
+"""Distances in blocks, and precision and recall of sets for which they are known."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_mode_that_is_missing_lowers_recall_alone() -> None:
     assert 0.4 < found.recall <= 0.5, "one of two modes, and nearly all of it"
 
 
-def test_images_that_are_nothing_lower_precision_alone() -> None:
+def test_meaningless_images_lower_precision_alone() -> None:
     real, fresh = two_modes(200, 8), two_modes(200, 9)
     nothing = normal(400, 4, 10) * 10 + 1000
     found = precision_recall(torch.cat([fresh, nothing]), real)

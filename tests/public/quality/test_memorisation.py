@@ -17,7 +17,7 @@ from dpvision.public.quality.measures import Memorisation, detect_copies, distan
 
 
 def mixture(n: int, seed: int) -> Tensor:
-    """Plain regions and rich ones: the second half is spread 100 times as far."""
+    """Rows in a dense and a sparse region: the second half is spread 100 times as far."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 12, generator=rng)
     x[n // 2 :] = x[n // 2 :] * 100 + 1000
@@ -39,13 +39,13 @@ def test_fresh_images_are_not_accused() -> None:
     assert found.share <= 0.03 and found.expected == pytest.approx(0.01)
 
 
-def test_a_share_of_copies_is_told_as_it_is() -> None:
+def test_the_share_of_copies_is_reported() -> None:
     real = mixture(1000, 4)
     found = detect_copies(torch.cat([mixture(700, 5), real[:300]]), real)
     assert 0.3 <= found.share <= 0.32
 
 
-def test_duplicates_among_the_real_images_are_told() -> None:
+def test_duplicates_among_the_real_images_are_reported() -> None:
     real = torch.cat([mixture(400, 6), mixture(400, 6)[:100]])
     found = detect_copies(mixture(400, 7), real)
     assert found.limit == 0 and found.expected == pytest.approx(200 / 500) and found.share == 0
@@ -64,18 +64,20 @@ def test_the_picture_shows_the_closest_pair_first() -> None:
     found = Memorisation(0.0, 0.0, 0.0, ratios, torch.full((30,), 5))
     blue = np.zeros_like(images)
     blue[5, :, :, 2] = 255
-    with Image.open(io.BytesIO(_draw_pairs(LabelledImages("a", images), LabelledImages("b", blue), found))) as picture:
+    labels = np.zeros(30, np.int64)
+    pairs = _draw_pairs(LabelledImages("a", images, labels), LabelledImages("b", blue, labels), found)
+    with Image.open(io.BytesIO(pairs)) as picture:
         shown = np.asarray(picture.convert("RGB")).astype(int)
     height, width = shown.shape[:2]
     first = int(width * 2.6 / (2.6 + 0.8 * 12)) + 20
     assert shown[height // 8, first].tolist() == [29 * 8, 0, 0], "the smallest ratio is the last image's"
     assert shown[3 * height // 8, first].tolist() == [0, 0, 255], "below is its neighbour"
-    gray = LabelledImages("g", images[:8, :, :, :1])
+    gray = LabelledImages("g", images[:8, :, :, :1], labels[:8])
     small = Memorisation(0.0, 0.0, 0.0, ratios[:8], torch.zeros(8, dtype=torch.long))
     assert _draw_pairs(gray, gray, small).startswith(b"\x89PNG")
 
 
-def test_what_can_not_be_told_is_refused() -> None:
+def test_too_few_images_are_refused_for_copies() -> None:
     with pytest.raises(DataError, match="99 real images"):
         detect_copies(torch.zeros(5, 2), torch.zeros(99, 2))
     with pytest.raises(ConfigError, match="level"):

@@ -1,4 +1,4 @@
-"""Inception-v3 as FID has it, and the networks that stand in for it."""
+"""Inception-v3 as FID is defined with it, and the networks used in its place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_pixels_are_scaled_about_128_and_grey_has_three_channels() -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the right shapes, but drawn at random; without a head, as published files are."""
+    """Random weights of the right shapes, without a head, as in published files."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "random.safetensors"
     save_file({n: t for n, t in Inception((1, 8, 8)).state_dict().items() if n != "head.weight"}, path)
@@ -75,7 +75,7 @@ def test_other_weights_are_not_called_inception(weights: Path, monkeypatch: pyte
         found.probabilities(rows)
 
 
-def test_a_file_with_a_head_tells_classes(weights: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_head_gives_class_probabilities(weights: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     path = tmp_path / "with_head.safetensors"
@@ -102,7 +102,7 @@ def test_files_that_do_not_fit_are_refused(weights: Path, tmp_path: Path) -> Non
         build_network("vgg", few)
 
 
-def test_scattering_tells_digits_apart_and_its_rows_do_not_mix() -> None:
+def test_scattering_distinguishes_digits_and_its_rows_are_independent() -> None:
     real = part(digits()[0], slice(0, 300))
     found = build_network("scattering", real)
     rows = found.features(real)

@@ -77,7 +77,7 @@ def test_convolutions_are_those_of_stylegan2() -> None:
 
 
 def test_one_map_represents_all_outputs_of_tied_weights() -> None:
-    """Against a layer with all its weights a_o f_i, modulated, demodulated and convolved one by one."""
+    """Compared with a layer with all its weights a_o f_i, modulated, demodulated and convolved one by one."""
     rng = np.random.default_rng(0)
     maps, style, a = rng.normal(size=(30, 8, 8)), 1 + rng.normal(size=30), rng.normal(size=20)
     filters, biases, noise = (

@@ -12,7 +12,7 @@ from dpvision.errors import ConfigError
 from dpvision.private.statistics.closed_form import Discriminant
 from dpvision.private.statistics.row_sums import to_matrix
 from dpvision.released.learners import fit_moments
-from dpvision.released.moments import LEAST_RIDGE
+from dpvision.released.moments import MIN_RIDGE
 from tests.released.learners.cases import CLASSES, digits
 
 
@@ -53,7 +53,7 @@ def test_without_noise_ridge_is_that_of_the_rows() -> None:
     x, y, test_x, _ = digits()
     centred = x.astype(float) - x.mean(axis=0, dtype=float)
     z = np.eye(CLASSES)[y]
-    weight = np.linalg.solve(centred.T @ centred / len(x) + LEAST_RIDGE * np.eye(64), centred.T @ z / len(x))
+    weight = np.linalg.solve(centred.T @ centred / len(x) + MIN_RIDGE * np.eye(64), centred.T @ z / len(x))
     expected = z.mean(axis=0) + (test_x - x.mean(axis=0, dtype=float)) @ weight
     assert np.allclose(fit_moments(*_moments(), method="ridge").scores(test_x), expected, atol=1e-3)
 

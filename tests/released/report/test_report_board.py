@@ -42,6 +42,12 @@ def test_runs_of_the_same_settings_are_one_point(tmp_path: Path, private_run: Ru
     assert 'href="./runs/a/report.html"' in text
 
 
+def test_a_public_data_set_is_named(tmp_path: Path, private_run: Run) -> None:
+    folder = _copy(private_run, tmp_path / "run", accuracy=0.8)
+    (folder / "card.json").write_text(json.dumps(card_of(private_run) | {"known_data_set": "cifar10"}))
+    assert board.read_entry(folder).data == "CIFAR-10"
+
+
 def test_names_are_text_and_only_our_script_runs(tmp_path: Path, private_run: Run) -> None:
     hostile = "javascript:alert(1) <img src=x onerror=alert(1)>"
     _copy(private_run, tmp_path / hostile, accuracy=0.5, recipe="<script>alert(2)</script>", model='"><b>')

@@ -12,10 +12,11 @@ from run_folder import DATA, EVENT, FINGERPRINT, NAME, account, make
 from scipy.stats import norm
 
 from dpvision.core import accountant, adaptive
-from dpvision.core.events import Gaussian, PoissonGaussian
+from dpvision.core.events import Budget, Gaussian, PoissonGaussian
 from dpvision.errors import ConfigError, DataError, LedgerMismatch
 from dpvision.released.report import card, guarantee, sentence
-from dpvision.settings import cross_checks, gdp
+from dpvision.settings import gdp, quick
+from dpvision.storage.home import ledger_of
 from dpvision.storage.run_folder import append_json
 
 
@@ -26,7 +27,7 @@ def test_guarantee_is_the_accountants(tmp_path: Path) -> None:
     assert made["status"] == "private"
     assert guarantee["epsilon"] == accountant.epsilon(EVENT, 1e-5)
     assert guarantee["mu"] == gdp.mu(EVENT, 1e-5)
-    assert guarantee["epsilon"] <= guarantee["rdp_epsilon"] == cross_checks.rdp_epsilon(EVENT, 1e-5)
+    assert guarantee["epsilon"] <= guarantee["rdp_epsilon"] == quick.rdp_epsilon(EVENT, 1e-5)
     assert guarantee["approximate"]["label"] == "approximate: central limit, not a bound"
     epsilons, deltas = np.array(guarantee["profile"]).T
     assert len(epsilons) == 25
@@ -80,12 +81,12 @@ def test_facts_read_off_the_data_are_named(tmp_path: Path, unit: str) -> None:
     made = card(run, None)
     assert made["unit"] == unit
     assert made["adjacency"].startswith("zero-out")
-    assert {fact["known"] for fact in made["public_facts"].values()} == {"read off the data"}
-    assert sum("read off" in line for line in made["not_covered"]) == 3
+    assert {fact["known"] for fact in made["public_facts"].values()} == {"read from the data"}
+    assert sum("read from the data" in line for line in made["not_covered"]) == 3
     declared = card(make(tmp_path / "declared", config={"unit": unit}), None)
     assert declared["adjacency"] == "add or remove one unit"
     assert {fact["known"] for fact in declared["public_facts"].values()} == {"declared"}
-    assert not any("read off" in line for line in declared["not_covered"])
+    assert not any("read from the data" in line for line in declared["not_covered"])
 
 
 def test_sentence_names_the_figures(tmp_path: Path) -> None:
@@ -141,6 +142,19 @@ def test_a_run_that_its_ledger_does_not_charge_is_refused(tmp_path: Path) -> Non
         with pytest.raises(LedgerMismatch, match="does not charge"):
             card(run, wrong)
     card(run, account(PoissonGaussian(rate=0.1, sigma=2.0, steps=201)))
+
+
+def test_an_audit_checks_the_ledger_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the DPVISION_HOME of other runs on the same data, nothing in the folder of the run is overwritten."""
+    from dpvision.cli.audit import audit
+
+    run = make(tmp_path / "run")
+    before = sorted(run.folder.iterdir())
+    monkeypatch.setenv("DPVISION_HOME", str(tmp_path / "home"))
+    ledger_of(FINGERPRINT).open(Budget(3.0, 1e-5))
+    with pytest.raises(LedgerMismatch, match="DPVISION_HOME"):
+        audit(run.folder, runs=200)
+    assert sorted(run.folder.iterdir()) == before
 
 
 def test_nothing_of_the_operators_folder_is_on_the_card(tmp_path: Path) -> None:

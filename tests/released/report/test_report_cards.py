@@ -17,7 +17,8 @@ from dpvision.audit import audit_file
 from dpvision.core import accountant, adaptive
 from dpvision.core.events import Composed, Gaussian, PoissonGaussian, to_json
 from dpvision.errors import DataError
-from dpvision.released.report import card, guarantee, markdown, on_weights, reference, wording
+from dpvision.released import evaluation
+from dpvision.released.report import card, guarantee, on_weights, wording, write
 from dpvision.settings.training import Config
 from dpvision.storage.run_folder import Run
 from tests.audit.test_audit_file import ONE_RUN
@@ -90,7 +91,7 @@ def test_weights_say_the_guarantee_and_nothing_that_changes_later(private_run: R
     ],
 )
 def test_the_head_of_the_card_is_yaml(private_run: Run, licence: str | None, told: dict[str, str]) -> None:
-    head = markdown._front_matter_of_model(card_of(private_run) | {"licence": licence})
+    head = wording._front_matter_of_model(card_of(private_run) | {"licence": licence})
     first, body, last = head.split("---")
     assert first == last == ""
     read = yaml.safe_load(body)
@@ -139,13 +140,29 @@ def test_settings_that_are_not_the_recipes_are_named(tmp_path: Path) -> None:
     assert any("chosen by hand" in line and "lr" in line for line in said)
 
 
+@pytest.mark.parametrize("device", ["cpu", "auto", "cuda", "cuda:1"])
+def test_a_run_on_an_accelerator_states_what_is_not_proved_there(device: str, tmp_path: Path) -> None:
+    """In card.json, card.md and the report; the device of older runs is not stated, and a head is fitted by the host."""
+    on_accelerator = device.startswith("cuda")
+    run = make(tmp_path / "run", config={"device": device, "precision": "tf32"})
+    write(run, account())
+    files = [(run.folder / name).read_text("utf-8") for name in ("card.json", "card.md", "report.html")]
+    for text in files:
+        assert (
+            f"accelerator ({device}, tf32)" in text and "not proved for its closed kernels" in text
+        ) is on_accelerator
+    assert _errors(json.loads(files[0])) == []
+    head = card(make(tmp_path / "head", config={"device": device, "head": "descent"}), None)
+    assert not any("accelerator" in line for line in head["not_covered"])
+
+
 def test_references_are_what_was_measured() -> None:
     means: dict[str, list[float]] = {}
     for line in (ROOT / "benchmarks" / "trainings.jsonl").read_text().splitlines():
         found = json.loads(line)
         means.setdefault(found["title"].replace("_", ""), []).append(found["accuracy"])
     checked = 0
-    for result in reference.RESULTS:
+    for result in evaluation.RESULTS:
         lines = means.get(f"{result.data}, {result.recipe}, epsilon {result.epsilon:g}")
         if lines:
             assert len(lines) == result.runs and sum(lines) / len(lines) == pytest.approx(result.accuracy, abs=6e-5)
@@ -155,9 +172,9 @@ def test_references_are_what_was_measured() -> None:
 
 def test_a_run_is_held_against_a_data_set_only_if_it_is_that_one() -> None:
     facts: dict[str, Any] = {"n": 50_000, "shape": [3, 32, 32], "classes": 10}
-    assert reference.known("/data/CIFAR-10.npz", **facts) == "cifar10"
-    assert list(reference.results("cifar10")) == ["patches", "scatter-linear"]
+    assert evaluation.known("/data/CIFAR-10.npz", **facts) == "cifar10"
+    assert list(evaluation.results("cifar10")) == ["patches", "scatter-linear"]
     for other in ({"n": 40_000}, {"shape": [3, 28, 28]}, {"classes": 9}, {"n": None}):
-        assert reference.known("cifar10.npz", **facts | other) is None
-    assert reference.known("/secret/ward-7/scans", **facts) is None and reference.known(7, **facts) is None
+        assert evaluation.known("cifar10.npz", **facts | other) is None
+    assert evaluation.known("/secret/ward-7/scans", **facts) is None and evaluation.known(7, **facts) is None
     assert isinstance(EVENT, PoissonGaussian)

@@ -160,3 +160,22 @@ def test_of_a_picture_only_the_pixels_get_on_the_page(tmp_path: Path) -> None:
     found["examples"][0]["png"] = base64.b64encode(hidden).decode()
     path.write_text(json.dumps(found))
     assert evaluation.read_examples(run, classes=CLASSES, weights=digest)[0]["png"] == before
+
+
+@pytest.mark.parametrize(
+    ("images", "accuracy", "learned"),
+    [(400, 0.54, False), (400, 0.62, True), (10_000, 0.515, False), (10_000, 0.53, True)],
+)
+def test_a_model_that_has_learned_little_is_reported_so(
+    tmp_path: Path, images: int, accuracy: float, learned: bool
+) -> None:
+    """Half of the test images are of one class: a model must exceed 50% by two standard errors and by two points."""
+    run, labels = make(tmp_path / "run"), np.arange(images) % 2
+    guesses = np.where(np.arange(images) < accuracy * images, labels, 1 - labels)
+    split = Split(np.zeros((images, 1, 1, 3), np.uint8), labels, None)
+    weights = safetensors.read(run.weights).header["digest"]
+    evaluation.write(run.folder, split, guesses, np.full(images, 0.6), classes=2, weights=weights, examples=0)
+    write(run, account())
+    for name in ("card.md", "report.html"):
+        assert ("hardly more" in released(run)[name]) is not learned, name
+    assert "50.0% (cat)" in released(run)["card.md"]

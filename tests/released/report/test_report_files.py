@@ -133,7 +133,7 @@ def test_ledger_lines_compose(private_run: Run) -> None:
 
 
 def test_a_long_ledger_is_cut_on_pages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST_CHARGES", 1)
+    monkeypatch.setattr(tables, "MAX_CHARGES", 1)
     run = make(tmp_path / "run")
     write(run, account(*EVENTS))
     texts = released(run)

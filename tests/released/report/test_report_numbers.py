@@ -12,7 +12,15 @@ from dpvision.settings.figures import lower, upper
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(2.9992, "3.00"), (3.0, "3.00"), (3.0 + 1e-13, "3.00"), (3.0001, "3.01"), (None, "none"), (math.inf, "infinite")],
+    [
+        (2.9992, "3.00"),
+        (3.0, "3.00"),
+        (3.0 + 1e-13, "3.00"),
+        (3.0001, "3.01"),
+        (0.01234, "0.013"),
+        (None, "none"),
+        (math.inf, "infinite"),
+    ],
 )
 def test_a_bound_is_rounded_up(value: float | None, shown: str) -> None:
     assert upper(value) == shown

@@ -27,8 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that carries canaries, audited, with pictures; twice, and a board of both; and a release."""
     from dpvision.cli.audit import audit
     from dpvision.cli.release import release
-    from dpvision.cli.report import board
-    from dpvision.cli.train import train
+    from dpvision.cli.train import board, train
 
     place = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:

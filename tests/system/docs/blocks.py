@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = ["README.md", "SECURITY.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 FENCE = re.compile(r"^( *)(`{3,})(\w*)\s*$")
-COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:torchrun .*? -m |python -m )?dpvision (.+)$")
-INLINE = re.compile(r"`(?:torchrun .*? -m |python -m )?dpvision ([^`]+)`")
+COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:torchrun .*? -m |python -m )?dpvision (?:-- )?(.+)$")
+INLINE = re.compile(r"`(?:torchrun .*? -m |python -m )?dpvision (?:-- )?([^`]+)`")
 
 
 @dataclass(frozen=True)

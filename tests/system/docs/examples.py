@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-MOST_SECONDS = 300  # by the clock, on a busy machine: a verb that serves or waits must not hang the tests
+MAX_SECONDS = 300  # by the clock, on a busy machine: a verb that serves or waits must not hang the tests
 
 
 def examples() -> dict[str, list[str]]:
@@ -65,10 +65,10 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 @contextmanager
 def _limited(words: list[str]) -> Iterator[None]:
     def late(number: int, frame: object) -> None:
-        pytest.fail(f"dpvision {shlex.join(words)}: still at work after {MOST_SECONDS} s")
+        pytest.fail(f"dpvision {shlex.join(words)}: still at work after {MAX_SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(MOST_SECONDS)
+    signal.alarm(MAX_SECONDS)
     try:
         yield
     finally:

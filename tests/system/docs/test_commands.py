@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from cyclopts import App, CycloptsError, MissingArgumentError
+from torch.distributed.run import get_args_parser
 
 from dpvision.cli.app import app
+from tests.system.docs import blocks
 from tests.system.docs.blocks import PAGES, ROOT, commands
 
 # Options of other programs that the text speaks of.
@@ -38,6 +40,19 @@ def test_every_command_can_be_given(page: str) -> None:
             assert not whole, f"{place}: dpvision {' '.join(words)}: {error}"
         except CycloptsError as error:
             raise AssertionError(f"{place}: dpvision {' '.join(words)}: {error}") from error
+
+
+def test_torchrun_understands_every_command_and_leaves_every_option_of_ours() -> None:
+    """Without `--`, torchrun takes `--n` for one of its own options, and refuses it."""
+    found = 0
+    for page in PAGES:
+        for line in (line for block in blocks.blocks(page) for line in block.lines if "torchrun " in line):
+            launch, _, ours = line.partition(" -- ")
+            parsed = get_args_parser().parse_args([*blocks.words(launch)[1:], "--", *blocks.words(ours), "--n", "60"])
+            assert parsed.module and parsed.training_script == "dpvision", f"{page}: {line}"
+            assert parsed.training_script_args == [*blocks.words(ours), "--n", "60"], f"{page}: {line}"
+            found += 1
+    assert found >= 2
 
 
 def test_every_option_that_is_named_exists() -> None:

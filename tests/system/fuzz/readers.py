@@ -158,21 +158,21 @@ def _study(place: Path, corpus: Path) -> None:
 
 def _audit(place: Path, corpus: Path) -> None:
     """What the verb reads; attacking takes long."""
-    from dpvision.audit import audit_file, run_audit
+    from dpvision.audit import audit_file, training_canaries
     from dpvision.storage.run_folder import Run
 
-    run_audit.training_of(Run(place).config())
+    training_canaries.training_of(Run(place).config())
     audit_file.read_sections(place)
 
 
 def _losses(place: Path, corpus: Path) -> None:
-    from dpvision.audit import run_audit
+    from dpvision.audit import membership
 
-    run_audit.attack_losses(place, str(corpus / "data.npz"))
+    membership.attack_run(place, str(corpus / "data.npz"))
 
 
 def _report(place: Path, corpus: Path) -> None:
-    from dpvision.cli.report import write_report
+    from dpvision.cli.train import write_report
     from dpvision.storage.run_folder import Run
 
     run = Run(place)

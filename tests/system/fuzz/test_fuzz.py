@@ -19,7 +19,7 @@ from tests.system.fuzz.mutations import WAYS, put_in_its_place, sound_copy
 INPUTS = int(os.environ.get("DPVISION_FUZZ", "400"))
 FIRST = secrets.randbits(64) if "DPVISION_FUZZ" in os.environ else 0  # new ones by `make fuzz`
 ENOUGH = 5000  # inputs, to have tried every verb
-MOST_FAULTS = 20
+MAX_FAULTS = 20
 
 
 def test_files(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +55,7 @@ def _all(campaign: Campaign, what: str, inputs: int, capsys: pytest.CaptureFixtu
     """Try as many as are asked for; how many there were. Faults are told together, at the end or when there are many."""
     campaign.counts.clear()
     seeds, count, faults = Random(FIRST), 0, list[str]()
-    while count < inputs and len(faults) < MOST_FAULTS:
+    while count < inputs and len(faults) < MAX_FAULTS:
         before = count
         try:
             campaign.attempt(what, seeds.getrandbits(64))

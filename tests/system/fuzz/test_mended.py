@@ -25,7 +25,7 @@ from dpvision.private.training import gradient_study
 from dpvision.private.training.loop import _drop_lines_after
 from dpvision.private.training.private_sum import count_units
 from dpvision.public.contrastive import PretrainSettings
-from dpvision.public.random import gallery
+from dpvision.public.random import write_gallery
 from dpvision.released import evaluation, model
 from dpvision.settings.setting import class_list, read_toml
 from dpvision.settings.training import Config, merge
@@ -161,7 +161,7 @@ def test_settings_of_pretraining_that_can_not_be(values: dict[str, float]) -> No
 @pytest.mark.parametrize("values", [{"workers": 10**30}, {"count": 10**30}, {"seed": -1}])
 def test_random_images_that_can_not_be(values: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        gallery.write_gallery("dead-leaves", tmp_path / "out", **{"count": 1, "side": 8, **values})  # type: ignore[arg-type]
+        write_gallery("dead-leaves", tmp_path / "out", **{"count": 1, "side": 8, **values})  # type: ignore[arg-type]
 
 
 def test_a_run_that_does_not_say_what_it_was_trained_on(campaign: Campaign, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpvision.core import accountant, adaptive
+from dpvision.settings.figures import upper
 from tests.fork_server import ForkServer
 from tests.system.kills.killing import Undisturbed, account
 from tests.system.kills.verbs import KEY, VERBS, World
@@ -42,7 +43,7 @@ def test_the_ledger_does_not_depend_on_the_clock(server: ForkServer, world: Worl
     (event,) = {charge.event for charge in found.charges}
     assert found.spent() == accountant.epsilon(adaptive.compose((event,) * 3, 1e-5), 1e-5)
     code, out, _ = server.run("ledger", world.data, home=world.home)
-    assert code == 0 and f"epsilon {found.spent():.3f}"[:-1] in out
+    assert code == 0 and f"epsilon {upper(found.spent())}" in out
 
 
 def test_a_run_goes_on_after_the_clock_went_back(server: ForkServer, world: World, undisturbed: Undisturbed) -> None:

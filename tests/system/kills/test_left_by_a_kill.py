@@ -59,13 +59,15 @@ def test_only_unnamed_files_count_as_left_by_a_kill(tmp_path: Path) -> None:
 def test_a_key_that_is_kept_is_not_written_again(tmp_path: Path) -> None:
     """A kill while it is written would leave a copy, which nobody destroys with it."""
     place = tmp_path / "keys" / "0123456789abcdef.key"
-    first = _load_or_create_key(place, None)
-    written = place.stat()
-    again = _load_or_create_key(place, None)
-    assert again.sign("x") == first.sign("x")
+    place.parent.mkdir(mode=0o700)
+    with _load_or_create_key(place, None) as first:
+        written = place.stat()
+    with _load_or_create_key(place, None) as again:
+        assert again.sign("x") == first.sign("x")
     assert (place.stat().st_ino, place.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
     Key.for_tests("word").write(place)
-    assert _load_or_create_key(place, None).private, "a fixed key that is found there does not hide anything"
+    with _load_or_create_key(place, None) as fresh:
+        assert fresh.private, "a fixed key that is found there does not hide anything"
 
 
 @pytest.mark.parametrize("name", ["train", "release, moments"])

@@ -7,6 +7,7 @@ checks of suite.py that raise an alarm; others may too (`make test-slow` prints 
 from __future__ import annotations
 
 from tests.system.planted.bug import planted as _bug
+from tests.system.planted.bugs_of_devices import BUGS_OF_DEVICES
 from tests.system.planted.bugs_of_runs import BUGS_OF_RUNS
 
 GATE = "dpvision.core.gate"
@@ -31,7 +32,7 @@ CERTIFY = "dpvision.core.certify"
 QUICK, CALIBRATE = "dpvision.settings.quick", "dpvision.settings.calibrate"
 
 # Texts that several bugs exchange.
-SIGMA = "return noise.add_noise(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma)"
+SIGMA = "return noise.add_noise(bounded.total, stream, sensitivity=bounded.sensitivity, sigma=self.sigma, **ahead)"
 NOISY = "return torch.from_numpy(self._gate.noisy(BoundedSum(total.numpy(), self._clipped_sum.sensitivity), number))"
 DIVISOR = "return self._team.from_first(noisy) / self._batch"
 FACTORS = "return (self.bound / norms.clamp(min=self.bound)).expand_as(squares)"
@@ -73,8 +74,8 @@ BUGS = (
     ),
     _bug(
         7, "the mean of a micro-batch is clipped", "tensorflow/privacy #620",
-        (SUM, "yield Group(images[rows], targets[rows], views[first:last], *shared)",
-         "yield Group(images[rows], targets[rows], [sum(views[first:last])], *shared)"), by="replay dp-sgd",
+        (SUM, "yield Group(images[rows], targets[rows], views[first:last], shape, list(range(first, last)))",
+         "yield Group(images[rows], targets[rows], [sum(views[first:last])], shape, [first])"), by="replay dp-sgd",
     ),
     _bug(
         8, "accounted with another sigma than the noise has", "opacus PR #807",
@@ -247,8 +248,8 @@ BUGS = (
     ),
     _bug(
         30, "the same noise in every step", "noise reused by step, or after a resume or a fork",
-        (GATE, 'stream = self._key.stream("noise", step=number, branch=self._branch)',
-         'stream = self._key.stream("noise", step=0, branch=self._branch)'), by="replay dp-sgd",
+        (GATE, 'return self._key.stream("noise", step=number, branch=self._branch)',
+         'return self._key.stream("noise", step=0, branch=self._branch)'), by="replay dp-sgd",
     ),
     _bug(
         30, "streams that do not know their step", "noise reused by step, or after a resume or a fork",
@@ -273,11 +274,12 @@ BUGS = (
     ),
     _bug(
         32, "noise of half precision", "diffprivlib #94; Mironov 2012",
-        (NOISE, "    out *= radius\n", "    out *= radius\n    out = out.astype(np.float16).astype(np.float64)\n"), by="noise",
+        (NOISE, "    return out.reshape(-1)\n", "    out = out.astype(np.float16).astype(np.float64)\n    return out.reshape(-1)\n"),
+        by="noise",
     ),
     _bug(
         32, "a radius of 53 bits: pairs of far numbers lie on circles", "Box-Muller from one uniform",
-        (NOISE, "    rest = low.astype(np.float64)\n    rest *= 2.0**-64",
+        (NOISE, "    rest = low.astype(np.float64) * 2.0**-64",
          "    high, rest = high >> np.uint64(11) << np.uint64(11), np.full(len(low), 2.0**10)"),
         (NOISE, "deviation * FLOAT_ERROR)", "0.0)"), by="pairs of noise",
     ),
@@ -323,7 +325,7 @@ BUGS = (
     ),
     _bug(
         35, "batch normalisation is let through", "opacus #308",
-        (SUM, "MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)", "MIXES_IMAGES = ()"), by="unsafe layers",
+        ("dpvision.private.engine.refusals", "MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)", "MIXES_IMAGES = ()"), by="unsafe layers",
     ),
     _bug(
         35, "the trial of a model sees no difference", "opacus #308",
@@ -349,5 +351,6 @@ BUGS = (
         (LEDGER, "                os.fsync(descriptor)\n", ""), by="ledger",
     ),
     *BUGS_OF_RUNS,
+    *BUGS_OF_DEVICES,
 )  # fmt: skip
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -16,7 +16,7 @@ TRAIN, LOOP, PREPARE, NETWORK, STEPS, CONFIG, COMPUTED = (
 GATE = "dpvision.core.gate"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
     "dpvision.private.training.tune",
-    "dpvision.private.training.public_gradients",
+    "dpvision.private.training.loop",
     "dpvision.private.features.encoders",
     "dpvision.private.statistics.release",
 )
@@ -34,9 +34,10 @@ WITH_TEST = """if data.test is not None:
 BUGS_OF_RUNS = (
     _bug(
         40, "classes weighted by their private frequency", "class-balanced losses as they are used without privacy",
-        (LOOP, "        phase.loss,\n",
-         "        lambda outputs, targets: phase.loss(outputs, targets)\n"
-         "        * (1 / torch.bincount(torch.tensor(prepared.data.train.labels)))[targets],\n"),
+        (LOOP, "    clipped_sum = phase.clipped_sum(tally)\n    private_sum",
+         "    loss, counts = phase.loss, torch.bincount(torch.tensor(prepared.data.train.labels))\n"
+         "    phase = replace(phase, loss=lambda outputs, targets: loss(outputs, targets) * (1 / counts)[targets])\n"
+         "    clipped_sum = phase.clipped_sum(tally)\n    private_sum"),
         by="replay whole runs, units apart: training",
     ),
     _bug(
@@ -90,7 +91,7 @@ BUGS_OF_RUNS = (
     _bug(
         44, "the rank of a release by the true number of images", "Synthcity; arXiv 2602.17454 (analogue)",
         ("dpvision.settings.release", "        n = self.n or (", "        true = n\n        n = self.n or ("),
-        ("dpvision.settings.release", "max(LEAST_RANK, n // 4)", "max(LEAST_RANK, true // 4)"), by="declared",
+        ("dpvision.settings.release", "max(MIN_RANK, n // 4)", "max(MIN_RANK, true // 4)"), by="declared",
     ),
     _bug(
         45, "kept features named without the records", "NeuroMixGDP and Handcrafted-DP keep files without the data's name",
@@ -106,7 +107,7 @@ BUGS_OF_RUNS = (
         by="kept features",
     ),
     _bug(
-        46, "test images among the units of a training", "splits joined before training",
+        46, "test images among the units of a training run", "splits joined before training",
         (PREPARE, "complete = config.complete(", WITH_TEST + "complete = config.complete("), by="held out, fetched",
     ),
     _bug(
@@ -115,14 +116,14 @@ BUGS_OF_RUNS = (
     ),
     _bug(
         46, "the released weights chosen by accuracy on the test split", "best-epoch selection, not counted",
-        (TRAIN, 'vector_to_parameters(state.ema if config.release == "ema" else state.weights',
+        (TRAIN, 'load_weights(state.ema if config.release == "ema" else state.weights',
          'line = metrics.measure(state, prepared, model, test, 0.0)\n'
          '    best = line.get("test_accuracy_ema", 0) >= line.get("test_accuracy_last", 0)\n'
-         "    vector_to_parameters(state.ema if best else state.weights"), by="held out",
+         "    load_weights(state.ema if best else state.weights"), by="held out",
     ),
     _bug(
         47, "noise from the stream of the coins", "noise reused: who was drawn can be read off the noise",
-        (GATE, 'stream = self._key.stream("noise", step=number', 'stream = self._key.stream("sampling", step=number'),
+        (GATE, 'return self._key.stream("noise", step=number', 'return self._key.stream("sampling", step=number'),
         by="replay train",
     ),
     _bug(
@@ -166,7 +167,7 @@ BUGS_OF_RUNS = (
     _bug(
         49, "accuracy on the training split among the metrics", "train metrics released as if they were public",
         ("dpvision.private.training.metrics", "    return line\n",
-         "    vector_to_parameters(state.weights, trainable(model))\n    if prepared.network.split(model) is None:\n"
+         "    load_weights(state.weights, trainable(model))\n    if prepared.network.split(model) is None:\n"
          '        line["train_accuracy"] = accuracy(model, Inputs(prepared.data.train))\n    return line\n'),
         by="replay train",
     ),

@@ -10,10 +10,12 @@ accountant             never below what is certain; no sigma that exceeds the bu
 ledger, resume         what is charged stays charged, is on the disk first, and is counted by resumed runs
 unsafe layers          models that mix the images of a batch are refused
 static, auditor        no other random numbers near the noise; scores that say nothing give epsilon 0
+... on a device        the same on the stand-in accelerator (devices.py), where it can be built
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -42,7 +44,7 @@ from dpvision.private.training import train
 from dpvision.private.training.network import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
-from dpvision.settings import calibrate, cross_checks, quick
+from dpvision.settings import calibrate, quick
 from dpvision.settings.release import hierarchical
 from dpvision.settings.training import Config
 from tests.core import accountant_checks, noise_checks, sampler_checks
@@ -53,6 +55,12 @@ from tests.system.replay.mechanisms import MECHANISMS, Mechanism, charged, folde
 from tests.system.replay.neighbours import Records
 from tests.system.replay.pairs import Pair, pairs, replay_pairs
 
+try:
+    importlib.import_module("tests.standin")  # before the first backward pass of the process
+except ModuleNotFoundError:
+    ON_DEVICES: dict[str, Callable[[int], list[str]]] = {}
+else:
+    ON_DEVICES = importlib.import_module("tests.system.planted.devices").CHECKS
 Check = Callable[[int], list[str]]  # of a seed
 
 # Neighbours that show most, and how many records they are beside.
@@ -249,7 +257,7 @@ def _ledger(_seed: int) -> list[str]:
         spent = account.spent()
         if not spent == account.spent() == Ledger(path, "ab" * 16).account().spent():
             found.append("asking again gives another answer")
-        if not spent >= cross_checks.lower_bound(Composed((event, event)), 1e-5) or len(account.charges) != 2:
+        if not spent >= quick.lower_bound(Composed((event, event)), 1e-5) or len(account.charges) != 2:
             found.append("less is counted than was charged")
         try:
             for number in range(8):
@@ -415,7 +423,7 @@ CHECKS: dict[str, Check] = {
     "ranks": _ranks,
     "resume": _resume,
     "accountant": _accountant,
-}
+} | ON_DEVICES
 # What tosses coins of its own: to be run with many seeds.
 STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning")
 

@@ -213,7 +213,7 @@ def test_a_killed_rank_stops_all_and_resuming_gives_the_bits_of_an_unbroken_run(
         assert results[victim][0] == -signal.SIGKILL and results[1 - victim][0] == 5, results
         (message,) = _told(results)
         assert "lost contact with another rank" in message
-        assert f"torchrun --nproc-per-node 2 -m dpvision resume {out}" in message
+        assert f"torchrun --nproc-per-node 2 -m dpvision -- resume {out}" in message
         assert len(_account(home).charges) == 1 and not (out / "weights.safetensors").exists()
         words = ("resume", out)
     results = ranks.finish(ranks.start(*words, ranks=2, home=home, key=KEY))
@@ -229,7 +229,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
     processes[1].send_signal(signal.SIGINT)
     results = ranks.finish(processes, seconds=30)
     assert [code for code, _, _ in results] == [130, 130], results
-    assert "torchrun --nproc-per-node 2 -m dpvision resume" in results[0][1] and not results[1][1]
+    assert "torchrun --nproc-per-node 2 -m dpvision -- resume" in results[0][1] and not results[1][1]
     done = _steps(out)
     assert 20 <= done < 200
     code, said, err = commands.run("resume", out, home=home)
@@ -261,11 +261,11 @@ def test_a_rank_that_can_not_take_part_stops_all_before_anything_is_charged(
         home=home,
     )
     results = ranks.finish(processes, seconds=30)
-    codes = {"no data": [5, 3], "other data": [2, 2], "no key": [5, 4]}[case]
+    codes = {"no data": [5, 3], "other data": [2, 2], "no key": [4, 4]}[case]
     words = {
         "no data": "missing.npz",
         "other data": "not the same on all 2 ranks",
-        "no key": "does not see the run's key",
+        "no key": "rank 1 of 2 does not see this key",
     }
     assert [code for code, _, _ in results] == codes, results
     assert words[case] in "".join(_told(results)), results

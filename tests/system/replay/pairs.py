@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dpvision.audit.recording import record
-from dpvision.audit.replay import Violation, compare_recordings, largest_distance
+from dpvision.audit.recording import Recording, record
+from dpvision.audit.replay import Violation, compare_recordings, distance, is_by_rows, matched_calls
 from tests.system.replay.mechanisms import CLASSES, Mechanism
 from tests.system.replay.neighbours import Records, one_more
 
@@ -41,3 +41,9 @@ def replay_pairs(mechanism: Mechanism, selection: Iterable[Pair]) -> tuple[int, 
         texts += [f"{what}: {violation}" for violation in violations]
         count, largest = count + 1, max(largest, largest_distance(before, after))
     return count, largest, texts
+
+
+def largest_distance(before: Recording, after: Recording) -> float:
+    """The largest distance between two sums as a share of the sensitivity: the noise hides 1."""
+    pairs = [(a, b) for a, b in matched_calls(before, after) if a.total.shape == b.total.shape]
+    return max((distance(a, b, by_rows=is_by_rows(before, a)) / a.sensitivity for a, b in pairs), default=0.0)

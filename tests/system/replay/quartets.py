@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dpvision.audit.recording import record
-from dpvision.audit.replay import interaction
+from dpvision.audit.recording import Recording, record
 from tests.system.replay.mechanisms import CLASSES, Mechanism
 from tests.system.replay.neighbours import Records
 
@@ -27,6 +27,25 @@ def interactions(mechanism: Mechanism, *, seed: int = 0, turns: int = 1) -> Iter
             if recording.error is not None:
                 raise recording.error
         yield interaction((first, others[0]), (others[1], others[2]))
+
+
+def interaction(first_pair: tuple[Recording, Recording], second_pair: tuple[Recording, Recording]) -> float:
+    """How much one unit changes the contribution of another, as a share of the sensitivity: the maximum over all sums.
+
+    The recordings are of ((x, y), (x', y)) and ((x, y'), (x', y')): the same data, in which two units at two places
+    have two versions each. If a sum adds up what each unit contributes alone, both differences are equal. Whether
+    contributions are clipped does not matter: an influence that clipping bounds is also an influence.
+    """
+    (one, changed), (other, both) = first_pair, second_pair
+    totals_by_use = [{call.use: call.total for call in recording.calls} for recording in (changed, other, both)]
+    largest = 0.0
+    for call in one.calls:
+        totals = [call.total, *(by_use[call.use] for by_use in totals_by_use if call.use in by_use)]
+        if len(totals) < 4 or len({total.shape for total in totals}) > 1:
+            return math.inf
+        moved = np.abs(totals[0] - totals[1] - totals[2] + totals[3]).max(initial=0.0) / call.sensitivity
+        largest = max(largest, float(moved) if math.isfinite(moved) else math.inf)
+    return largest
 
 
 def quartet(mechanism: Mechanism, seed: int) -> list[Records]:

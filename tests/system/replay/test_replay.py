@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpvision.audit.recording import record
-from dpvision.audit.replay import compare, first_difference, interaction
+from dpvision.audit.replay import compare, first_difference
 from dpvision.core import noise
 from dpvision.core.events import Gaussian
 from dpvision.core.keys import Key
@@ -17,7 +17,7 @@ from tests.one_thread import one_thread
 from tests.system.replay.mechanisms import CLASSES, MECHANISMS, RUNS, WIDTH, charged
 from tests.system.replay.neighbours import KINDS, make_records, one_more
 from tests.system.replay.pairs import pairs, replay_pairs
-from tests.system.replay.quartets import ROUNDING, interactions
+from tests.system.replay.quartets import ROUNDING, interaction, interactions
 
 assert one_thread
 KEY = Key.for_tests("own")

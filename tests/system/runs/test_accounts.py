@@ -399,7 +399,7 @@ def test_a_branch_is_tried_before_it_is_charged(tmp_path: Path, monkeypatch: pyt
     certify = preparing.certify
 
     def trying(*given: Any, **more: Any) -> None:
-        tried.append(more["engine"].keywords["physical"])
+        tried.append(more["engine"].__self__.config.physical)
         certify(*given, **more)
 
     monkeypatch.setattr(preparing, "certify", trying)

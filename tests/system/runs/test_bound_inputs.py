@@ -24,7 +24,7 @@ from dpvision.private.features import cache
 from dpvision.private.training import state, train
 from dpvision.released.report import card
 from dpvision.settings.training import Config
-from dpvision.storage import run_folder, software
+from dpvision.storage import home, run_folder
 from dpvision.storage.home import ledger_of
 
 SETTINGS = Config(epsilon=3.0, batch=20, steps=6, model="small-cnn", part="head", budget=1e4, checkpoint_every=1)
@@ -262,7 +262,7 @@ def test_a_frozen_part_that_mixes_or_remembers_is_refused(how: str) -> None:
 @pytest.mark.parametrize("piece", [8, None])
 def test_a_frozen_part_that_looks_at_places_is_refused(place: int, piece: int | None) -> None:
     """Though it differs in the last bit, and at one place alone."""
-    with pytest.raises(UnsafeLayer, match="at another place"):
+    with pytest.raises(UnsafeLayer, match="at another position"):
         cache.require_separate(Featured(_Mixes(f"place {place}"), nn.Flatten(), piece=piece), (1, 4, 4))
 
 
@@ -294,8 +294,8 @@ def test_another_processor_or_library_is_other_software(monkeypatch: pytest.Monk
     before = state.software()
     for name, value in (("_version", lambda name: "0.0.1"), ("os.environ", {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})):
         with monkeypatch.context() as patch:
-            patch.setattr(f"dpvision.storage.software.{name}", value)
-            software.computing.cache_clear()
+            patch.setattr(f"dpvision.storage.home.{name}", value)
+            home.computing.cache_clear()
             assert state.software() != before
-        software.computing.cache_clear()
+        home.computing.cache_clear()
     assert state.software() == before

@@ -202,7 +202,7 @@ def test_other_software_means_new_noise_and_a_new_charge(
 ) -> None:
     run, prepared = _begin(data, tmp_path / "run")
     train.proceed(run, prepared, stop=until(10))
-    monkeypatch.setattr("dpvision.private.training.state.software", lambda: "another torch")
+    monkeypatch.setattr("dpvision.private.training.prepare.software", lambda *_, **__: "another torch")
     assert train.proceed(run, train.reopen(run)).complete
     assert sorted(c.event.steps for c in _account(prepared).charges) == [20, 30]  # type: ignore[union-attr]
 
@@ -357,6 +357,8 @@ OTHER = {
     "batch": 30,
     "physical": 16,
     "checkpoint_every": 7,
+    "device": "cpu",
+    "precision": "bf16",
 }
 
 
@@ -364,12 +366,12 @@ OTHER = {
 def test_every_setting_that_may_change_is_another_branch_with_noise_and_a_charge_of_its_own(
     name: str, data: str, tmp_path: Path
 ) -> None:
-    """But for how often the state is saved, which changes no bit."""
+    """But for how often the state is saved, which changes no bit, and the device that it is on already."""
     run, prepared = _begin(data, tmp_path / "run", budget=99.0)
     train.proceed(run, prepared, stop=until(3))
     before = state_of(run)
     train.proceed(run, train.reopen(run, {name: OTHER[name]}), stop=until(1))
-    changed = name != "checkpoint_every"
+    changed = name not in ("checkpoint_every", "device")
     assert (state_of(run) != before) is changed
     assert len(_account(prepared).charges) == 1 + changed
 

@@ -131,7 +131,7 @@ def test_train_tells_the_guarantee_and_writes_everything(trained: tuple[Path, Pa
     assert (
         "test accuracy" in out
         and "Whoever sees this model" in out
-        and "read off the data" in out
+        and "read from the data" in out
         and "NEW account" in out
     )
     for name in ("card.md", "card.json", "report.html", "weights.safetensors", "config.toml", "ledger.jsonl"):

@@ -133,7 +133,7 @@ def test_facts_read_off_the_data_are_said_aloud(tmp_path: Path) -> None:
     run, _ = _run(data, tmp_path / "run", SETTINGS)
     card = json.loads((run.folder / "card.json").read_text())
     assert card["adjacency"].startswith("zero-out")
-    assert card["public_facts"]["n"]["known"] == "read off the data"
+    assert card["public_facts"]["n"]["known"] == "read from the data"
 
 
 def test_a_declared_n_is_the_only_n(tmp_path: Path) -> None:

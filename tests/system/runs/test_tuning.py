@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from dpvision.cli.report import write_report
+from dpvision.cli.train import write_report
 from dpvision.core import accountant
 from dpvision.core.events import Composed, PoissonGaussian, Tuned, from_json
 from dpvision.core.keys import Key
@@ -24,9 +24,9 @@ from dpvision.private.accounts.accounts import choose
 from dpvision.private.training import stopping, train, tune
 from dpvision.private.training.charging import _trial_of
 from dpvision.released.model import load_model
-from dpvision.released.report import accounts, card, write
+from dpvision.released.report import card, guarantee, write
 from dpvision.settings.training import Config
-from dpvision.storage import leftovers, run_folder, safetensors
+from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import ledger_of
 from tests.one_thread import one_thread  # noqa: F401
 from tests.system.runs import commands
@@ -56,7 +56,9 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: TRIALS)
     found = prepared(parts)
     with monkeypatch.context() as patch:
-        patch.setattr(leftovers, "remove_folder", lambda trials: trials.exists() and trials.rename(tmp_path / "trials"))
+        patch.setattr(
+            run_folder, "remove_folder", lambda trials: trials.exists() and trials.rename(tmp_path / "trials")
+        )
         run = tune.proceed(found, tmp_path / "run")
     account = ledger_of(found.first.fingerprint).account()
     (charge,) = account.charges
@@ -95,7 +97,7 @@ def test_it_is_one_event_and_the_best_alone_is_released(
     }
     monkeypatch.setattr(stopping.Stopping, "draw", lambda _: 1)
     (run.operator / "trials.jsonl").unlink()
-    assert all(len(line["time"]) == 10 for line in accounts.ledger_lines(account)), "how long it took would tell"
+    assert all(len(line["time"]) == 10 for line in guarantee.ledger_lines(account)), "how long it took would tell"
     assert card(run, account) == made
     with pytest.raises(ConfigError, match="cannot be resumed"):
         train.reopen(run)

@@ -1,4 +1,4 @@
-"""Views, features and public inputs inside a training: still one clipped contribution for each unit, and the same bits."""
+"""Views, features and public inputs inside a training run: still one clipped contribution for each unit, and the same bits."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ import pytest
 from dpvision.core.keys import Key
 from dpvision.data import identify, load
 from dpvision.errors import DataError
-from dpvision.estimators import PrivateImageClassifier, PrivateRelease, raw_digests
+from dpvision.estimators import PrivateImageClassifier, PrivateRelease
 from dpvision.private.accounts.accounts import choose, read_accounts
 from dpvision.private.accounts.blocks import digest_blocks
+from dpvision.private.accounts.overlap import raw_digests
 from dpvision.private.statistics import release
 from dpvision.private.training import train
 from dpvision.public.provenance import pixel_digests, provenance_of, read_card_provenance, read_provenance
@@ -60,7 +61,7 @@ def test_what_began_with_a_fixed_key_is_never_called_private(
         for key in (tmp_path / "home" / "keys").glob("*.key"):
             Key.destroy(key)
     if what == "other software":
-        monkeypatch.setattr("dpvision.private.training.state.software", lambda: "another torch")
+        monkeypatch.setattr("dpvision.private.training.prepare.software", lambda *_, **__: "another torch")
     again = train.reopen(run, WAYS[way])
     assert not train.proceed(run, again).private
     account = ledger_of(again.fingerprint).account()

@@ -2,6 +2,8 @@
 
 The kernel for scaled dot products rounds by where a head's vectors start in memory. Vectors are padded with zeros to a
 multiple of 16 numbers, so that all of them start alike; the zeros change neither products nor results.
+
+On an accelerator they are two products with a softmax between: not every kernel that fuses the three is deterministic.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpvision.errors import UnsafeLayer
-from dpvision.private.engine.rules.linear import LANES
+from dpvision.private.engine.rules.linear import LANES, product_of_data
 from dpvision.private.engine.trace import ALWAYS, Data, Pass, per_unit, plain, rule_for
 
 ALWAYS |= {F.scaled_dot_product_attention}
@@ -39,6 +41,9 @@ def dot_product_attention(
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if attn_mask is not None or not all(isinstance(t, Data) for t in (query, key, value)):
         return per_unit(current, func, query, key, value, attn_mask, **options)
+    if current.batched and not is_causal and not enable_gqa and query.dim() == key.dim() == value.dim() > 2:
+        shares = torch.softmax(plain(product_of_data(current, query, key.mT)) * scale, dim=-1)
+        return product_of_data(current, shares, value)
     width = value.shape[-1]
     padded = (_padded(plain(t)) for t in (query, key, value))
     return func(*padded, **options)[..., :width]

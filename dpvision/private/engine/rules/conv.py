@@ -3,30 +3,37 @@
 A unit's weight gradient is computed in one of two ways, chosen from the shapes alone so that a run can be repeated:
 the library's own kernel over the unit's images, or a matrix product with the unfolded patches of a few images, which
 wins where filters are large, images small, or the stride is above 1 (measured in benchmarks/RESULTS.md).
+
+On an accelerator, all units' weight gradients are one batched product with all their patches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpvision.private.engine.rules.linear import sums_by_unit
+from dpvision.private.engine.rules.linear import MULTIPLIES_BF16, multiply, sums_by_unit
 from dpvision.private.engine.sinks import Sink
 from dpvision.private.engine.trace import ALIGNMENT, ALWAYS, Data, Pass, align, per_unit, plain, rule_for
 
 # Patches unfolded at a time, in bytes: what fits a core's own cache.
 PATCH_BYTES = 2 << 20
+# On an accelerator, where all units' patches are unfolded, as long as they fit.
+PATCH_BYTES_BATCHED = 1 << 30
 # From here on the library's kernel spends more time on rearranging its result than on computing it.
 LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
 # From this many output channels on, products are faster with them last in memory.
 MANY_CHANNELS = 256
 # The least number of images in a convolution: for filters of one position or one line, and for others.
-LEAST_BY_POINTS, LEAST_IMAGES = 16, 2
+MIN_BY_POINTS, MIN_IMAGES = 16, 2
 
 
 class _Conv(torch.autograd.Function):
@@ -37,7 +44,12 @@ class _Conv(torch.autograd.Function):
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
         one_row = len(x) == current.images  # per image: then a unit's views can lie next to each other
         ctx.waits = bool(one_row and sinks[0] and sinks[0].waits_for_views and weight.dim() == 4 and groups == 1)
-        y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
+        x, weight = current.rounded(x), current.rounded(weight)
+        if current.bf16 and x.device.type in MULTIPLIES_BF16 and x.dtype == torch.float32:
+            y = torch.ops.aten.convolution(x.bfloat16(), weight.bfloat16(), None, *arguments).float()
+            y = y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+        else:
+            y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
         kept = y.clone() if ctx.waits else None  # the model may change its output in place
         ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
         return y
@@ -52,19 +64,24 @@ class _Conv(torch.autograd.Function):
         sums = None
         if of_bias or (ctx.waits and bias is not None):
             sums = sums_by_unit(dy.flatten(2).transpose(1, 2), spans)
+        full, dy = dy, ctx.current.rounded(dy)
         if of_weight and ctx.waits:
-            views = of_weight.all_views(x, dy, y, None if bias is None else bias * sums)
+            views = of_weight.all_views(x, full, y, None if bias is None else bias * sums)
             if views is not None:
                 count = ctx.current.separate_views.count
                 of_all = [slice(s.start * count, s.stop * count) for s in spans]
-                _weight_gradients(of_weight, views[0], views[1], weight, of_all, ctx.options)
+                _weight_gradients(of_weight, views[0], ctx.current.rounded(views[1]), weight, of_all, ctx.options)
         elif of_weight:
             _weight_gradients(of_weight, x, dy, weight, spans, ctx.options)
         if of_bias:
             of_bias.put(sums)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _pad_batch(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
+            if ctx.current.bf16 and x.device.type in MULTIPLIES_BF16 and x.dtype == torch.float32:
+                dy, x, weight = (t.bfloat16() for t in (dy, x, weight))
+                dx = _backward(dy, x, weight, ctx.options, of_input=True).float()
+            else:
+                dx = _pad_batch(weight, lambda d, v: _backward(d, v, weight, ctx.options, of_input=True), dy, x)
         return dx, None, None, None, None, None
 
 
@@ -75,6 +92,9 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
         gradient = _backward(align(dy[spans[e]]), align(x[spans[e]]), weight, options, of_input=False)
         row.add_(gradient) if add else row.copy_(gradient)
 
+    if sink.current.batched:
+        sink.put_in_order(_batched(sink.current, x, dy, weight, len(spans), options), (0, *range(2, weight.dim()), 1))
+        return
     if weight.dim() != 4 or options[3] != 1 or not x.is_contiguous(memory_format=torch.channels_last):
         sink.write(whole)
         return
@@ -86,6 +106,41 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
         (by_patches if always or spans[e].stop - spans[e].start < few else whole)(e, row, add)
 
     sink.write(one, (2, 3, 1, 0) if weight.shape[0] >= MANY_CHANNELS else (0, 2, 3, 1))
+
+
+def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, options: Any) -> Tensor:
+    """Compute dW = D'U for all units, with U the patches under each output position; a part of them at a time.
+
+    Patches are copied out of a view that has them all: in one kernel, where F.unfold has one for each image.
+    """
+    stride, padding, dilation, groups = options
+    filters, channels, *kernel = weight.shape
+    x, dy = x.movedim(1, -1), dy.movedim(1, -1).contiguous().unflatten(0, (units, -1))
+    sides = [side for p in (0, *reversed(padding)) for side in (p, p)]
+    x = (F.pad(x, sides) if any(padding) else x).contiguous()
+    image, *steps, _ = x.stride()
+    size, positions = dy.shape[1], dy.shape[2:-1]
+    patch = math.prod(kernel) * channels
+    windows = x.as_strided(
+        (units, groups, size, *positions, *kernel, channels),
+        (size * image, channels, image, *map(mul, steps, stride), *map(mul, steps, dilation), 1),
+    )
+    of_image = groups * math.prod(positions) * patch * x.element_size()
+    views = max(1, min(size, PATCH_BYTES_BATCHED // max(1, of_image)))
+    # A divisor of the number of units: kernels are chosen by size, so each product is of the same number.
+    most = max(1, min(units, PATCH_BYTES_BATCHED // max(1, of_image * views)))
+    together = next(number for number in range(most, 0, -1) if units % number == 0)
+
+    def product(unit: int, view: int) -> Tensor:
+        part = slice(unit, unit + together), slice(view, view + views)
+        d = dy[part].flatten(1, -2).unflatten(2, (groups, -1)).permute(0, 2, 3, 1)
+        u = windows[part[0], :, part[1]].reshape(*d.shape[:2], -1, patch)
+        return multiply(d, u, current.bf16)
+
+    starts = range(0, size, views)
+    rows = [reduce(Tensor.add_, (product(unit, view) for view in starts)) for unit in range(0, units, together)]
+    found = torch.cat(rows) if len(rows) > 1 else rows[0]
+    return found.reshape(units, filters, *kernel, channels).movedim(-1, 2)
 
 
 def _by_patches(
@@ -144,11 +199,13 @@ def _pad_batch(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor
     with all axes, or all but one, of length 1. The layout stays the same, since kernels are chosen by it too. The
     result is never a view, so that the model may change it in place.
     """
+    if tensors[0].device.type != "cpu":  # where every pass has the same size
+        return function(*tensors)
     if tensors[0].dtype == torch.float64:
         return _in_float64(function, *tensors)
     count = len(tensors[0])
     kernel = list(weight.shape[2:])
-    least = LEAST_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else LEAST_IMAGES
+    least = MIN_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else MIN_IMAGES
     if count >= least:
         return function(*tensors)
     return function(*(_padded(t, least) for t in tensors))[:count].clone()

@@ -1,8 +1,8 @@
 """Elementwise operations: parameters that are broadcast to every image, and activation functions.
 
-A parameter that is added to, multiplied with or concatenated to every image (a scale, a class token, a position
+A parameter that is added to, multiplied with or concatenated with every image (a scale, a class token, a position
 embedding) is expanded to one copy per image, a view without memory of its own. The gradients of the copies, summed over
-a unit's images, are the unit's gradient, and the operation itself becomes an ordinary one among data.
+a unit's images, are the unit's gradient, and the operation itself becomes an ordinary operation on data.
 
 The kernels of some activation functions round the last few numbers of a tensor differently from the rest, so tensors
 are padded to whole vectors.
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.trace import ALWAYS, SPREADS, Data, Pass, Weight, per_unit, plain, rule_for
 
-# Tensors are padded to a multiple of this many numbers, more than any processor treats at once.
+# Tensors are padded to a multiple of this many numbers, more than any processor handles in one instruction.
 VECTOR = 64
 
 
@@ -34,7 +34,10 @@ class _Copies(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         spans = ctx.current.spans(dy, "a parameter that is broadcast to every image")
-        ctx.sink.put(torch.stack([dy[s].sum(0).view(ctx.shape) for s in spans]))
+        if ctx.current.batched:
+            ctx.sink.put(ctx.current.by_unit(dy).sum(1).view(-1, *ctx.shape))
+        else:
+            ctx.sink.put(torch.stack([dy[s].sum(0).view(ctx.shape) for s in spans]))
         return None, None, None, None
 
 
@@ -112,12 +115,14 @@ ALWAYS |= {*_FUNCTIONS, *_IN_PLACE}
 
 @rule_for(*_FUNCTIONS)
 def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply an activation function in the order of memory, to whole vectors, in the backward pass too."""
+    """Apply an activation function in memory order, to whole vectors, in the backward pass too."""
     if not isinstance(input, Data) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
         return per_unit(current, func, input, *args, **kwargs)
     if kwargs.pop("inplace", False):
         return plain(input).copy_(pointwise(current, func, input.clone(), *args, **kwargs))
     x, count = plain(input), input.numel()
+    if current.batched:
+        return func(x, *args, **kwargs)
     last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     ordered = x.permute(0, 2, 3, 1) if last else x
     flat = F.pad(ordered.reshape(-1), (0, -count % VECTOR)) if count % VECTOR else ordered.reshape(-1)
@@ -127,5 +132,5 @@ def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -
 
 @rule_for(*_IN_PLACE)
 def in_place(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply the form that leaves its input alone by its rule, and copy the result into the input."""
+    """Apply the rule of the out-of-place function, and copy the result into the input."""
     return plain(input).copy_(pointwise(current, _IN_PLACE[func], input.clone(), *args, **kwargs))

@@ -29,9 +29,22 @@ class _Embedding(torch.autograd.Function):
             gradient = torch.ops.aten.embedding_dense_backward(dy[spans[e]], where, ctx.rows, ctx.padding, False)
             row.add_(gradient) if add else row.copy_(gradient)
 
-        if ctx.sink is not None:
+        if ctx.sink is not None and ctx.current.batched:
+            ctx.sink.put(_all_units(dy, ctx.current.by_unit(indices), ctx.rows, ctx.padding))
+        elif ctx.sink is not None:
             ctx.sink.write(one)
         return None, None, None, None, None
+
+
+def _all_units(dy: Tensor, indices: Tensor, rows: int, padding: int) -> Tensor:
+    """Compute the gradients of all units as those of one table, in which each unit has rows of its own."""
+    units = len(indices)
+    first = torch.arange(0, units * rows, rows, device=indices.device).view(-1, *[1] * (indices.dim() - 1))
+    places = (indices + first).flatten(0, 1)
+    gradients = torch.ops.aten.embedding_dense_backward(dy, places, units * rows, -1, False).view(units, rows, -1)
+    if padding >= 0:
+        gradients[:, padding] = 0.0
+    return gradients
 
 
 ALWAYS |= {F.embedding}

@@ -101,7 +101,9 @@ def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any
             _warned.add(name)
             warnings.warn(f"{names} has no rule of its own: it is computed once per unit, which is slow.", stacklevel=2)
         name = names
-    elif in_place:
+    elif (
+        in_place or current.batched
+    ):  # on an accelerator every pass has the same size, so rounding by it does not matter
         return func(*plain(args), **plain(kwargs))
     if current.measures:
         return _measured(current, func, args, kwargs, leaves, name)

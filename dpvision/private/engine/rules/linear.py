@@ -8,6 +8,9 @@ tests/private/engine/test_place.py repeats it; `certify` tries the actual model 
 
     float32    at least 16 columns; a multiple of 16 where a matrix of its own has few rows or columns
     float64    a multiple of 16 rows and columns, the second factor never transposed
+
+On an accelerator, passes of one size take the place of all that (pass_size.py), and the gradients of all units are one
+batched product.
 """
 
 from __future__ import annotations
@@ -24,18 +27,34 @@ from dpvision.private.engine.trace import ALWAYS, Data, Pass, align, per_unit, p
 # Products of fewer multiplications than this are computed for many units at once.
 SMALL = 1 << 16
 # A product gives a row the same bits whatever the other rows are, if there are at least this many.
-LEAST_ROWS = 32
+MIN_ROWS = 32
 # The number of values that a kernel takes at once.
 LANES = 16
 
 
-def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
+# Devices that multiply numbers of bfloat16 and add up in float32; others multiply the rounded numbers as float32.
+MULTIPLIES_BF16 = ("cuda", "xpu")
+
+
+def multiply(a: Tensor, b: Tensor, bf16: bool) -> Tensor:
+    """Return (..., m, k) @ (..., k, n) on an accelerator; with `bf16`, of factors that are rounded already."""
+    if not bf16 or a.dtype != torch.float32 or a.device.type not in MULTIPLIES_BF16:
+        return a @ b
+    front = a.shape[:-2]
+    a, b = (t.bfloat16().reshape(-1, *t.shape[-2:]) for t in (a, b))
+    return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, front or (1,))[... if front else 0]
+
+
+def matrix_product(x: Tensor, matrix: Tensor, bf16: bool = False) -> Tensor:
     """Return x @ matrix over the last axis, each row with the same bits in any batch; never a view."""
     width, columns = matrix.shape
+    if x.device.type != "cpu":
+        product = multiply(x.reshape(-1, width), matrix, bf16)
+        return torch.ops.aten._unsafe_view(product, [*x.shape[:-1], columns])
     wide = x.dtype == torch.float64
     flat = x.reshape(-1, width).contiguous()
     count = len(flat)
-    more_rows = max(0, LEAST_ROWS - count)
+    more_rows = max(0, MIN_ROWS - count)
     more_rows += -(count + more_rows) % LANES if wide else 0
     more_columns = -columns % LANES if wide else max(0, LANES - columns)
     if more_rows:
@@ -52,11 +71,13 @@ def matrix_product(x: Tensor, matrix: Tensor) -> Tensor:
     return y
 
 
-def batched_product(a: Tensor, b: Tensor) -> Tensor:
+def batched_product(a: Tensor, b: Tensor, bf16: bool = False) -> Tensor:
     """Return (..., m, k) @ (..., k, n), where each matrix belongs to one unit and has the same bits at any position."""
     rows, columns = a.shape[-2], b.shape[-1]
     if a.shape[-1] == 1:
         return a * b  # one multiplication, one rounding
+    if a.device.type != "cpu":
+        return multiply(a, b, bf16)
     if a.dtype == torch.float64:
         more_rows, more_columns, b = -rows % LANES, -columns % LANES, b.contiguous()
     else:
@@ -73,36 +94,44 @@ class _BatchedProduct(torch.autograd.Function):
     """`batched_product`, also for both gradients; the axes in front of the last two must be the same."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, current: Pass) -> Tensor:
+        a, b, ctx.current = current.rounded(a), current.rounded(b), current
         ctx.save_for_backward(a, b)
-        return batched_product(a, b)
+        return batched_product(a, b, current.bf16)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        a, b = ctx.saved_tensors
-        of_a = batched_product(dy, b.mT) if ctx.needs_input_grad[0] else None
-        of_b = batched_product(a.mT, dy) if ctx.needs_input_grad[1] else None
-        return of_a, of_b
+        (a, b), dy, bf16 = ctx.saved_tensors, ctx.current.rounded(dy), ctx.current.bf16
+        of_a = batched_product(dy, b.mT, bf16) if ctx.needs_input_grad[0] else None
+        of_b = batched_product(a.mT, dy, bf16) if ctx.needs_input_grad[1] else None
+        return of_a, of_b, None
+
+
+def product_of_data(current: Pass, a: Any, b: Any) -> Any:
+    """Return the products of matrices of data, by their rule."""
+    return _BatchedProduct.apply(plain(a), plain(b), current).as_subclass(Data)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, current: Pass, sinks: Any) -> Tensor:
+        x, weight = current.rounded(x), current.rounded(weight)
         ctx.save_for_backward(x if sinks[0] else None, weight)
         ctx.current, ctx.sinks = current, sinks
-        y = matrix_product(x, weight.T)
+        y = matrix_product(x, weight.T, current.bf16)
         return y if bias is None else y + bias
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.sinks
-        spans = ctx.current.spans(dy, "linear")
-        if of_weight:
-            _weight_gradients(of_weight, x, dy, spans)
+        spans, bf16 = ctx.current.spans(dy, "linear"), ctx.current.bf16
         if of_bias:
             of_bias.put(sums_by_unit(dy.flatten(1, -2) if dy.dim() > 2 else dy.unsqueeze(1), spans))
-        return (matrix_product(dy, weight) if ctx.needs_input_grad[0] else None), None, None, None, None
+        dy = ctx.current.rounded(dy)
+        if of_weight:
+            _weight_gradients(of_weight, x, dy, spans)
+        return (matrix_product(dy, weight, bf16) if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> None:
@@ -118,8 +147,11 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
 
     def together(units: list[int], size: int) -> Tensor:
         d, a = (_stacked(t, spans, units, size * places) for t in (dy, x))
-        return batched_product(d.mT, a)
+        return batched_product(d.mT, a, sink.current.bf16)
 
+    if sink.current.batched:
+        sink.put(together(list(range(len(spans))), len(x) // len(spans)))
+        return
     groups = _by_size(spans)
     small = {size: units for size, units in groups.items() if size * places * inputs * outputs < SMALL}
     if not small:
@@ -155,6 +187,8 @@ def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) ->
 
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     """Sum (rows, T, p) over each unit's rows and over T, to (units, p)."""
+    if values.device.type != "cpu":  # where all units have equally many rows
+        return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
     groups = _by_size(spans)
     parts = {s: _stacked(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
     if len(parts) == 1:
@@ -186,5 +220,5 @@ def matmul(current: Pass, func: Any, input: Any, other: Any) -> Any:
     if isinstance(input, Data) and isinstance(other, Data) and input.dim() == other.dim() > 2:
         front = input.shape[:-2]
         if front == other.shape[:-2] and input.shape[-1] == other.shape[-2]:
-            return _BatchedProduct.apply(plain(input), plain(other))
+            return product_of_data(current, input, other)
     return per_unit(current, func, input, other)

@@ -12,6 +12,9 @@ shift summed over all images.
 
 Every operation is rounded separately (none are fused), and sums over positions have the same order in any batch: an
 image's results are bitwise identical whatever else is in the batch.
+
+On an accelerator, every GroupNorm is computed by such formulas, with x - mean in the place of x, in a few kernels for
+all units; LayerNorm's dx comes from torch's kernel, and dw and db are sums over each unit.
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ class _GroupNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Any, bias: Any, groups: int, eps: float, current: Pass, sinks: Any
     ) -> Tensor:
+        ctx.groups, ctx.current, ctx.sinks = groups, current, sinks
+        if current.batched:
+            y, *kept = normalise_groups(x, weight, bias, groups, eps)
+            ctx.save_for_backward(x, weight, *kept)
+            return y
         ctx.layout = _layout(x)
         x = x.contiguous(memory_format=ctx.layout)
         count, channels = x.shape[:2]
@@ -47,16 +55,17 @@ class _GroupNorm(torch.autograd.Function):
         else:
             y, mean, rstd = torch.native_group_norm(x, weight, bias, count, channels, x.shape[2:].numel(), groups, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
-        ctx.groups, ctx.current, ctx.sinks = groups, current, sinks
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
-        dy = dy.contiguous(memory_format=ctx.layout)
         spans = ctx.current.spans(dy, "GroupNorm")
-        if ctx.few:
-            dx, *both = few_channels_gradients(dy, x, mean, rstd, weight)
+        if not ctx.current.batched:
+            dy = dy.contiguous(memory_format=ctx.layout)
+        if ctx.current.batched or ctx.few:
+            compute = groups_gradients if ctx.current.batched else few_channels_gradients
+            dx, *both = compute(dy, x, mean, rstd, weight)
             for sink, gradients in zip(ctx.sinks, both, strict=True):
                 if sink is not None:
                     sink.put(sums_by_unit(gradients.unsqueeze(1), spans))
@@ -92,6 +101,13 @@ class _LayerNorm(torch.autograd.Function):
         kernel = torch.ops.aten.native_layer_norm_backward
         mask = [True, ctx.sinks[0] is not None, ctx.sinks[1] is not None]
         spans = ctx.current.spans(dy, "LayerNorm")
+        if ctx.current.batched:
+            dx = kernel(dy, x, ctx.shape, mean, rstd, weight, bias, [True, False, False])[0]
+            for sink, of_bias in zip(ctx.sinks, (False, True), strict=True):
+                if sink is not None:
+                    rows = dy if of_bias else (x - mean).mul_(rstd).mul_(dy)
+                    sink.put(ctx.current.by_unit(rows.reshape(len(dy), -1, *ctx.shape)).sum((1, 2)))
+            return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
         parts = [kernel(d, v, ctx.shape, m, r, weight, bias, mask) for d, v, m, r in _by_unit(spans, dy, x, mean, rstd)]
         dx = _gather(parts, ctx.sinks)
         return dx if ctx.needs_input_grad[0] else None, None, None, None, None, None, None
@@ -203,6 +219,42 @@ def few_channels_gradients(
         dx[piece] -= v * _by_channel(q.expand_as(total))
         dx[piece] += _by_channel(p.expand_as(total))
     return dx, dw, db
+
+
+def normalise_groups(x: Tensor, weight: Any, bias: Any, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, and the mean and the reciprocal standard deviation of each image and group, on an accelerator."""
+    v = _grouped(x, groups)
+    variance, mean = torch.var_mean(v, dim=(2, 3), correction=0, keepdim=True)
+    inverse = variance.add_(eps).rsqrt_()
+    scale = inverse if weight is None else inverse * weight.view(1, groups, -1, 1)
+    shift = mean * -scale if bias is None else torch.addcmul(bias.view(1, groups, -1, 1), mean, scale, value=-1)
+    return torch.addcmul(shift, v, scale).reshape(x.shape), mean, inverse
+
+
+def groups_gradients(
+    dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dx, and per-image dw and db: (images, channels); with u = (x - mean) / deviation,
+
+    dx = (w dy - mean(w dy) - mean(w dy u) u) / deviation, with means over each image and group.
+    """
+    groups = mean.shape[1]
+    d, centred = _grouped(dy, groups), _grouped(x, groups) - mean
+    total = d.sum(3, keepdim=True)
+    along = (d * centred).sum(3, keepdim=True).mul_(inverse)
+    w = 1.0 if weight is None else weight.view(1, groups, -1, 1)
+    of_mean, of_product = (
+        (t * w).sum(2, keepdim=True).mul_(inverse / (d.shape[2] * d.shape[3])) for t in (total, along)
+    )
+    dx = torch.addcmul(-of_mean, centred, of_product * inverse, value=-1)
+    return dx.addcmul_(d, inverse * w).reshape(x.shape), along.flatten(1), total.flatten(1)
+
+
+def _grouped(t: Tensor, groups: int) -> Tensor:
+    """View (images, channels, ...) as (images, groups, channels of a group, positions), in any order of memory."""
+    last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    flat = t.permute(0, 2, 3, 1).flatten(1, 2).mT if last else t.reshape(*t.shape[:2], -1)
+    return flat.unflatten(1, (groups, -1))
 
 
 def _pieces(x: Tensor) -> Iterator[slice]:

@@ -2,8 +2,7 @@
 
 synthesis.py    the methods by name; a method as the mechanism of a release; `synthesise` for features of your own
 embedding.py    mean embeddings by class, released once, and a generator that is fitted to them (DP-MERF and DP-HP)
-merf.py         DP-MERF: random Fourier features
-hermite.py      DP-HP: Hermite polynomials
+kernels.py      random Fourier features (DP-MERF), Hermite polynomials (DP-HP)
 p3gm.py         P3GM: private principal components, a mixture of Gaussians among them, and a decoder
 """
 

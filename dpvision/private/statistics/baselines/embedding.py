@@ -1,6 +1,6 @@
 """The mean embedding of each class, released once, and rows from a generator that is fitted to it.
 
-    released:  ( b sum_i phi(x_i) y_i^T,  c sum_i y_i ) + noise,    b^2 + c^2 = 1, y_i the class as 0 and 1
+    released:  ( b sum_i phi(x_i) y_i^T,  c sum_i y_i ) + noise,    b^2 + c^2 = 1, y_i the one-hot class
 
 Formal guarantee: every phi(x) is cut to length at most 1 and y has length 1, so one row more moves the released vector
 by at most sqrt(b^2 |phi|^2 |y|^2 + c^2 |y|^2) <= 1, the sensitivity. The event is Gaussian(sigma, 1). phi is drawn
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
-from dpvision.errors import ConfigError
+from dpvision.private.statistics.ranges import check_ranges
 from dpvision.private.statistics.row_sums import AddNoise
 from dpvision.released.moments import floor_counts
 
@@ -47,6 +47,7 @@ class MeanEmbedding(ABC):
 
     title: ClassVar[str]
     rows_are: ClassVar[str]
+    releases: ClassVar[int] = 1
     balanced: bool
     counts_share: float
     steps: int
@@ -57,17 +58,11 @@ class MeanEmbedding(ABC):
     nonnegative: bool
 
     def __post_init__(self) -> None:
-        require_whole(steps=self.steps, batch=self.batch, code=self.code, hidden=self.hidden)
-        require_positive(rate=self.rate)
-        require_between_0_and_1(counts_share=self.counts_share)
+        check_ranges(self)
 
     @abstractmethod
     def phi(self, *, width: int, seed: int) -> Phi:
         """The embedding of rows with `width` features."""
-
-    @property
-    def releases(self) -> int:
-        return 1
 
     def check(self, *, width: int) -> None:  # noqa: B027  # any width is fine, unless a method refuses it
         """Refuse rows that the settings do not fit."""
@@ -160,22 +155,3 @@ def generate(
         with torch.no_grad():
             parts = [generator(torch.randn(len(part), method.code), part) for part in y.split(AT_A_TIME)]
     return torch.cat(parts).numpy(), y.numpy()
-
-
-def require_whole(least: int = 1, **values: Any) -> None:
-    """Refuse, by their names, settings that are not whole numbers of at least `least`."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least {least}.")
-
-
-def require_positive(**values: Any) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, int | float) and 0 < value < float("inf")):
-            raise ConfigError(f"{name} is {value!r}: it must be a finite number above 0.")
-
-
-def require_between_0_and_1(**values: Any) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, int | float) and 0 < value < 1):
-            raise ConfigError(f"{name} is {value!r}: it must be between 0 and 1.")

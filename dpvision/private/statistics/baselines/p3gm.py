@@ -40,14 +40,15 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dpvision.core.rows import AT_A_TIME, SHORTER, BoundedSum, Floats, Rows, lengths
 from dpvision.errors import ConfigError
 from dpvision.private.engine import ClippedSum
-from dpvision.private.statistics.baselines.embedding import allocate, require_positive, require_whole
+from dpvision.private.statistics.baselines.embedding import allocate
 from dpvision.private.statistics.logistic import softmax
+from dpvision.private.statistics.ranges import check_ranges, positive, whole
 from dpvision.private.statistics.row_sums import AddNoise, second_moment, to_matrix, to_vector
 from dpvision.released.moments import floor_counts
 
 A2, B2, C2 = 0.5, 0.45, 0.05
 # The least variance of a component in any direction, where rows have length 1.
-LEAST_VARIANCE = 1e-5
+MIN_VARIANCE = 1e-5
 # Rows that the decoder is given at a time.
 DECODER_BLOCK = 2048
 
@@ -63,21 +64,19 @@ class P3GM:
     rows_are: ClassVar[str] = (
         "drawn with public randomness from a noisy Gaussian for each class, among noisy principal components"
     )
-    latent: int = 20
-    components: int = 1
-    rounds: int = 0
+    latent: int = whole(20)
+    components: int = whole(1)
+    rounds: int = whole(0, least=0)
     shared: bool = False
-    repeats: int = 1
-    steps: int = 0
-    rate: float = 3e-3
-    clip: float = 0.5
-    hidden: int = 100
+    repeats: int = whole(1)
+    steps: int = whole(0, least=0)
+    rate: float = positive(3e-3)
+    clip: float = positive(0.5)
+    hidden: int = whole(100)
     nonnegative: bool = False
 
     def __post_init__(self) -> None:
-        require_whole(0, rounds=self.rounds, steps=self.steps)
-        require_whole(latent=self.latent, components=self.components, repeats=self.repeats, hidden=self.hidden)
-        require_positive(rate=self.rate, clip=self.clip)
+        check_ranges(self)
         if (self.components > 1) != (self.rounds > 0):
             raise ConfigError("components and rounds: more than one component needs rounds, and one needs none.")
 
@@ -176,7 +175,7 @@ class Mixture:
         return Mixture(
             np.repeat(self.shares / parts, parts),
             means.reshape(-1, self.means.shape[1]),
-            np.maximum(np.repeat(self.values, parts, axis=0) / parts**2, LEAST_VARIANCE),
+            np.maximum(np.repeat(self.values, parts, axis=0) / parts**2, MIN_VARIANCE),
             np.repeat(self.vectors, parts, axis=0),
             self.classes,
         )
@@ -200,7 +199,7 @@ def from_moments(noisy: Floats, *, width: int, classes: int, n: int, noise: floa
     """The mixture of a round's noisy sum; `noise` is its standard deviation, and `shared` asks for one covariance.
 
     The noise of a covariance has eigenvalues of up to sqrt(2 q) times its standard deviation, a public number. It is
-    subtracted from all eigenvalues, and what falls below LEAST_VARIANCE is set to that.
+    subtracted from all eigenvalues, and what falls below MIN_VARIANCE is set to that.
     """
     a, b, c = math.sqrt(A2), math.sqrt(B2), math.sqrt(C2)
     size, groups = width * (width + 1) // 2, noisy.shape[1]
@@ -216,7 +215,7 @@ def from_moments(noisy: Floats, *, width: int, classes: int, n: int, noise: floa
         spreads = np.full(groups, np.linalg.norm(shares * spreads))
     values, vectors = np.linalg.eigh(covariances)
     floor = math.sqrt(2.0 * width) * spreads[:, None]
-    return Mixture(shares, means, np.maximum(values - floor, LEAST_VARIANCE), vectors, classes)
+    return Mixture(shares, means, np.maximum(values - floor, MIN_VARIANCE), vectors, classes)
 
 
 def fit_decoder(

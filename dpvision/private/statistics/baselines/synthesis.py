@@ -1,7 +1,7 @@
 """Synthetic rows from private ones by a published method: as the mechanism of a release, or for features of your own.
 
 Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
-public function of each image alone, the synthetic rows and all that was computed on the way to them satisfy the
+public function of each image alone, the synthetic rows and everything that was computed on the way to them satisfy the
 guarantee of the event, Gaussian(sigma, releases), which is charged to the ledger, on the disk, before the first noise
 is drawn. The private rows are read only by the sums that the gate gets, `method.releases` of them, each with its own
 sensitivity (embedding.py, p3gm.py). What is drawn from the seed (random features, latent points) is public; what is
@@ -31,8 +31,7 @@ from dpvision.core.rows import Rows
 from dpvision.core.sampling import EveryRecord
 from dpvision.errors import ConfigError
 from dpvision.private.accounts.overlap import NOTHING, Sketch
-from dpvision.private.statistics.baselines.hermite import Hermite
-from dpvision.private.statistics.baselines.merf import Merf
+from dpvision.private.statistics.baselines.kernels import Hermite, Merf
 from dpvision.private.statistics.baselines.p3gm import P3GM
 from dpvision.private.statistics.charge import Charged, charge_fit, public_count
 from dpvision.private.statistics.mechanism import AT_A_TIME, CLASS_NUMBERS, Description, Output, release_name

@@ -15,8 +15,7 @@ import torch
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows
 from dpvision.private.statistics.baselines import embedding, p3gm
 from dpvision.private.statistics.baselines.embedding import embedded_sum, within_length_1
-from dpvision.private.statistics.baselines.hermite import HermiteFeatures, hermite
-from dpvision.private.statistics.baselines.merf import FourierFeatures
+from dpvision.private.statistics.baselines.kernels import FourierFeatures, HermiteFeatures, hermite
 from dpvision.private.statistics.baselines.synthesis import setup_method
 from tests.one_thread import one_thread
 from tests.private.statistics.baselines.cases import RELEASES, SETTINGS

@@ -69,7 +69,7 @@ def test_release_then_features_then_a_classifier_of_ones_own(run: Run, tmp_path:
     code, out, err = run("ledger", "digits", "--json")
     assert code == 0 and 7.9 < json.loads(out)["spent"] <= 8, err
     code, _, err = run("train", "digits", "--epsilon", 1, "--steps", 3, "--out", "run")
-    assert code == 4 and "budget" in err, "a training on the same images has the same account"
+    assert code == 4 and "budget" in err, "a training run on the same images has the same account"
     assert not Path("run").exists()
 
 

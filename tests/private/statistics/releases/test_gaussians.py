@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpvision.released.moments import LEAST_RIDGE, ClassMoments, class_means
+from dpvision.released.moments import MIN_RIDGE, ClassMoments, class_means
 from tests.private.statistics.releases.charged import CLASSES, WIDTH, data, rows_of
 
 DRAWN = 60_000
@@ -29,7 +29,7 @@ def test_without_noise_rows_are_as_the_records_were() -> None:
     assert np.allclose(moments.means, wanted, atol=1e-6), "nothing is drawn in where there is no noise"
     assert np.allclose(found, wanted, atol=0.01)
     assert np.allclose(np.bincount(classes) / DRAWN, np.bincount(labels) / len(labels), atol=0.01)
-    within = np.cov(rows.x - wanted[labels], rowvar=False, bias=True) + LEAST_RIDGE * np.eye(WIDTH)
+    within = np.cov(rows.x - wanted[labels], rowvar=False, bias=True) + MIN_RIDGE * np.eye(WIDTH)
     assert np.allclose(np.cov(features - found[classes], rowvar=False), within, atol=0.1 * within.max())
     values, vectors = moments.spread
     assert np.allclose(vectors * values @ vectors.T, within, atol=1e-7)

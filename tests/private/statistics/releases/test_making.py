@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from threadpoolctl import threadpool_limits
 
 from dpvision.core import accountant, noise
 from dpvision.core import files as atomic
@@ -23,7 +25,7 @@ from dpvision.released import report
 from dpvision.released.folder import read_arrays, read_rows
 from dpvision.settings.recipes import RELEASES
 from dpvision.settings.recipes import recipe as training_recipe
-from dpvision.storage.home import ledger_of
+from dpvision.storage.home import count_threads, ledger_of
 from tests.private.statistics.releases.small import files, made, small
 
 pytestmark = pytest.mark.usefixtures("small_home")
@@ -124,6 +126,40 @@ def test_after_a_crash_the_same_bits_come_and_nothing_is_charged_again(
         assert len(_account(prepared).charges) == 2 + number
         again = files(tmp_path / f"again {number}")
         assert again["rows-00000.safetensors"] != found["rows-00000.safetensors"], "fresh noise"
+
+
+@pytest.mark.parametrize("recipe", ["moments", "p3gm"])
+def test_after_a_crash_it_is_made_with_the_threads_that_it_began_with(
+    recipe: str, tmp_path: Path, small_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other numbers of threads round sums differently: under the same noise, that would show."""
+    prepared, add, seen = prepare("digits", small(recipe)), noise.add_noise, list[dict[str, int]]()
+    began = {"torch": torch.get_num_threads(), "blas": 3}
+
+    def crash(*_: Any, **__: Any) -> None:
+        seen.append(count_threads())
+        raise KeyboardInterrupt
+
+    def watched(*given: Any, **named: Any) -> Any:
+        seen.append(count_threads())
+        return add(*given, **named)
+
+    with threadpool_limits(3, user_api="blas"), monkeypatch.context() as patch:
+        patch.setattr(noise, "add_noise", crash)
+        with pytest.raises(KeyboardInterrupt):
+            make(prepared, tmp_path / "out")
+    (record,) = (small_home / "keys").glob("*.threads")
+    monkeypatch.setattr(noise, "add_noise", watched)
+    with threadpool_limits(1, user_api="blas"):
+        record.rename(tmp_path / "record")
+        with pytest.raises(PrivacyError, match=r"not on record, .* Fix: begin again"):
+            make(prepared, tmp_path / "out")
+        assert len(seen) == 1, "no noise"
+        (tmp_path / "record").rename(record)
+        make(prepared, tmp_path / "out")
+        assert count_threads()["blas"] == 1, "as before, afterwards"
+    assert len(seen) > 1 and all(threads == began for threads in seen)
+    assert not record.exists() and len(_account(prepared).charges) == 1
 
 
 def test_after_a_crash_other_settings_do_not_find_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

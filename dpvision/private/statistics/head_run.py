@@ -1,0 +1,265 @@
+"""A run that fits a private head to features from an .npz file: `dpvision train FEATURES.npz`, from top to bottom.
+
+    prepare    read the rows, complete the settings from public numbers; nothing is charged
+    run        create the run folder and its key, charge the accounts, fit (setup.py), write what may be released
+
+Each row is scaled to length 1. The first noisy sum is the mean row, which is subtracted from every row; after that the
+method of `fit_head` runs. The result has the files of any run, so report, eval, predict and board read it.
+
+Formal guarantee: that of head.py. Every account that has some of these rows, found by digests of each row
+(accounts.py), is charged, on the disk, before the first noise is drawn. The id of the charge, which also names the
+noise, is a secret function of rows, settings and software. A run that was killed is fitted again from the start under
+its own key: the id and the noise are the same, so nothing is charged twice. It computes with the numbers of
+threads that it began with, since others round sums differently. Other rows are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpvision.core import accountant, files
+from dpvision.core.account import Charge
+from dpvision.core.events import Budget, Gaussian, to_json
+from dpvision.core.gate import Gate
+from dpvision.core.keys import Key
+from dpvision.core.rows import Rows
+from dpvision.core.sampling import EveryRecord
+from dpvision.data import Dataset, Split, identify, load_rows
+from dpvision.errors import ConfigError, DataError, PrivacyError
+from dpvision.models.device import find_device
+from dpvision.models.head_on_features import HeadOnFeatures
+from dpvision.models.inputs import Inputs, predict_classes
+from dpvision.private.accounts import overlap
+from dpvision.private.accounts.accounts import Accounts, choose, read_accounts
+from dpvision.private.statistics.charge import name_fit
+from dpvision.private.statistics.setup import HeadSetup
+from dpvision.private.training.public_inputs import PublicInputs, require_every_class
+from dpvision.private.training.state import State
+from dpvision.private.training.train import Outcome, facts_of, require_same_data
+from dpvision.released import evaluation, report
+from dpvision.settings.recipes import recipe
+from dpvision.settings.setting import to_dict
+from dpvision.settings.training import HEAD_ON_FEATURES, Config
+from dpvision.storage import run_folder, safetensors
+from dpvision.storage.home import computing, count_threads, use_threads
+
+# What can be asked for; everything else about a head follows from these and from public numbers.
+ASKED = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
+ASKED |= {"licence", "public_licence", "device"}  # it is computed by the host, in float64
+NAMES = {"descent": "gd", "newton": "newton", "moments": "moments", "lda": "lda"}
+# lda: images, times epsilon, for each column of the features from which a private covariance is better than none. (On
+# pixels of MNIST, 784 columns: 84% against 82% at 8, 87% against 82% at 38; of digits, 64 columns: 87% against 90% at
+# 22, 93% against 91% at 67.)
+ENOUGH_FOR_COVARIANCE = 30
+
+
+@dataclass(frozen=True)
+class PreparedHead:
+    """A head before it is fitted: the private rows, the complete settings, and public rows where there are some."""
+
+    source: str
+    data: Dataset
+    config: Config
+    read_off: tuple[str, ...]
+    fingerprint: str
+    in_order: str
+    sketch: overlap.Sketch
+    public: PublicInputs
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return 1, 1, self.data.train.images.shape[2]
+
+    @property
+    def setup(self) -> HeadSetup:
+        """The method with its settings; each follows from public numbers."""
+        config, own = self.config, dict[str, Any]()
+        assert config.head and config.steps and config.n  # complete
+        if config.head in ("descent", "newton"):
+            keep = "last" if config.release == "last" else "average"
+            own = {"steps": config.steps - 1, "clip": config.clip, "keep": keep}
+        elif config.head == "lda":
+            enough = config.n * config.epsilon > ENOUGH_FOR_COVARIANCE * self.shape[2]
+            own = {"covariance": "public" if self.public.images else "private" if enough else "none"}
+        return HeadSetup.of(NAMES[config.head], {"unit": True, "centre": True, **own})
+
+    def event(self) -> Gaussian:
+        assert self.config.sigma and self.config.steps  # complete
+        return Gaussian(self.config.sigma, self.config.steps)
+
+
+def prepare(source: str, config: Config) -> PreparedHead:
+    """Read the rows and complete the settings. A fact that was not declared is read from the data and named."""
+    if config.model != HEAD_ON_FEATURES:  # the settings of a run that began are complete
+        usual = vars(recipe("default", epsilon=config.epsilon))
+        for name in sorted(k for k, v in vars(config).items() if k not in ASKED and v != usual[k]):
+            raise ConfigError(f"{name.replace('_', '-')}: does not apply to a head on features. Fix: leave it out.")
+    find_device(config.device)  # one that is not there is refused, although a head is computed by the host
+    config = replace(config, device="cpu")
+    data = load_rows(source, classes=config.classes)
+    read_off = (*data.inferred, "number of features", *(() if config.n else ("number of images",)))
+    complete = replace(config, head=config.head or "auto").complete(len(data.train))
+    require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add rows")
+    fingerprint, in_order, digests = identify(data.train)
+    sketch = overlap.sketch_rows(data.train.images, digests)
+    public = _read_public(complete, data, sketch)
+    return PreparedHead(source, data, complete, read_off, fingerprint, in_order, sketch, public)
+
+
+def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> PublicInputs:
+    """Read public rows, none of which may be among the private ones or on an account."""
+    if not config.synthetic:
+        return PublicInputs()
+    split = load_rows(config.synthetic, classes=list(data.classes)).train
+    if split.images.shape[2] != data.train.images.shape[2]:
+        raise DataError(
+            f"{config.synthetic}: its rows have {split.images.shape[2]:,} columns, and those of {data.name} "
+            f"{data.train.images.shape[2]:,}. Fix: features by the same encoder."
+        )
+    _, in_order, digests = identify(split)
+    sketch = overlap.sketch_rows(split.images, digests)
+    if overlap.has_some_of(sketch, private) or overlap.find("", sketch):
+        raise ConfigError(
+            f"{config.synthetic}: some of its rows are private here, or on an account of the ledger, so they are not "
+            "public. Fix: features of images that were made or collected without the private data."
+        )
+    entry = {"file": Path(config.synthetic).name, "digest": in_order, "images": len(split)}
+    return PublicInputs({"synthetic": entry}, split, config.synthetic)
+
+
+def rows_of(split: Split) -> NDArray[np.float32]:
+    """The (N, d) rows of a split of features."""
+    return np.asarray(split.images).reshape(len(split), -1)
+
+
+def run(
+    prepared: PreparedHead,
+    to: Path | run_folder.Run,
+    *,
+    test_key: str | None = None,
+    accounts: Accounts | None = None,
+) -> Outcome:
+    """Charge, fit and release in a new folder, or finish a run that was stopped."""
+    run = to if isinstance(to, run_folder.Run) else _begin(prepared, to, test_key, accounts)
+    with run_folder.only_one(run):
+        return _proceed(run, prepared, resumed=run is to)
+
+
+def reopen(run: run_folder.Run) -> PreparedHead:
+    """Prepare a run that was stopped again, with its own settings and data."""
+    header = safetensors.read(run.state).header
+    return prepare(run_folder.fact(run.facts(), "data", str), State.config_of(header, run.state))
+
+
+def _begin(prepared: PreparedHead, folder: Path, test_key: str | None, accounts: Accounts | None) -> run_folder.Run:
+    """Create the run folder. The key is on the disk before it, and nothing is charged yet."""
+    run_folder.require_free(folder)
+    accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
+    accounts.require_room(prepared.event(), prepared.config)
+    private_rows(prepared)  # refuses what cannot be fitted
+    key, name = Key.for_tests(test_key) if test_key else Key.fresh(), secrets.token_hex(8)
+    key.write(run_folder.key_path(name))
+    facts = {**facts_of(prepared, secrets.token_hex(6), accounts), "head": True, "complete": False}
+    facts["head_threads"] = count_threads()
+    header = {"key": name, "config": json.dumps(to_dict(prepared.config), sort_keys=True)}
+    state = safetensors.dump({"none": torch.zeros(1)}, header, sign=key.sign)
+    return run_folder.create(folder, prepared.config, facts, state)
+
+
+def private_rows(prepared: PreparedHead) -> tuple[Rows, Rows | None]:
+    """The prepared rows, and those of public images for a method that needs them."""
+    setup, public = prepared.setup, prepared.public.images
+    rows = Rows.of(
+        rows_of(prepared.data.train),
+        prepared.data.train.labels,
+        setup.preparation,
+        classes=len(prepared.data.classes),
+    )
+    return rows, setup.public_rows(None if public is None else rows_of(public), width=rows.width)
+
+
+def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> Outcome:
+    began, facts, config = time.monotonic(), run.facts(), prepared.config
+    require_same_data(facts, prepared)
+    header = safetensors.read(run.state).header
+    place = run_folder.key_path(header.get("key", ""))
+    if facts.get("complete") is True:
+        Key.destroy(place)
+        return _outcome(run, prepared, private=facts.get("private") is True, seconds=0.0)
+    key = Key.read(place)
+    if key is None or header.get("signature") != key.sign(header["digest"]):
+        raise PrivacyError(f"{run.folder}: its key is gone, or its state is of another run. Fix: a new run.")
+    with use_threads(facts.get("head_threads"), resumed=resumed):
+        rows, public = private_rows(prepared)
+        event, setup, n = prepared.event(), prepared.setup, int(config.n or 0)
+        arrays = (rows.x, rows.labels, *((public.x,) if public else ()))
+        numbers = f"{n} {rows.classes} {computing()}".rstrip()
+        id = name_fit(setup, key, event, purpose="name of a head", numbers=numbers, arrays=arrays)
+        charged, accounts = read_accounts(facts).charge(
+            event,
+            Budget(config.budget or config.epsilon, config.delta),
+            fingerprint=prepared.fingerprint,
+            sketch=prepared.sketch,
+            id=id,
+            run=run_folder.fact(facts, "run", str),
+            private=key.private,
+        )
+        # On the disk from here on.
+        facts["accounts"] = accounts.to_facts()
+        run.write_facts(facts)
+        gate = Gate(charged, key, EveryRecord(event.count), name=id)
+        weight, bias, centre = setup.fit(rows, n=n, sigma=gate.sigma, add_noise=gate.next, public=public)
+    model = HeadOnFeatures(rows.width, rows.classes)
+    for name, values in {"weight": weight, "bias": bias, "centre": centre}.items():
+        if values is not None:
+            model.get_parameter(name).copy_(torch.from_numpy(values))
+    _release(run, prepared, model, charged, facts)
+    Key.destroy(place)
+    return _outcome(run, prepared, private=charged.private, seconds=time.monotonic() - began)
+
+
+def _release(
+    run: run_folder.Run, prepared: PreparedHead, model: HeadOnFeatures, charged: Charge, facts: dict[str, Any]
+) -> None:
+    """Write what may be released, then mark the run complete."""
+    config, classes, test = prepared.config, prepared.data.classes, prepared.data.test
+    done = {"complete": True, "event": to_json(charged.event), "private": charged.private}
+    header = {
+        "format": "dpvision-weights-1",
+        "model": HEAD_ON_FEATURES,
+        "shape": json.dumps(list(prepared.shape)),
+        "classes": json.dumps(list(classes)),
+        "config": config.hash(),
+        "unit": config.unit,
+        "event": json.dumps(to_json(charged.event)),
+        "delta": repr(config.delta),
+        "private": "yes" if charged.private else run_folder.NOT_PRIVATE,
+        "card": json.dumps(
+            report.on_weights({**facts, **done}, config.without_folders()), sort_keys=True, allow_nan=False
+        ),
+    }
+    files.write(run.weights, safetensors.dump(model.state_dict(), header), mode=0o644)
+    line: dict[str, Any] = {"step": config.steps, "epsilon": accountant.epsilon(charged.event, config.delta)}
+    if test is not None:
+        guesses, chances = predict_classes(model, Inputs(test, rows_of(test)))
+        digest = safetensors.read(run.weights).header["digest"]
+        evaluation.write(run.folder, test, guesses, chances, classes=len(classes), weights=digest, examples=0)
+        accuracy = float((guesses == np.asarray(test.labels)).mean())
+        line |= {"test_accuracy_ema": accuracy, "test_accuracy_last": accuracy}  # a head has one set of weights
+    files.write(run.metrics, json.dumps(line) + "\n", mode=0o644)
+    run.write_config(config)
+    run.write_facts({**facts, **done})
+
+
+def _outcome(run: run_folder.Run, prepared: PreparedHead, *, private: bool, seconds: float) -> Outcome:
+    last: dict[str, Any] = next(reversed(run_folder.read_lines(run.metrics)), {})
+    return Outcome(run, True, prepared.event(), last.get("test_accuracy_ema"), seconds, private)
