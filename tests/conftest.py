@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,19 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DPVISION_HOME", str(home))
     monkeypatch.delenv("DPVISION_TEST_KEY", raising=False)
     return home
+
+
+@pytest.fixture(autouse=True)
+def arithmetic() -> Iterator[None]:
+    """Reset what a verb on a device sets for the whole process (dpvision/models/device.py), a module's fixtures included."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    cudnn: Any = torch.backends.cudnn
+    cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
+    cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = "tf32", "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 @pytest.fixture

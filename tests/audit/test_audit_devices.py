@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +30,6 @@ DEVICE = "standin:0"
 
 def _run(*words: str | Path) -> None:
     app([str(w) for w in words], exit_on_error=False, print_error=False, result_action="return_value")
-
-
-@pytest.fixture(autouse=True)
-def arithmetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a verb sets for the device is reset after the test."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture(scope="module")

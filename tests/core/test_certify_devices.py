@@ -25,15 +25,11 @@ SHAPE = (1, 8, 8)
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Leave torch's flags, which an engine on an accelerator sets, as they were."""
-    flags = torch.utils.deterministic
-    deterministic, fill = torch.are_deterministic_algorithms_enabled(), flags.fill_uninitialized_memory
+def without_warnings() -> Iterator[None]:
+    """Ignore the warnings about what is computed once per unit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    torch.use_deterministic_algorithms(deterministic)
-    flags.fill_uninitialized_memory = fill
 
 
 def _network(*more: nn.Module) -> nn.Module:

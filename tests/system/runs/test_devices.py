@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,13 +52,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "mirror": {"assist": "mirror", **PUBLIC},
     "adadps": {"assist": "adadps", **PUBLIC},
 }
-
-
-@pytest.fixture(autouse=True)
-def arithmetic_as_before() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
 
 
 @pytest.fixture(scope="module")
