@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 DELTA = 1e-5
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1.2e-5, 1e-6, 1.2e-7)
 LOSSES = np.linspace(-14.0, 16.0, 6001)
+FINENESS = 1.001  # of the noise that the attacker searches
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,22 @@ def gaussian_left(first: Event, epsilon: float) -> float:
 
 @lru_cache(maxsize=4096)
 def accepted_noise(rate: float, left: float, number: int) -> float:
-    """The least noise of one release at this rate that the ledger accepts with so much left, as a later one."""
-    low, high = math.log(0.02), math.log(1e4)
-    for _ in range(16):
-        middle = (low + high) / 2
-        later = adaptive.dominate_later(PoissonGaussian(rate, math.exp(middle), 1), delta=DELTA, number=number)
-        low, high = (low, middle) if later.sigma**-2 <= left else (middle, high)
-    return math.exp(high)
+    """The least noise of one release at this rate, as a later one, that the ledger accepts with `left` of precision.
+
+    It is searched among powers of FINENESS, so that searches for other values of `left` share what is expensive.
+    """
+    low, high = (math.ceil(math.log(end) / math.log(FINENESS)) for end in (0.02, 1e4))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _precision(rate, middle, number) <= left else (middle, high)
+    return FINENESS**high
+
+
+@cache
+def _precision(rate: float, power: int, number: int) -> float:
+    """1/sigma^2 of the Gaussian that stands in the ledger for one release at this rate with noise FINENESS^power."""
+    event = PoissonGaussian(rate, FINENESS**power, 1)
+    return adaptive.dominate_later(event, delta=DELTA, number=number).sigma ** -2
 
 
 def best_last(steps: Sequence[Step], epsilon: float) -> Floats:
