@@ -20,8 +20,8 @@ from dpvision.core.events import (
     Later,
     PoissonGaussian,
     Tuned,
+    fixed_delta,
     from_json,
-    given_up,
     parts,
     to_json,
 )
@@ -91,7 +91,7 @@ def test_both_accountants_agree_and_the_leak_is_in_delta() -> None:
     both = adaptive.compose((TRAINING, EVENTS["rare"]), DELTA)
     assert isinstance(both, Adaptive) and parts(both) == (TRAINING, EVENTS["rare"])
     assert quick.epsilon(both, DELTA) == pytest.approx(accountant.epsilon(both, DELTA), rel=2e-3)
-    assert given_up(both) == adaptive.reserve(DELTA)
+    assert fixed_delta(both) == adaptive.reserve(DELTA)
     assert accountant.delta(both, 50.0) >= adaptive.reserve(DELTA)
     assert from_json(to_json(both)) == both and "chosen later" in describe(both)
 

@@ -107,7 +107,7 @@ def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
         ledger.plan(tuned, run="r")
     ledger.spend(tuned, id="a", run="r")
     ledger.spend(tuned, id="b", run="r")
-    with pytest.raises(BudgetSpent, match=r"may give up 2.5e-07 for good in all.*smaller --delta"):
+    with pytest.raises(BudgetSpent, match=r"may use up 2.5e-07 of delta.*smaller --delta"):
         ledger.spend(tuned, id="c", run="r")
     with pytest.raises(BudgetSpent, match=r"delta of 9.8e-06 for good.*Fix: a larger --delta"):
         ledger.set_budget(Budget(20.0, 4e-6))
