@@ -101,7 +101,8 @@ def certify(
             trial.require_outputs()
             trial.require_loss_of_outputs()
             trial.equals_specification()
-        trial.places_do_not_matter()
+        for size in dict.fromkeys(views) if _device_of(model).type != "cpu" else ():
+            trial.places_do_not_matter(size)
         trial.units_are_apart()
 
 
@@ -245,14 +246,6 @@ class _Trial:
             result, units = result - contribution, [units[0], *units[2:]]
         _require_close(self._wide, result, self._specified(units, style, public), engine)
 
-    def places_do_not_matter(self) -> None:
-        """On an accelerator, in full passes of units of each size, require equal bits for equal units at any position.
-
-        Running out of memory and nondeterministic kernels also surface here.
-        """
-        for size in dict.fromkeys(self.views) if self._device.type != "cpu" else ():
-            self._try_places(size)
-
     def digest(self) -> str:
         """Return a digest of the inner products of full passes: it identifies how the device rounds this model."""
         digest = hashlib.blake2b(digest_size=8)
@@ -273,7 +266,11 @@ class _Trial:
         images, targets = (t.unflatten(0, (kinds, size)) for t in self._images(size * kinds, 0.0, self._dtype))
         return engine, public, direction, images, targets, units
 
-    def _try_places(self, size: int) -> None:
+    def places_do_not_matter(self, size: int) -> None:
+        """In full passes of units of this size, require equal bits for equal units at any position.
+
+        Running out of memory and nondeterministic kernels also surface here.
+        """
         engine, public, direction, images, targets, units = self._full_pass(size)
         kinds = len(images)
 
@@ -306,7 +303,7 @@ class _Trial:
         if not torch.equal(result, expected):
             raise UnsafeLayer(
                 f"device {self._device}: a unit's gradient has different bits {where}, so adding one unit could move "
-                "all others. Either a layer mixes the examples of a batch, or a kernel rounds by position or at random. "
+                "all others. Either a layer mixes the examples of a batch, or a kernel rounds by position or randomly. "
                 "Fix: --device cpu, or another --precision."
             )
 
@@ -456,28 +453,20 @@ def _explain_failures(model: nn.Module, shape: tuple[int, ...]) -> Iterator[None
 
 def _without_deterministic_kernel(model: nn.Module, shape: tuple[int, ...]) -> str:
     """Name the first module, inner ones first, whose own backward pass has no deterministic kernel."""
-    model = copy.deepcopy(model)
+    model, calls = copy.deepcopy(model), list[tuple[nn.Module, Any]]()
     names = {module: name for name, module in model.named_modules()}
-    failed: list[str] = []
-    trying = False
-
-    def attempt(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
-        nonlocal trying
-        if trying or failed or not all(isinstance(x, Tensor) and x.is_floating_point() for x in inputs):
-            return
-        trying = True
+    for module in names:
+        module.register_forward_hook(lambda module, inputs, _: calls.append((module, inputs)))
+    with suppress(RuntimeError), torch.no_grad():
+        model(torch.zeros(2, *shape, device=_device_of(model)))
+    for module, inputs in tuple(calls):
+        if not all(isinstance(x, Tensor) and x.is_floating_point() for x in inputs):
+            continue
         try:
             with torch.enable_grad():
                 copies = [x.detach().clone().requires_grad_() for x in inputs]
                 torch.autograd.grad(module.forward(*copies).sum(), copies, allow_unused=True)
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError, TypeError) as error:
             if "deterministic" in str(error):
-                failed.append(f"{names[module] or 'the model'} ({type(module).__name__})")
-        finally:
-            trying = False
-
-    for module in model.modules():
-        module.register_forward_hook(attempt)
-    with suppress(RuntimeError), torch.no_grad():
-        model(torch.zeros(2, *shape, device=_device_of(model)))
-    return failed[0] if failed else "the model or the loss"
+                return f"{names[module] or 'the model'} ({type(module).__name__})"
+    return "the model or the loss"

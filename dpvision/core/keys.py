@@ -2,8 +2,7 @@
 
 Formal guarantee: the stream of (purpose, step, rank, branch) is a pseudo-random function of these under the run's key.
 Distinct uses get independent streams, so noise is never drawn twice; the same use gets the same stream, so a resumed
-run is bitwise equal to an uninterrupted one. `branch` is a hash of everything that shapes the result: settings, data,
-software.
+run is bitwise equal to an uninterrupted one. `branch` is a hash of all settings, data and software that shape a result.
 
 Anyone who has the key can subtract the noise. The key is stored in a separate file outside the run folder, readable
 only by its owner, and is destroyed when the run is complete.

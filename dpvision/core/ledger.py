@@ -6,8 +6,7 @@ Formal guarantees:
   2. Everything charged on the data set is within the budget (epsilon, delta), even if each run was chosen after seeing
      earlier results; an event that would exceed it is refused, and nothing is written. Epsilons for different units do
      not compose, so an account has one kind of unit, set by its first run.
-  3. Reading, deciding and writing happen under one exclusive lock: of two runs that need the rest of the budget, one
-     gets it.
+  3. Reading, deciding and writing happen under one exclusive lock, so two runs cannot both spend the same budget.
   4. Each line carries the hash of the line before it, and a seal next to the file stores the newest hash and the number
      of lines. An edited, cut, removed, swapped or copied-back line is detected and refused.
 
@@ -181,9 +180,7 @@ class Ledger:
             except UNSOUND:
                 good = False
             if not good:
-                raise LedgerMismatch(
-                    f"{self.path}: line {number + 1} was changed, or a line before it is missing. {RESTORE}"
-                )
+                raise LedgerMismatch(f"{self.path}: line {number + 1} was changed, or one before is missing. {RESTORE}")
             previous = line["hash"]
             lines.append(line)
         if lines and lines[0].get("fingerprint") != self.fingerprint:

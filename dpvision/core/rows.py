@@ -63,7 +63,7 @@ class Preparation:
     bound       rows with a larger norm are scaled down to it; then all rows are divided by it
     unit        every row is scaled to norm 1
     whitening   a public linear map that is applied first; its rows are then scaled to norm 1
-    intercept   appends a constant feature of this value to rows of norm at most 1; both are then scaled to norm 1
+    intercept   appends a constant feature of this value to rows of norm at most 1, and scales both to norm at most 1
     centre      spends one more release on the mean row, which is then subtracted from each row
     """
 

@@ -131,7 +131,7 @@ def test_of_threads_that_want_the_same_sum_one_gets_it() -> None:
 
 def test_noise_is_drawn_by_the_gate_alone() -> None:
     gate = Gate(charged(Gaussian(2.0, 8)), KEY, EveryRecord(8), name="b")
-    with pytest.raises(PrivacyError, match="by the gate alone"):
+    with pytest.raises(PrivacyError, match="only the gate may draw noise"):
         gate.stream("noise", 0)
 
 

@@ -365,5 +365,7 @@ def test_a_rank_whose_own_card_is_refused_stops_all_before_a_charge(files: dict[
     home = tmp_path / "home"
     results = ranks.finish(ranks.start(*words, ranks=2, home=home, module="tests.standin", last=last), seconds=120)
     assert all(code != 0 for code, _, _ in results)
-    assert "(rank 1): device standin:0: a unit's gradient has different bits at another position" in results[1][2], results
+    assert "(rank 1): device standin:0: a unit's gradient has different bits at another position" in results[1][2], (
+        results
+    )
     assert not list(home.glob("ledgers/*")) and not (tmp_path / "run").exists()

@@ -51,8 +51,8 @@ class _Conv(torch.autograd.Function):
             y = y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
         else:
             y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        kept = y.clone() if ctx.waits else None  # the model may change its output in place
-        ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
+        saved = y.clone() if ctx.waits else None  # the model may change its output in place
+        ctx.save_for_backward(x, weight, bias if ctx.waits else None, saved)
         return y
 
     @staticmethod
@@ -147,18 +147,18 @@ def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, o
 def _by_patches(
     current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any
 ) -> Callable[[int, Tensor, bool], None]:
-    """Return a function that computes dW = D'U, with U the patches under each output position, a few images at a time."""
+    """Return a function that computes dW = D'U, with U the patches of outputs, for a few images at a time."""
     stride, padding, dilation, _ = options
     filters, channels, *kernel = weight.shape
     height, width = dy.shape[2:]
     patch_bytes = height * width * kernel[0] * kernel[1] * channels * x.element_size()
-    most = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
-    size = (most, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
+    step = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
+    size = (step, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
     padded = current.slots.scratch(("padded", *padding), size, x)  # the border stays zero: only `inside` is written
     inside = padded[:, padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
     image, row_, column, channel = padded.stride()
     windows = padded.as_strided(
-        (most, height, width, *kernel, channels),
+        (step, height, width, *kernel, channels),
         (image, row_ * stride[0], column * stride[1], row_ * dilation[0], column * dilation[1], channel),
     )
     patches = current.slots.scratch(("patches",), tuple(windows.shape), x)
@@ -169,8 +169,8 @@ def _by_patches(
             flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in both memory orders that convolutions prefer
         except RuntimeError:  # another use of the weight chose a different order
             flat = row.permute(0, 2, 3, 1).reshape(filters, -1)
-        for start in range(spans[e].start, spans[e].stop, most):
-            stop = min(start + most, spans[e].stop)
+        for start in range(spans[e].start, spans[e].stop, step):
+            stop = min(start + step, spans[e].stop)
             inside[: stop - start].copy_(inputs[start:stop])
             patches[: stop - start].copy_(windows[: stop - start])
             u = patches[: stop - start].reshape(-1, flat.shape[1])
@@ -206,10 +206,10 @@ def _pad_batch(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor
         return _in_float64(function, *tensors)
     count = len(tensors[0])
     kernel = list(weight.shape[2:])
-    least = MIN_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else MIN_IMAGES
-    if count >= least:
+    minimum = MIN_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else MIN_IMAGES
+    if count >= minimum:
         return function(*tensors)
-    return function(*(_padded(t, least) for t in tensors))[:count].clone()
+    return function(*(_padded(t, minimum) for t in tensors))[:count].clone()
 
 
 def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

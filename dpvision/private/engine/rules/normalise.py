@@ -43,8 +43,8 @@ class _GroupNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.groups, ctx.current, ctx.sinks = groups, current, sinks
         if current.batched:
-            y, *kept = normalise_groups(x, weight, bias, groups, eps)
-            ctx.save_for_backward(x, weight, *kept)
+            y, *statistics = normalise_groups(x, weight, bias, groups, eps)
+            ctx.save_for_backward(x, weight, *statistics)
             return y
         ctx.layout = _layout(x)
         x = x.contiguous(memory_format=ctx.layout)
