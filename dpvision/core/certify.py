@@ -65,10 +65,7 @@ class Engine(Protocol):
     ) -> Tensor: ...
 
 
-class MakeEngine(Protocol):
-    """Makes an engine for a model, a loss and a clipping style, with all other settings as in the run."""
-
-    def __call__(self, model: nn.Module, loss: Loss, *, clip: Style) -> Engine: ...
+MakeEngine = Callable[..., Engine]  # (model, loss, *, clip: Style), with all other settings as in the run
 
 
 def certify(

@@ -142,9 +142,9 @@ class ImageAxes:
             marked = tensor.detach().reshape(images, -1).isnan().any(1).tolist()
             if any(m for image, m in enumerate(marked) if image != MARKED):
                 raise UnsafeLayer(
-                    f"{what}: its input for an image differs when other images are in the batch, or does not have the "
-                    "rows of each image one after the other along its first axis. Fix: let every layer before it work "
-                    "on each image alone, and keep the batch as the first axis."
+                    f"{what}: its input for an image depends on other images in the batch, or does not have the rows "
+                    "of each image consecutively along its first axis. Fix: let every layer before it process each "
+                    "image independently, and keep the batch as the first axis."
                 )
 
     def note_call(self, images: int, name: str, sizes: list[int]) -> None:
@@ -162,8 +162,8 @@ class ImageAxes:
         calls = [self._calls[images][number : number + 1] for images in (FEW, MANY)]
         if not all(calls) or any(call[0][0] != name for call in calls) or len({len(call[0][1]) for call in calls}) > 1:
             raise UnsafeLayer(
-                f"{name}: the model does not call the same functions in every pass. Fix: a forward pass that does not "
-                "depend on the images or on how many there are."
+                f"{name}: the model does not call the same functions in every pass. Fix: use a forward pass that does "
+                "not depend on the images or on their number."
             )
         return [few > 0 and few * MANY == many * FEW for few, many in zip(calls[0][0][1], calls[1][0][1], strict=True)]
 

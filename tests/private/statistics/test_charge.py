@@ -99,7 +99,7 @@ def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
     """A row is an image; what it tells about a person with many is not counted here."""
     ledger = new_ledger(tmp_path)
     ledger.open(BUDGET, unit="person")
-    with pytest.raises(PrivacyError, match="counts persons"):
+    with pytest.raises(PrivacyError, match="protects persons"):
         fit_head(X, Y, BUDGET, classes=CLASSES, ledger=ledger)
 
 
