@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpvision.core.account import Charge
-from dpvision.core.events import Budget, Event, Exposure, Kind, apart
+from dpvision.core.events import Budget, Event, Exposure, Kind, split_kind
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
 from dpvision.errors import ConfigError
@@ -153,7 +153,7 @@ def claimed_mu(kind: Kind) -> float:
     It is computed by quadrature over one step; steps are independent, so their means and variances are added.
     """
     gap = variance = 0.0
-    for rate, sigma, steps in apart(kind)[0]:
+    for rate, sigma, steps in split_kind(kind)[0]:
         z = np.linspace(-REACH * sigma, 1 + REACH * sigma, POINTS)
         absent, present = (_normalise(np.exp(-0.5 * ((z - mean) / sigma) ** 2)) for mean in (0.0, 1.0))
         ratio = log_ratio(z, rate=rate, sigma=sigma)

@@ -1,1 +1,1 @@
-"""The trusted part: where private records meet noise, after they were charged for. README.md has the argument."""
+"""The trusted part, where noise is added to sums over private records after a charge. See README.md."""

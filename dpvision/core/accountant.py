@@ -2,7 +2,7 @@
 
 Formal guarantee: under add/remove adjacency (of one record, or of one person), everything the event releases satisfies
 (epsilon(event, delta), delta)-differential privacy, for every delta simultaneously. The discretisation is pessimistic,
-and an allowance for numerical errors is subtracted from delta before it is converted to epsilon. The figure is that of
+and an allowance for numerical errors is subtracted from delta before it is converted to epsilon. The result holds for
 the worst-off kind of record. This accountant alone decides what a run may do and what a card states.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpvision.core.events import Capped, Event, Exposure, Kind, apart, exposures
+from dpvision.core.events import Capped, Event, Exposure, Kind, exposures, split_kind
 
 Floats = NDArray[np.float64]
 
@@ -24,32 +24,32 @@ NAME = "dp-accounting PLD (connect-the-dots, pessimistic)"
 # Spacing of the loss grid, in standard deviations of one step's loss. Connect-the-dots on a grid of spacing h adds a
 # variance of about h^2/6 to a step of variance v, so it overestimates epsilon by about (h^2/v)/12: by 3e-4 at 0.06.
 GRID = 0.06
-# Maximum number of grid points for one step and for a composed distribution; above it, the grid is coarsened, which can
-# only be more pessimistic. Only sampling rates below about 1e-4 with little noise reach it.
+# Maximum number of grid points for one step and for a composed distribution; above it, a coarser grid is used, which
+# can only be more pessimistic. Only sampling rates below about 1e-4 with little noise reach it.
 MAX_STEP_POINTS, MAX_POINTS = 1 << 17, 1 << 20
 POINT_GRID = 1024  # with (epsilon, delta) points, the grid spacing is at most their largest epsilon divided by this
 # A step's losses are truncated this many standard deviations into the tails of P and Q; P's tail gets infinite loss.
 STEP_TAIL_SIGMAS = 10.5
-MAX_LOSS = 600.0  # above it, losses count as infinite: the guarantee would be meaningless, and exp() soon overflow
+MAX_LOSS = 600.0  # larger losses count as infinite: the guarantee would be meaningless, and exp() would soon overflow
 # What the noise sampler's distance from the ideal distribution can add to delta. N samples are jointly within total
 # variation distance N 2^-100 (core/noise.py), so they add N (1 + e^epsilon) 2^-100: covered where that is below 2^-40.
 SAMPLER = 2.0**-40
 
 
 def epsilon(event: Event, delta: float) -> float:
-    """An upper bound on the smallest epsilon at `delta`."""
+    """Return an upper bound on the smallest epsilon at `delta`."""
     if isinstance(event, Capped):
         return event.epsilon if delta >= event.delta else math.inf
     return max((_epsilon(kind, delta) for kind in exposures(event)), default=0.0)
 
 
 def delta(event: Event, epsilon: float) -> float:
-    """An upper bound on the smallest delta at `epsilon`."""
+    """Return an upper bound on the smallest delta at `epsilon`."""
     return float(profile(event, [epsilon])[0])
 
 
 def profile(event: Event, epsilons: Sequence[float]) -> Floats:
-    """Upper bounds on delta at each of the epsilons, which must be in ascending order."""
+    """Return upper bounds on delta at each of the epsilons, which must be in ascending order."""
     if isinstance(event, Capped):  # only one (epsilon, delta) point is known
         over = np.maximum(0.0, -np.expm1(np.asarray(epsilons, dtype=np.float64) - event.epsilon))
         return np.asarray(event.delta + (1 - event.delta) * (over / (1 + math.exp(-event.epsilon))))
@@ -70,14 +70,14 @@ def _epsilon(kind: Kind, delta: float) -> float:
 
 
 def _hidden(kind: Kind) -> float:
-    steps, points = apart(join_unsampled(kind))
+    steps, points = split_kind(join_unsampled(kind))
     return hidden_by_rounding(sum(x.steps for x in steps) + len(points))
 
 
 def hidden_by_rounding(steps: int) -> float:
-    """An allowance in delta for the noise sampler and for rounding in the FFTs, about 2^-52 per factor of a power.
+    """Return an allowance in delta for the noise sampler and for rounding in the FFTs, about 2^-52 per step.
 
-    The error measured against the exact composition of 10^6 Gaussians is 5e-11, and the allowance there is 9e-10.
+    The error measured against the exact composition of 10^6 Gaussians is 5e-11; the allowance there is 9e-10.
     """
     return 1e-12 + SAMPLER + 2.0**-50 * steps
 
@@ -88,12 +88,12 @@ def _loss_distribution(kind: Kind) -> Any:
 
 
 def compose_losses(kind: Kind, *, grid: float, optimistic: bool) -> Any:
-    """dp-accounting's PLD of every mechanism such a record is in: an upper bound, or a lower one (`optimistic`)."""
+    """Compose dp-accounting's PLDs of all exposures of a record: an upper bound, or a lower bound if `optimistic`."""
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     kind = join_unsampled(kind)
-    exposed, points = apart(kind)
+    exposed, points = split_kind(kind)
     width = grid_width(kind) * grid / GRID
     losses = [
         pld.from_gaussian_mechanism(
@@ -116,19 +116,19 @@ def join_unsampled(kind: Kind) -> Kind:
 
     A sampling rate within 1e-9 of 1 is rounded up to 1, which never underestimates the loss.
     """
-    steps, points = apart(kind)
+    steps, points = split_kind(kind)
     precision = sum(n / sigma**2 for q, sigma, n in steps if q > 1 - 1e-9)
     sampled = tuple(x for x in steps if x.rate <= 1 - 1e-9)
     return (*sampled, *((Exposure(1.0, precision**-0.5, 1),) if precision else ()), *points)
 
 
 def grid_width(kind: Kind) -> float:
-    """The loss grid's spacing: a fixed fraction of a step's standard deviation, or more to limit the grid's size."""
+    """Return the loss grid's spacing: a fixed share of a step's standard deviation, or more to limit its size."""
     x = np.linspace(-STEP_TAIL_SIGMAS, STEP_TAIL_SIGMAS, 4001)
     w = np.exp(-(x**2) / 2)
     w /= w.sum()
     steps = variance = reach = 0.0
-    exposed, points = apart(kind)
+    exposed, points = split_kind(kind)
     for q, sigma, n in exposed:
         out, into = loss(x * sigma, q, sigma), loss(x * sigma + 1, q, sigma)
         mean = (1 - q) * (w @ out) + q * (w @ into)
@@ -143,6 +143,6 @@ def grid_width(kind: Kind) -> float:
 
 
 def loss(x: Floats, q: float, sigma: float) -> Floats:
-    """log(dP/dQ)(x) of one step: P = (1-q) N(0, sigma^2) + q N(1, sigma^2) against Q = N(0, sigma^2)."""
+    """Return log(dP/dQ)(x) of one step: P = (1-q) N(0, sigma^2) + q N(1, sigma^2) against Q = N(0, sigma^2)."""
     whole = (2 * x - 1) / (2 * sigma**2)
     return whole if q == 1.0 else np.logaddexp(math.log1p(-q), math.log(q) + whole)

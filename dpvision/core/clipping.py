@@ -1,15 +1,15 @@
-"""What a clipped sum is: the specification that an engine is compared with, and how a unit's gradient is bounded.
+"""The specification of a clipped sum, which an engine is compared with, and the ways to bound a unit's gradient.
 
     sum_u clip_C( scale * mean_k grad l(w + v_k; view_uk, target_uk) - shift )
 
-`clipped_sum` computes exactly that, view by view with ordinary autograd: slow, plain, and short enough to read. The
-engine that trains is checked against it by trial (certify.py). Each style states its own sensitivity:
+`clipped_sum` computes exactly that, view by view with ordinary autograd: slow, simple, and short enough to read. The
+training engine is tested against it (certify.py). Each style has its own sensitivity:
 
     flat         g * min(1, C / |g|)                                    sensitivity C
     automatic    g * C / (|g| + stability)                              sensitivity C (Bu et al. 2023)
-    per-layer    each layer l by itself to C / sqrt(layers)             sensitivity sqrt(sum_l C_l^2) = C
+    per-layer    each layer l separately, to C_l = C / sqrt(layers)     sensitivity sqrt(sum_l C_l^2) = C
 
-The factors depend on the norms of that unit alone. A unit whose norm is not finite contributes zero.
+The factors depend only on the norms of the unit itself. A unit whose norm is not finite contributes zero.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torch.func import functional_call
 
 from dpvision.errors import ConfigError
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets -> one number for each image
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one number per image
 
 
 @dataclass(frozen=True)
 class Public:
-    """Public vectors that shape a contribution, each flat and as long as all trainable parameters together."""
+    """Public vectors that shape a contribution, each flat with one number per trainable weight."""
 
     scale: Tensor | None = None  # a diagonal preconditioner, applied first
-    shift: Tensor | None = None  # taken off each unit's gradient before clipping
+    shift: Tensor | None = None  # subtracted from each unit's gradient before clipping
     perturbations: Sequence[Tensor] = ()  # one per view: view k is differentiated at w + v_k
 
 
@@ -50,18 +50,18 @@ class Flat:
         return self.bound
 
     def bounds(self, names: Sequence[str]) -> dict[str, float]:
-        """The largest norm of each parameter's part of a contribution."""
+        """Return the largest possible norm of each parameter's part of a contribution."""
         return dict.fromkeys(names, self.bound)
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
-        """(units, parameters) of squared norms -> factors of the same shape."""
+        """Return factors for squared norms of shape (units, parameters), in the same shape."""
         norms = squares.sum(1, keepdim=True).sqrt()
         return (self.bound / norms.clamp(min=self.bound)).expand_as(squares)
 
 
 @dataclass(frozen=True)
 class Automatic(Flat):
-    """Automatic clipping: every gradient gets nearly norm C, so that C and the learning rate are one setting."""
+    """Automatic clipping: every gradient is scaled to almost norm C, so C and the learning rate become one setting."""
 
     stability: float = 0.01
 
@@ -69,7 +69,7 @@ class Automatic(Flat):
         super().__post_init__()
         if not MIN_BOUND <= self.stability < math.inf:
             raise ConfigError(
-                f"stability is {self.stability}: it must be at least {MIN_BOUND}; below, norms lose their digits."
+                f"stability is {self.stability}: it must be at least {MIN_BOUND}, below which norms lose precision."
             )
 
     def factors(self, squares: Tensor, names: Sequence[str]) -> Tensor:
@@ -78,7 +78,7 @@ class Automatic(Flat):
 
 
 class PerLayer:
-    """Per-layer clipping: one C that all layers share evenly, or a bound for each layer by name."""
+    """Per-layer clipping: one C divided evenly among all layers, or a bound for each layer by name."""
 
     def __init__(self, bound: float | Mapping[str, float]) -> None:
         for value in bound.values() if isinstance(bound, Mapping) else [bound]:
@@ -96,7 +96,7 @@ class PerLayer:
         if isinstance(self._bound, dict):
             if set(layers) != set(self._bound):
                 wrong = sorted(set(layers) ^ set(self._bound))
-                raise ConfigError(f"per-layer bounds must name every trainable layer and no other. Fix: {wrong[0]!r}.")
+                raise ConfigError(f"per-layer bounds must name exactly the trainable layers. Fix: {wrong[0]!r}.")
             return {n: self._bound[layer_of(n)] for n in names}
         return dict.fromkeys(names, self._bound / math.sqrt(len(layers)))
 
@@ -112,25 +112,25 @@ class PerLayer:
         return torch.stack([factors[layer] for layer in layers], dim=1)
 
 
-MIN_BOUND = 1e-12  # below it, squares of float32 numbers lose their digits
+MIN_BOUND = 1e-12  # below it, squares of float32 numbers lose precision
 Style = Flat | Automatic | PerLayer
 STYLES: dict[str, Callable[[float], Style]] = {"flat": Flat, "automatic": Automatic, "per-layer": PerLayer}
 
 
 def layer_of(name: str) -> str:
-    """The module that owns a parameter."""
+    """Return the name of the module that owns a parameter."""
     return name.rpartition(".")[0]
 
 
 def _require_bound(bound: float) -> None:
     if not MIN_BOUND <= bound <= 1 / MIN_BOUND:
-        raise ConfigError(f"clip is {bound}: the bound on a unit's gradient must be between {MIN_BOUND} and 1e12.")
+        raise ConfigError(f"clip is {bound}: the clipping norm must be between {MIN_BOUND} and 1e12.")
 
 
 def clipped_sum(
     model: nn.Module, loss: Loss, style: Style, units: Iterable[tuple[Tensor, Tensor]], public: Public | None = None
 ) -> Tensor:
-    """The specification: the sum over units, each its images and targets, as one flat float64 vector."""
+    """Compute the specified sum over units, given as (images, targets), as one flat float64 vector."""
     public = public or Public()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
@@ -143,7 +143,7 @@ def clipped_sum(
             gradient = gradient - public.shift.double().cpu()
         parts = gradient.split(sizes)
         squares = torch.stack([part.square().sum() for part in parts])
-        if bool(torch.isfinite(squares.sum())):  # else the unit contributes zero
+        if bool(torch.isfinite(squares.sum())):  # otherwise the unit contributes zero
             factors = style.factors(squares.unsqueeze(0), names)[0]
             total += torch.cat([factor * part for factor, part in zip(factors, parts, strict=True)])
     return total
@@ -152,7 +152,7 @@ def clipped_sum(
 def mean_gradient(
     model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, perturbations: Sequence[Tensor] = ()
 ) -> Tensor:
-    """The mean gradient over a unit's views, as a flat vector: each view by itself, at w or at its own w + v_k."""
+    """Return the mean gradient of a unit's views as a flat vector, computed view by view, at w or at w + v_k."""
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sizes = [p.numel() for p in weights.values()]
     total = torch.zeros(sum(sizes), dtype=images.dtype, device=images.device)

@@ -1,13 +1,12 @@
-"""What is done to private data, as immutable values. Accountants and the ledger, which read them, are separate.
+"""Events: what is done to private data, as immutable values that accountants and the ledger read.
 
-Every event is a number of sums of contributions, each of Euclidean norm at most 1 after scaling by the sensitivity,
-released with Gaussian noise of standard deviation `sigma` (the noise multiplier). Events differ in who could have
-taken part.
+An event is a number of sums of contributions, each of Euclidean norm at most 1 after scaling by the sensitivity,
+released with Gaussian noise of standard deviation `sigma` (the noise multiplier). Events differ in who may take part.
 
-Formal reading: two data sets are neighbours when one has one record (or person) more. `exposures(event)` lists, for
-each kind of record that there may be, the Poisson-subsampled Gaussians that it meets; the guarantee is that of the
-worst kind. Nothing is averaged over classes: a class that is drawn is visible in what is released. A tuning counts as
-a `Point`, the worst mechanism that satisfies its epsilon at its delta, and what is chosen later as what dominates it.
+Formal reading: two data sets are neighbours if one has one more record (or person). `exposures(event)` lists, for each
+possible kind of record, the Poisson-subsampled Gaussian mechanisms that it is exposed to; the guarantee is that of the
+worst kind. Nothing is averaged over classes, since a drawn class is visible in the release. A tuning counts as a
+`Point`, the worst mechanism that satisfies its epsilon at its delta; a later event counts as what dominates it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from dpvision.errors import ConfigError
 
-# Outside of these bounds no event makes sense, and the accountants' arithmetic would overflow.
+# Outside these bounds no event is meaningful, and the accountants' arithmetic would overflow.
 MIN_SIGMA, MAX_SIGMA = 1e-3, 1e8
 MAX_COUNT = 10_000_000
-# Kinds of records that are distinguished. Each takes the accountant some tenths of a second for each exposure, and the
-# class schedules of releases need few: their classes have the same rate, or numbers of rows that differ by one.
+# Kinds of records to distinguish: the accountant needs some tenths of a second for every exposure of each. The class
+# schedules of releases need few, since their classes have the same rate, or numbers of rows that differ by one.
 MAX_KINDS = 8
 
 _Bound = tuple[Callable[[Any], bool], str]
@@ -35,26 +34,26 @@ _COUNT: _Bound = (
     lambda x: isinstance(x, int) and 0 <= x <= MAX_COUNT,
     f"it must be a whole number from 0 to {MAX_COUNT:,}",
 )
-# Field -> whether a number is within its bounds, and what it must be.
+# For each field, a check that a number is within its bounds, and the message if it is not.
 _BOUNDS: dict[str, _Bound] = {
     "sigma": (lambda x: MIN_SIGMA <= x <= MAX_SIGMA, f"the noise multiplier must be in [{MIN_SIGMA:g}, {MAX_SIGMA:g}]"),
     **dict.fromkeys(("rate", "rates"), _RATE),
     **dict.fromkeys(("count", "steps", "rows"), _COUNT),
-    "eta": (lambda x: -1 < x < 100, "that of a tuning must be between -1 and 100"),
-    "gamma": (lambda x: 0 < x < 1, "that of a tuning must be between 0 and 1"),
+    "eta": (lambda x: -1 < x < 100, "eta of a tuning must be between -1 and 100"),
+    "gamma": (lambda x: 0 < x < 1, "gamma of a tuning must be between 0 and 1"),
     "leak": (lambda x: 0 <= x < 1, "the leak of a later event must be a probability"),
-    "reserve": (lambda x: 0 <= x < 1, "what is reserved of delta must be a probability"),
+    "reserve": (lambda x: 0 <= x < 1, "the reserved part of delta must be a probability"),
     "epsilon": (lambda x: 0 < x <= sys.float_info.max, "it must be a finite number above 0, such as 3"),
     "delta": (
         lambda x: 1e-10 <= x < 1,
-        "it must be below 1 and at least 1e-10, the least that the accountant can prove in double precision. Usual: "
-        "below one in the number of records, such as 1e-5",
+        "it must be below 1 and at least 1e-10, the smallest delta that the accountant can prove in double precision. "
+        "It is usually below 1 / (number of records), such as 1e-5",
     ),
 }
 
 
 class _Bounded:
-    """Refuses numbers outside of the bounds of their field, which events have in common."""
+    """Base class of events that refuses numbers outside the bounds of their field."""
 
     _numbers: ClassVar[Any] = int | float
 
@@ -68,15 +67,15 @@ class _Bounded:
 
 @dataclass(frozen=True)
 class Budget(_Bounded):
-    """The most that may be revealed about any one record: epsilon at delta."""
+    """The privacy budget: the largest epsilon, at delta, that may be spent on any one record."""
 
-    _numbers = Real  # also numpy's
+    _numbers = Real  # accepts numpy's numbers too
     epsilon: float
     delta: float
 
 
 class Exposure(NamedTuple):
-    """What one record meets: `steps` Gaussian releases, in each with probability `rate`."""
+    """Exposure of one record: `steps` Gaussian releases, taking part in each with probability `rate`."""
 
     rate: float
     sigma: float
@@ -84,7 +83,7 @@ class Exposure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What one record meets of a mechanism of which only its (epsilon, delta) is used."""
+    """Exposure of one record to a mechanism of which only (epsilon, delta) is known."""
 
     epsilon: float
     delta: float
@@ -95,7 +94,7 @@ Kind = tuple[Exposure | Point, ...]
 
 @dataclass(frozen=True)
 class Gaussian(_Bounded):
-    """`count` releases, each of them of every record."""
+    """`count` releases in which every record takes part."""
 
     sigma: float
     count: int = 1
@@ -103,7 +102,7 @@ class Gaussian(_Bounded):
 
 @dataclass(frozen=True)
 class PoissonGaussian(_Bounded):
-    """`steps` releases, each record in each of them independently with probability `rate`."""
+    """`steps` releases, in each of which every record takes part independently with probability `rate`."""
 
     rate: float
     sigma: float
@@ -112,10 +111,10 @@ class PoissonGaussian(_Bounded):
 
 @dataclass(frozen=True)
 class ClassScheduled(_Bounded):
-    """Releases by class: a record of class k meets `rows[k]` of them, at the rate *inside* its class, `rates[k]`.
+    """Releases by class: a record of class k may be in `rows[k]` of them, at the rate *within* its class, `rates[k]`.
 
-    Which class a row is about counts as public, since the released labels show it. So the choice of the class does not
-    amplify privacy, and rates over the whole data set must not be used here.
+    The class of a row counts as public, since released labels show it. So drawing the class does not amplify privacy,
+    and rates over the whole data set must not be used here.
     """
 
     sigma: float
@@ -133,9 +132,9 @@ class ClassScheduled(_Bounded):
 
 @dataclass(frozen=True)
 class Tuned(_Bounded):
-    """The best of K runs, each of one of `trials` drawn uniformly; K is drawn in secret (private/training/stopping.py).
+    """The best of K runs, each of one uniformly drawn trial of `trials`; K is secret (private/training/stopping.py).
 
-    K is negative binomial with `eta` and `gamma`, at least 1. `epsilon` at `delta` is what stopping.py proves.
+    K >= 1 is negative binomial with parameters `eta` and `gamma`. stopping.py proves `epsilon` at `delta`.
     """
 
     trials: tuple[Event, ...]
@@ -147,14 +146,14 @@ class Tuned(_Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.trials or not all(isinstance(e, Gaussian | PoissonGaussian) for e in self.trials):
-            raise ConfigError("a tuning needs trials, each of them steps or releases with Gaussian noise.")
+            raise ConfigError("a tuning needs trials, each consisting of steps or releases with Gaussian noise.")
 
 
 @dataclass(frozen=True)
 class Composed:
-    """All of `events`, in any order. Rates, noise and numbers of steps were fixed before the first result.
+    """All of `events`, in any order, with rates, noise and numbers of steps that were fixed before the first result.
 
-    What an event computes (its gradients, its queries) may depend on earlier results; which event it is may not.
+    What an event computes (its gradients or queries) may depend on earlier results; which event it is may not.
     """
 
     events: tuple[Event, ...]
@@ -162,8 +161,8 @@ class Composed:
 
 @dataclass(frozen=True)
 class Later(_Bounded):
-    """An event that was chosen after seeing results. It reveals no more than a Gaussian release of noise `sigma`, but
-    for a probability of `leak` with which everything is revealed."""
+    """An event chosen after seeing results; dominated by a Gaussian release with noise multiplier `sigma` that reveals
+    everything with probability `leak`."""
 
     event: Event
     sigma: float
@@ -172,7 +171,7 @@ class Later(_Bounded):
 
 @dataclass(frozen=True)
 class Adaptive(_Bounded):
-    """`first`, then each of `later`, chosen after seeing what came before. Their leaks add up to `reserve` at most."""
+    """`first`, then each of `later`, chosen after seeing earlier results. Their leaks sum to at most `reserve`."""
 
     first: Event
     later: tuple[Later, ...]
@@ -182,14 +181,14 @@ class Adaptive(_Bounded):
         super().__post_init__()
         leaks = math.fsum(x.leak for x in self.later)
         if not leaks * (1 - 1e-9) <= self.reserve:
-            raise ConfigError(f"later events leak {leaks:g}, and {self.reserve!r} of delta is reserved for it.")
+            raise ConfigError(f"later events leak {leaks:g}, but only {self.reserve!r} of delta is reserved for leaks.")
 
 
 @dataclass(frozen=True)
 class Capped(_Bounded):
-    """`event`, whose extent somebody decided by results, so that its own epsilon is only a meter.
+    """`event`, whose extent depended on results, so that its own epsilon only measures what was spent.
 
-    Whatever was decided, it satisfies (epsilon, delta): the budget of the account that it was charged to.
+    In any case it satisfies (epsilon, delta), the privacy budget of the account that it was charged to.
     """
 
     event: Event
@@ -198,7 +197,7 @@ class Capped(_Bounded):
 
 
 Event = Gaussian | PoissonGaussian | ClassScheduled | Tuned | Composed | Adaptive | Capped
-# The name of each kind of event in JSON. Ledgers, cards and headers hold events under these names.
+# The names of event types in JSON, in ledgers, cards and headers.
 _TYPES: dict[str, type[Event]] = {
     "gaussian": Gaussian,
     "poisson-gaussian": PoissonGaussian,
@@ -212,7 +211,7 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as plain JSON; floats keep every bit."""
+    """Return the event as plain JSON, in which floats keep every bit."""
     if type(event) not in _NAMES:
         raise ConfigError(f"{type(event).__name__} is not an event.")
     return {"type": _NAMES[type(event)]} | {name: _encode(value) for name, value in vars(event).items()}
@@ -231,16 +230,16 @@ def _encode(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Event:
-    """The event that `to_json` wrote. Anything else is a ConfigError that states what is wrong."""
+    """Return the event that `to_json` wrote, or raise a ConfigError that states what is wrong."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"an event must be a JSON object, not {type(value).__name__}.")
     kind = _TYPES.get(str(value.get("type")))
     if kind is None:
-        raise ConfigError(f"there is no event of type {value.get('type')!r}.")
+        raise ConfigError(f"{value.get('type')!r} is not a type of event.")
     try:
         return kind(**{name: _decode(name, content) for name, content in value.items() if name != "type"})
     except (TypeError, KeyError) as exc:
-        raise ConfigError(f"the event of type {value['type']!r} does not have the fields it needs: {exc}.") from exc
+        raise ConfigError(f"an event of type {value['type']!r} has the wrong fields: {exc}.") from exc
 
 
 def _decode(name: str, content: Any) -> Any:
@@ -256,7 +255,7 @@ def _decode(name: str, content: Any) -> Any:
 
 
 def parts(event: Event) -> tuple[Event, ...]:
-    """The events that an event lists, in their order; the event itself where it lists none."""
+    """Return the events that an event consists of, in their order; an elementary event consists of itself."""
     match event:
         case Composed(events):
             return events
@@ -268,26 +267,26 @@ def parts(event: Event) -> tuple[Event, ...]:
             return (event,)
 
 
-def apart(kind: Kind) -> tuple[tuple[Exposure, ...], tuple[Point, ...]]:
-    """The steps and the points that such a record meets."""
+def split_kind(kind: Kind) -> tuple[tuple[Exposure, ...], tuple[Point, ...]]:
+    """Split a kind of record's exposures into steps and points."""
     return tuple(x for x in kind if isinstance(x, Exposure)), tuple(x for x in kind if isinstance(x, Point))
 
 
-def given_up(event: Event) -> float:
-    """The part of delta that no epsilon reduces: that of the event's points."""
-    return max((sum(point.delta for point in apart(kind)[1]) for kind in exposures(event)), default=0.0)
+def fixed_delta(event: Event) -> float:
+    """Return the part of delta that no epsilon can reduce: the deltas of the event's points."""
+    return max((sum(point.delta for point in split_kind(kind)[1]) for kind in exposures(event)), default=0.0)
 
 
 def exposures(event: Event) -> list[Kind]:
-    """What each kind of record meets. Equal exposures are merged, and kinds no worse than another one are left out.
+    """Return the exposures of each kind of record, with equal exposures merged, without kinds no worse than another.
 
-    Where more than MAX_KINDS remain, they are replaced by one that meets the most of everything: never too little.
+    More than MAX_KINDS kinds are replaced by one with at least the exposures of each: an upper bound.
     """
     return sorted(_kinds(event))
 
 
 def _kinds(event: Event, *, coarse: bool = False) -> set[Kind]:
-    """The kinds; or, `coarse`, one that meets at least what any meets: of a schedule the highest rate in most rows."""
+    """Return the kinds of records; `coarse`: one kind that bounds all, with a schedule's highest rate and most rows."""
     kinds: set[Kind] = set()
     match event:
         case Gaussian(sigma, count):
@@ -304,32 +303,27 @@ def _kinds(event: Event, *, coarse: bool = False) -> set[Kind]:
                     left.append((rate, count))
             kinds = {(Exposure(rate, sigma, count),) for rate, count in left}
         case Composed(events):
-            # Class k of one schedule need not be class k of another, so every combination is taken: never too little.
+            # Class k of one schedule need not be class k of another: take every combination, which is an upper bound.
             kinds = {()}
             for part in events:
-                every = product(kinds, _kinds(part, coarse=coarse))
-                kinds = _worst({_merge((*met, *more)) for met, more in every})
+                combined = product(kinds, _kinds(part, coarse=coarse))
+                kinds = {_merge((*kind, *more)) for kind, more in combined}
+                kinds = {a for a in kinds if not any(a != b and _no_worse(a, than=b) for b in kinds)}
                 if len(kinds) > MAX_KINDS:
                     break
         case Adaptive(first, later, reserve):
             chosen = (*(Exposure(1.0, x.sigma, 1) for x in later), *((Point(0.0, reserve),) if reserve > 0 else ()))
-            kinds = {(*met, *chosen) for met in _kinds(first, coarse=coarse)}
+            kinds = {(*kind, *chosen) for kind in _kinds(first, coarse=coarse)}
     kinds = {_merge(kind) for kind in kinds}
     return kinds if len(kinds) <= MAX_KINDS else _kinds(event, coarse=True)
 
 
-def _worst(kinds: set[Kind]) -> set[Kind]:
-    """The kinds, without those that are no worse than another one."""
-    return {kind for kind in kinds if not any(kind != other and _no_worse(kind, than=other) for other in kinds)}
-
-
 def _no_worse(kind: Kind, *, than: Kind) -> bool:
-    """Whether each step of `kind` can be matched with one of `than` that has the same noise and no lower rate."""
+    """Whether each step of `kind` can be matched with a step of `than` with the same noise and no lower rate."""
+    (ours, points), (theirs, other_points) = split_kind(kind), split_kind(than)
 
-    (ours, points), (theirs, other_points) = apart(kind), apart(than)
-
-    def steps(met: tuple[Exposure, ...], rate: float, sigma: float) -> int:
-        return sum(x.steps for x in met if x.sigma == sigma and x.rate >= rate)
+    def steps(exposed: tuple[Exposure, ...], rate: float, sigma: float) -> int:
+        return sum(x.steps for x in exposed if x.sigma == sigma and x.rate >= rate)
 
     return points == other_points and all(
         steps(ours, rate, sigma) <= steps(theirs, rate, sigma) for rate, sigma, _ in ours
@@ -337,9 +331,9 @@ def _no_worse(kind: Kind, *, than: Kind) -> bool:
 
 
 def _merge(parts: Kind) -> Kind:
-    """The kind in a standard form: equal steps are counted together, and those that nobody meets are left out."""
+    """Return the kind in a standard form: equal steps are counted together, and impossible ones are dropped."""
     steps: dict[tuple[float, float], int] = {}
-    exposed, points = apart(parts)
+    exposed, points = split_kind(parts)
     for rate, sigma, count in exposed:
         if rate > 0 and count > 0:
             steps[rate, sigma] = steps.get((rate, sigma), 0) + count

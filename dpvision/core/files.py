@@ -1,4 +1,4 @@
-"""Files that exist whole or not at all and are on the disk when the call returns; and locks between processes."""
+"""Atomic, durable file writes (a file exists completely or not at all), safe reads, and locks between processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dpvision.errors import DataError
 
 
 def write(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
-    """Write to a temporary file next to `path`, sync it and rename it over `path`. A folder there is a DataError."""
+    """Write a temporary file next to `path`, sync it, and rename it to `path`. Raises DataError for a folder."""
     with open_to_write(path, mode=mode) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
 def open_to_write(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A file to write to piece by piece, which gets its name when the block ends, or never."""
+    """Open a file to write piece by piece; it gets its name when the block ends without an error."""
     if path.is_dir():
-        raise DataError(f"{path}: cannot be written: a folder has this name. Fix: move it away.")
+        raise DataError(f"{path}: cannot be written, because a folder has this name. Fix: move the folder away.")
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -42,7 +42,7 @@ def open_to_write(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def read(path: Path, *, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes; or an OSError or ValueError."""
+    """Return the content of a regular file of at most `most` bytes, or raise an OSError or ValueError."""
     with open_regular(path) as file:
         length = os.fstat(file.fileno()).st_size
         if length > most:
@@ -51,15 +51,15 @@ def read(path: Path, *, most: int) -> bytes:
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> io.BufferedReader:
-    """Open a regular file to read, or raise an OSError or ValueError: never a device, nor a pipe to wait for."""
+    """Open a regular file for reading, or raise an OSError or ValueError; never opens a device or waits for a pipe."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        _require_regular(os.stat(path).st_mode)  # before it is opened, which alone may start something in a device
+        _require_regular(os.stat(path).st_mode)  # first, because merely opening a device may trigger an action
         descriptor = os.open(path, flags)
     except FileNotFoundError:
         raise FileNotFoundError("there is no such file") from None
     try:
-        _require_regular(os.fstat(descriptor).st_mode)  # another file may have the name by now
+        _require_regular(os.fstat(descriptor).st_mode)  # the path may have been replaced since
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -73,21 +73,21 @@ def _require_regular(mode: int) -> None:
 
 
 class NotRegular(ValueError):
-    """The path is that of a folder, a pipe, a socket or a device."""
+    """The path is a folder, a pipe, a socket or a device."""
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether this is the temporary file that `write` leaves when it is killed."""
+    """Whether this is a temporary file that `write` left behind when it was killed."""
     return re.fullmatch(r"\..+\.\d+\.new", path.name) is not None
 
 
 @contextmanager
 def locked(lock: Path, *, wait: bool = True) -> Iterator[None]:
-    """Let one process in at a time, until the block ends or the process dies; others wait, or get a BlockingIOError."""
+    """Hold an exclusive lock until the block ends or the process dies; others wait, or get a BlockingIOError."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise DataError(f"{lock}: cannot be locked ({exc.strerror}). Fix: move what is in the way.") from exc
+        raise DataError(f"{lock}: cannot be locked ({exc.strerror}). Fix: remove what has this name.") from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
@@ -96,7 +96,7 @@ def locked(lock: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def make_folder(folder: Path, *, mode: int = 0o700) -> None:
-    """Make a folder and its missing parents, for the owner only by default, each of them on the disk."""
+    """Create a folder and its missing parents durably, by default accessible only to the owner."""
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     for path in reversed(missing):
         path.mkdir(mode=mode, exist_ok=True)
@@ -104,7 +104,7 @@ def make_folder(folder: Path, *, mode: int = 0o700) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,21 +1,21 @@
-"""The only way out for private records: a bounded sum goes in, a noisy sum comes out, once.
+"""The only exit for private records: takes bounded sums and returns noisy sums, each of them once.
 
-Formal guarantee: over its life a `Gate` gives out exactly what `charge.event` describes, and nothing else.
+Formal guarantee: over its lifetime a `Gate` releases exactly what `charge.event` describes, and nothing else.
 
-  1. It cannot be made without a charge that is on the disk: the ledger is read again, and must have this very charge.
-  2. The charge's event must be what the sampler itself states, with the noise multiplier of the charge.
-  3. The key must be secret where the charge states so. (A run that began with a fixed key stays marked as not private.)
-  4. Noise is scaled to the sensitivity that comes with each sum, from the code that bounds what is summed. Each release
-     in `first` .. `sampler.releases` - 1 is given once, and so is each noise: the same on two sums would reveal their
-     difference.
-  5. Streams are named by the charge's id, which names everything that shapes the result (state.branch_name,
-     `secret_name`): other data, settings or software cannot come out under the same noise.
+  1. It requires a charge that is on the disk: the ledger is read again and must contain this very charge.
+  2. The charge's event must be the one that the sampler itself states for the charge's noise multiplier.
+  3. The key must be secret if the charge states so. (A run that began with a fixed key stays marked as not private.)
+  4. Noise is scaled to the sensitivity that comes with each sum, from the code that bounds the summands. Each release
+     in `first` .. `sampler.releases` - 1 happens once, and no noise is used twice: the same noise on two sums would
+     reveal their difference.
+  5. Random streams are named by the charge's id, which identifies everything that shapes the result
+     (state.branch_name, `secret_name`): other data, settings or software never get the same noise.
 
     edge case                      behaviour
-    nobody is drawn                the sum is zero; noise only
-    nothing was charged            a gate for no releases at all, which returns nothing
-    a sum that is not finite       refused by noise.add_noise, and its number is used up
-    several threads                each number is still given once
+    no record is drawn             the sum is zero; noise only
+    nothing was charged            the gate has no releases
+    a sum that is not finite       refused by noise.add_noise, and its release number is used up
+    several threads                each release still happens once
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Gate:
     """Returns the noisy sums that were charged, each of them once."""
 
     def __init__(self, charge: Charge, key: Key, sampler: Sampler, *, name: str, first: int = 0) -> None:
-        """`name` is what the caller computes from its own records, settings and software: it must be the charge's id.
-        `first` is the number of the first release that this charge pays for."""
+        """Check the charge. `name`, computed by the caller from its records, settings and software, must be its id;
+        `first` is the number of the first release that it pays for."""
         sigma = getattr(charge.event, "sigma", 1.0)
         runs = sampler.event(sigma, first=first)
         if charge.event != runs:
-            raise PrivacyError(f"the ledger was charged for {charge.event}, but this would do {runs}.")
+            raise PrivacyError(f"the ledger was charged for {charge.event}, but this would run {runs}.")
         if charge.private and not key.private:
             raise PrivacyError("the charge states that its noise is secret, but the key is a fixed one.")
         if name != charge.id:
-            raise PrivacyError("the charge is for other records, settings or software, and this would use its noise.")
+            raise PrivacyError("the charge is for other records, settings or software, whose noise must not be reused.")
         self._left, self._drawn = set(range(first, sampler.releases)), set[int]()
         if self._left and not charge.on_disk():
             raise PrivacyError(f"the charge {charge.id} is not in a ledger on the disk, so nothing is released.")
@@ -59,17 +59,17 @@ class Gate:
 
     @property
     def left(self) -> int:
-        """The number of releases that were charged and are still to come."""
+        """The number of charged releases that remain."""
         return len(self._left)
 
     def stream(self, purpose: str, step: int, *, rank: int = 0) -> Stream:
-        """Random words of one use, of this charge alone: for units, views and weights. Noise never leaves the gate."""
+        """Return the charge's random stream for one use other than noise, which never leaves the gate."""
         if purpose == "noise":
-            raise PrivacyError("noise is drawn by the gate alone.")
+            raise PrivacyError("only the gate may draw noise.")
         return self._key.stream(purpose, step=step, rank=rank, branch=self._branch)
 
     def draw(self, step: int, units: int, *, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
-        """Which of this rank's units take part in a step: each unit belongs to one rank."""
+        """Draw which of this rank's units take part in a step; each unit belongs to one rank."""
         assert isinstance(self.sampler, PoissonSampler)
         rng = self.stream("sampling", step, rank=rank)
         return rank + ranks * self.sampler.draw(len(range(rank, units, ranks)), rng)
@@ -77,8 +77,8 @@ class Gate:
     def draw_ahead(self, number: int, size: int, sensitivity: float) -> None:
         """Draw the noise of release `number` in a thread, while its sum of `size` numbers is computed.
 
-        It stays in the gate, and `noisy` uses it for that release alone. A sum of another size or sensitivity gets the
-        noise that fits it, from the same stream, and what was drawn here is dropped.
+        It stays in the gate, for that release alone. If the sum turns out to have another size or sensitivity, this
+        draw is discarded, and `noisy` draws fitting noise from the same stream.
         """
         stream, thread = self._noise_stream(number), ThreadPoolExecutor(1)
         drawn = thread.submit(noise.draw, size, stream, sensitivity=sensitivity, sigma=self.sigma)
@@ -90,24 +90,24 @@ class Gate:
         return self._key.stream("noise", step=number, branch=self._branch)
 
     def next(self, bounded: BoundedSum) -> Floats:
-        """The next noisy sum, for releases that come one after the other."""
+        """Return the noisy sum of the next release."""
         if not self._left:
-            raise PrivacyError(f"all of the {self.sampler.releases} releases that were charged are done.")
+            raise PrivacyError(f"all {self.sampler.releases} releases that were charged are done.")
         return self.noisy(bounded, min(self._left))
 
     def noisy(self, bounded: BoundedSum, number: int, *, releases: range | None = None) -> Floats:
-        """The sum with noise of standard deviation sigma times its sensitivity, in each coordinate.
+        """Return the sum with noise of standard deviation sigma times its sensitivity in each coordinate.
 
-        `number` names the noise. The array is that release, or, row by row, those of the numbers in `releases`.
+        `number` names the noise. The array is that release, or its rows are the releases numbered in `releases`.
         """
         wanted = set(releases or (number,))
         with self._lock:
             if not wanted <= self._left:
                 raise PrivacyError(
-                    f"release {min(wanted - self._left)} is done or outside of what was charged; {self.left} are left."
+                    f"release {min(wanted - self._left)} is done or was not charged; {self.left} remain."
                 )
             if number in self._drawn:
-                raise PrivacyError(f"the noise of number {number} was used already: twice would reveal a difference.")
+                raise PrivacyError(f"noise {number} was used already: using it twice would reveal a difference.")
             self._left -= wanted
             self._drawn.add(number)
             early, self._early = self._early, None
@@ -118,10 +118,10 @@ class Gate:
 
 
 def secret_name(key: Key, purpose: str, what: str, arrays: Iterable[NDArray[Any]]) -> str:
-    """A name for the noise and the charge of `what`, settings in words, done to the arrays.
+    """Return the name of the noise and of the charge for applying `what`, a description of settings, to the arrays.
 
-    It is a secret function of everything that shapes the result. With a fresh key it is new each time; with a fixed
-    one, the same inputs give the same noise and are charged once, and any other input is charged for itself.
+    It is a keyed digest of everything that shapes the result. With a fresh key it is always new; with a fixed key, the
+    same inputs get the same noise and are charged once, and all other inputs are charged separately.
     """
     digest = hashlib.blake2b(what.encode(), digest_size=32)
     for array in arrays:

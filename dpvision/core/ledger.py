@@ -1,24 +1,23 @@
-"""The durable account of one data set: an append-only, hash-chained, locked file that is written before any result.
+"""The ledger of one data set: an append-only, hash-chained, locked file that is written before any result exists.
 
 Formal guarantees:
   1. `spend` returns only after the line that charges the event is on the disk (fsync of file and folder). A crash can
      charge for what was never released; it cannot release what was never charged.
-  2. All that is charged on the data set is within the budget (epsilon, delta), even if each run was chosen after
-     seeing the results of those before it; an event that would take the total over it is refused, and nothing is
-     written. Epsilons for different units do not compose, so an account counts one kind of unit, set by its first run.
-  3. Reading, deciding and writing happen under one exclusive lock: of two runs that want the last of the budget, one
-     gets it.
-  4. Each line carries the hash of the line before it, and the newest hash with the number of lines is kept in a seal
-     next to the file. An edited, cut, removed, swapped or copied-back line is detected and refused.
+  2. Everything charged on the data set is within the budget (epsilon, delta), even if each run was chosen after seeing
+     earlier results; an event that would exceed it is refused, and nothing is written. Epsilons for different units do
+     not compose, so an account has one kind of unit, set by its first run.
+  3. Reading, deciding and writing happen under one exclusive lock, so two runs cannot both spend the same budget.
+  4. Each line carries the hash of the line before it, and a seal next to the file stores the newest hash and the number
+     of lines. An edited, cut, removed, swapped or copied-back line is detected and refused.
 
-The chain detects mistakes and careless edits. Someone who can write both files can forge both: the operator is trusted.
+The chain detects mistakes and careless edits. Anyone who can write both files can forge both: the operator is trusted.
 
-A line: {"n": 3, "time": "...", "kind": KIND, ..., "previous": "...", "hash": "..."}, where KIND is
+A line is {"n": 3, "time": "...", "kind": KIND, ..., "previous": "...", "hash": "..."}, where KIND is
 
-    open, budget    what may be spent in all
-    plan, unplan    an event that is going to be run, written before anything is released on it; or that none is
-    charge          an event that is about to happen. The first charge after some plans charges all of them; later runs
-                    of the same plan name its line and cost nothing more
+    open, budget    the privacy budget
+    plan, unplan    an event that will be run, written before any result on the data set; or the end of all plans
+    charge          an event that is about to happen. The first charge after plans charges all of them; later runs of
+                    these plans name their lines and cost nothing more
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from typing import Any
 
 from dpvision.core import accountant, files
 from dpvision.core.account import Account, read_line, rounded_up, uses_up_delta
-from dpvision.core.events import Budget, Event, given_up, to_json
+from dpvision.core.events import Budget, Event, fixed_delta, to_json
 from dpvision.errors import BudgetSpent, ConfigError, DataError, LedgerMismatch, PrivacyError
 
 FORMAT = 1
-MAX_BYTES = 64 << 20  # of a ledger: a larger file was not written by this module, and is not read into memory
-# What reading lines that somebody wrote by hand can raise.
+MAX_BYTES = 64 << 20  # of a ledger file: a larger one was not written by this module, and is not read into memory
+# Exceptions that reading a manually edited line can raise.
 UNSOUND = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError)
 RESTORE = "Nothing is charged or released on such an account. Fix: restore the ledger and its seal from a backup."
 Lines = list[dict[str, Any]]
@@ -57,12 +56,12 @@ class Ledger:
         self._seal, self.images_path = self.path.with_suffix(".seal"), self.path.with_suffix(".images")
 
     def exists(self) -> bool:
-        """Whether it was opened. (A seal that counts no line remains of a crash while opening.)"""
+        """Whether the ledger was opened. (A seal with zero lines remains from a crash during opening.)"""
         sealed = self._sealed()
         return self.path.exists() or (sealed is not None and sealed[0] > 0)
 
     def open(self, budget: Budget, *, unit: str = "image") -> Account:
-        """Start the account with this budget and unit, unless it exists: then its own stay."""
+        """Open the account with this budget and unit, or return the existing account unchanged."""
         with self.locked():
             lines = self._read()
             if not lines:
@@ -71,34 +70,33 @@ class Ledger:
             return self._account(lines)
 
     def account(self) -> Account:
-        """Read and check the whole ledger."""
+        """Read and verify the whole ledger."""
         with self.locked():
             lines = self._read()
         return self._account(lines)
 
     def set_budget(self, budget: Budget) -> Account:
-        """Change what the data set may spend in all. The change is a line of the ledger like any other."""
+        """Change the data set's privacy budget. The change is a line of the ledger like any other."""
         with self.locked():
             lines = self._read()
             account = self._account(lines)
             spent = accountant.epsilon(account.total, budget.delta)
-            asked = f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+            refused = f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}"
             if uses_up_delta(account.total, budget.delta):
-                gone = f"what was charged gives up a delta of {given_up(account.total):g} for good"
-                raise BudgetSpent(f"{asked}: {gone}, so no epsilon is proved at this one. Fix: a larger --delta.")
+                used = f"earlier charges use up a delta of {fixed_delta(account.total):g}"
+                raise BudgetSpent(f"{refused}: {used}, so no epsilon can be proved. Fix: a larger --delta.")
             if spent > budget.epsilon:
-                spent_already = f"{rounded_up(spent)} is spent already"
-                raise BudgetSpent(f"{asked}: {spent_already}, and what was released cannot be taken back.")
+                raise BudgetSpent(f"{refused}: {rounded_up(spent)} is spent already, and a release cannot be undone.")
             return self._account(self._append(lines, "budget", vars(budget)))
 
     def require_room(self, event: Event, budget: Budget, *, unit: str = "image") -> None:
-        """Refuse early what `spend` would refuse, where `budget` is that of a ledger still to be opened."""
+        """Refuse early what `spend` would refuse; `budget` is for a ledger that is not open yet."""
         account = self.account() if self.exists() else Account("", budget, unit, ())
         account.require_unit(unit)
         account.require_within_budget(account.with_event(event).total, event)
 
     def plan(self, event: Event, *, run: str, unit: str = "image") -> Account:
-        """Write that this event is going to be run: the next charge pays for everything that is planned."""
+        """Record that this event will be run: the next charge pays for everything planned."""
         with self.locked():
             lines = self._read()
             account = self._account(lines)
@@ -108,7 +106,7 @@ class Ledger:
             return self._account(self._append(lines, "plan", {"run": run, "event": to_json(event)}))
 
     def drop_plan(self) -> Account:
-        """Forget what is planned and was not charged yet. What was charged stays."""
+        """Drop all plans that were not charged yet. Charges remain."""
         with self.locked():
             lines = self._read()
             return self._account(self._append(lines, "unplan", {}) if self._account(lines).plan else lines)
@@ -123,14 +121,14 @@ class Ledger:
         private: bool = True,
         new_account: str | None = None,
     ) -> Account:
-        """Charge the event before it happens, or refuse. The same id is charged once: it is the same noise again."""
+        """Charge the event before it happens, or refuse. An id is charged once, as it stands for the same noise."""
         with self.locked():
             lines = self._read()
             account = self._account(lines)
             account.require_unit(unit)
             charged = next((charge.event for charge in account.charges if charge.id == id), None)
             if charged not in (None, event):
-                raise LedgerMismatch(f"{self.path}: the charge {id} is for another event ({charged}; now: {event}).")
+                raise LedgerMismatch(f"{self.path}: the charge {id} is for {charged}, not for {event}.")
             if charged is not None:
                 return account
             after = account.with_event(event)
@@ -144,7 +142,7 @@ class Ledger:
 
     def _account(self, lines: Lines) -> Account:
         if not lines:
-            raise LedgerMismatch(f"{self.path}: there is no ledger for this data set yet: the first run opens it.")
+            raise LedgerMismatch(f"{self.path}: this data set has no ledger yet; its first run opens one.")
         try:
             first = lines[0]
             account = Account(first["account"], Budget(first["epsilon"], first["delta"]), first["unit"], ())
@@ -152,18 +150,18 @@ class Ledger:
                 account = read_line(account, line)
             return replace(account, charges=tuple(replace(charge, ledger=self) for charge in account.charges))
         except (*UNSOUND, ConfigError) as exc:
-            raise LedgerMismatch(f"{self.path}: a line does not hold what it must ({exc}). {RESTORE}") from exc
+            raise LedgerMismatch(f"{self.path}: a line has invalid content ({exc}). {RESTORE}") from exc
 
     def locked(self) -> AbstractContextManager[None]:
-        """One process, or thread, at a time."""
+        """Hold this ledger's lock: one process or thread at a time."""
         return hold_lock(self.path.with_suffix(".lock"))
 
     def _read(self) -> Lines:
-        """The lines of an unbroken chain that ends in the seal, or LedgerMismatch."""
+        """Return the lines of an unbroken chain that ends in the seal, or raise LedgerMismatch."""
         sealed = self._sealed()
         if not self.path.exists():
             if sealed and sealed[0] > 0:
-                raise LedgerMismatch(f"{self.path}: the ledger was deleted, but its seal is here. {RESTORE}")
+                raise LedgerMismatch(f"{self.path}: the ledger was deleted, but its seal exists. {RESTORE}")
             return []
         if sealed is None:
             raise LedgerMismatch(f"{self._seal}: the seal of the ledger is missing. {RESTORE}")
@@ -187,30 +185,30 @@ class Ledger:
             lines.append(line)
         if lines and lines[0].get("fingerprint") != self.fingerprint:
             raise LedgerMismatch(f"{self.path}: this ledger belongs to other data. {RESTORE}")
-        # A crash may leave the chain one line ahead of the seal (the line was written, the seal not yet), and half a
-        # line after it (then nothing was released on its account). Behind the seal, lines were taken away.
+        # A crash may leave the chain one line ahead of the seal (the line was written, the seal was not), or a partial
+        # line at the end (then nothing was released for it). If the chain is behind the seal, lines were removed.
         count, last = sealed
         ahead = len(lines) - count
         if not 0 <= ahead <= 1 or (count > 0 and lines[count - 1]["hash"] != last):
-            raise LedgerMismatch(f"{self.path}: lines are missing at the end, or were added by other means. {RESTORE}")
+            raise LedgerMismatch(f"{self.path}: lines at the end were removed, or added by other means. {RESTORE}")
         try:
             if torn:
                 os.truncate(self.path, len(raw) - len(torn))
             if ahead:
                 self._write_seal(lines)
         except OSError as exc:
-            raise PrivacyError(f"{self.path}: what a crash left cannot be repaired ({exc.strerror}).") from exc
+            raise PrivacyError(f"{self.path}: cannot be repaired after a crash ({exc.strerror}).") from exc
         return lines
 
     def _append(self, lines: Lines, kind: str, content: dict[str, Any]) -> Lines:
-        """The lines with one more, which is on the disk with its seal."""
+        """Append a line, with its seal, durably, and return all lines."""
         previous = lines[-1]["hash"] if lines else ""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"n": len(lines), "time": now, "kind": kind, **content, "previous": previous}
         line["hash"] = _hash(previous, line)
         try:
             if not lines:
-                self._write_seal(lines)  # the seal comes first, so that a ledger without one has lost it
+                self._write_seal(lines)  # the seal comes first, so a ledger without a seal has lost it
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 data = json.dumps(line).encode() + b"\n"
@@ -223,13 +221,13 @@ class Ledger:
             self._write_seal([*lines, line])
         except OSError as exc:
             raise PrivacyError(
-                f"{self.path}: the ledger could not be written ({exc.strerror}), so nothing was released. Fix: make "
-                "room or give write access, then run the same command again."
+                f"{self.path}: the ledger could not be written ({exc.strerror}), so nothing was released. Fix: free "
+                "disk space or grant write access, then run the same command again."
             ) from exc
         return [*lines, line]
 
     def _sealed(self) -> tuple[int, str] | None:
-        """The number of lines and the newest hash, by the seal; None if there is no seal."""
+        """Return the number of lines and the newest hash from the seal; None if there is no seal."""
         if not self._seal.exists():
             return None
         try:
@@ -247,14 +245,14 @@ class Ledger:
 
 @contextmanager
 def hold_lock(lock: Path) -> Iterator[None]:
-    """One process, or thread, at a time; where that cannot be had, nothing is charged."""
+    """Hold a lock for one process or thread at a time; if it cannot be locked, nothing is charged."""
     with ExitStack() as stack:
         try:
             files.make_folder(lock.parent)
             stack.enter_context(files.locked(lock))
         except (OSError, DataError) as exc:
             raise PrivacyError(
-                f"{lock}: the ledger cannot be locked ({exc}), so nothing was charged. Fix: give write access to "
+                f"{lock}: the ledger cannot be locked ({exc}), so nothing was charged. Fix: grant write access to "
                 f"{lock.parent}."
             ) from exc
         yield

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism: a sum of bounded contributions goes in, the sum on a grid plus Gaussian noise comes out.
+"""The Gaussian mechanism: takes a sum of bounded contributions, returns the sum on a grid plus Gaussian noise.
 
 Formal guarantee: let S be a sum such that adding or removing one unit moves it by at most `sensitivity` in Euclidean
 norm. Then `add_noise` is the Gaussian mechanism with noise multiplier at least `sigma`, up to a total variation
@@ -7,30 +7,24 @@ distance of DISTANCE per number:
   1. S is rounded to a grid of width g, a power of two near sigma * sensitivity * 2^-22. Rounding moves neighbours apart
      by at most sqrt(d) * g more, and arithmetic by at most ARITHMETIC_SLACK * sensitivity; both are added to the
      sensitivity before the noise is scaled.
-  2. The noise is a Gaussian rounded to the same grid. As the sum is on the grid, rounding (sum + noise) is the same as
-     sum + rounded noise: post-processing of the ideal mechanism, so its privacy loss distribution stands. Every output
-     is a multiple of g, whatever the data: the low bits reveal nothing.
+  2. The noise is a Gaussian rounded to the same grid. Since the sum is on the grid, rounding (sum + noise) equals sum +
+     rounded noise: post-processing of the ideal mechanism, so its privacy loss distribution applies. Every output is a
+     multiple of g, whatever the data: the low bits reveal nothing.
   3. The rounded Gaussian is exact. A pair of numbers is round(c R cos 2 pi V), round(c R sin 2 pi V), where
      R = sqrt(-2 ln U), c is the standard deviation in grid steps, and U, V = (k + 1/2) 2^-128 for independent uniform
-     128-bit k. Both are *correctly rounded*: float64 computes them first, and a number nearer to the midpoint of two
-     grid points than float64's error may reach (about one in 300,000) is computed again with 60 digits.
+     128-bit k. Both are *correctly rounded*: float64 computes them first, and a number that is closer to the midpoint
+     of two grid points than float64's possible error (about one in 300,000) is computed again with 60 digits.
   4. Distance from the ideal distribution, jointly for the pair: let U', V' be real uniforms in the cells of U and V, so
      that their pair is ideal. A rounded number differs only if a midpoint lies between the two, which are at most
      h = c 2^-129 (1 / (U R) + 2 pi R) apart. The ideal number lies within h of a midpoint with probability 2 E[h] (the
      points near one are strips of a plane on which the pair's density is smooth), and E[1 / (U R)] is the integral of
      dR from 0 to 13.4, 2 pi E[R] < 8: together 44 c 2^-129, below 2^-100 for c up to 2^23.4. Pairs are independent, so
-     distances add: d numbers are, jointly, within d 2^-100 of the ideal. The accountant subtracts its SAMPLER from
-     delta for them.
+     distances add up: d numbers are, jointly, within d 2^-100 of the ideal. The accountant subtracts SAMPLER from delta
+     to cover them.
 
-What is trusted and not proven: that AES-CTR's words cannot be distinguished from uniform ones, and that numpy's log,
-sqrt, cos and sin are accurate to 16 units in the last place (compared with 60 digits in the tests). The one branch on
-values asks whether a number is near a midpoint, which does not depend on its size.
-
-    edge case                      behaviour
-    non-finite sum                 refused: a contribution was not bounded
-    empty batch                    the sum is zero; noise only
-    sigma = 0                      refused: there would be no noise
-    d = 0                          an empty array
+Trusted without proof: that AES-CTR's words cannot be distinguished from uniform ones, and that numpy's log, sqrt, cos
+and sin are accurate to 16 units in the last place (tests compare them with 60 digits). The only branch on values checks
+whether a number is near a midpoint, which does not depend on its magnitude. A sum that is not finite is refused.
 """
 
 from __future__ import annotations
@@ -45,17 +39,17 @@ from dpvision.core.keys import Stream
 from dpvision.errors import PrivacyError
 
 GRID_BITS = 22  # the grid's width is the power of two below the noise's standard deviation times 2^-GRID_BITS
-# What arithmetic may add to the sensitivity, as a share of it: a unit's norm is taken in float32 by blocks, and factors
-# of its gradient are rounded (slots.MAX_ROUNDING). Other units' contributions keep their bits.
+# What arithmetic may add to the sensitivity, relative to it: norms are computed in float32 by blocks, and factors of a
+# gradient are rounded (slots.MAX_ROUNDING). Other units' contributions are bitwise unaffected.
 ARITHMETIC_SLACK = 1e-4
-# Values drawn at a time, so that they stay in the processor's cache. The number decides which word makes which value: a
-# resumed run must use the same.
+# Number of values drawn at a time, so that they stay in the processor's cache. It determines which random word makes
+# which value, so a resumed run must use the same number.
 BLOCK = 1 << 15
 DISTANCE = 2.0**-100  # total variation distance of one released number from the ideal distribution (point 4 above)
-# What float64 may be off by, in standard deviations: errors of U and V's conversion, log, sqrt, cos, sin and products
-# add up to 2^-45 at most where every function is accurate to 4 units in the last place, and 2^-44 at 16.
+# Bound on float64's error, in standard deviations: the errors of U and V's conversion, log, sqrt, cos, sin and products
+# add up to at most 2^-45 if every function is accurate to 4 units in the last place, and to 2^-44 at 16.
 FLOAT_ERROR = 2.0**-42
-SMALL = 2.0**-16  # below it, 1 - U is used instead of U: near 1, float64 has too few bits left for a small radius
+SMALL = 2.0**-16  # if 1 - U is below it, use 1 - U instead of U: near 1, float64 has too few bits for a small radius
 
 
 def add_noise(
@@ -66,9 +60,9 @@ def add_noise(
     sigma: float,
     drawn: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """The noisy sum: `total` on the grid plus N(0, (sigma * sensitivity)^2) on the grid.
+    """Return the noisy sum: `total` on the grid plus N(0, (sigma * sensitivity)^2) on the grid.
 
-    `drawn` is what `draw` returned for this size, stream, sensitivity and sigma, if the noise was drawn before.
+    `drawn` is the result of `draw` for this size, stream, sensitivity and sigma, if the noise was drawn in advance.
     """
     scale, grid = noise_scale(total.size, sensitivity=sensitivity, sigma=sigma)
     flat = np.ascontiguousarray(total, dtype=np.float64).reshape(-1)
@@ -78,23 +72,23 @@ def add_noise(
         part = out[start : start + BLOCK]
         np.multiply(flat[start : start + BLOCK], to_grid, out=part)
         np.rint(part, out=part)
-        # whole numbers below 2^53, so the sum is exact
+        # The sum is exact, of whole numbers below 2^53.
         part += rounded_normal(stream, part.size, noise_to_grid) if drawn is None else drawn[start : start + BLOCK]
         part *= grid  # a power of two, so this is exact too
     if not np.isfinite(out).all() or (flat.size and np.abs(out).max() > grid * 2.0**52):
-        raise PrivacyError("the sum to be released is not finite, so some contribution was not bounded.")
+        raise PrivacyError("the sum to release is not finite, so some contribution was not bounded.")
     return out.reshape(total.shape)
 
 
 def draw(size: int, stream: Stream, *, sensitivity: float, sigma: float) -> NDArray[np.float64]:
-    """The noise that `add_noise` adds to a sum of this size, in steps of the grid: it does not depend on the sum."""
+    """Draw the noise that `add_noise` adds to a sum of this size, in grid steps; it does not depend on the sum."""
     scale, grid = noise_scale(size, sensitivity=sensitivity, sigma=sigma)
     sizes = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
     return np.concatenate([np.empty(0), *(rounded_normal(stream, n, scale / grid) for n in sizes)])
 
 
 def noise_scale(size: int, *, sensitivity: float, sigma: float) -> tuple[float, float]:
-    """The standard deviation of the noise on `size` numbers, and the width of the grid."""
+    """Return the standard deviation of the noise on `size` numbers, and the width of the grid."""
     if not (sensitivity > 0 and sigma > 0 and math.isfinite(sensitivity * sigma)):
         raise PrivacyError(f"noise needs a sensitivity and a sigma above 0, not {sensitivity} and {sigma}.")
     grid = 2.0 ** math.floor(math.log2(sigma * sensitivity) - GRID_BITS)
@@ -103,7 +97,7 @@ def noise_scale(size: int, *, sensitivity: float, sigma: float) -> tuple[float, 
 
 
 def rounded_normal(stream: Stream, count: int, deviation: float) -> NDArray[np.float64]:
-    """`count` draws of N(0, deviation^2), each correctly rounded to a whole number."""
+    """Draw `count` times from N(0, deviation^2), each draw correctly rounded to a whole number."""
     half = (count + 1) // 2
     words = stream.words(4 * half).reshape(4, half)
     numbers = _box_muller(words) * deviation
@@ -115,7 +109,7 @@ def rounded_normal(stream: Stream, count: int, deviation: float) -> NDArray[np.f
 
 
 def _box_muller(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """sqrt(-2 ln U) times cos 2 pi V, then times sin 2 pi V, in float64; no branch on values."""
+    """Return sqrt(-2 ln U) times cos 2 pi V, then times sin 2 pi V, in float64 and without branches on values."""
     high, low, turn, _ = words  # the last 64 bits of V are below float64's precision
     rest = low.astype(np.float64) * 2.0**-64
     squared = -2.0 * np.log((high.astype(np.float64) + rest + 2.0**-65) * 2.0**-64)
@@ -127,13 +121,13 @@ def _box_muller(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     return out.reshape(-1)
 
 
-# 60 digits: what this rounding hides is far below DISTANCE.
+# With 60 digits, rounding errors are far below DISTANCE.
 _EXACT = Context(prec=60, rounding=ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534")
 
 
 def round_exactly(u: int, v: int, deviation: float, *, sine: bool) -> float:
-    """The whole number nearest to deviation * sqrt(-2 ln U) * cos(2 pi V), or sin, where U, V = (u, v + 1/2) 2^-128."""
+    """Return round(deviation * sqrt(-2 ln U) * cos(2 pi V)), or with sin, where U, V = (u + 1/2, v + 1/2) 2^-128."""
     with localcontext(_EXACT):
         cell = Decimal(2) ** -129
         radius = (-2 * ((2 * u + 1) * cell).ln()).sqrt()
@@ -141,7 +135,7 @@ def round_exactly(u: int, v: int, deviation: float, *, sine: bool) -> float:
 
 
 def _cosine(turns: Decimal, *, sine: bool) -> Decimal:
-    """cos(2 pi turns), or sin, for 0 <= turns < 1: the nearest quarter turn is subtracted, then Taylor's series."""
+    """Return cos(2 pi turns), or sin, for 0 <= turns < 1, by Taylor's series around the nearest quarter turn."""
     quarter = int((4 * turns).to_integral_value())
     x = 2 * _PI * (turns - Decimal(quarter) / 4)  # at most pi / 4
     quarter = (quarter - sine) % 4  # sin y = cos(y - pi/2)

@@ -1,15 +1,15 @@
-"""Which records take part, by public numbers and Bernoulli draws of their own; each sampler states its event.
+"""Samplers: which records take part, by independent Bernoulli draws at public rates; each sampler states its event.
 
 Formal guarantee: draws of distinct steps, rows and records are independent of each other and of the data, and each
-succeeds with at most the probability that `event` states. Rates are made of public numbers and never taken from the
-data: the true number of records changes neither a rate, nor the number of steps or rows, nor what a sum is divided by.
-One more record adds its own draws, and changes nobody else's choice in distribution. (With a secret key, the bits used
-for the others do change; they are as random as before.) `event` is the only account of what a sampler does.
+succeeds with at most the probability that `event` states. Rates depend only on public numbers: the true number of
+records affects neither a rate, nor the number of steps or rows, nor the divisor of a sum. One more record adds its own
+draws and does not change the distribution of any others. (With a secret key, the bits used for the others do change;
+they are equally random.) `event` alone describes what a sampler does.
 
     edge case                      behaviour
-    nobody is drawn                an empty array; the step or row happens, with noise only, and is never skipped
-    everybody is drawn             all of them; batches are never cut to a size
-    fewer or more records than n   the rate stays
+    no record is drawn             an empty array; the step or row happens, with noise only, and is never skipped
+    all records are drawn          all take part; batches are never truncated
+    fewer or more records than n   the rate is unchanged
     batch or degree above n        refused
 """
 
@@ -28,7 +28,7 @@ from dpvision.errors import ConfigError
 
 
 class Sampler(Protocol):
-    """What the gate asks of a sampler: the number of releases, and what they do to each record."""
+    """The gate's interface to a sampler: the number of releases, and the event that describes them."""
 
     @property
     def releases(self) -> int: ...
@@ -38,7 +38,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class EveryRecord:
-    """`releases` sums that every record is in."""
+    """`releases` sums, each over every record."""
 
     releases: int
 
@@ -48,7 +48,7 @@ class EveryRecord:
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """For training: in every one of `steps` steps, each unit independently with probability batch / n."""
+    """For training: in each of `steps` steps, every unit takes part independently with probability batch / n."""
 
     batch: int
     n: int
@@ -74,7 +74,7 @@ class PoissonSampler:
         return PoissonGaussian(self.rate, sigma, self.steps - first)
 
     def draw(self, units: int, stream: Stream) -> NDArray[np.int64]:
-        """Indices of the units that take part in one step, ascending. Nothing but the draws depends on `units`."""
+        """Return the ascending indices of the units that take part in one step, out of `units`."""
         if self.batch == self.n:
             return np.arange(units)
         threshold = np.uint64(int(Fraction(self.rate) * (1 << 64)))
@@ -83,7 +83,7 @@ class PoissonSampler:
 
 @dataclass(frozen=True, eq=False)
 class RowMembers:
-    """Which records are in some rows: those of row r are members[starts[r] : starts[r + 1]]."""
+    """The records in each row: those of row r are members[starts[r] : starts[r + 1]]."""
 
     members: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -91,7 +91,7 @@ class RowMembers:
 
 @dataclass(frozen=True)
 class Poisson:
-    """For mixtures: each record is in each of `rows` rows independently with probability degree / n."""
+    """For mixtures: every record is in each of `rows` rows independently with probability degree / n."""
 
     degree: float
     n: int
@@ -101,7 +101,7 @@ class Poisson:
         if not 0 < self.degree <= self.n:
             raise ConfigError(f"the degree is {self.degree:g} and n is {self.n:,}: it must be 0 < degree <= n.")
         if self.rows < 1:
-            raise ConfigError(f"{self.rows} rows were asked for: at least one is needed.")
+            raise ConfigError(f"rows is {self.rows}: at least one is needed.")
 
     @property
     def rate(self) -> float:
@@ -109,7 +109,7 @@ class Poisson:
 
     @property
     def description(self) -> str:
-        """All of its numbers, to name the random numbers that it uses."""
+        """All of its parameters, as part of the name of its random streams."""
         return repr(self)
 
     @property
@@ -120,7 +120,7 @@ class Poisson:
         return PoissonGaussian(self.rate, sigma, self.rows - first)
 
     def choose(self, labels: NDArray[np.int64], rows: range, stream: Stream) -> RowMembers:
-        """Which of the records with these classes (-1: in no row) are in each of `rows`."""
+        """Draw which records, given by their classes, are in each of `rows`; class -1 is in no row."""
         present = np.flatnonzero(labels >= 0)
         drawn = bernoulli(stream, len(present) * len(rows), rate=self.rate)
         row, record = np.divmod(drawn, max(len(present), 1))
@@ -129,7 +129,7 @@ class Poisson:
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """A public table: whether row r is about class k. A record of class k is in such rows with probability rates[k]."""
+    """A public table: if table[r, k], row r is about class k, whose records are in it with probability rates[k]."""
 
     table: NDArray[np.bool_]
     rates: tuple[float, ...]
@@ -138,10 +138,10 @@ class Scheduled:
         if self.table.ndim != 2 or self.table.dtype != np.bool_ or self.table.shape[1] != len(self.rates):
             raise ConfigError(f"a schedule needs one column of booleans for each of the {len(self.rates)} rates.")
         if not self.rows:
-            raise ConfigError("a schedule of no rows was asked for: at least one is needed.")
-        own = self.table.copy()
-        own.setflags(write=False)  # what runs is what is charged
-        object.__setattr__(self, "table", own)
+            raise ConfigError("the schedule has no rows: at least one is needed.")
+        table = self.table.copy()
+        table.setflags(write=False)  # so that what runs is what was charged
+        object.__setattr__(self, "table", table)
 
     @property
     def description(self) -> str:
@@ -176,11 +176,11 @@ MixtureSampler = Poisson | Scheduled
 
 
 def bernoulli(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:
-    """Which of `count` independent draws of probability p = `rate` succeed, ascending.
+    """Return the ascending indices of the successes among `count` independent draws of probability p = `rate`.
 
-    A draw succeeds when its 72 random bits, read as a number below 1, are below p. Its first byte decides unless it
-    equals floor(256 p); then one more word must be below frac(256 p) 2^64. So each succeeds with a probability of at
-    most p, and at least p - 2^-72.
+    A draw succeeds if its 72 random bits, read as a number below 1, are below p. Its first byte decides unless it
+    equals floor(256 p); then one more word must be below frac(256 p) 2^64. So the probability of success is at most p,
+    and at least p - 2^-72.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"the rate is {rate!r}: it must be from 0 to 1.")
@@ -190,8 +190,8 @@ def bernoulli(stream: Stream, count: int, *, rate: float) -> NDArray[np.int64]:
     whole = int(scaled)
     threshold = np.uint64(int((scaled - whole) * (1 << 64)))
     bytes_ = stream.words(-(-count // 8)).view(np.uint8)[:count]
-    near = np.flatnonzero(bytes_ <= whole)  # almost all draws end here
-    open_ = bytes_[near] == whole
-    sure = ~open_
-    sure[open_] = stream.words(int(open_.sum())) < threshold
-    return near[sure]
+    candidates = np.flatnonzero(bytes_ <= whole)
+    undecided = bytes_[candidates] == whole
+    success = ~undecided
+    success[undecided] = stream.words(int(undecided.sum())) < threshold
+    return candidates[success]

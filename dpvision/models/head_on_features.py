@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision.core.rows import AT_A_TIME, SHORTER, Floats, Preparation, lengths
+from dpvision.core.rows import AT_A_TIME, SHORTER, Floats, Preparation, row_norms
 
 UNIT = Preparation(unit=True)
 
@@ -48,7 +48,7 @@ def subtract_centre(x: NDArray[np.float32], centre: Floats) -> NDArray[np.float3
     for start in range(0, len(x), AT_A_TIME):
         part = slice(start, start + AT_A_TIME)
         moved = x[part].astype(np.float64) - centre
-        length = lengths(moved)
+        length = row_norms(moved)
         unit = np.divide(moved, length, out=np.zeros_like(moved), where=length > 0)
-        out[part] = unit / np.maximum(1.0, lengths(unit)) * SHORTER
+        out[part] = unit / np.maximum(1.0, row_norms(unit)) * SHORTER
     return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpvision.core.events import MAX_COUNT, Budget, Composed, Event, PoissonGaussian, apart, exposures
+from dpvision.core.events import MAX_COUNT, Budget, Composed, Event, PoissonGaussian, exposures, split_kind
 from dpvision.errors import ConfigError
 from dpvision.settings import gdp, quick
 from dpvision.settings.figures import describe
@@ -30,7 +30,7 @@ def sigma_of(
     budget: Budget, event: Callable[[float], Event], *, before: tuple[Event, ...] = (), confirm: bool = True
 ) -> float:
     """Return the least noise multiplier whose event, after `before`, stays within the budget."""
-    kinds = [exposure for kind in exposures(event(1.0)) for exposure in apart(kind)[0]]
+    kinds = [exposure for kind in exposures(event(1.0)) for exposure in split_kind(kind)[0]]
     if not kinds:
         raise ConfigError("nothing to calibrate: the number of steps and the sampling rate must be above 0.")
     _check_room(budget, before)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dpvision.core import accountant
 from dpvision.core.adaptive import find_least, gaussian_delta
-from dpvision.core.events import Event, apart, exposures
+from dpvision.core.events import Event, exposures, split_kind
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -52,7 +52,7 @@ def central_limit_mu(event: Event) -> float:
             return steps / sigma**2
         return steps * rate**2 * math.expm1(sigma**-2) if sigma > 0.04 else math.inf
 
-    kinds = [apart(kind) for kind in exposures(event)]
+    kinds = [split_kind(kind) for kind in exposures(event)]
     if any(points for _, points in kinds):  # not defined for hyperparameter tuning
         return math.inf
     return max((math.sqrt(sum(squared(*x) for x in steps)) for steps, _ in kinds), default=0.0)

@@ -35,7 +35,7 @@ from dpvision.core.accountant import (
     join_unsampled,
     loss,
 )
-from dpvision.core.events import Capped, Event, Kind, Point, apart, exposures
+from dpvision.core.events import Capped, Event, Kind, Point, exposures, split_kind
 
 # Mass that the composed window may leave out on each side; both are counted as infinite loss.
 WINDOW_TAIL = 1e-14
@@ -105,7 +105,7 @@ def _both_ways(kind: Kind) -> tuple[_Total, _Total]:
     """Return losses of (P against Q), a record removed, and of (Q against P), one added."""
     kind = join_unsampled(kind)
     h = grid_width(kind)
-    steps, points = apart(kind)
+    steps, points = split_kind(kind)
     remove = [(_step_losses(q, sigma, h, added=False), n) for q, sigma, n in steps]
     add = [(_step_losses(q, sigma, h, added=True), n) for q, sigma, n in steps]
     both = [(_point_losses(point, h), 1) for point in points]
@@ -223,7 +223,7 @@ def rdp_epsilon(event: Event, delta: float) -> float:
 
     worst = 0.0
     for kind in exposures(event):
-        exposed, points = apart(kind)
+        exposed, points = split_kind(kind)
         if points:  # with probability delta all is revealed, so no Rényi divergence is finite
             return math.inf
         accountant = RdpAccountant(RDP_ORDERS)
@@ -239,7 +239,7 @@ def lower_bound(event: Event, delta: float) -> float:
 
     No lower bound is known for a tuning, so it counts as 0.
     """
-    kinds: list[Kind] = [steps for kind in exposures(event) if (steps := apart(kind)[0])]
+    kinds: list[Kind] = [steps for kind in exposures(event) if (steps := split_kind(kind)[0])]
     return max(
         (float(compose_losses(k, grid=GRID / 8, optimistic=True).get_epsilon_for_delta(delta)) for k in kinds),
         default=0.0,

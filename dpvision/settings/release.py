@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dpvision.core.events import Budget, Event, Gaussian, apart, exposures
+from dpvision.core.events import Budget, Event, Gaussian, exposures, split_kind
 from dpvision.core.events import Kind as Met
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
@@ -279,7 +279,7 @@ def unused_settings(config: Release) -> frozenset[str]:
 
 def _chance_of(kind: Met) -> float:
     """Return the probability that such a record is in any of the releases."""
-    steps, points = apart(kind)
+    steps, points = split_kind(kind)
     if points or any(x.rate == 1 for x in steps):
         return 1.0
     return -math.expm1(sum(x.steps * math.log1p(-x.rate) for x in steps))

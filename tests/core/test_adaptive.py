@@ -20,8 +20,8 @@ from dpvision.core.events import (
     Later,
     PoissonGaussian,
     Tuned,
+    fixed_delta,
     from_json,
-    given_up,
     parts,
     to_json,
 )
@@ -91,7 +91,7 @@ def test_both_accountants_agree_and_the_leak_is_in_delta() -> None:
     both = adaptive.compose((TRAINING, EVENTS["rare"]), DELTA)
     assert isinstance(both, Adaptive) and parts(both) == (TRAINING, EVENTS["rare"])
     assert quick.epsilon(both, DELTA) == pytest.approx(accountant.epsilon(both, DELTA), rel=2e-3)
-    assert given_up(both) == adaptive.reserve(DELTA)
+    assert fixed_delta(both) == adaptive.reserve(DELTA)
     assert accountant.delta(both, 50.0) >= adaptive.reserve(DELTA)
     assert from_json(to_json(both)) == both and "chosen later" in describe(both)
 
@@ -225,7 +225,7 @@ def test_a_forged_plan_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyPatc
         return append(self, lines, kind, {**content, "plan": 1})
 
     monkeypatch.setattr(Ledger, "_append", forged)
-    with pytest.raises(LedgerMismatch, match="no such event left"):
+    with pytest.raises(LedgerMismatch, match="no such event remains"):
         ledger.spend(Gaussian(8.0), id="b", run="second")
 
 
@@ -234,7 +234,7 @@ def test_a_smaller_delta_keeps_the_leaks_that_were_given(ledger: Ledger) -> None
     ledger.spend(PoissonGaussian(0.05, 9.0, 100), id="b", run="second")
     account = ledger.set_budget(Budget(3.0, 1e-6))
     assert isinstance(account.total, Adaptive) and account.total.reserve >= account.total.later[0].leak
-    with pytest.raises(BudgetSpent, match="for good in all"):
+    with pytest.raises(BudgetSpent, match="which this run exceeds"):
         ledger.spend(PoissonGaussian(0.05, 9.0, 100), id="c", run="third")
 
 

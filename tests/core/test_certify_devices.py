@@ -59,7 +59,7 @@ def test_public_vectors_precision_and_one_view_pass() -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("jitter", "other bits when it is computed again"), ("by_place", "other bits at another position")],
+    [("jitter", "different bits when computed again"), ("by_place", "different bits at another position")],
 )
 def test_kernels_that_round_by_chance_or_place_are_refused(option: str, message: str) -> None:
     with standin.asked(**{option: 1e-6}), pytest.raises(UnsafeLayer, match=f"device standin:0: .*{message}"):
@@ -103,7 +103,7 @@ class _WrongInFullPasses(ClippedSum):
 
 def test_contributions_that_depend_on_the_place_in_a_full_pass_are_refused() -> None:
     engine = partial(_WrongInFullPasses, physical=8)
-    with pytest.raises(UnsafeLayer, match="other bits in a sum, at the last position"):
+    with pytest.raises(UnsafeLayer, match="different bits in a sum, at the last position"):
         certify(_network().to("standin"), each_loss, SHAPE, 10, engine=engine, style=Flat(1.0), views=(2,))
 
 
@@ -123,7 +123,7 @@ def test_every_size_of_a_person_is_tried(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(linear, "multiply", wrong)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    with pytest.raises(UnsafeLayer, match="other bits"):
+    with pytest.raises(UnsafeLayer, match="different bits"):
         _certify(model, views=tuple(sizes_on_a_device([1, 2, 3], 32)), physical=32)
 
 

@@ -103,13 +103,13 @@ def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
     tuned = Tuned((Gaussian(5.0),), 1.0, 0.3, 2.9, 4.9e-6)
     ledger.plan(tuned, run="r")
     ledger.plan(tuned, run="r")
-    with pytest.raises(BudgetSpent, match=r"0 of delta for good and this 4.9e-06: .* smaller --delta"):
+    with pytest.raises(BudgetSpent, match=r"use up 0 of delta and this one 4.9e-06: .* smaller --delta"):
         ledger.plan(tuned, run="r")
     ledger.spend(tuned, id="a", run="r")
     ledger.spend(tuned, id="b", run="r")
-    with pytest.raises(BudgetSpent, match=r"may give up 2.5e-07 for good in all.*smaller --delta"):
+    with pytest.raises(BudgetSpent, match=r"may use up 2.5e-07 of delta.*smaller --delta"):
         ledger.spend(tuned, id="c", run="r")
-    with pytest.raises(BudgetSpent, match=r"delta of 9.8e-06 for good.*Fix: a larger --delta"):
+    with pytest.raises(BudgetSpent, match=r"use up a delta of 9.8e-06, .*Fix: a larger --delta"):
         ledger.set_budget(Budget(20.0, 4e-6))
     with pytest.raises(BudgetSpent, match="smaller --epsilon"):  # for want of noise, not of delta
         Ledger(ledger.path.parent, "cd" * 32).require_room(PoissonGaussian(0.5, 0.05, 3), Budget(20.0, 1e-5))

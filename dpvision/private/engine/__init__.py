@@ -1,4 +1,4 @@
-"""The one function of private data: per-unit gradients over K views, clipped and summed."""
+"""The only computation on private data in training: per-unit gradients over K views, clipped and summed."""
 
 from dpvision.core.clipping import STYLES, Automatic, Flat, Loss, PerLayer, Public, Style
 from dpvision.private.engine.clipped_sum import ClippedSum, Tally, Watch

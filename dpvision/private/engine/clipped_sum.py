@@ -4,29 +4,29 @@
 
 Formal guarantee: `ClippedSum` returns that sum. Adding or removing one unit moves it by at most `sensitivity` in
 Euclidean norm (within noise.ARITHMETIC_SLACK for float32 norms and the grid), whatever the unit's images and labels
-are: a unit's contribution is a function of that unit alone, it is scaled by its own norm, and sums are exact
-(exact.py). It holds for models that pass `certify` (core/certify.py), which shows by trial that no layer mixes images
-and every rule is right for them; and weights, `scale`, `shift` and the perturbations v_k must be public.
+are: a unit's contribution is a function of that unit alone, is scaled by its own norm, and sums are exact (exact.py).
+This holds for models that pass `certify` (core/certify.py), which tests that no layer mixes images and that every rule
+is correct for the model. The weights, `scale`, `shift` and the perturbations v_k must be public.
 
-That a contribution is a function of the unit alone holds to the last bit, at any position and whatever else is in the
-batch. On the CPU two things ensure that: functions without a rule are computed for each unit alone, and the rules pad
-what they pass to a library until its kernels no longer round by position (linear.py, conv.py, elementwise.py,
-attention.py). The second is a property of the library and the processor, found by trial and not proven; `certify` tries
-it again, with the actual model, before each charge, and refuses a model without it unless units pass one by one.
+A contribution depends on its unit alone down to the last bit, at any position and for any batch. On the CPU this has
+two reasons: functions without a rule are computed separately for each unit, and the rules pad the inputs of library
+kernels until these no longer round by position (linear.py, conv.py, elementwise.py, attention.py). The second is a
+property of the library and the processor that was found by tests, not proven; `certify` tests it again with the actual
+model before each charge, and refuses a model without it unless units pass one by one.
 
-There, neither the size of a pass nor the number of threads changes a bit, with one exception: the images of a unit
-that is larger than a pass are added up pass by pass, so its own last bits, and no other unit's, depend on the size.
+On the CPU, neither the size of a pass nor the number of threads changes a bit, with one exception: the images of a unit
+that is larger than a pass are added up pass by pass, so the unit's own last bits depend on the size.
 
-On an accelerator the rules compute all units of a pass in one call. Kernels are chosen by size, so each pass has the
-same size, whatever is in the batch (pass_size.py), and that size is a part of what the bits of a sum depend on. It is
-fixed by `plan_pass`, from public numbers. That kernels of one size treat all units alike is found by trial as well:
-`certify` does it on the device itself, in full passes. Nothing in a pass waits for the device.
+On an accelerator, the rules compute all units of a pass in one call. Libraries choose kernels by size, so every pass
+has the same size for any batch (pass_size.py). `plan_pass` fixes this size, on which the bits of a sum depend, from
+public numbers. Whether kernels of one size treat all units alike is also tested: `certify` does so on the device
+itself, in full passes. The host never waits for the device within a pass.
 
     edge case                      behaviour
     empty batch                    zeros
-    NaN or Inf in a unit           that unit contributes zero, silently
+    NaN or Inf in a unit           that unit contributes zero, without a message
     zero gradient                  contributes zero (minus the shift, clipped)
-    a person with many images      averaged first, over several passes if need be; clipped once
+    a person with many images      averaged first, over several passes if necessary; clipped once
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from dpvision.private.engine.passes import Group, Mover, Shape, Worker, split
 from dpvision.private.engine.refusals import refuse_unsafe
 from dpvision.private.engine.slots import MAX_ROUNDING, Slots
 
-assert rules  # importing them registers them
+assert rules  # importing the rules registers them
 
 # Images, targets, and the number of consecutive images of each unit.
 Batch = tuple[Tensor, Tensor, Sequence[int]]
-# Called with (losses of the images, norms of the units' gradients, bound). Both are private: not for release.
+# Called with (losses of the images, norms of the units' gradients, bound). Losses and norms are private.
 Watch = Callable[[Tensor, Tensor, float], None]
 
 
 class ClippedSum:
-    """sum over units of clip(mean over views of the gradient), for the trainable parameters of `model`."""
+    """Computes the sum over units of clip(mean gradient over views), for the trainable parameters of `model`."""
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class ClippedSum:
         batch: int | None = None,
         precision: str = "float32",
     ) -> None:
-        """Copy the modules and share their weights; the sum is computed on the device of the parameters.
+        """Copy the modules, sharing their weights. The sum is computed on the device of the parameters.
 
-        `one_view` promises that every unit is one image, which makes linear layers cheaper. The promise cannot be
-        derived from a batch: one unit with two images would change how all others are rounded.
+        `one_view` promises that every unit has one image, which makes linear layers cheaper. It cannot be inferred from
+        a batch: one unit with two images would change how all others are rounded.
 
-        On an accelerator, units are filled up to `views` images, or that times a power of two; and where `physical` is
-        not given, the memory and the expected number of units in a `batch` decide the size of a pass.
+        On an accelerator, units are padded to `views` images times a power of two. If `physical` is not given, the
+        memory and the expected number of units in a `batch` determine the size of a pass.
 
-        `precision` is that of products, on models of float32: "tf32" (on an accelerator) and "bf16" round their inputs
-        to 10 and 7 bits and add up in float32. On the CPU bf16 is computed so, and slowly: it is there to be compared.
-        Gradients are float32 whatever it is, and norms, factors and sums are of these very gradients.
+        `precision` applies to products in float32 models: "tf32" (on an accelerator) and "bf16" round their inputs to
+        10 and 7 bits and accumulate in float32. On the CPU, bf16 is emulated slowly, for comparison. Gradients are
+        always float32, and norms, factors and sums are computed from these gradients.
         """
         refuse_unsafe(model)
         keep_freed_memory()
@@ -91,26 +91,28 @@ class ClippedSum:
         self._style: Style = Flat(float(clip)) if isinstance(clip, int | float) else clip
         self._parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
-            raise ConfigError("the model has no trainable parameter. Fix: requires_grad_() on those to train.")
+            raise ConfigError(
+                "the model has no trainable parameters. Fix: call requires_grad_() on the parameters to train."
+            )
         self._names = list(self._parameters)
         self._bounds = self._style.bounds(self._names)
         self._sizes = [p.numel() for p in self._parameters.values()]
         like = next(iter(self._parameters.values()))
         self._device, self._precision = like.device, precision
         if precision == "tf32" and like.device.type == "cpu":
-            raise ConfigError("precision is tf32, which the CPU does not have. Fix: float32 or bf16.")
+            raise ConfigError("precision is tf32, which the CPU does not support. Fix: float32 or bf16.")
         fix_arithmetic(self._device, precision)
         self._pass_size = PassSize(physical, self._sizes, like=like, views=views, batch=batch)
         wrong = [n for n, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]
         if wrong:
-            raise ConfigError(f"{wrong[0]} is not float32: norms in half precision would not hold the bound.")
+            raise ConfigError(f"{wrong[0]} is not float32: norms in half precision could exceed the bound.")
         self._mover = Mover(self._device)
-        bf16 = precision == "bf16"  # the worker has a copy of the model: later changes are not seen
+        bf16 = precision == "bf16"  # the worker copies the model, so later changes to modules have no effect
         self._workers = [Worker(model, loss, self._parameters, self._bounds, bf16=bf16)]
 
     @property
     def sensitivity(self) -> float:
-        """The most by which one unit moves the sum, in Euclidean norm."""
+        """The largest change of the sum, in Euclidean norm, when one unit is added or removed."""
         return self._style.sensitivity
 
     @property
@@ -125,20 +127,20 @@ class ClippedSum:
 
     @property
     def pass_images(self) -> int:
-        """The most images in one pass; before `plan_pass` or the first batch, the most for any model."""
+        """The maximum number of images in one pass; before `plan_pass` or the first batch, that for any model."""
         return self._pass_size.images
 
     def plan_pass(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
         """Fix the number of images in a pass, for images of this shape; the first batch does the same.
 
-        It depends on shapes, `physical`, `views`, `batch` and the size of the device's memory: on public numbers only.
+        It depends only on public numbers: shapes, `physical`, `views`, `batch` and the size of the device's memory.
         """
         self._measure(torch.zeros(1, *shape, dtype=dtype, device=self._device))
         return self._pass_size.images
 
     @property
     def rounding(self) -> float:
-        """The most that rounding adds to a contribution, relative to the bound: with one view, factors are kept."""
+        """The largest rounding error of a contribution, relative to the bound; with one view, slots store factors."""
         return MAX_ROUNDING if self._one_view else 0.0
 
     def __call__(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public | None = None) -> Tensor:
@@ -147,7 +149,7 @@ class ClippedSum:
 
     @torch.no_grad()
     def sum(self, batches: Iterable[Batch], public: Public | None = None) -> Tensor:
-        """Return the clipped sum over parts of a batch that are fetched one after the other."""
+        """Return the clipped sum over a batch whose parts are fetched one after the other."""
         total = torch.zeros(self.size, dtype=torch.float64, device=self._device)
         versions = [t._version for t in self._tensors]
         threads = torch.get_num_threads() if self._device.type == "cpu" else 1
@@ -160,16 +162,16 @@ class ClippedSum:
                     continue
                 shape = shape or self._shape(images, public or Public())
                 figures = self._add_all(self._groups(images, targets, views, shape, threads=threads), threads)
-                self._report(unread)  # of the batch before: the device is busy with this one while the host waits
+                self._report(unread)  # of the previous part: the device computes this one while the host waits
                 unread = figures
             self._report(unread)
         except BaseException:
-            # Nothing of a sum that failed may enter the next one, even if one of its threads is still running.
+            # Nothing from a failed sum may enter the next one, even if one of its threads is still running.
             self._workers = [self._workers[0].twin()]
             raise
         if versions != [t._version for t in self._tensors]:
             self._workers = [self._workers[0].twin()]
-            raise UnsafeLayer("the model changed its own weights or buffers in a pass: they would reveal images.")
+            raise UnsafeLayer("the model changed its own weights or buffers in a pass: they could reveal images.")
         for worker in self._workers[1:]:
             self._workers[0].absorb(worker)
         for worker in self._workers:
@@ -228,7 +230,7 @@ class ClippedSum:
         return torch.cat(rows) if order == sorted(order) else torch.cat(rows)[torch.tensor(order).argsort()]
 
     def _add_all(self, groups: Iterable[Group], threads: int) -> list[_Figures]:
-        """Clip and add every group, on all of torch's threads; each thread works on one whole group at a time."""
+        """Clip and add every group on all of torch's threads; each thread processes one whole group at a time."""
         if threads == 1:
             return [self._add(self._worker(0), group) for group in groups]
         work = list(groups)
@@ -248,8 +250,8 @@ class ClippedSum:
             futures = [pool.submit(one, group) for group in work]
             return [future.result() for future in futures]
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # no work remains, unless one failed
-            torch.set_num_threads(threads)  # a thread's setting reaches libraries that have only one
+            pool.shutdown(wait=False, cancel_futures=True)  # no work remains unless a group failed
+            torch.set_num_threads(threads)  # the setting above also affects libraries with one global setting
 
     def _add(self, worker: Worker, group: Group) -> _Figures:
         """Clip the units of a group and add them to the worker's totals."""
@@ -265,24 +267,25 @@ class ClippedSum:
         return _Figures(losses, norms, group.real, group.pinned)
 
     def _report(self, figures: list[_Figures]) -> None:
-        """Pass losses and norms to `watch`. The host waits here, so all that they came from has been computed."""
+        """Pass losses and norms to `watch`. The host waits here until the device has computed them."""
         if not figures:
             return
         if self._device.type != "cpu":
             figures = _read(figures)
         if self._watch:
-            for each in figures:
-                self._watch(each.losses, each.norms, self.sensitivity)
+            for group in figures:
+                self._watch(group.losses, group.norms, self.sensitivity)
 
     def _require_matching(self, images: Tensor, targets: Tensor, views: Sequence[int], public: Public) -> list[int]:
-        """Return the numbers of images of units, if they are possible."""
+        """Return the units' numbers of images, after checking that they are consistent."""
         views = [int(v) for v in views]
         if any(v < 1 for v in views) or sum(views) != len(images) or len(targets) != len(images):
             raise ConfigError(
-                "images, targets and views do not match: every unit needs at least one view, and they must add up."
+                "images, targets and views do not match: every unit needs at least one view, and the numbers of views "
+                "must sum to the number of images and of targets."
             )
         if self._one_view and set(views) - {1}:
-            raise ConfigError("this sum promises units of one image each (one_view), and got a unit with more.")
+            raise ConfigError("one_view promises units of one image each, but a unit has more.")
         copies = len(public.perturbations)
         if copies and set(views) - {copies}:
             raise ConfigError(f"there are {copies} perturbations, so every unit must have {copies} views.")
@@ -291,7 +294,7 @@ class ClippedSum:
     def _groups(
         self, images: Tensor, targets: Tensor, views: list[int], shape: Shape, *, threads: int = 1
     ) -> Iterator[Group]:
-        """Yield the units in groups that fit a pass, at least one for each thread."""
+        """Yield the units in groups that fit a pass, with at least one group per thread."""
         if self._pass_size.batched:
             for units, places, size in self._pass_size.full_passes(views, copies=shape.copies):
                 yield self._mover.group((images, targets, views), units, places, size, shape)
@@ -302,15 +305,15 @@ class ClippedSum:
             yield Group(images[rows], targets[rows], views[first:last], shape, list(range(first, last)))
 
     def _shape(self, images: Tensor, public: Public) -> Shape:
-        """Prepare what shapes all contributions of a sum, and measure the images of a pass."""
+        """Prepare what shapes all contributions of a sum, and determine the number of images in a pass."""
         fix_arithmetic(self._device, self._precision)
         pinned: list[Tensor] = []
         weights = self._weights(public, pinned)
         self._measure(images, weights[0])
         scales, shifts = (split(v, self._sizes, self._mover, pinned) for v in (public.scale, public.shift))
-        copies, most = len(public.perturbations), self._pass_size.images
+        copies, images_per_pass = len(public.perturbations), self._pass_size.images
         possible = self._worker(0).possible(weights) if copies and self._pass_size.batched else {}
-        return Shape(weights, scales, shifts, most, self._one_view, copies, possible, pinned)
+        return Shape(weights, scales, shifts, images_per_pass, self._one_view, copies, possible, pinned)
 
     def _measure(self, like: Tensor, weights: dict[str, Tensor] | None = None) -> None:
         weights = weights or self._weights(Public())[0]
@@ -334,7 +337,7 @@ class ClippedSum:
 
 @dataclass(frozen=True)
 class _Figures:
-    """Losses of a group's images and norms of its units, with blank ones on an accelerator until they are read."""
+    """Losses of a group's images and norms of its units; on an accelerator, including padding until they are read."""
 
     losses: Tensor
     norms: Tensor
@@ -343,27 +346,27 @@ class _Figures:
 
 
 def _read(figures: list[_Figures]) -> list[_Figures]:
-    """Copy losses and norms to the host, all in one go, without those of blank units and of copies."""
-    flat = torch.cat([t.double() for each in figures for t in (each.losses, each.norms)]).cpu()
-    parts = iter(flat.split([len(t) for each in figures for t in (each.losses, each.norms)]))
+    """Copy losses and norms to the host at once, and drop those of padding."""
+    flat = torch.cat([t.double() for group in figures for t in (group.losses, group.norms)]).cpu()
+    parts = iter(flat.split([len(t) for group in figures for t in (group.losses, group.norms)]))
     read = []
-    for each in figures:
-        losses, norms = next(parts).view(len(each.norms), -1), next(parts)
-        losses = torch.cat([row[:count] for row, count in zip(losses, each.real, strict=False)])
-        read.append(_Figures(losses, norms[: len(each.real)], [], []))
+    for group in figures:
+        losses, norms = next(parts).view(len(group.norms), -1), next(parts)
+        losses = torch.cat([row[:count] for row, count in zip(losses, group.real, strict=False)])
+        read.append(_Figures(losses, norms[: len(group.real)], [], []))
     return read
 
 
 def _make_odd(factors: Tensor) -> Tensor:
-    """Set the last bit of each factor, so that no product lies half-way between two points of the grid (exact.py)."""
+    """Set the last bit of each factor, so that no product is half-way between two grid points (exact.py)."""
     return (factors.contiguous().view(torch.int64) | 1).view(torch.float64)
 
 
 class Tally:
-    """Counts for the operator's log: they depend on private data, have no noise, and must never be released."""
+    """Statistics for the operator's log, which depend on private data without noise and must never be released."""
 
     def __init__(self) -> None:
-        self.images = 0  # since the start
+        self.images = 0  # in total
         self._losses, self._images, self._units, self._clipped = 0.0, 0, 0, 0
 
     def __call__(self, losses: Tensor, norms: Tensor, bound: float) -> None:
@@ -374,7 +377,7 @@ class Tally:
         self._clipped += int((norms > bound).sum())
 
     def flush(self) -> dict[str, float]:
-        """Return the figures since the last call, and start again at zero."""
+        """Return the statistics since the last call, and reset them."""
         images, units = self._images, self._units
         tally = {
             "units": units,

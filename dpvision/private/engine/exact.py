@@ -1,17 +1,17 @@
-"""Sums without rounding: every contribution is put on one grid, where float64 adds without error.
+"""Exact sums: every contribution is rounded to one grid, on which float64 adds without error.
 
 Formal guarantee: `ExactSum` holds sum_e round(f_e * g_e / grid) * grid, with no other error. Sums of multiples of the
-grid are exact in float64, so neither the order of the units, nor the size of a pass, nor the number of ranks that share
-the work changes a bit of it, and no unit's contribution depends on the others. Rounding moves a unit of d
-numbers by at most sqrt(d) * grid / 2; with grid = bound * 2^-34 that is 1e-7 of the bound at ten million weights.
+grid are exact in float64, so they do not depend on the order of the units, the size of a pass or the number of ranks,
+and no unit's contribution depends on the others. Rounding moves a unit of d numbers by at most sqrt(d) * grid / 2; with
+grid = bound * 2^-34, that is 1e-7 of the bound at ten million weights.
 
-Products of factors are summed as whole numbers: of d inputs x and p outputs, x is rounded to b bits of its norm and the
-scaled outputs to 42 - b bits of the bound. Products of these, and sums of them up to 2048 bounds, are exact in float64,
-and every 1024 units what is above 2^-10 bounds is carried to a second accumulator. A contribution moves by at most
-sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, which is least at the chosen b (`rounding_of_products`).
+Outer products of factors are summed as whole numbers: for d inputs x and p outputs, x is rounded to b bits of its norm
+and the scaled outputs to 42 - b bits of the bound. Products of these, and their sums up to 2048 bounds, are exact in
+float64; every 1024 units, the part above 2^-10 bounds is carried to a second accumulator. A contribution moves by at
+most sqrt(d) 2^-b + sqrt(p) 2^(b-43) of the bound, and b is chosen to minimise this (`rounding_of_products`).
 
-How: a float64 near A = 1.5 * 2^52 * grid has exactly `grid` between it and the next one, so adding to an accumulator
-that starts at A rounds what is added to the grid.
+Method: float64 numbers near A = 1.5 * 2^52 * grid are exactly `grid` apart, so adding to an accumulator that starts at
+A rounds each addend to the grid.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from torch import Tensor
 GRID_BITS = 34
 # An accumulator is emptied before it could leave the range in which its numbers are `grid` apart.
 MAX_UNITS = 1 << 16
-# Numbers processed at a time: they and their accumulators stay in a core's own cache.
+# Number of values processed at a time, so that they and their accumulators stay in a core's cache.
 CHUNK = 1 << 16
-# Factors are multiplied this many rows and columns at a time, which are widened in the cache.
+# Rows and columns of factors multiplied at a time, which are converted to float64 in the cache.
 TILE, WIDTH = 256, 512
-PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53
+PRODUCT_BITS = 42  # (b + 1 bits of x) * (43 - b bits of d) * (256 rows) fit float64's 53 bits
 MAX_PRODUCTS = 1024  # units between two carries
 # Inputs of a smaller norm count as zero.
 TINY = 1e-30
 # Below this sum of squares, float32 loses too many digits, so float64 is used.
 SMALL_SQUARE = 1e-26
-# Norms are taken of this many float32 numbers at a time and added in float64: relative error below 2^-15.
+# Norms are computed of this many float32 numbers at a time and combined in float64: relative error below 2^-15.
 BLOCK = 1024
 # Up to this many numbers, all units are added at once.
 SMALL = 1 << 14
-# On an accelerator all units are always added at once, this many of their numbers at a time.
+# On an accelerator, all units are always added at once, this many values at a time.
 AT_ONCE = 1 << 25
 
 
@@ -60,7 +60,7 @@ class ExactSum:
         if rows.shape[1] <= SMALL:
             self.add_whole(rows.double() * factors.unsqueeze(1), 0)
             return
-        if rows.device.type != "cpu":  # sums on the grid are the same in any order
+        if rows.device.type != "cpu":  # sums on the grid do not depend on the order
             parts = rows.split(max(1, AT_ONCE // max(1, len(rows))), dim=1)
             self._add(torch.cat([self._on_grid(part.double().mul_(factors.unsqueeze(1))).sum(0) for part in parts]))
             return
@@ -76,7 +76,7 @@ class ExactSum:
                 near.add_(wide.copy_(row), alpha=scale)
 
     def add_whole(self, sums: Tensor, axis: int | None = None) -> None:
-        """Add float64 numbers (which are changed), or their sum over an axis, each first put on the grid."""
+        """Round float64 numbers to the grid in place, and add them or their sum over an axis."""
         on_grid = self._on_grid(sums)
         self._add(on_grid if axis is None else on_grid.sum(axis))
 
@@ -84,11 +84,11 @@ class ExactSum:
         return numbers.add_(self._anchor).sub_(self._anchor)
 
     def _add(self, whole: Tensor) -> None:
-        """Add numbers on the grid to the total."""
+        """Add numbers that are on the grid to the total."""
         self._total = whole if self._total is None else self._total.add_(whole)
 
     def add_products(self, inputs: Tensor, outputs: Tensor, norms: Tensor) -> None:
-        """Add the sum of the outer products of float64 rows D, already scaled, and float32 rows X of known norms."""
+        """Add the sum of the outer products of `outputs` (float64, scaled) and `inputs` (float32, with these norms)."""
         shape = outputs.shape[1], inputs.shape[1]
         bits = _bits(*shape)
         unit = self._bound * 2.0**-PRODUCT_BITS
@@ -99,24 +99,24 @@ class ExactSum:
             self._total = torch.zeros(self._size, dtype=torch.float64, device=self._device)
         total = self._total[: shape[0] * shape[1]].view(shape)
         width = WIDTH if self._device.type == "cpu" else shape[1]
-        room = torch.empty(TILE, width, dtype=torch.float64, device=self._device)
+        tile = torch.empty(TILE, width, dtype=torch.float64, device=self._device)
         for x, anchor, d in zip(inputs.split(TILE), anchors.split(TILE), whole.split(TILE), strict=True):
             if self._products + len(x) > MAX_PRODUCTS:
                 self._carry()
             self._products += len(x)
             for columns, result in zip(x.split(width, dim=1), total.split(width, dim=1), strict=True):
-                wide = room[: len(columns), : columns.shape[1]]
+                wide = tile[: len(columns), : columns.shape[1]]
                 wide.copy_(columns).add_(anchor).sub_(anchor)
                 result.add_(torch.mm(d.T, wide), alpha=unit)
 
     def take(self) -> Tensor | None:
-        """Return the sum, or None if nothing was added, and start the next one at zero."""
+        """Return the sum, or None if nothing was added, and reset it."""
         if self._units:
             self._settle()
         total = self._total
         if self._carried is not None:
             assert total is not None
-            total = total.add_(self._carried)  # the only rounding, if the sum is above 2048 bounds
+            total = total.add_(self._carried)  # rounds only if the sum exceeds 2048 bounds
         self._total = self._carried = None
         self._products = 0
         return total
@@ -143,7 +143,7 @@ class ExactSum:
         self._products = 1  # the remainder is less than one bound
 
     def _settle(self) -> None:
-        """Empty the accumulator near the anchor."""
+        """Move the accumulator near the anchor to the total."""
         assert self._near is not None
         moved = self._near - self._anchor
         self._add(moved)
@@ -163,7 +163,7 @@ def _bits(outputs: int, inputs: int) -> int:
 
 
 def rounding_of_products(outputs: int, inputs: int) -> float:
-    """Return the most that rounding factors adds to a contribution, relative to the bound (rounded up by up to 2)."""
+    """Bound the rounding error of a contribution from rounded factors, relative to the bound, within a factor of 2."""
     bits = _bits(outputs, inputs)
     return 2 * (math.sqrt(inputs) * 2.0**-bits + math.sqrt(outputs) * 2.0 ** (bits - 43))
 
@@ -174,13 +174,13 @@ def _powers_of_two(norms: Tensor) -> Tensor:
 
 
 def squares(vectors: Tensor) -> Tensor:
-    """Return |v|^2 of each vector, by blocks of float32 that are added in float64."""
+    """Return |v|^2 of each vector, computed by blocks in float32 that are added in float64."""
     whole = vectors.shape[1] // BLOCK * BLOCK
     parts = [vectors[:, :whole].unflatten(1, (-1, BLOCK)), vectors[:, whole:].unsqueeze(1)]
     norms = [torch.linalg.vector_norm(part, dim=2) for part in parts if part.numel()]
     sums = torch.cat(norms, dim=1).double().square_().sum(1)
     small = sums < SMALL_SQUARE
-    if vectors.device.type != "cpu":  # so that the host need not wait to learn whether any is small
+    if vectors.device.type != "cpu":  # without waiting to find out whether any is small
         return torch.where(small, vectors.double().square().sum(1), sums)
     if small.any():
         sums[small] = vectors[small].double().square().sum(1)

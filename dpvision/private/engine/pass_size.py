@@ -1,12 +1,13 @@
-"""How many images pass at a time.
+"""The number of images in one pass.
 
-On the CPU, the size of a pass suits the memory and its caches and gives every thread a group. It depends on shapes only
-(the model's, the images', the number of views), never on the images themselves. Results do not depend on it, as long as
-a unit fits a pass: see exact.py and clipped_sum.py.
+On the CPU, the size of a pass suits the memory and the caches and gives every thread a group. It depends only on shapes
+(of the model, of the images, the number of views), never on the images themselves. Results do not depend on it as long
+as a unit fits in a pass: see exact.py and clipped_sum.py.
 
-On an accelerator, kernels are chosen by the sizes of their inputs, so every pass has the same: a number of units, each
-with the same number of images, which is the number of views times a power of two. Units with fewer images are filled up
-with copies of their own, which count nothing in the mean; blank units whose factor is zero fill the other slots.
+On an accelerator, libraries choose kernels by the sizes of their inputs, so every pass has the same size: a number of
+units, each with the same number of images, which is the number of views times a power of two. Units with fewer images
+are padded with copies of their own images, which have weight zero in the mean; blank units with factor zero fill the
+other slots.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from torch import Tensor
 
 from dpvision.models.device import total_memory
 
-# Bytes that forward passes may keep for their backward passes, and that gradients may take, over all threads.
+# Bytes that forward passes may store for their backward passes, and that gradients may use, over all threads.
 PASS_BYTES = 2 << 30
 ROW_BYTES = 1 << 30
-# A thread works best on a pass whose forward part keeps this many bytes.
+# A thread is fastest with passes whose forward part stores this many bytes.
 BEST_BYTES = 320 << 20
 MAX_IMAGES = 2048
-MAX_UNITS_OF_COPIES = 128  # where each view of a unit passes at weights of its own
-# Units fetched at a time where no physical batch size is set.
+MAX_UNITS_OF_COPIES = 128  # if each view of a unit is differentiated at its own weights
+# Units fetched at a time if no physical batch size is set.
 FETCHED = 1024
-# On an accelerator: images in a pass, and in one of float64, which is for trials; the share of memory that it may take.
+# On an accelerator: images in a pass, images in a float64 pass (used by trials), and the share of memory for a pass.
 MAX_IMAGES_BATCHED, MAX_IMAGES_FLOAT64, MEMORY_SHARE = 1024, 32, 0.5
-# What a backward pass needs of memory, relative to what the forward pass keeps, and gradients, relative to their size.
+# Memory that a backward pass needs relative to what the forward pass stores, and gradients relative to their size.
 BACKWARD, OF_ROWS = 2, 2
 
 
 class PassSize:
-    """The number of images in a pass: `physical`, or the number that suits the memory and, on the CPU, caches."""
+    """Determines the number of images in a pass: `physical`, or what suits the memory and, on the CPU, the caches."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class PassSize:
 
     @property
     def images(self) -> int:
-        """The most images in one pass; on an accelerator, the number of them in every pass."""
+        """The maximum number of images in one pass; on an accelerator, the number in every pass."""
         if self.batched:
             return self._images_batched()
         if self._physical is not None:
@@ -65,7 +66,7 @@ class PassSize:
         return fitting // 16 * 16 if fitting > 16 else fitting
 
     def _images_batched(self) -> int:
-        """The number of images in every pass: a whole number of units, in memory of the device's size."""
+        """Return the number of images in every pass: a whole number of units that fits the device's memory."""
         if self._physical is not None:
             images = self._physical // self._views * self._views or self._physical
         else:
@@ -77,15 +78,15 @@ class PassSize:
         return images if self._dtype == torch.float32 else min(images, max(self._views, MAX_IMAGES_FLOAT64))
 
     def measure(self, saved_bytes: Callable[[], int]) -> None:
-        """Measure, at the first batch only, how many bytes a forward pass keeps per image."""
+        """Measure, on the first call only, how many bytes a forward pass stores per image."""
         if not self._saved_bytes:
             self._saved_bytes = max(1, saved_bytes())
 
     def limits(self, images: int, *, copies: int, threads: int) -> tuple[int, int]:
-        """Return the most units and images in a group, such that every thread has one.
+        """Return the maximum numbers of units and images in a group, such that every thread has a group.
 
-        Copies pass one after the other, and a part of what they keep stays until the last has passed. A group has as
-        many of them as fit into memory, since convolutions are slow with few images.
+        Views at their own weights pass one after the other, and a part of what they store stays until the last one. A
+        group has as many units as fit into memory, since convolutions are slow with few images.
         """
         rows = self._physical or max(1, ROW_BYTES // self._row_bytes // threads)
         share, size = -(-images // threads), self.images
@@ -104,7 +105,7 @@ class PassSize:
                 yield units[start : start + places], places, size
 
     def _filled(self, images: int) -> int:
-        """The number of images to which a unit is filled up: whole passes where it is larger than one."""
+        """Return the number of images to which a unit is padded: whole passes if it is larger than one."""
         if images > self.images:
             return -(-images // self.images) * self.images
         size = self._views
@@ -114,25 +115,25 @@ class PassSize:
 
     @property
     def units_at_a_time(self) -> int:
-        """The number of units, or of images, to fetch at a time; it never changes once the pass is planned."""
+        """The number of units, or of images, to fetch at a time; constant once the pass is planned."""
         if self.batched and (self._physical or self._saved_bytes):
             return self.images * max(1, FETCHED // self.images if self._physical is None else 1)
         return self._physical or FETCHED
 
 
-def divide(views: Sequence[int], most_units: int, most_images: int) -> list[tuple[int, int]]:
-    """Divide the units into ranges (first, last) within both limits; a unit with more images is alone."""
+def divide(views: Sequence[int], max_units: int, max_images: int) -> list[tuple[int, int]]:
+    """Divide the units into ranges (first, end) within both limits; a unit with more images forms its own range."""
     ends = list(accumulate(views, initial=0))
     ranges = []
     first = 0
     while first < len(views):
-        last = max(first + 1, bisect_right(ends, ends[first] + most_images) - 1)
-        last = min(last, first + most_units)
+        last = max(first + 1, bisect_right(ends, ends[first] + max_images) - 1)
+        last = min(last, first + max_units)
         ranges.append((first, last))
         first = last
     return ranges
 
 
-def _power_of_two(most: int) -> int:
-    """Return the largest power of two that is at most `most`, and at least 1."""
-    return 1 << max(0, max(1, most).bit_length() - 1)
+def _power_of_two(limit: int) -> int:
+    """Return the largest power of two that is at most `limit`, and at least 1."""
+    return 1 << max(0, max(1, limit).bit_length() - 1)

@@ -1,6 +1,6 @@
-"""Passes over groups of units: what is in a group, how it gets to its device, and the work of one thread.
+"""Passes over groups of units: the content of a group, its transfer to a device, and the work of one thread.
 
-A worker computes the gradients of a group's units from their images, in one pass or several, and keeps them in slots.
+A worker computes the gradients of a group's units from their images, in one or more passes, and stores them in slots.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from dpvision.private.engine.sinks import SeparateViews
 from dpvision.private.engine.slots import Slots
 from dpvision.private.engine.trace import FEW, MANY, Data, ImageAxes, Pass, align, blank_images, plain
 
-# Losses are computed for a multiple of this many images.
+# On the CPU, losses are computed for a multiple of this many images.
 LOSS_ROWS = 64
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What shapes every contribution of a sum. `weights` has one set for all views, or one for each view of a unit."""
+    """Inputs that shape all contributions of a sum; `weights` has one set for all views, or one per view of a unit."""
 
     weights: list[dict[str, Tensor]]
     scales: list[Tensor | None]
     shifts: list[Tensor | None]
-    most: int  # images in one pass
-    one_view: bool = False  # every unit is one image, by promise
-    copies: int = 0  # perturbations, one for each view
-    possible: dict[int, bool] = field(default_factory=dict)  # what is possible at all these weights (SeparateViews)
+    max_images: int  # per pass
+    one_view: bool = False  # whether the caller promised one image per unit
+    copies: int = 0  # number of perturbations, one per view
+    possible: dict[int, bool] = field(default_factory=dict)  # by use of a weight, for all these weights (SeparateViews)
     pinned: list[Tensor] = field(default_factory=list)  # host memory from which a copy may still be running
 
     @property
     def factors(self) -> bool:
-        """Whether linear layers may keep factors of gradients: never by what happens to be in a batch."""
+        """Whether linear layers may store factors of gradients; it never depends on the content of a batch."""
         return self.one_view and not self.changed
 
     @property
@@ -58,14 +58,14 @@ class Group:
     targets: Tensor
     views: list[int]
     shape: Shape
-    units: list[int] = field(default_factory=list)  # the positions of the units in the batch; then come blank ones
-    real: list[int] = field(default_factory=list)  # how many of the first images of each unit are not copies
-    shares: Tensor | None = None  # what each image counts in its unit's mean, where that is not by `views`
+    units: list[int] = field(default_factory=list)  # positions in the batch; blank units follow after these
+    real: list[int] = field(default_factory=list)  # for each unit, the number of images before its padding
+    shares: Tensor | None = None  # the weight of each image in its unit's mean, if `views` does not determine it
     pinned: list[Tensor] = field(default_factory=list)  # host memory from which a copy may still be running
 
 
 class Worker:
-    """A thread's own slots, and its own shell around the shared parameters: a model cannot be called twice at once."""
+    """The slots and the modules of one thread, around shared parameters: a model cannot be called twice at once."""
 
     def __init__(
         self,
@@ -85,23 +85,23 @@ class Worker:
         self._slots: Slots | None = None
 
     def twin(self) -> Worker:
-        """Return a worker for another thread, with slots of its own."""
+        """Return a worker for another thread, with its own slots."""
         return Worker(self._model, self._loss, self._parameters, self._bounds, self._image_axes, bf16=self._bf16)
 
     def gradients(self, group: Group) -> tuple[Slots, Tensor]:
-        """Compute the units' gradients, scaled and shifted where the group says so, and the images' losses."""
+        """Compute the units' gradients, scaled and shifted if the group requires it, and the images' losses."""
         units, shape = len(group.views), group.shape
         slots = self._slots_for(units)
         slots.reset()
         copies, count = len(shape.weights), len(group.images)
-        if copies > 1:  # view k of every unit at its own weights
+        if copies > 1:  # view k of every unit has its own weights
             ones, separate = [1] * units, SeparateViews(shape.weights, slots, shape.possible)
             parts = [(slice(k, None, copies), weights) for k, weights in enumerate(shape.weights)]
             losses = [self._run(slots, group, w, part, ones, copies, separate_views=separate) for part, w in parts]
             separate.require_empty()
             losses = [torch.stack(losses, dim=1).flatten()] if slots.batched else losses
-        elif units == 1 and count > shape.most:  # a unit too large for one pass
-            pieces = [slice(a, min(a + shape.most, count)) for a in range(0, count, shape.most)]
+        elif units == 1 and count > (most := shape.max_images):  # a unit too large for one pass
+            pieces = [slice(a, min(a + most, count)) for a in range(0, count, most)]
             losses = [self._run(slots, group, shape.weights[0], p, [p.stop - p.start], count) for p in pieces]
         else:
             losses = [self._run(slots, group, shape.weights[0], slice(None), group.views, 0, shape.factors)]
@@ -111,18 +111,18 @@ class Worker:
         return slots, torch.cat(losses) if len(losses) > 1 else losses[0]
 
     def possible(self, weights: list[dict[str, Tensor]]) -> dict[int, bool]:
-        """Decide for all uses of weights at once what `SeparateViews` asks one by one: the host waits only once."""
+        """Decide for all uses of weights what `SeparateViews` otherwise checks one by one: the host waits only once."""
         uses = self._image_axes.pulled_back
         flags = [possible(*([w[name] for w in weights] for name in names)) for possible, names in uses.values()]
         return dict(zip(uses, torch.stack(flags).tolist(), strict=True)) if flags else {}
 
     def absorb(self, other: Worker) -> None:
-        """Take over what another worker added up."""
+        """Take over the totals of another worker."""
         if self._slots is not None and other._slots is not None:
             self._slots.absorb(other._slots)
 
     def add_to(self, out: Tensor) -> None:
-        """Add the slots' totals to one flat vector, and start again at zero."""
+        """Add the slots' totals to one flat vector, and reset them."""
         if self._slots is not None:
             self._slots.add_to(out)
 
@@ -139,7 +139,7 @@ class Worker:
     ) -> Tensor:
         """Run one pass over a part of the group's images, and return the losses.
 
-        The mean over views, or the sum over `divisor`, is added to the slots.
+        The mean gradient over views, or the sum divided by `divisor`, is added to the slots.
         """
         images, targets = group.images[part], group.targets[part]
         current = Pass(slots, views, self._image_axes, factors=factors, separate_views=separate_views, bf16=self._bf16)
@@ -147,7 +147,7 @@ class Worker:
         with torch.enable_grad(), current, ExitStack() as stack:
             inputs = align(self.set_layout(images)).as_subclass(Data)
             stack.enter_context(_reparametrize_module(self._model, current.weights(weights), tie_weights=True))
-            outputs = self._model(inputs)  # the weights stay until after the backward pass, which may recompute parts
+            outputs = self._model(inputs)  # the backward pass below may recompute parts, with the same weights
             if not isinstance(outputs, Data) or len(outputs) != len(images):
                 raise ConfigError(
                     f"the model must return one row of outputs per image as a tensor, not {type(outputs).__name__}."
@@ -157,9 +157,9 @@ class Worker:
         return losses.detach()
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute one loss per image, for whole vectors of rows: kernels may round the remainder differently.
+        """Compute one loss per image, padding to whole vectors: kernels may round a remainder differently.
 
-        Blank rows get the first target, and their losses are dropped.
+        Padded rows get the first target, and their losses are dropped.
         """
         count, more = len(outputs), 0 if outputs.device.type != "cpu" else -len(outputs) % LOSS_ROWS
         if more:
@@ -179,9 +179,9 @@ class Worker:
         return (1.0 / counts).repeat_interleave(counts.long())
 
     def set_layout(self, tensor: Tensor) -> Tensor:
-        """Lay a tensor out with channels last: the convolutions here are a third faster that way.
+        """Return a tensor in channels-last layout, with which the convolutions here are a third faster.
 
-        The strides are set even where an axis of length 1 leaves them open: kernels are chosen by them.
+        Strides are also set where an axis of length 1 leaves them arbitrary, since libraries choose kernels by them.
         """
         if not self.channels_last or tensor.dim() != 4:
             return tensor
@@ -197,7 +197,7 @@ class Worker:
         return self._slots
 
     def saved_bytes(self, weights: dict[str, Tensor], like: Tensor) -> int:
-        """Measure how many bytes a forward pass keeps per image, with blank images: it depends on shapes only."""
+        """Measure on blank images how many bytes a forward pass stores per image; it depends on shapes only."""
         self._image_axes.clear()
         few, many = (self._saved_by(weights, like, images) for images in (FEW, MANY))
         self._image_axes.require_images_first()
@@ -221,7 +221,7 @@ class Worker:
 def split(
     vector: Tensor | None, sizes: Sequence[int], mover: Mover, pinned: list[Tensor] | None = None
 ) -> list[Tensor | None]:
-    """Split a public vector by parameter, on the device."""
+    """Move a public vector to the device and split it by parameter."""
     if vector is None:
         return [None] * len(sizes)
     if vector.numel() != sum(sizes) or not bool(torch.isfinite(vector).all()):
@@ -230,14 +230,14 @@ def split(
 
 
 class Mover:
-    """Moves tensors to a device without waiting: from pinned memory, which the caller keeps until the copy is done."""
+    """Moves tensors to a device without waiting, from pinned memory that the caller keeps until the copy is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pins = True
 
     def move(self, values: Tensor, pinned: list[Tensor] | None) -> Tensor:
-        """Return a tensor on the device; what must be kept is added to `pinned`. Without it the host waits."""
+        """Return a tensor on the device. Memory to keep is appended to `pinned`; if that is None, the host waits."""
         if values.device == self._device or self._device.type == "cpu" or pinned is None:
             return values.to(self._device)
         return self._filled(values, len(values), pinned)
@@ -245,7 +245,7 @@ class Mover:
     def group(
         self, batch: tuple[Tensor, Tensor, Sequence[int]], units: list[int], places: int, size: int, shape: Shape
     ) -> Group:
-        """Return a full pass: these units of a batch, each filled up with its own images, and blank units."""
+        """Return a full pass: these units of a batch, each padded with its own images, and blank units."""
         images, targets, views = batch
         starts = list(accumulate(views, initial=0))
         real = [views[unit] for unit in units]
@@ -259,14 +259,14 @@ class Mover:
         return Group(moved[0], moved[1], [size] * places, shape, units, real, moved[2], pinned)
 
     def _filled(self, values: Tensor, count: int, pinned: list[Tensor]) -> Tensor:
-        """Return rows on the device, and zeros after them up to `count`."""
+        """Return rows on the device, padded with zeros to `count` rows."""
         far = torch.empty(count, *values.shape[1:], dtype=values.dtype, device=self._device)
         far[len(values) :].zero_()
         if values.device.type == "cpu" and self._pins:
             try:
                 pinned.append(torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values))
                 values = pinned[-1]
-            except RuntimeError:  # this host, or this backend, has no pinned memory
+            except RuntimeError:  # this host or backend does not support pinned memory
                 self._pins = False
         far[: len(values)].copy_(values, non_blocking=values.is_pinned() if values.device.type == "cpu" else False)
         return far

@@ -1,4 +1,4 @@
-"""Layers that are refused by their class, before any image is seen."""
+"""Refusal of unsafe layers by their class, before any image is used."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ MIXES_IMAGES = (nn.modules.batchnorm._BatchNorm,)
 DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 DRAWS_BY_NAME = {"DropPath", "StochasticDepth", "DropBlock2d"}
 WRAPPERS: tuple[tuple[Callable[[nn.Module], bool], str, str], ...] = (
-    (lambda m: type(m).__name__ == "OptimizedModule", "is compiled", "pass the model itself, before torch.compile"),
+    (lambda m: type(m).__name__ == "OptimizedModule", "is compiled", "pass the model from before torch.compile"),
     (
         lambda m: isinstance(m, torch.jit.ScriptModule),
-        "is a script of torch.jit",
-        "pass the nn.Module it was made from",
+        "is a torch.jit script",
+        "pass the nn.Module that it was made from",
     ),
     (
         lambda m: isinstance(m, nn.DataParallel | nn.parallel.DistributedDataParallel),
-        "spreads a batch over devices by itself",
+        "distributes a batch over devices by itself",
         "pass its .module, and use torchrun for several processes",
     ),
     (
         lambda m: any(isinstance(p, nn.parameter.UninitializedParameter) for p in m.parameters(recurse=False)),
-        "has parameters without a shape yet",
-        "run the model once on an image before",
+        "has parameters without a shape",
+        "first run the model once on an image",
     ),
 )
 
@@ -35,7 +35,7 @@ WRAPPERS: tuple[tuple[Callable[[nn.Module], bool], str, str], ...] = (
 def refuse_unsafe(model: nn.Module) -> None:
     """Refuse modules that mix the examples of a batch, keep statistics of them, or draw at random.
 
-    These are known by their class; `certify` finds others by trial (core/certify.py).
+    These are recognised by their class; `certify` detects others by trial (core/certify.py).
     """
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
@@ -46,12 +46,12 @@ def refuse_unsafe(model: nn.Module) -> None:
             )
         if _draws_at_random(module):
             raise UnsafeLayer(
-                f"{what} draws from torch's global generator, so a resumed run would not have the same bits. "
-                "Fix: leave it out, or call .eval() on it."
+                f"{what} draws from torch's global generator, so a resumed run would not give the same bits. "
+                "Fix: remove it, or call .eval() on it."
             )
         for is_wrapper, reason, fix in WRAPPERS:
             if is_wrapper(module):
-                raise ConfigError(f"{what} {reason}, so no gradient can be computed for each unit. Fix: {fix}.")
+                raise ConfigError(f"{what} {reason}, so per-unit gradients cannot be computed. Fix: {fix}.")
 
 
 def _draws_at_random(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Where rules put the gradients that they compute: the sink of one use of a weight, in front of its slot."""
+"""Sinks, to which rules pass gradients: each belongs to one use of a weight and forwards to the weight's slot."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from dpvision.private.engine.slots import Slot, Slots
 if TYPE_CHECKING:
     from dpvision.private.engine.trace import Pass
 
-# Inputs and output gradients of all views of all units, a unit's views one after the other, and a note of each view.
+# Inputs and output gradients of all views of all units, with a unit's views in sequence, and one note per view.
 AllViews = tuple[Tensor, Tensor, list[Any]]
 
 
 class SeparateViews:
-    """Views of the same units that pass one after the other, each at weights of its own.
+    """Views of the same units that pass one after the other, each at its own weights.
 
-    The factors that a rule contracts over a unit's views wait here until the last view has passed: then the contraction
-    is done once, over all of them, as if they had passed at the same weights.
+    Factors that a rule contracts over a unit's views wait here until the last view has passed. Then one contraction
+    covers all views, as if they had passed at the same weights.
     """
 
     def __init__(self, weights: Sequence[dict[str, Tensor]], slots: Slots, possible: dict[int, bool]) -> None:
-        """Begin with a group of units; `possible` keeps what all groups of a sum have in common."""
+        """Begin with a group of units; all groups of a sum share `possible`."""
         self.count, self._weights, self._slots = len(weights), weights, slots
         self._notes: dict[int, list[Any]] = {}
         self._possible = possible
 
     def all_possible(self, number: int, possible: Callable[..., Tensor], names: Sequence[str]) -> bool:
-        """Whether something is possible at the weights of every view: decided once, so the same for all views."""
+        """Whether `possible` holds at the weights of every view; decided once, so that all views agree."""
         if number not in self._possible:
             self._possible[number] = bool(possible(*([weights[name] for weights in self._weights] for name in names)))
         return self._possible[number]
 
     def require_empty(self) -> None:
-        """Require, after the last view, that everything was contracted."""
+        """Require, after the last view, that all factors were contracted."""
         if self._notes:
             raise UnsafeLayer(
                 "the model does not treat every view alike, so a part of their gradients would be lost. Fix: use a "
@@ -48,9 +48,9 @@ class SeparateViews:
     def keep(
         self, number: int, x: Tensor, dy: Tensor, scale: Tensor | None = None, note: Any = None
     ) -> AllViews | None:
-        """Keep a view's input, output gradient (times `scale`) and note; return those of all views after the last one.
+        """Store a view's input, output gradient (times `scale`) and note; after the last view, return those of all.
 
-        A unit's views lie one after the other, in memory that is reused for the next units.
+        A unit's views are consecutive, in memory that is reused for the next units.
         """
         notes = self._notes.setdefault(number, [])
         inputs, outputs = (self._buffer(number, which, t) for which, t in enumerate((x, dy)))
@@ -72,17 +72,17 @@ class SeparateViews:
 
 
 class Sink:
-    """Takes the gradients of one use of a weight, of all units at once."""
+    """Takes the gradients of one use of a weight, for all units at once."""
 
     def __init__(
         self, current: Pass, slot: Slot, finish: Callable[[], None] = lambda: None, *, number: int | None = None
     ) -> None:
         self.current, self.slot, self._finish = current, slot, finish
-        self._number = number  # of this use of a weight in the pass; None if views cannot be contracted
+        self._number = number  # of this use of a weight within the pass; None if views cannot be contracted
 
     @property
     def waits_for_views(self) -> bool:
-        """Whether the contraction waits for the unit's other views."""
+        """Whether the contraction waits for the units' other views."""
         return self.current.separate_views is not None and self._number is not None
 
     def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -105,7 +105,7 @@ class Sink:
         self.put(values)
 
     def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
-        """Call `one(e, row, add)` to write, or add, the gradient of each unit e, preferably in memory order `order`."""
+        """Call `one(e, row, add)` to write or add the gradient of each unit e, preferably in memory order `order`."""
         if order is not None:
             self.slot.prefer_order(order)
         self.slot.expand_factors()
@@ -117,12 +117,12 @@ class Sink:
         self._finish()
 
     def may_keep_factors(self) -> bool:
-        """Whether the slot may keep factors of the gradients instead of rows."""
+        """Whether the slot may store factors of the gradients instead of rows."""
         return self.current.factors and self.slot.factored and not self.slot.used
 
 
 class PulledBackSink(Sink):
-    """For a weight whose function has its own pullback: rows become the first argument's gradient in place."""
+    """A sink for a weight computed by a function with its own pullback, which turns rows into gradients in place."""
 
     def __init__(
         self, current: Pass, names: list[str], func: Any, options: dict[str, Any], args: Any, number: int
@@ -134,7 +134,7 @@ class PulledBackSink(Sink):
         self._over_views: list[Any] = []
 
     def all_views(self, x: Tensor, dy: Tensor, y: Tensor, of_bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Pull each view's gradient back at its own weights: the part that is linear in it comes before the sum."""
+        """Apply the linear part of the pullback at each view's own weights, before the sum over views."""
         views = self._keep(x, dy, *self._func.of_views.before(dy, y, of_bias, *self._args, **self._options))
         if views is None:
             return None
@@ -146,7 +146,7 @@ class PulledBackSink(Sink):
         super().put(values)
 
     def write(self, one: Callable[[int, Tensor, bool], None], order: tuple[int, ...] | None = None) -> None:
-        """Write with output channels first: the pullback works on one filter at a time."""
+        """Write with output channels first, since the pullback processes one filter at a time."""
         self._choose_slot()
         super().write(one, order and (0, *(a for a in order if a)))
 
@@ -154,7 +154,7 @@ class PulledBackSink(Sink):
         return False
 
     def _choose_slot(self) -> None:
-        """Give a second use a slot of its own: rows that are gradients already must not be pulled back again."""
+        """Give a second use its own slot: rows that are already gradients must not be pulled back again."""
         first = self._slots[0]
         first.expand_factors()
         self.slot = Slot("", self._args[0].detach(), len(self.current.views), 1.0) if first.used else first

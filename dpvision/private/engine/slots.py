@@ -1,11 +1,12 @@
-"""Where the units' gradients wait until their norms are known: one slot per parameter, one row per unit.
+"""Slots, which store the units' gradients until their norms are known: one slot per parameter, one row per unit.
 
-A slot keeps its rows in the memory order that its rule writes fastest (convolutions: channels last), padded with zeros;
-all operations on rows here are elementwise, so the order only matters once, at the end.
+A slot stores its rows in the memory order that its rule writes fastest (channels last for convolutions), padded with
+zeros. All operations on rows here are elementwise, so the order matters only once, at the end.
 
-A linear layer that sees one row of each unit keeps no gradient at all, but its two factors: the unit's input x and
-output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. Several rows might
-cancel, and the factors' rounding would not be small compared with their sum: such gradients are written out.
+For a linear layer with one row of inputs per unit, the slot stores two factors instead of the gradient: the unit's
+input x and output gradient d. The norm of d'x is |d||x|, and a product of whole numbers gives the weighted sum. With
+several rows, the terms could cancel, and rounding the factors would not be small relative to their sum; then the
+gradient itself is stored.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from dpvision.private.engine.exact import AT_ONCE, BLOCK, ExactSum, rounding_of_products, squares
 
-# Norms of rows at least this long are taken right after each is written.
-NOTED = 1 << 16
-# The most that rounding factors may add to a contribution, relative to the bound: a part of noise.ARITHMETIC_SLACK.
+# The norm of a row with at least this many numbers is computed right after the row is written.
+MIN_RECORDED = 1 << 16
+# The largest rounding error of a contribution from factors, relative to the bound: a part of noise.ARITHMETIC_SLACK.
 MAX_ROUNDING = 6.5e-5
-# Rows of at least this many bytes are allocated in large pages.
+# Memory of at least this many bytes is allocated in large pages.
 LARGE = 4 << 20
 
 
@@ -30,7 +31,7 @@ class Slot:
     """Per-unit gradients of one parameter."""
 
     def __init__(self, name: str, like: Tensor, capacity: int, bound: float, *, factored: bool = False) -> None:
-        self.factored = factored  # whether factors may be kept instead of rows
+        self.factored = factored  # whether factors may be stored instead of rows
         self.name, self.shape, self.numel = name, tuple(like.shape), like.numel()
         self._device, self._dtype = like.device, like.dtype
         block = BLOCK if self.numel >= BLOCK else 16
@@ -47,18 +48,18 @@ class Slot:
         self.used = False
 
     def reset(self) -> None:
-        """Start with the next group of units; the total stays."""
+        """Prepare for the next group of units; the total remains."""
         self.used = False
         self.discard_norms()
         self._factors = None
 
     def inherit(self, previous: Slot) -> None:
-        """Take over the total and the memory order of a slot that had room for fewer units."""
+        """Take over the total and the memory order of a slot with a smaller capacity."""
         self._order, self._settled = previous._order, previous._settled
         self.total = previous.total
 
     def prefer_order(self, order: tuple[int, ...]) -> None:
-        """Set the order of axes in memory; only the first call decides, as sums of different orders cannot be mixed."""
+        """Set the order of axes in memory; only the first call has an effect, since orders cannot be mixed in a sum."""
         if not self._settled:
             self._order, self._settled = order, True
 
@@ -71,7 +72,7 @@ class Slot:
         return flat.unflatten(1, sizes).permute(0, *(i + 1 for i in inverse)) if sizes else flat.squeeze(1)
 
     def put(self, values: Tensor) -> None:
-        """Write values of shape (units, *shape), or add them where the slot was used before."""
+        """Write values of shape (units, *shape), or add them if the slot was already used for this group."""
         self.expand_factors()
         self.discard_norms()
         rows = self.rows(len(values))
@@ -79,12 +80,12 @@ class Slot:
         self.used = True
 
     def keep_factors(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Keep (units, d) and (units, p) whose outer product is the gradient; only if the slot is not used yet."""
+        """Store factors (units, d) and (units, p) of the gradients; only if the slot was not used for this group."""
         self._factors = (inputs, outputs)
         self.used = True
 
     def expand_factors(self) -> None:
-        """Turn factors into rows: the weight is used a second time."""
+        """Convert stored factors, if any, to rows."""
         if self._factors is not None:
             inputs, outputs = self._factors
             self._factors = None
@@ -118,12 +119,12 @@ class Slot:
         return norms.double().square_().sum(1)
 
     def discard_norms(self) -> None:
-        """Discard recorded norms: the rows are about to change."""
+        """Discard recorded norms, because the rows are about to change."""
         self._norms.clear()
 
     def record_norm(self, unit: int) -> None:
-        """Take the norms of a large row while it is still in the cache; they hold until the row changes."""
-        if self._padded >= NOTED:
+        """Compute the norms of a large row's blocks while it is in the cache; valid until the row changes."""
+        if self._padded >= MIN_RECORDED:
             self._norms.append(torch.linalg.vector_norm(self._flat(unit + 1)[unit].view(-1, self._block), dim=1))
 
     def inner_products(self, units: int, direction: Tensor) -> Tensor:
@@ -131,15 +132,15 @@ class Slot:
         self.expand_factors()
         if not self.used:
             return torch.zeros(units, dtype=torch.float64, device=self._device)
-        most = units if self._device.type == "cpu" else max(1, AT_ONCE // self.numel)  # float64 takes memory
-        parts = self.rows(units).split(most)
+        size = units if self._device.type == "cpu" else max(1, AT_ONCE // self.numel)  # limits memory for float64
+        parts = self.rows(units).split(size)
         return torch.cat([(p.double() * direction.view(self.shape)).reshape(len(p), -1).sum(1) for p in parts])
 
     def add(self, factors: Tensor, bad: Tensor) -> None:
-        """Add sum_e factors[e] * row[e] to the total; rows that are not finite have factor 0 and count as zero."""
+        """Add sum_e factors[e] * row[e] to the total; `bad` rows are not finite, have factor 0 and count as zero."""
         if not self.used:
             return
-        clear = bad.device.type != "cpu" or bool(bad.any())  # without a wait on an accelerator
+        clear = bad.device.type != "cpu" or bool(bad.any())  # on an accelerator, without waiting
         if self._factors is not None:
             parts = (*self._factors, self._input_squares.sqrt().unsqueeze(1))
             inputs, outputs, norms = (p.masked_fill(bad.unsqueeze(1), 0.0) if clear else p for p in parts)
@@ -149,7 +150,7 @@ class Slot:
         self.total.add(rows.masked_fill_(bad.unsqueeze(1), 0.0) if clear else rows, factors)
 
     def add_to(self, out: Tensor) -> None:
-        """Add the total to a flat vector in the parameter's own order; the next total starts at zero."""
+        """Add the total to a flat vector in the parameter's own order, and reset it."""
         total = self.total.take()
         if total is not None:
             sizes = [self.shape[a] for a in self._order]
@@ -157,7 +158,7 @@ class Slot:
             out.add_(total[: self.numel].view(sizes).permute(inverse).reshape(-1))
 
     def absorb(self, other: Slot) -> None:
-        """Take over another slot's total, if it lies in memory in the same order."""
+        """Take over another slot's total, if it has the same memory order."""
         if self._order == other._order:
             self.total.absorb(other.total)
 
@@ -168,7 +169,7 @@ class Slot:
 
 
 def _factored(parameters: dict[str, Tensor]) -> set[str]:
-    """Return the matrices for which factors are cheaper, as long as the rounding of all together is small enough."""
+    """Return the matrices for which factors are cheaper, as long as their combined rounding is small enough."""
     names, error = set(), 0.0
     for name, parameter in parameters.items():
         if parameter.dim() == 2 and 4 * sum(parameter.shape) <= parameter.numel():
@@ -190,19 +191,19 @@ class Slots(dict[str, Slot]):
         self._scratch: dict[tuple[object, ...], Tensor] = {}
 
     def scratch(self, use: tuple[object, ...], size: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return memory for one use and size, zero at first, which is reused: fresh memory is slow."""
+        """Return memory for one use and size, initially zero; it is reused, since new memory is slow."""
         key = (*use, size, like.dtype, like.device)
         if key not in self._scratch:
             self._scratch[key] = torch.zeros(size, dtype=like.dtype, device=like.device)
         return self._scratch[key]
 
     def inherit(self, previous: Slots) -> None:
-        """Take over the totals of slots that had room for fewer units."""
+        """Take over the totals of slots with a smaller capacity."""
         for name, slot in self.items():
             slot.inherit(previous[name])
 
     def reset(self) -> None:
-        """Start with the next group of units."""
+        """Prepare for the next group of units."""
         for slot in self.values():
             slot.reset()
 
@@ -211,18 +212,18 @@ class Slots(dict[str, Slot]):
         return torch.stack([slot.squares(units) for slot in self.values()], dim=1)
 
     def absorb(self, others: Slots) -> None:
-        """Take over the totals of others, where they lie in memory in the same order."""
+        """Take over the totals of other slots that have the same memory order."""
         for name, slot in self.items():
             slot.absorb(others[name])
 
     def add_to(self, out: Tensor) -> None:
-        """Add the totals to one flat vector, and start again at zero."""
+        """Add the totals to one flat vector, and reset them."""
         for slot, part in zip(self.values(), out.split([slot.numel for slot in self.values()]), strict=True):
             slot.add_to(part)
 
 
 def _allocate_zeros(units: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, in large pages where the system has them: rows are written and read from end to end."""
+    """Allocate zeros, in large pages if the system supports them, because rows are accessed sequentially."""
     count = units * size
     if device.type != "cpu" or count * dtype.itemsize < LARGE:
         return torch.zeros(units, size, dtype=dtype, device=device)

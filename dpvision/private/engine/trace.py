@@ -1,15 +1,15 @@
-"""Trace a pass: which tensors are functions of weights alone, which carry the batch, and where the two meet.
+"""Tracing of a pass: which tensors depend on weights alone, which carry the batch, and where the two combine.
 
-During a pass every trainable parameter is a `Weight` and the images are `Data`. An operation among weights gives a
-weight (weight standardisation, a reshaped scale), an operation among data gives data, constants change nothing. Where a
-weight meets data, the rule of that operation (rules/) takes over: it computes the result of the operation, and in the
-backward pass puts the gradient of each unit alone into the parameter's slot. No gradient of a weight may leave a rule
-in any other way, which `Pass.backward` checks.
+During a pass, every trainable parameter is a `Weight` and the images are `Data`. An operation on weights gives a weight
+(weight standardisation, a reshaped scale), an operation on data gives data, and constants change nothing. Where a
+weight is combined with data, the rule of that operation (rules/) takes over: it computes the operation's result, and in
+the backward pass it puts the gradient of each unit into the parameter's slot. The gradient of a weight must not leave a
+rule in any other way, which `Pass.backward` checks.
 
-Which axes hold the images is seen in two forward passes over blank images, over two of them and over four: such an axis
-grows with their number, and one that merely has the same length does not. In the pass over four, the second image is
-NaN, and its trace shows whether rows lie in the order of the images. No private image is looked at: a run that is
-refused here is refused by the model and the shapes alone.
+Two forward passes over blank images, one over two and one over four of them, determine which axes hold the images: such
+an axis grows with the number of images, unlike one that merely has the same length. In the pass over four, the second
+image is NaN, and its trace shows whether rows are in the order of the images. No private image is used: whether a run
+is refused here depends only on the model and on shapes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.sinks import PulledBackSink, SeparateViews, Sink
 from dpvision.private.engine.slots import Slot, Slots
 
-# The rule of an operation where a weight meets data: (the pass, the torch function, its arguments) -> untraced result.
+# The rule of an operation on a weight and data: (pass, torch function, its arguments) -> untraced result.
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 FALLBACK = "fallback"  # the rule for functions without one of their own
 # Memory from torch starts at multiples of this many bytes.
 ALIGNMENT = 64
-# Numbers of blank images in the two measuring passes; in the second, one image is NaN.
+# Numbers of blank images in the two measuring passes; in the second pass, image MARKED is NaN.
 FEW, MANY = 2, 4
 MARKED = 1
 _local = threading.local()
@@ -51,12 +51,12 @@ def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function once per unit, differentiated by autograd: for arguments that its own rule does not cover."""
+    """Call a function once per unit, differentiated by autograd, for arguments that its own rule does not cover."""
     return RULES[FALLBACK](current, func, *args, **kwargs)
 
 
 def align(tensor: Tensor) -> Tensor:
-    """Copy a tensor that does not start at an aligned address, by which some kernels round."""
+    """Copy a tensor that does not start at an aligned address, since some kernels round differently there."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
@@ -67,14 +67,14 @@ class _Traced(Tensor):
 
 
 class Data(_Traced):
-    """A tensor whose first axis is the images of the pass, or a whole number of rows of each, in their order."""
+    """A tensor whose first axis holds the images of the pass, or a whole number of rows of each, in their order."""
 
 
 class Weight(_Traced):
     """A function of parameters and constants only."""
 
 
-# Arguments that contain no tensors: looking into every one would cost more than many an operation.
+# Types of arguments that need no search for nested tensors, which would cost more than many operations.
 _FLAT = (Tensor, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
@@ -104,16 +104,16 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _reshaped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return a view where the memory allows one, else a copy: channels are last here, which a model need not know."""
+    """Return a view if possible, otherwise a copy: a model need not know that channels are last in memory here."""
     try:
         return func(*args, **kwargs)
     except RuntimeError:
         return Tensor.reshape(*args, **kwargs)
 
 
-# Operations that may expand a parameter to every image (a class token). Whether they did shows where it meets data.
+# Operations that may expand a parameter to every image (a class token), which shows when it is combined with data.
 SPREADS = {Tensor.expand, Tensor.repeat, Tensor.broadcast_to, torch.broadcast_to}
-# Operations that go by their rules with frozen weights too, so that an image has the same bits in any batch.
+# Operations whose rules also apply with frozen weights, so that an image has the same bits in any batch.
 ALWAYS: set[Any] = set()
 
 
@@ -124,7 +124,7 @@ def _as(kind: type[_Traced], value: Any) -> Any:
 
 
 class ImageAxes:
-    """Which first axes hold the images, as the two measuring passes showed."""
+    """Records of the two measuring passes, which show which first axes hold the images."""
 
     def __init__(self) -> None:
         self.clear()
@@ -132,38 +132,38 @@ class ImageAxes:
     def clear(self) -> None:
         self._rows: dict[int, list[tuple[str, int]]] = {FEW: [], MANY: []}
         self._calls: dict[int, list[tuple[str, list[int]]]] = {FEW: [], MANY: []}
-        # By number of the use of a weight: what tells whether its views can be contracted, and for which parameters.
+        # For each use of a weight: a function that decides if its views can be contracted, and the parameters.
         self.pulled_back: dict[int, tuple[Callable[..., Tensor], list[str]]] = {}
 
     def note_rows(self, images: int, what: str, tensor: Tensor) -> None:
-        """Note that a rule takes the first axis of this tensor for the images, with equally many rows for each."""
+        """Record that a rule assumes the images along this tensor's first axis, each with the same number of rows."""
         self._rows[images].append((what, len(tensor)))
         if images == MANY and tensor.is_floating_point() and tensor.numel():
             marked = tensor.detach().reshape(images, -1).isnan().any(1).tolist()
             if any(m for image, m in enumerate(marked) if image != MARKED):
                 raise UnsafeLayer(
-                    f"{what}: its input for an image differs when other images are in the batch, or does not have the "
-                    "rows of each image one after the other along its first axis. Fix: let every layer before it work "
-                    "on each image alone, and keep the batch as the first axis."
+                    f"{what}: its input for an image depends on other images in the batch, or does not have the rows "
+                    "of each image consecutively along its first axis. Fix: let every layer before it process each "
+                    "image independently, and keep the batch as the first axis."
                 )
 
     def note_call(self, images: int, name: str, sizes: list[int]) -> None:
-        """Note a call with tensors whose first axes are this long (0: not a tensor, or no axis)."""
+        """Record a call whose tensors have first axes of these lengths (0: not a tensor, or no axis)."""
         self._calls[images].append((name, sizes))
 
     def require_images_first(self) -> None:
-        """Require, after both passes, that every axis that a rule took for the images has grown with them."""
+        """Require, after both passes, that every axis that rules assumed to hold the images grew with their number."""
         for (what, few), (other, many) in zip(self._rows[FEW], self._rows[MANY], strict=False):
             if what == other and few * MANY != many * FEW:
                 raise images_not_first(what)
 
     def of_call(self, number: int, name: str) -> list[bool]:
-        """Return which first axes of the call of this number hold the images."""
+        """Return which first axes hold the images in the call with this number."""
         calls = [self._calls[images][number : number + 1] for images in (FEW, MANY)]
         if not all(calls) or any(call[0][0] != name for call in calls) or len({len(call[0][1]) for call in calls}) > 1:
             raise UnsafeLayer(
-                f"{name}: the model does not call the same functions in every pass. Fix: a forward pass that does not "
-                "depend on the images or on how many there are."
+                f"{name}: the model does not call the same functions in every pass. Fix: use a forward pass that does "
+                "not depend on the images or on their number."
             )
         return [few > 0 and few * MANY == many * FEW for few, many in zip(calls[0][0][1], calls[1][0][1], strict=True)]
 
@@ -177,9 +177,9 @@ def images_not_first(what: str) -> UnsafeLayer:
 
 
 def blank_images(images: int, like: Tensor) -> Tensor:
-    """Return grey images in the shape of `like`, of which one is NaN where there are many; indices are zeros.
+    """Return grey images in the shape of `like`, one of them NaN if there are MANY; integer inputs are zeros.
 
-    They are not black: a model that keeps something of its first batch keeps a trace of the grey, which `certify` sees.
+    Grey rather than black, so that `certify` detects a model that keeps state from its first batch.
     """
     blank = torch.zeros((images, *like.shape[1:]), dtype=like.dtype, device=like.device)
     if blank.is_floating_point():
@@ -204,10 +204,10 @@ class Pass:
         bf16: bool = False,
     ) -> None:
         self.slots, self.views, self.separate_views = slots, list(views), separate_views
-        self.batched = slots.batched  # all units in one call: on an accelerator, where they have equally many images
-        self.factors = factors  # whether a slot may keep factors instead of rows
-        self.bf16 = bf16  # whether products are of numbers rounded to bfloat16, with sums in float32
-        self.measures = measures  # a forward pass over blank images, which fills `image_axes`
+        self.batched = slots.batched  # all units in one call: on an accelerator, where units have equal sizes
+        self.factors = factors  # whether a slot may store factors instead of rows
+        self.bf16 = bf16  # whether products round their inputs to bfloat16 and accumulate in float32
+        self.measures = measures  # whether this is a measuring pass over blank images, which fills `image_axes`
         self._image_axes = image_axes
         self._sinks = self._calls = 0
         self.derived: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any]]] = {}
@@ -221,7 +221,7 @@ class Pass:
         return sum(self.views)
 
     def weights(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters as traced leaves, to be put into the model."""
+        """Return the parameters as traced leaves, for use in the model."""
         traced: dict[str, Tensor] = {}
         for name, value in values.items():
             self._leaves[name] = value.detach().requires_grad_()
@@ -249,25 +249,25 @@ class Pass:
         return self._spans[per_image]
 
     def rounded(self, tensor: Any) -> Any:
-        """Return a factor of a product in the precision of products, as float32."""
+        """Round a factor of a product to the precision of products, and return it as float32."""
         wide = not self.bf16 or tensor is None or tensor.dtype != torch.float32
         return tensor if wide else tensor.bfloat16().float()
 
     def by_unit(self, tensor: Tensor) -> Tensor:
-        """Return (rows, ...) as (units, rows of a unit, ...), where every unit has equally many."""
+        """Reshape (rows, ...) to (units, rows of a unit, ...), for units with the same number of rows."""
         return tensor.unflatten(0, (len(self.views), -1))
 
     def note_call(self, name: str, sizes: list[int]) -> None:
-        """Note the lengths of the first axes of the arguments and the result of a function without a rule."""
+        """Record the lengths of the first axes of the arguments and the result of a function without a rule."""
         self._image_axes.note_call(self.images, name, sizes)
 
     def image_axes_of_call(self, name: str) -> list[bool]:
-        """Return which of these axes hold the images, for the next function without a rule."""
+        """Return which first axes hold the images, for the next call of a function without a rule."""
         self._calls += 1
         return self._image_axes.of_call(self._calls - 1, name)
 
     def sink(self, weight: Any) -> Sink | None:
-        """Return where the gradients of a weight go; None for one that is not trained, or is detached."""
+        """Return the sink for the gradients of a weight; None for a weight that is not trained or is detached."""
         if not isinstance(weight, Weight) or not weight.requires_grad:
             return None
         self._sinks += 1
@@ -291,7 +291,7 @@ class Pass:
         return self._names.get(id(weight), "a function of parameters")
 
     def _pull_back(self, weight: Tensor, slot: Slot) -> None:
-        """Pull the gradients of a function of parameters back to the parameters, on the CPU one unit at a time."""
+        """Pull gradients of a function of parameters back to the parameters; on the CPU, one unit at a time."""
         slot.expand_factors()
         rows, leaves = slot.rows(len(self.views)), list(self._leaves.values())
         options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
@@ -300,22 +300,22 @@ class Pass:
             per_leaf = torch.autograd.grad(weight, leaves, rows, is_grads_batched=True, **options)
         else:
             per_unit = zip(*(torch.autograd.grad(weight, leaves, row, **options) for row in rows), strict=True)
-            found = ([g for g in of_units if g is not None] for of_units in per_unit)
-            per_leaf = tuple(torch.stack(of_units) if of_units else None for of_units in found)
+            gradients_of = ([g for g in of_units if g is not None] for of_units in per_unit)
+            per_leaf = tuple(torch.stack(of_units) if of_units else None for of_units in gradients_of)
         for name, gradients in zip(self._leaves, per_leaf, strict=True):
             if gradients is not None:
                 self.slots[name].put(gradients)
 
     def backward(self, loss: Tensor) -> None:
-        """Run the rules' backward passes; nothing else may reach a parameter.
+        """Run the rules' backward passes; no other gradient may reach a parameter.
 
-        They run in this thread on every device: what a checkpoint computes again must find the pass that it belongs to.
+        They run in this thread on every device, so that recomputation for checkpointing finds its pass.
         """
         with torch.autograd.set_multithreading_enabled(False):
             gradients = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
-        loose = [n for n, g in zip(self._leaves, gradients, strict=True) if g is not None]
-        if loose:
+        outside = [n for n, g in zip(self._leaves, gradients, strict=True) if g is not None]
+        if outside:
             raise UnsafeLayer(
-                f"{loose[0]}: it reaches the loss in a way that does not pass through the images, so its gradient "
-                "cannot be separated by unit. Fix: freeze it, or combine it with the images."
+                f"{outside[0]}: it affects the loss without being combined with the images, so its gradient cannot be "
+                "separated by unit. Fix: freeze it, or combine it with the images."
             )

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
+from dpvision.core.rows import BoundedSum, Floats, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.ranges import check_ranges, fraction, one_of, positive
 from dpvision.private.statistics.row_sums import (
@@ -133,6 +133,6 @@ class Discriminant:
             assert public is not None  # setup.py refuses a run without it, before any charge
             inverted = np.linalg.inv(add_ridge(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
         else:
-            within = max(1.0 - float(priors @ lengths(means)[:, 0] ** 2), MIN_VARIANCE) / d
+            within = max(1.0 - float(priors @ row_norms(means)[:, 0] ** 2), MIN_VARIANCE) / d
             inverted = np.eye(d) / within
         return discriminant(means, priors, inverted, noise=noise / (b * counts))

@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
+from dpvision.core.rows import BoundedSum, Floats, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.statistics.ranges import below_1, check_ranges, one_of, positive, whole
 from dpvision.private.statistics.row_sums import AddNoise, second_moment
@@ -55,7 +55,7 @@ def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
     for x, y in rows.blocks():
         scores = x @ weight
         error = softmax(scores) - y
-        norm = lengths(x) * lengths(error)
+        norm = row_norms(x) * row_norms(error)
         sound = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < LARGEST_SCORE)
         share = np.where(sound, clip / np.maximum(norm, clip), 0.0)
         total += x.T @ np.where(share > 0, error * share, 0.0)  # a row without a sound score adds nothing

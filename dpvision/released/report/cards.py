@@ -28,10 +28,10 @@ from dpvision.core.events import (
     Gaussian,
     Kind,
     PoissonGaussian,
-    apart,
     exposures,
     from_json,
     parts,
+    split_kind,
     to_json,
 )
 from dpvision.core.sampling import PoissonSampler
@@ -324,7 +324,7 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
     charged = exposures(Composed(tuple(c.event for c in account.charges if c.run == name)))
 
     def paid(met: Kind) -> bool:
-        steps, points = apart(met)
+        steps, points = split_kind(met)
         return any(set(points) <= set(kind) and all(_within(x, kind) for x in steps) for kind in charged)
 
     if not all(paid(met) for met in exposures(event)):
@@ -335,7 +335,7 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
 
 
 def _within(wanted: Exposure, kind: Kind) -> bool:
-    return any(x[:2] == wanted[:2] and x.steps >= wanted.steps for x in apart(kind)[0])
+    return any(x[:2] == wanted[:2] and x.steps >= wanted.steps for x in split_kind(kind)[0])
 
 
 def _public_facts(facts: dict[str, Any], config: Config) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dpvision.core import accountant, adaptive
 from dpvision.core.account import Account
-from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, Tuned, given_up, parts, to_json
+from dpvision.core.events import Adaptive, Capped, Event, PoissonGaussian, Tuned, fixed_delta, parts, to_json
 from dpvision.errors import DataError
 from dpvision.released.report import wording
 from dpvision.settings import gdp, quick
@@ -173,7 +173,7 @@ def most_true_positives(event: Event, false_positive_rates: Sequence[float]) -> 
 
 def _furthest(event: Event) -> float:
     """Return the largest epsilon to evaluate on the event's privacy curve."""
-    return min(accountant.epsilon(event, given_up(event) + MIN_DELTA), accountant.MAX_LOSS)
+    return min(accountant.epsilon(event, fixed_delta(event) + MIN_DELTA), accountant.MAX_LOSS)
 
 
 def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[str, Any]]:

@@ -288,7 +288,7 @@ def test_products_in_lower_precision() -> None:
     assert 1e-3 < float((near - exact).norm() / exact.norm()) < 0.2
     double = copy.deepcopy(model).double()
     assert torch.equal(total(double, "bf16"), total(double, "float32"))
-    with pytest.raises(ConfigError, match="tf32, which the CPU does not have"):
+    with pytest.raises(ConfigError, match="tf32, which the CPU does not support"):
         total(model, "tf32")
     with pytest.raises(ConfigError, match="precision is 'fp8'"):
         total(model, "fp8")

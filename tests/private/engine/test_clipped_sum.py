@@ -212,7 +212,7 @@ def test_styles_by_their_formulas() -> None:
         index = torch.cat([torch.arange(p.start, p.stop) for p in parts])
         wanted[index] = clipped_sum(gradients[:, index], bounds[layer])
     assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-7)
-    with pytest.raises(ConfigError, match="every trainable layer"):
+    with pytest.raises(ConfigError, match="exactly the trainable layers"):
         ClippedSum(model, each_loss, clip=PerLayer({"nowhere": 1.0}))
 
 

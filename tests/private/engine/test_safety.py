@@ -68,7 +68,7 @@ class _Mixing(nn.Module):
 )
 def test_a_hidden_mixture_is_found_by_trial(kind: str) -> None:
     refuse_unsafe(_Mixing(kind))
-    with pytest.raises(UnsafeLayer, match="when other images are in the batch"):
+    with pytest.raises(UnsafeLayer, match="depends on other images in the batch"):
         verify(_Mixing(kind), each_loss, SHAPE, 10)
     verify(_Mixing("not at all"), each_loss, SHAPE, 10)
 

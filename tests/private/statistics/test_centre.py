@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpvision.core.events import Budget
-from dpvision.core.rows import Preparation, Rows, lengths
+from dpvision.core.rows import Preparation, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import fit_head
 from dpvision.private.statistics.row_sums import sum_of_rows
@@ -37,7 +37,7 @@ def test_rows_stay_within_length_one_and_broken_ones_stay_zero() -> None:
     rows = Rows.of(x, y, Preparation(unit=True), classes=CLASSES)
     for centre in (rng.normal(size=WIDTH), rng.normal(size=WIDTH) * 1e-200, np.zeros(WIDTH), rows.x[0].astype(float)):
         moved = centre_rows(rows, centre)
-        assert (lengths(moved.x.astype(np.float64)) <= 1).all() and not moved.x[5].any()
+        assert (row_norms(moved.x.astype(np.float64)) <= 1).all() and not moved.x[5].any()
         alone = [subtract_centre(rows.x[i : i + 1], centre)[0] for i in range(0, 300, 37) if i != 5]
         assert np.array_equal(alone, [moved.x[i] for i in range(0, 300, 37) if i != 5]), "each row on its own"
 

@@ -99,7 +99,7 @@ def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
     """A row is an image; what it tells about a person with many is not counted here."""
     ledger = new_ledger(tmp_path)
     ledger.open(BUDGET, unit="person")
-    with pytest.raises(PrivacyError, match="counts persons"):
+    with pytest.raises(PrivacyError, match="protects persons"):
         fit_head(X, Y, BUDGET, classes=CLASSES, ledger=ledger)
 
 
@@ -229,7 +229,7 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
         ({"method": "newton", "public": np.ones((4, WIDTH + 1)) * np.arange(4.0)[:, None]}, "they must be the same"),
         ({"method": "newton", "public": np.full((4, WIDTH), np.nan)}, "public must have"),
         ({"method": "newton", "rate": 0.0}, "rate is 0"),
-        ({"whitening": Whitening.of(np.random.default_rng(0).normal(size=(9, 3)))}, "whitening was made from 3"),
+        ({"whitening": Whitening.of(np.random.default_rng(0).normal(size=(9, 3)))}, "whitening expects 3"),
     ],
 )
 def test_wrong_settings_are_refused_by_name_and_cost_nothing(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:

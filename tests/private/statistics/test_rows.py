@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpvision.core.rows import AT_A_TIME, Preparation, Rows, lengths
+from dpvision.core.rows import AT_A_TIME, Preparation, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.statistics import Whitening
 from tests.private.statistics.cases import NASTY, PUBLIC, WIDTH, nasty_row, some_rows
@@ -33,17 +33,17 @@ def test_no_row_is_longer_than_1(how: str, kind: str) -> None:
             given = features.astype(dtype)
         x, finite = PREPARATIONS[how].apply(given)
         assert np.isfinite(x).all()
-        assert lengths(x.astype(np.float64)).max() <= 1.0
+        assert row_norms(x.astype(np.float64)).max() <= 1.0
         assert np.array_equal(finite, np.isfinite(given).all(axis=1))
         if kind in ("huge", "out of range", "one feature"):
-            assert lengths(x.astype(np.float64))[finite].min(initial=1.0) > 0.99, "a long row is shortened, not lost"
+            assert row_norms(x.astype(np.float64))[finite].min(initial=1.0) > 0.99, "a long row is shortened, not lost"
         assert not x[~finite].any(), "a row that is not finite is zero, its constant feature too"
 
 
 def test_rows_keep_their_direction_and_short_ones_their_length() -> None:
     features, _ = some_rows(np.random.default_rng(0), 50)
     x, _ = Preparation(bound=2.0).apply(features)
-    norms = lengths(features)
+    norms = row_norms(features)
     assert np.allclose(x, features / np.maximum(norms, 2.0), atol=1e-6)
     x, _ = Preparation(unit=True).apply(features)
     assert np.allclose(x, features / norms, atol=1e-6)
@@ -155,7 +155,7 @@ def test_a_whitening_with_a_rank_keeps_the_directions_that_differ_most() -> None
     full, every = Whitening.of(public, rank=WIDTH), Whitening.of(public)
     assert np.allclose(full.apply(public) @ full.apply(public[:9]).T, every.apply(public) @ every.apply(public[:9]).T)
     x, _ = Preparation(whitening=white).apply(public)
-    assert x.shape == (4000, 3) and np.allclose(lengths(x.astype(np.float64)), 1, atol=1e-5)
+    assert x.shape == (4000, 3) and np.allclose(row_norms(x.astype(np.float64)), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, -1, WIDTH + 1])
@@ -179,7 +179,7 @@ def test_a_whitening_of_nothing_is_refused(public, ridge, said: str) -> None:
 
 
 def test_a_whitening_of_other_features_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the whitening was made from 6"):
+    with pytest.raises(ConfigError, match="the whitening expects 6"):
         Preparation(whitening=Whitening.of(PUBLIC)).apply(np.zeros((2, 5)))
 
 

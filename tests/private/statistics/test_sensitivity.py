@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpvision.core import noise
-from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows, lengths
+from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows, row_norms
 from dpvision.private.statistics import fit_head, logistic
 from dpvision.private.statistics.closed_form import regression_sums
 from dpvision.private.statistics.logistic import clipped_gradient
@@ -127,8 +127,8 @@ def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
     def forgetful(x: np.ndarray) -> np.ndarray:
         calls.append(1)
-        return lengths(x) if len(calls) % 2 else np.ones((len(x), 1))
+        return row_norms(x) if len(calls) % 2 else np.ones((len(x), 1))
 
-    monkeypatch.setattr(logistic, "lengths", forgetful)
+    monkeypatch.setattr(logistic, "row_norms", forgetful)
     with pytest.raises(AssertionError, match="1e-09"):
         test_many_neighbours_of_every_sum("gradient clipped to 1.0")

@@ -51,7 +51,7 @@ def test_it_is_given_once_and_for_its_own_release(make_gate) -> None:
     gate.draw_ahead(0, SIZE, 1.0)
     with pytest.raises(PrivacyError, match="is done"):
         gate.noisy(_sum(), 0)
-    with pytest.raises(PrivacyError, match="outside of what was charged"):
+    with pytest.raises(PrivacyError, match="was not charged"):
         gate.draw_ahead(9, SIZE, 1.0)
         gate.noisy(_sum(), 9)
 

@@ -201,7 +201,7 @@ def test_a_folder_where_a_file_is_to_be_written(tmp_path: Path, monkeypatch: pyt
     """Refused before anything is written, beside it too."""
     (tmp_path / "report.html").mkdir()
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
-    with pytest.raises(DataError, match=r"report\.html: cannot be written: a folder has this name"):
+    with pytest.raises(DataError, match=r"report\.html: cannot be written, because a folder has this name"):
         files.write(tmp_path / "report.html", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

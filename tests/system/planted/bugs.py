@@ -299,8 +299,8 @@ BUGS = (
     ),
     _bug(
         21, "a later run is dominated at its own epsilon only", "privacy filters",
-        ("dpvision.core.adaptive", "for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0]",
-         "for e, d in zip(places[1:], profile[:-1], strict=True) if d > 0][-1:]"), by="chosen later",
+        ("dpvision.core.adaptive", "for e, d in zip(grid[1:], profile[:-1], strict=True) if d > 0]",
+         "for e, d in zip(grid[1:], profile[:-1], strict=True) if d > 0][-1:]"), by="chosen later",
     ),
     _bug(
         28, "a run that was stopped states the steps so far", "odometers",

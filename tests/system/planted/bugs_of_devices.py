@@ -27,7 +27,7 @@ PINNED = "pinned.append(torch.empty(values.shape, dtype=values.dtype, pin_memory
 NORMS = "norms = torch.linalg.vector_norm(self._flat(units).view(units, -1, self._block), dim=2)"
 SHARE = "share = self._clipped_sum.sum(fetch_ahead(parts) if self._ahead else parts, public).cpu()"
 NOISY = "noisy = torch.empty_like(share) if total is None else self._add_noise(total, number)"
-FIGURES = "flat = torch.cat([t.double() for each in figures for t in (each.losses, each.norms)]).cpu()"
+FIGURES = "flat = torch.cat([t.double() for group in figures for t in (group.losses, group.norms)]).cpu()"
 
 BUGS_OF_DEVICES = (
     _bug(

@@ -251,7 +251,7 @@ def test_a_reason_is_words_on_one_line(reason: str) -> None:
 def test_accounts_of_persons_and_of_images_do_not_mix(tmp_path: Path) -> None:
     source = write(tmp_path / "data.npz", **digits(slice(0, 300)), train_persons=np.arange(300) // 2)
     spend(source, tmp_path / "first", replace(SETTINGS, unit="person", n=150))
-    with pytest.raises(PrivacyError, match="counts persons"):
+    with pytest.raises(PrivacyError, match="protects persons"):
         spend(one_pixel(tmp_path), tmp_path / "second", replace(COPY, epsilon=0.5))
 
 

@@ -289,7 +289,7 @@ def test_a_device_that_cannot_be_used_is_refused_before_a_charge(files: dict[str
     assert "computes on the CPU instead" in prepared.notes[0]
     with standin.available():
         assert _prepared(files, "auto").config.device == "standin"
-    with pytest.raises(ConfigError, match="tf32, which the CPU does not have"):
+    with pytest.raises(ConfigError, match="tf32, which the CPU does not support"):
         _prepared(files, "cpu", precision="tf32").require_certificate()
     assert _prepared(files, "cpu", precision="bf16").software().endswith("threads, bf16")
 
@@ -365,5 +365,7 @@ def test_a_rank_whose_own_card_is_refused_stops_all_before_a_charge(files: dict[
     home = tmp_path / "home"
     results = ranks.finish(ranks.start(*words, ranks=2, home=home, module="tests.standin", last=last), seconds=120)
     assert all(code != 0 for code, _, _ in results)
-    assert "(rank 1): device standin:0: a unit's gradient has other bits at another position" in results[1][2], results
+    assert "(rank 1): device standin:0: a unit's gradient has different bits at another position" in results[1][2], (
+        results
+    )
     assert not list(home.glob("ledgers/*")) and not (tmp_path / "run").exists()

@@ -165,7 +165,7 @@ def test_persons_are_units(tmp_path: Path) -> None:
     assert all(x["images"] == 5 * x["units"] for x in log)
     by_image = train.prepare(str(source), Config(epsilon=3.0, batch=6, steps=10))
     assert by_image.fingerprint == prepared.fingerprint, "one ledger for the data, whatever the unit"
-    with pytest.raises(PrivacyError, match="counts persons"):
+    with pytest.raises(PrivacyError, match="protects persons"):
         train.begin(by_image, tmp_path / "second")
 
 

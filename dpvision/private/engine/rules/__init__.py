@@ -1,4 +1,7 @@
-"""One file per kind of operation: its result, and the gradient of each unit. Importing this registers all rules."""
+"""Rules, one file per kind of operation, which compute its result and the gradient of each unit.
+
+Importing this package registers all rules.
+"""
 
 from dpvision.private.engine.rules import attention, conv, elementwise, embedding, fallback, linear, normalise, pooling
 

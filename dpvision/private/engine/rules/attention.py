@@ -1,9 +1,10 @@
 """Attention: torch's multi-head layer from its parts, and scaled dot products with the same bits at any position.
 
-The kernel for scaled dot products rounds by where a head's vectors start in memory. Vectors are padded with zeros to a
-multiple of 16 numbers, so that all of them start alike; the zeros change neither products nor results.
+The kernel for scaled dot products rounds differently depending on the address of a head's vectors. Vectors are padded
+with zeros to a multiple of 16 numbers, so that all are aligned alike; the zeros do not change the result.
 
-On an accelerator they are two products with a softmax between: not every kernel that fuses the three is deterministic.
+On an accelerator, attention is computed as two products with a softmax between them, since not every fused kernel is
+deterministic.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Pad queries, keys and values that all come from the images; other combinations are computed per unit."""
+    """Pad queries, keys and values that are all data; compute other combinations per unit."""
     if dropout_p > 0:
         raise UnsafeLayer("scaled_dot_product_attention with dropout_p > 0 draws at random. Fix: dropout_p=0.")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -78,13 +79,13 @@ def attention(
     use_separate_proj_weight: bool = False,
     **others: Any,
 ) -> Any:
-    """Attend over the tokens of each image; inputs are (tokens, images, width), as torch passes them."""
+    """Compute attention over the tokens of each image; inputs have torch's shape (tokens, images, width)."""
     unusual = [bias_k, bias_v, key_padding_mask, attn_mask, others.get("static_k"), others.get("static_v")]
     add_zero_attn = add_zero_attn or not others.get("average_attn_weights", True)
     if any(u is not None for u in unusual) or add_zero_attn or use_separate_proj_weight or (training and dropout_p):
         raise UnsafeLayer(
             "MultiheadAttention with masks, extra biases, dropout or separate projections has no rule. "
-            "Fix: build it of Linear layers and F.scaled_dot_product_attention."
+            "Fix: build it from Linear layers and F.scaled_dot_product_attention."
         )
     if query is key and key is value:
         projected = list(F.linear(query.transpose(0, 1), in_proj_weight, in_proj_bias).chunk(3, dim=-1))

@@ -1,10 +1,10 @@
-"""Convolutions: the data gradient for the whole pass at once, the weight gradient one unit at a time.
+"""Convolutions: the data gradient is computed for the whole pass at once, the weight gradient one unit at a time.
 
-A unit's weight gradient is computed in one of two ways, chosen from the shapes alone so that a run can be repeated:
-the library's own kernel over the unit's images, or a matrix product with the unfolded patches of a few images, which
-wins where filters are large, images small, or the stride is above 1 (measured in benchmarks/RESULTS.md).
+A unit's weight gradient is computed in one of two ways, chosen by shapes alone so that a run can be repeated: by the
+library's kernel over the unit's images, or by a matrix product with the unfolded patches of a few images. The latter is
+faster for large filters, small images, or a stride above 1 (measured in benchmarks/RESULTS.md).
 
-On an accelerator, all units' weight gradients are one batched product with all their patches.
+On an accelerator, the weight gradients of all units are one batched product with all their patches.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from dpvision.private.engine.rules.linear import MULTIPLIES_BF16, multiply, sums
 from dpvision.private.engine.sinks import Sink
 from dpvision.private.engine.trace import ALIGNMENT, ALWAYS, Data, Pass, align, per_unit, plain, rule_for
 
-# Patches unfolded at a time, in bytes: what fits a core's own cache.
+# Bytes of patches unfolded at a time: what fits in a core's cache.
 PATCH_BYTES = 2 << 20
-# On an accelerator, where all units' patches are unfolded, as long as they fit.
+# The same on an accelerator, where the patches of many units are unfolded at a time.
 PATCH_BYTES_BATCHED = 1 << 30
-# From here on the library's kernel spends more time on rearranging its result than on computing it.
+# With filters of this size and few positions, the library's kernel takes longer to rearrange its result than to compute
+# it.
 LARGE_FILTERS = 1 << 17
 FEW_POSITIONS = 2048
-# From this many output channels on, products are faster with them last in memory.
+# With at least this many output channels, products are faster if these are last in memory.
 MANY_CHANNELS = 256
-# The least number of images in a convolution: for filters of one position or one line, and for others.
+# Minimum number of images in a convolution: for filters of one position or one line, and for others.
 MIN_BY_POINTS, MIN_IMAGES = 16, 2
 
 
@@ -42,7 +43,7 @@ class _Conv(torch.autograd.Function):
         ctx.options, ctx.current, ctx.sinks = options, current, sinks
         stride, padding, dilation, groups = options
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
-        one_row = len(x) == current.images  # per image: then a unit's views can lie next to each other
+        one_row = len(x) == current.images  # per image, so that a unit's views can be stored consecutively
         ctx.waits = bool(one_row and sinks[0] and sinks[0].waits_for_views and weight.dim() == 4 and groups == 1)
         x, weight = current.rounded(x), current.rounded(weight)
         if current.bf16 and x.device.type in MULTIPLIES_BF16 and x.dtype == torch.float32:
@@ -50,8 +51,8 @@ class _Conv(torch.autograd.Function):
             y = y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
         else:
             y = _pad_batch(weight, lambda v: torch.ops.aten.convolution(v, weight, bias, *arguments), x)
-        kept = y.clone() if ctx.waits else None  # the model may change its output in place
-        ctx.save_for_backward(x, weight, bias if ctx.waits else None, kept)
+        saved = y.clone() if ctx.waits else None  # the model may change its output in place
+        ctx.save_for_backward(x, weight, bias if ctx.waits else None, saved)
         return y
 
     @staticmethod
@@ -86,7 +87,7 @@ class _Conv(torch.autograd.Function):
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any) -> None:
-    """Compute each unit in the way that suits its own size, so that the rest of the batch does not matter."""
+    """Compute each unit by a method chosen by its own size, so that the rest of the batch does not matter."""
 
     def whole(e: int, row: Tensor, add: bool) -> None:
         gradient = _backward(align(dy[spans[e]]), align(x[spans[e]]), weight, options, of_input=False)
@@ -109,9 +110,9 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, weight: Tensor, spans: 
 
 
 def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, options: Any) -> Tensor:
-    """Compute dW = D'U for all units, with U the patches under each output position; a part of them at a time.
+    """Compute dW = D'U for all units, with U the patches under each output position, a part of them at a time.
 
-    Patches are copied out of a view that has them all: in one kernel, where F.unfold has one for each image.
+    One kernel copies patches from a view that contains them all, whereas F.unfold uses one kernel per image.
     """
     stride, padding, dilation, groups = options
     filters, channels, *kernel = weight.shape
@@ -127,9 +128,9 @@ def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, o
     )
     of_image = groups * math.prod(positions) * patch * x.element_size()
     views = max(1, min(size, PATCH_BYTES_BATCHED // max(1, of_image)))
-    # A divisor of the number of units: kernels are chosen by size, so each product is of the same number.
-    most = max(1, min(units, PATCH_BYTES_BATCHED // max(1, of_image * views)))
-    together = next(number for number in range(most, 0, -1) if units % number == 0)
+    # A divisor of the number of units, so that all products have the same size, by which libraries choose kernels.
+    limit = max(1, min(units, PATCH_BYTES_BATCHED // max(1, of_image * views)))
+    together = next(number for number in range(limit, 0, -1) if units % number == 0)
 
     def product(unit: int, view: int) -> Tensor:
         part = slice(unit, unit + together), slice(view, view + views)
@@ -139,25 +140,25 @@ def _batched(current: Pass, x: Tensor, dy: Tensor, weight: Tensor, units: int, o
 
     starts = range(0, size, views)
     rows = [reduce(Tensor.add_, (product(unit, view) for view in starts)) for unit in range(0, units, together)]
-    found = torch.cat(rows) if len(rows) > 1 else rows[0]
-    return found.reshape(units, filters, *kernel, channels).movedim(-1, 2)
+    gradients = torch.cat(rows) if len(rows) > 1 else rows[0]
+    return gradients.reshape(units, filters, *kernel, channels).movedim(-1, 2)
 
 
 def _by_patches(
     current: Pass, x: Tensor, dy: Tensor, weight: Tensor, spans: list[slice], options: Any
 ) -> Callable[[int, Tensor, bool], None]:
-    """Return a function for dW = D'U, with U the patches under each output position of a few images at a time."""
+    """Return a function that computes dW = D'U, with U the patches of outputs, for a few images at a time."""
     stride, padding, dilation, _ = options
     filters, channels, *kernel = weight.shape
     height, width = dy.shape[2:]
     patch_bytes = height * width * kernel[0] * kernel[1] * channels * x.element_size()
-    most = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
-    size = (most, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
+    step = max(1, min(PATCH_BYTES // max(1, patch_bytes), max(s.stop - s.start for s in spans)))
+    size = (step, x.shape[2] + 2 * padding[0], x.shape[3] + 2 * padding[1], channels)
     padded = current.slots.scratch(("padded", *padding), size, x)  # the border stays zero: only `inside` is written
     inside = padded[:, padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
     image, row_, column, channel = padded.stride()
     windows = padded.as_strided(
-        (most, height, width, *kernel, channels),
+        (step, height, width, *kernel, channels),
         (image, row_ * stride[0], column * stride[1], row_ * dilation[0], column * dilation[1], channel),
     )
     patches = current.slots.scratch(("patches",), tuple(windows.shape), x)
@@ -165,11 +166,11 @@ def _by_patches(
 
     def one(e: int, row: Tensor, add: bool) -> None:
         try:
-            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in both orders that convolutions prefer
-        except RuntimeError:  # another use of the weight decided the order
+            flat = row.permute(0, 2, 3, 1).view(filters, -1)  # a view in both memory orders that convolutions prefer
+        except RuntimeError:  # another use of the weight chose a different order
             flat = row.permute(0, 2, 3, 1).reshape(filters, -1)
-        for start in range(spans[e].start, spans[e].stop, most):
-            stop = min(start + most, spans[e].stop)
+        for start in range(spans[e].start, spans[e].stop, step):
+            stop = min(start + step, spans[e].stop)
             inside[: stop - start].copy_(inputs[start:stop])
             patches[: stop - start].copy_(windows[: stop - start])
             u = patches[: stop - start].reshape(-1, flat.shape[1])
@@ -193,26 +194,26 @@ def _backward(dy: Tensor, x: Tensor, weight: Tensor, options: Any, *, of_input: 
 
 
 def _pad_batch(weight: Tensor, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Call the function on a batch that is padded with blank images where it is small.
+    """Call the function on a batch that is padded with blank images if it is small.
 
-    The kernels give an image the same bits in any batch but a small one: of one image, or of fewer than 16 for filters
-    with all axes, or all but one, of length 1. The layout stays the same, since kernels are chosen by it too. The
-    result is never a view, so that the model may change it in place.
+    The kernels give an image the same bits in any batch except small ones: one image, or fewer than 16 for filters
+    whose axes all have length 1, except possibly one. Padding preserves the memory layout, which kernels also depend
+    on. The result is never a view, so that the model may change it in place.
     """
-    if tensors[0].device.type != "cpu":  # where every pass has the same size
+    if tensors[0].device.type != "cpu":  # every pass has the same size there
         return function(*tensors)
     if tensors[0].dtype == torch.float64:
         return _in_float64(function, *tensors)
     count = len(tensors[0])
     kernel = list(weight.shape[2:])
-    least = MIN_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else MIN_IMAGES
-    if count >= least:
+    minimum = MIN_BY_POINTS if kernel.count(1) >= max(1, len(kernel) - 1) else MIN_IMAGES
+    if count >= minimum:
         return function(*tensors)
-    return function(*(_padded(t, least) for t in tensors))[:count].clone()
+    return function(*(_padded(t, minimum) for t in tensors))[:count].clone()
 
 
 def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Call the function image by image unless all images start at aligned addresses, by which float64 rounds."""
+    """Call the function image by image unless all images start at aligned addresses, which affect float64 rounding."""
     y = function(*tensors)
     if all(t[0].numel() * t.element_size() % ALIGNMENT == 0 for t in (*tensors, y)):
         return y
@@ -221,7 +222,7 @@ def _in_float64(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def _padded(images: Tensor, count: int) -> Tensor:
     if images.stride(0) != images[0].numel():
-        images = images.clone()  # dense, with its axes in the same order in memory
+        images = images.clone()  # dense, with the same memory order
     padded = images.new_empty_strided((count, *images.shape[1:]), images.stride()).zero_()
     padded[: len(images)] = images
     return padded

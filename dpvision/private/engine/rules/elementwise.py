@@ -1,11 +1,11 @@
 """Elementwise operations: parameters that are broadcast to every image, and activation functions.
 
-A parameter that is added to, multiplied with or concatenated with every image (a scale, a class token, a position
-embedding) is expanded to one copy per image, a view without memory of its own. The gradients of the copies, summed over
-a unit's images, are the unit's gradient, and the operation itself becomes an ordinary operation on data.
+A parameter that is added to, multiplied by or concatenated with every image (a scale, a class token, a position
+embedding) is expanded to one copy per image, as a view without its own memory. The gradients of the copies, summed over
+a unit's images, are the unit's gradient, and the operation becomes an ordinary operation on data.
 
-The kernels of some activation functions round the last few numbers of a tensor differently from the rest, so tensors
-are padded to whole vectors.
+The kernels of some activation functions round the last few numbers of a tensor differently, so tensors are padded to
+whole vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.trace import ALWAYS, SPREADS, Data, Pass, Weight, per_unit, plain, rule_for
 
-# Tensors are padded to a multiple of this many numbers, more than any processor handles in one instruction.
+# Tensors are padded to a multiple of this many numbers, more than any processor handles per instruction.
 VECTOR = 64
 
 
@@ -42,7 +42,7 @@ class _Copies(torch.autograd.Function):
 
 
 def copy_per_row(current: Pass, weight: Any, axes: int, count: int) -> Tensor:
-    """Return one copy of the weight for each of `count` rows, with `axes` axes in all, as broadcasting would."""
+    """Return one copy of the weight for each of `count` rows, with `axes` axes in total, as in broadcasting."""
     missing = axes - weight.dim()
     if missing == 0 and weight.shape[0] == count != 1:
         return copies_of_expanded(current, weight)
@@ -53,7 +53,7 @@ def copy_per_row(current: Pass, weight: Any, axes: int, count: int) -> Tensor:
 
 
 def copies_of_expanded(current: Pass, weight: Any) -> Tensor:
-    """Return the copies of a parameter that the model itself expanded or repeated to one for each image."""
+    """Return the copies of a parameter that the model itself expanded or repeated to one per image."""
     _, func, args, _ = current.derived.get(id(weight), (None, None, (), {}))
     if func not in SPREADS or not isinstance(args[0], Weight):
         raise _not_broadcast(current, weight)
@@ -69,8 +69,8 @@ def copies_of_expanded(current: Pass, weight: Any) -> Tensor:
 def _not_broadcast(current: Pass, weight: Any) -> UnsafeLayer:
     return UnsafeLayer(
         f"{current.name_of(weight)} has separate values for positions in the batch, or was changed after it was "
-        "expanded to the images. Fix: give it a first axis of length 1, and expand it last; create a constant that is "
-        "combined with it, such as an initial state of zeros, from the images: x.new_zeros(...), not torch.zeros(...)."
+        "expanded to the images. Fix: give it a first axis of length 1, and expand it last. Create constants that are "
+        "combined with it, such as an initial state, from the images: x.new_zeros(...), not torch.zeros(...)."
     )
 
 
@@ -95,7 +95,7 @@ def broadcast(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule_for(torch.cat, torch.concat, torch.stack)
 def concatenate(current: Pass, func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
-    """Concatenate parameters that were expanded to one for each image with the images' own values."""
+    """Concatenate data with parameters that were expanded to one copy per image."""
     axes = next(t for t in tensors if isinstance(t, Data)).dim()
     if dim % (axes + (func is torch.stack)) == 0:
         raise UnsafeLayer("a parameter is concatenated with the images along the batch axis. Fix: use another axis.")
@@ -115,7 +115,7 @@ ALWAYS |= {*_FUNCTIONS, *_IN_PLACE}
 
 @rule_for(*_FUNCTIONS)
 def pointwise(current: Pass, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply an activation function in memory order, to whole vectors, in the backward pass too."""
+    """Apply an activation function in memory order to whole vectors, also in the backward pass."""
     if not isinstance(input, Data) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
         return per_unit(current, func, input, *args, **kwargs)
     if kwargs.pop("inplace", False):

@@ -1,4 +1,4 @@
-"""Embedding: a unit's gradient adds its output gradients to the rows that its own indices select."""
+"""Embedding: a unit's gradient sums its output gradients in the rows that its own indices select."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Embedding(torch.autograd.Function):
 
 
 def _all_units(dy: Tensor, indices: Tensor, rows: int, padding: int) -> Tensor:
-    """Compute the gradients of all units as those of one table, in which each unit has rows of its own."""
+    """Compute the gradients of all units as those of one table in which each unit has its own rows."""
     units = len(indices)
     first = torch.arange(0, units * rows, rows, device=indices.device).view(-1, *[1] * (indices.dim() - 1))
     places = (indices + first).flatten(0, 1)
@@ -62,11 +62,11 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Look up rows by indices that come from the images."""
+    """Look up rows by indices that are data."""
     if max_norm is not None or scale_grad_by_freq:
         raise UnsafeLayer(
-            f"Embedding with {current.name_of(weight)}: max_norm and scale_grad_by_freq let the batch as a whole "
-            "change the weights. Fix: leave them out."
+            f"Embedding with {current.name_of(weight)}: max_norm and scale_grad_by_freq make the weights depend on the "
+            "batch as a whole. Fix: remove them."
         )
     if not isinstance(input, Data) or isinstance(weight, Data):
         return per_unit(current, func, input, weight, padding_idx)

@@ -1,7 +1,7 @@
-"""Operations without a rule of their own: computed and differentiated once per unit. Correct, but slow.
+"""Fallback for operations without a rule: computed and differentiated once per unit, which is correct but slow.
 
-A unit's result is a function of that unit alone, by construction: it has the same bits at any position in any batch.
-Operations whose kernels round by position go this way even where they meet no parameter (`BY_UNIT`).
+By construction, a unit's result is a function of that unit alone: it has the same bits at any position in any batch.
+Operations whose kernels round by position are computed this way even without parameters (`BY_UNIT`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _warned: set[str] = set()
 class _PerUnit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, sinks: Any, *tensors: Tensor) -> Any:
-        """Compute all units; `tensors` are the data and the weights, passed once more so that autograd sees them."""
+        """Compute all units; `tensors` are the data and the weights of `call`, passed again for autograd."""
         ctx.call, ctx.sinks = call, sinks
         return torch.cat([call.result(call.leaves_of(e)) for e in range(call.units)])
 
@@ -57,7 +57,7 @@ class _PerUnit(torch.autograd.Function):
 
 
 class _Call:
-    """One call of a function, done for each unit alone; `rows` numbers the arguments that have rows of the images."""
+    """One call of a function, made separately for each unit; `rows` are the indices of arguments with image rows."""
 
     def __init__(self, current: Pass, func: Any, leaves: list[Any], spec: Any, rows: list[int], name: str) -> None:
         self.current, self.name, self.units = current, name, len(current.views)
@@ -67,7 +67,7 @@ class _Call:
         self._spans = {i: current.spans(self._leaves[i], name) for i in rows}
 
     def leaves_of(self, unit: int) -> list[Any]:
-        """Return the arguments of one unit, in memory of their own: kernels are chosen by where a tensor starts."""
+        """Return the arguments of one unit as copies, since libraries choose kernels by where a tensor starts."""
         leaves = list(self._leaves)
         for i, spans in self._spans.items():
             leaves[i] = leaves[i][spans[unit]].clone()
@@ -80,15 +80,16 @@ class _Call:
             out = self._func(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise UnsafeLayer(
-                f"{self.name} has no rule, and cannot be computed for each unit alone: {str(error).splitlines()[0]} "
-                "Fix: keep the images along the first axis of every tensor that has rows for them."
+                f"{self.name} has no rule, and cannot be computed separately for each unit: "
+                f"{str(error).splitlines()[0]} Fix: keep images along the first axis of every tensor that has rows for "
+                "them."
             ) from error
         assert isinstance(out, Tensor)
         return out
 
 
 def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function once per unit, and differentiate it by autograd in the same way."""
+    """Call a function once per unit, and differentiate each call by autograd."""
     leaves, spec = tree_flatten((args, kwargs))
     name = getattr(func, "__name__", str(func))
     in_place = name.endswith("_") and not name.endswith("__")
@@ -96,14 +97,12 @@ def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any
     if trained:
         names = f"{name} ({', '.join(current.name_of(leaf) for leaf in trained)})"
         if in_place:
-            raise UnsafeLayer(f"{names} changes a tensor in place. Fix: use the form without underscore.")
+            raise UnsafeLayer(f"{names} changes a tensor in place. Fix: use the function without the underscore.")
         if name not in _warned:
             _warned.add(name)
-            warnings.warn(f"{names} has no rule of its own: it is computed once per unit, which is slow.", stacklevel=2)
+            warnings.warn(f"{names} has no rule: it is computed once per unit, which is slow.", stacklevel=2)
         name = names
-    elif (
-        in_place or current.batched
-    ):  # on an accelerator every pass has the same size, so rounding by it does not matter
+    elif in_place or current.batched:  # on an accelerator, rounding cannot vary with the size, which is fixed
         return func(*plain(args), **plain(kwargs))
     if current.measures:
         return _measured(current, func, args, kwargs, leaves, name)
@@ -126,7 +125,7 @@ def _measured(current: Pass, func: Any, args: Any, kwargs: Any, leaves: list[Any
     """Compute all blank images of a measuring pass at once, and note which axes grow with their number."""
     out = func(*plain(args), **plain(kwargs))
     if not isinstance(out, Tensor):
-        raise UnsafeLayer(f"{name} with a parameter returns several results, for which there is no rule.")
+        raise UnsafeLayer(f"{name} with a parameter returns several results, which no rule covers.")
     if any(isinstance(leaf, Weight) for leaf in leaves):
         for leaf in leaves:
             if isinstance(leaf, Data):

@@ -1,16 +1,16 @@
-"""Linear layers and matrix products: y = x W' + b, and dW of a unit is D'X over all rows of its views.
+"""Linear layers and matrix products: y = x W' + b, and a unit's dW is D'X over all rows of its views.
 
-A unit's rows have the same bits at any position and whatever the other rows are. The libraries choose kernels by shape
-and treat the remainder at an edge differently from the rest: a kernel for few columns rounds a row by its position in
-the matrix, or by where it starts in memory. So matrices are padded with zero columns (and rows) until no such kernel is
-chosen. How many that takes was found by trial over thousands of shapes on one processor with AVX-512, and
-tests/private/engine/test_place.py repeats it; `certify` tries the actual model before each charge.
+A unit's rows have the same bits at any position and for any other rows. Libraries choose kernels by shape and treat the
+remainder at an edge differently: a kernel for few columns rounds a row depending on its position in the matrix or its
+address. So matrices are padded with zero columns (and rows) until no such kernel is chosen. The required padding was
+found by tests over thousands of shapes on one processor with AVX-512, which tests/private/engine/test_place.py repeats;
+`certify` tests the actual model before each charge.
 
-    float32    at least 16 columns; a multiple of 16 where a matrix of its own has few rows or columns
-    float64    a multiple of 16 rows and columns, the second factor never transposed
+    float32    at least 16 columns; a multiple of 16 if a unit's own matrix has few rows or columns
+    float64    a multiple of 16 rows and columns, and the second factor is never transposed
 
-On an accelerator, passes of one size take the place of all that (pass_size.py), and the gradients of all units are one
-batched product.
+On an accelerator, passes of one size replace all this (pass_size.py), and the gradients of all units are one batched
+product.
 """
 
 from __future__ import annotations
@@ -24,20 +24,18 @@ from torch import Tensor
 from dpvision.private.engine.sinks import Sink
 from dpvision.private.engine.trace import ALWAYS, Data, Pass, align, per_unit, plain, rule_for
 
-# Products of fewer multiplications than this are computed for many units at once.
+# Products with fewer multiplications than this are computed for many units at once.
 SMALL = 1 << 16
-# A product gives a row the same bits whatever the other rows are, if there are at least this many.
+# With at least this many rows, a product gives a row the same bits for any other rows.
 MIN_ROWS = 32
-# The number of values that a kernel takes at once.
+# The number of values that a kernel processes at once.
 LANES = 16
-
-
-# Devices that multiply numbers of bfloat16 and add up in float32; others multiply the rounded numbers as float32.
+# Devices that multiply bfloat16 numbers and accumulate in float32; others multiply the rounded numbers as float32.
 MULTIPLIES_BF16 = ("cuda", "xpu")
 
 
 def multiply(a: Tensor, b: Tensor, bf16: bool) -> Tensor:
-    """Return (..., m, k) @ (..., k, n) on an accelerator; with `bf16`, of factors that are rounded already."""
+    """Return (..., m, k) @ (..., k, n) on an accelerator; with `bf16`, for factors that are already rounded."""
     if not bf16 or a.dtype != torch.float32 or a.device.type not in MULTIPLIES_BF16:
         return a @ b
     front = a.shape[:-2]
@@ -91,7 +89,7 @@ def batched_product(a: Tensor, b: Tensor, bf16: bool = False) -> Tensor:
 
 
 class _BatchedProduct(torch.autograd.Function):
-    """`batched_product`, also for both gradients; the axes in front of the last two must be the same."""
+    """`batched_product` for the result and both gradients; all axes but the last two must be equal."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, current: Pass) -> Tensor:
@@ -108,7 +106,7 @@ class _BatchedProduct(torch.autograd.Function):
 
 
 def product_of_data(current: Pass, a: Any, b: Any) -> Any:
-    """Return the products of matrices of data, by their rule."""
+    """Multiply matrices of data by the rule for batched products."""
     return _BatchedProduct.apply(plain(a), plain(b), current).as_subclass(Data)
 
 
@@ -135,7 +133,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> None:
-    """Compute each unit in the way that suits its own size, so that the rest of the batch does not matter."""
+    """Compute each unit by a method chosen by its own size, so that the rest of the batch does not matter."""
     inputs, outputs, places = x.shape[-1], dy.shape[-1], x.shape[1:-1].numel()
     if sink.may_keep_factors() and len(x) * places == len(spans):
         sink.slot.keep_factors(x.reshape(-1, inputs), dy.reshape(-1, outputs))
@@ -165,7 +163,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
                 rows[units] = together(units, size)
             else:
                 for e in units:
-                    alone = torch.empty_like(rows[e])  # aligned: a product rounds by where it is written
+                    alone = torch.empty_like(rows[e])  # aligned, since rounding depends on the output's address
                     one(e, alone, add=False)
                     rows[e] = alone
         sink.put(rows)
@@ -180,14 +178,14 @@ def _by_size(spans: list[slice]) -> dict[int, list[int]]:
 
 
 def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
-    """Stack (rows, ..., p) as (units, size, p), always in the same order of memory: sums round by it."""
+    """Stack (rows, ..., p) as (units, size, p), always in the same memory order, on which rounding depends."""
     values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
 
 
 def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     """Sum (rows, T, p) over each unit's rows and over T, to (units, p)."""
-    if values.device.type != "cpu":  # where all units have equally many rows
+    if values.device.type != "cpu":  # all units have the same number of rows there
         return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
     groups = _by_size(spans)
     parts = {s: _stacked(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
@@ -214,7 +212,7 @@ def linear(current: Pass, func: Any, input: Any, weight: Any, bias: Any = None) 
 
 @rule_for(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
 def matmul(current: Pass, func: Any, input: Any, other: Any) -> Any:
-    """Multiply data by a matrix, as a linear layer, or data by data of the same leading axes."""
+    """Multiply data by a matrix, like a linear layer, or data by data with the same leading axes."""
     if isinstance(input, Data) and not isinstance(other, Data) and other.dim() == 2 and input.dim() > 1:
         return linear(current, F.linear, input, other.T)
     if isinstance(input, Data) and isinstance(other, Data) and input.dim() == other.dim() > 2:

@@ -1,8 +1,8 @@
 """GroupNorm, LayerNorm and InstanceNorm: torch's own backward kernels, called once per unit.
 
-GroupNorm with few channels per group in channels-last memory is computed here instead, by vectorised sums over
-positions. torch's kernel processes the channels of one group at a time: where they do not fill a vector register, it is
-up to five times slower, and it must be called separately for each unit, because it returns the gradients of scale and
+GroupNorm with few channels per group and channels last in memory is instead computed here by vectorised sums over
+positions. torch's kernel processes the channels of one group at a time: if they do not fill a vector register, it is up
+to five times slower. It must also be called separately for each unit, because it returns the gradients of scale and
 shift summed over all images.
 
     mean, 1/deviation      of each image and group, from the sums of x and x^2 over positions
@@ -10,11 +10,11 @@ shift summed over all images.
     dw, db                 sum of dy (x - mean) / deviation, and sum of dy, for each image and channel
     dx                     dy a - x q + p, for each image, with q and p for each group
 
-Every operation is rounded separately (none are fused), and sums over positions have the same order in any batch: an
-image's results are bitwise identical whatever else is in the batch.
+Every operation is rounded separately (none are fused), and sums over positions have the same order in any batch, so an
+image's results are bitwise identical for any batch.
 
-On an accelerator, every GroupNorm is computed by such formulas, with x - mean in the place of x, in a few kernels for
-all units; LayerNorm's dx comes from torch's kernel, and dw and db are sums over each unit.
+On an accelerator, every GroupNorm is computed by such formulas, with x - mean in place of x, in a few kernels for all
+units; LayerNorm's dx comes from torch's kernel, and dw and db are sums over each unit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dpvision.errors import UnsafeLayer
 from dpvision.private.engine.rules.linear import sums_by_unit
 from dpvision.private.engine.trace import Data, Pass, per_unit, plain, rule_for
 
-FEW_CHANNELS = 8  # per group: from here on, torch's kernel fills its vector registers
+FEW_CHANNELS = 8  # per group; with at least this many, torch's kernel fills its vector registers
 IN_CACHE = 1 << 18  # numbers processed at a time
-# From this many positions on, torch's forward kernel also vectorises over channels, in a single call.
+# With at least this many positions, torch's forward kernel also vectorises over channels, in a single call.
 MANY_POSITIONS = 1024
 
 
@@ -43,8 +43,8 @@ class _GroupNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.groups, ctx.current, ctx.sinks = groups, current, sinks
         if current.batched:
-            y, *kept = normalise_groups(x, weight, bias, groups, eps)
-            ctx.save_for_backward(x, weight, *kept)
+            y, *statistics = normalise_groups(x, weight, bias, groups, eps)
+            ctx.save_for_backward(x, weight, *statistics)
             return y
         ctx.layout = _layout(x)
         x = x.contiguous(memory_format=ctx.layout)
@@ -79,7 +79,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def _layout(x: Tensor) -> torch.memory_format:
-    """Return the layout implied by the strides within an image: that between images is arbitrary for a single image."""
+    """Return the layout implied by the strides within an image; a single image has an arbitrary first stride."""
     last = x.dim() == 4 and x.stride()[1:] == (1, x.shape[3] * x.shape[1], x.shape[1])
     return torch.channels_last if last else torch.contiguous_format
 
@@ -148,7 +148,7 @@ def layer_norm(
         return per_unit(current, func, input, normalized_shape, weight, bias, eps)
     if input.dim() <= len(normalized_shape):
         raise UnsafeLayer(
-            f"LayerNorm with {current.name_of(weight)} normalises over the images of the batch. Fix: leave out axis 0."
+            f"LayerNorm with {current.name_of(weight)} normalises over the images of the batch. Fix: exclude axis 0."
         )
     current.spans(input, f"LayerNorm with {current.name_of(weight)}")
     sinks = (current.sink(weight), current.sink(bias))
@@ -169,14 +169,14 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Normalise each channel as a group of its own."""
+    """Normalise each channel of each image, as a GroupNorm with one channel per group."""
     if running_mean is not None or running_var is not None or not use_input_stats:
-        raise UnsafeLayer("InstanceNorm keeps statistics of the data. Fix: track_running_stats=False.")
+        raise UnsafeLayer("InstanceNorm stores statistics of the data. Fix: track_running_stats=False.")
     return group_norm(current, F.group_norm, input, input.shape[1], weight, bias, eps)
 
 
 def has_few_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int) -> bool:
-    """Whether channels-last images are normalised here, decided by shapes alone."""
+    """Whether channels-last images are normalised by the functions here; decided by shapes alone."""
     return weight is not None and bias is not None and x.shape[1] // groups < FEW_CHANNELS
 
 
@@ -251,7 +251,7 @@ def groups_gradients(
 
 
 def _grouped(t: Tensor, groups: int) -> Tensor:
-    """View (images, channels, ...) as (images, groups, channels of a group, positions), in any order of memory."""
+    """View (images, channels, ...) as (images, groups, channels of a group, positions), in any memory order."""
     last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
     flat = t.permute(0, 2, 3, 1).flatten(1, 2).mT if last else t.reshape(*t.shape[:2], -1)
     return flat.unflatten(1, (groups, -1))

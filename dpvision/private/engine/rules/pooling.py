@@ -1,7 +1,7 @@
-"""Max pooling on an accelerator: the largest of each window, with a backward pass that gives the same bits twice.
+"""Max pooling on an accelerator, with a deterministic backward pass.
 
-The libraries' own backward kernels add up with atomics, in any order. Here windows are a view of the images, of which
-the largest number is taken, and the gradient goes back the same way. On the CPU the library's kernels stay.
+The libraries' backward kernels use atomic additions in arbitrary order. Here, the maximum is taken over windows that
+are a view of the images, which autograd differentiates deterministically. On the CPU, the library's kernels are used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    """Take the largest number of each window."""
+    """Compute the maximum of each window."""
     if not current.batched or ceil_mode or _pair(dilation) != (1, 1):
         return func(plain(input), kernel_size, stride, padding, dilation, ceil_mode)
     (kernel, sides), x = map(_pair, (kernel_size, padding)), plain(input)
@@ -48,7 +48,7 @@ def max_pool2d(
 
 @rule_for(F.adaptive_max_pool2d)
 def adaptive_max_pool2d(current: Pass, func: Any, input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """Take the largest number of each part of an image, where all parts have the same size."""
+    """Compute the maximum of each part of an image, if all parts have the same size."""
     sides, parts = input.shape[-2:], [s or side for s, side in zip(_pair(output_size), input.shape[-2:], strict=True)]
     if not current.batched or return_indices or any(side % part for side, part in zip(sides, parts, strict=True)):
         return func(plain(input), output_size, return_indices)

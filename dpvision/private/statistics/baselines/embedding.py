@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpvision.core.rows import BoundedSum, Floats, Rows, lengths
+from dpvision.core.rows import BoundedSum, Floats, Rows, row_norms
 from dpvision.private.statistics.ranges import check_ranges
 from dpvision.private.statistics.row_sums import AddNoise
 from dpvision.released.moments import floor_counts
@@ -93,7 +93,7 @@ def within_length_1(embedded: Floats) -> Floats:
     """Shorten what is longer than 1, and zero what is not finite: the bound does not rest on what phi promises."""
     finite = np.isfinite(embedded).all(axis=1, keepdims=True)
     embedded = np.where(finite, embedded, 0.0)
-    return embedded / np.maximum(1.0, lengths(embedded))
+    return embedded / np.maximum(1.0, row_norms(embedded))
 
 
 def split_by_class(noisy: Floats, *, classes: int, c: float, n: int) -> tuple[Floats, Floats]:

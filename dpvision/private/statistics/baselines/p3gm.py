@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpvision.core.rows import AT_A_TIME, SHORTER, BoundedSum, Floats, Rows, lengths
+from dpvision.core.rows import AT_A_TIME, SHORTER, BoundedSum, Floats, Rows, row_norms
 from dpvision.errors import ConfigError
 from dpvision.private.engine import ClippedSum
 from dpvision.private.statistics.baselines.embedding import allocate
@@ -115,7 +115,7 @@ class P3GM:
             with torch.no_grad():
                 x = x + decoder(torch.from_numpy(z.astype(np.float32))).double().numpy()
         x = np.maximum(x, 0.0) if self.nonnegative else x
-        return (x / np.maximum(1.0, lengths(x))).astype(np.float32), labels
+        return (x / np.maximum(1.0, row_norms(x))).astype(np.float32), labels
 
 
 def project(rows: Rows, basis: Floats) -> tuple[Rows, NDArray[np.float32]]:
@@ -127,7 +127,7 @@ def project(rows: Rows, basis: Floats) -> tuple[Rows, NDArray[np.float32]]:
         x = np.zeros((AT_A_TIME, rows.width))  # always the same number: a product rounds by how many rows there are
         x[:count] = rows.x[start : start + count]
         part = x @ basis
-        part = (part / np.maximum(1.0, lengths(part)) * SHORTER).astype(np.float32)
+        part = (part / np.maximum(1.0, row_norms(part)) * SHORTER).astype(np.float32)
         z[start : start + count] = part[:count]
         residual[start : start + count] = (x - part.astype(np.float64) @ basis.T)[:count]
     return Rows(z, rows.labels, rows.classes), residual
@@ -206,7 +206,7 @@ def from_moments(noisy: Floats, *, width: int, classes: int, n: int, noise: floa
     counts = floor_counts(noisy[-1] / c, n=n)
     shares = counts / counts.sum()
     means = (noisy[size:-1] / b / counts).T
-    means /= np.maximum(1.0, lengths(means))
+    means /= np.maximum(1.0, row_norms(means))
     seconds = np.stack([to_matrix(column, width) for column in (noisy[:size] / a / counts).T])
     covariances = seconds - means[:, :, None] * means[:, None, :]
     spreads = noise / (a * counts)

@@ -106,7 +106,7 @@ def test_a_spent_budget_is_refused(tmp_path: Path) -> None:
 def test_an_account_of_persons_is_refused(tmp_path: Path) -> None:
     ledger = new_ledger(tmp_path)
     ledger.open(BUDGET, unit="person")
-    with pytest.raises(PrivacyError, match="counts persons"):
+    with pytest.raises(PrivacyError, match="protects persons"):
         _made(ledger, **SETTINGS["merf"])
 
 

@@ -122,7 +122,7 @@ def test_without_its_charge_nothing_comes_out(tmp_path: Path) -> None:
         moments.noisy_moments(replace(good, private=True), KEY)
     with pytest.raises(PrivacyError):
         moments.noisy_moments(good, Key.fresh())
-    with pytest.raises(LedgerMismatch, match="there is no ledger for this data set yet"):
+    with pytest.raises(LedgerMismatch, match="this data set has no ledger yet"):
         Ledger(tmp_path, "cd" * 16).spend(Gaussian(1.5, 1), id=moments.name(KEY, Gaussian(1.5, 1)), run="r")
     once, again = (moments.noisy_moments(good, KEY) for _ in range(2))
     assert np.array_equal(once.sums, again.sums) and np.array_equal(once.second, again.second), "the same release"
