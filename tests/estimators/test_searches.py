@@ -102,7 +102,7 @@ def test_the_same_images_in_another_type_shape_or_by_other_bounds_have_no_budget
 
 
 def test_few_images_beside_an_account_of_very_many_need_a_name(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "MOST", 100)  # as if there were very many
+    monkeypatch.setattr(overlap, "MAX_IMAGES", 100)  # as if there were very many
     x, y = few()
     classifier(epsilon=0.5, budget=1.0, steps=2).fit(x, y)
     assert len(ledgers(own_home)) == 1

@@ -4,29 +4,30 @@ DP-MERF (Harder et al. 2021, arXiv 2002.11603): mean embeddings by random Fourie
 
     phi(x) = sqrt(2 / D) ( cos w_1^T x, ..., cos w_{D/2}^T x, sin w_1^T x, ..., sin w_{D/2}^T x ),   w_j ~ N(0, I / l^2)
 
-for which <phi(x), phi(x')> is close to exp(-|x - x'|^2 / (2 l^2)). Its length is 1 for every x, for cos^2 + sin^2 = 1.
-What is released, and why its sensitivity is 1: embedding.py. The published code takes l from the median distance of
-private rows, without a charge; here it is a public setting, for rows of length at most 1.
+for which <phi(x), phi(x')> is close to exp(-|x - x'|^2 / (2 l^2)). Its norm is 1 for every x, since cos^2 + sin^2 = 1.
+embedding.py describes what is released and why its sensitivity is 1. The published code computes l from the median
+distance of private rows, without a charge; here it is a public setting, for rows of norm at most 1.
 
 DP-HP (Vinaroz et al. 2022, arXiv 2106.05042): mean embeddings by Hermite polynomials, and a generator.
 
-Mehler's formula writes a Gaussian kernel of two numbers as a series, of which few terms matter:
+Mehler's formula writes a Gaussian kernel of two numbers as a series in which only a few terms matter:
 
     exp( -rho / (1 - rho^2) (t - t')^2 ) = sum_c phi_c(t) phi_c(t')
     phi_c(t)^2 = sqrt(1 - rho^2) rho^c H_c(t)^2 / (2^c c!) exp( -2 rho t^2 / (1 + rho) )
 
-computed by the recursion of the polynomials H_c, so that nothing overflows:
+They are computed by the recursion of the polynomials H_c, so that nothing overflows:
 
     phi_{c+1} = sqrt(2 rho / (c + 1)) t phi_c - rho sqrt(c / (c + 1)) phi_{c-1}
 
-At t = t' the series is 1, so its first terms have length at most 1: |phi(t)| <= 1. Of a row x, with t = s x:
+At t = t' the series sums to 1, so its first terms form a vector of norm at most 1: |phi(t)| <= 1. For a row x, with
+t = s x, there are two kernels:
 
     sum kernel       ( phi(t_1), ..., phi(t_d) ) / sqrt(d)             the distribution of each feature
     product kernel   phi(t_a) (x) phi(t_b) (x) ... of random features a, b, ...; P of them, each over sqrt(P)
 
-Both have length at most 1; with weights of squares 1 - share and share they make one vector of length at most 1, which
-is released as in embedding.py. The published code draws other products in every epoch and releases each of them; here
-all products are drawn from the public seed beforehand and are in the one release.
+Both embeddings have norm at most 1. Weighted by sqrt(1 - share) and sqrt(share), they form one vector of norm at most
+1, which is released as in embedding.py. The published code draws new products in every epoch and releases each of them;
+here all products are drawn from the public seed beforehand and are part of a single release.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from dpvision.private.statistics.ranges import fraction, positive, whole
 
 
 class FourierFeatures:
-    """phi, from a public seed."""
+    """The random Fourier features phi, drawn from a public seed."""
 
     def __init__(self, width: int, *, size: int, length: float, seed: int) -> None:
         w = np.random.default_rng([seed, 1]).standard_normal((width, size // 2)) / length
@@ -59,7 +60,7 @@ class FourierFeatures:
 
 @dataclass(frozen=True)
 class Merf(MeanEmbedding):
-    """`size` is D and `length` is l; the other settings are those of embedding.MeanEmbedding."""
+    """DP-MERF. `size` is D and `length` is l; the other settings are those of embedding.MeanEmbedding."""
 
     title: ClassVar[str] = "DP-MERF"
     rows_are: ClassVar[str] = (
@@ -81,7 +82,7 @@ class Merf(MeanEmbedding):
 
 
 def hermite(t: Tensor, *, order: int, rho: float) -> Tensor:
-    """(...,) -> (..., order + 1): phi_0(t), ..., phi_order(t)."""
+    """Map a tensor t of shape (...,) to phi_0(t), ..., phi_order(t), of shape (..., order + 1)."""
     terms = [(1 - rho**2) ** 0.25 * torch.exp(-rho / (1 + rho) * t.square())]
     for c in range(order):
         previous = terms[c - 1] if c else torch.zeros_like(t)
@@ -90,7 +91,7 @@ def hermite(t: Tensor, *, order: int, rho: float) -> Tensor:
 
 
 class HermiteFeatures:
-    """The sum kernel, and products of randomly chosen features, from a public seed."""
+    """The sum kernel, and the product kernel of features chosen at random by a public seed."""
 
     def __init__(
         self, width: int, *, order: int, rho: float, scale: float, products: int, together: int, share: float, seed: int
@@ -113,9 +114,9 @@ class HermiteFeatures:
 
 @dataclass(frozen=True)
 class Hermite(MeanEmbedding):
-    """`order` and `rho` as above; s is `scale` times sqrt(d), with which a feature of a row of length 1 is about 1.
+    """DP-HP. `order` and `rho` are as above; s is `scale` times sqrt(d), which makes a feature of a unit row about 1.
 
-    There are `products` of `together` features each, with `share` of the squared length; none with products=0.
+    There are `products` products of `together` features each, with `share` of the squared norm; products=0 means none.
     The other settings are those of embedding.MeanEmbedding.
     """
 
@@ -140,7 +141,7 @@ class Hermite(MeanEmbedding):
 
     def check(self, *, width: int) -> None:
         if self.products and self.together > width:
-            raise ConfigError(f"together is {self.together}, but a row has {width} features.")
+            raise ConfigError(f"together is {self.together}, but a row has only {width} features. Fix: a smaller number.")
 
     def phi(self, *, width: int, seed: int) -> HermiteFeatures:
         return HermiteFeatures(
