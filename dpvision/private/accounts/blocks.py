@@ -76,7 +76,7 @@ def _brightness(pixels: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def _parts(height: int, width: int) -> dict[int, NDArray[np.int64]]:
-    """List the pixels of each part; scattered parts use only the number of pixels, as feature rows have no shape."""
+    """List the pixels of each part; scattered parts ignore the shape of the image, as feature rows have none."""
     pixels = height * width
     if pixels < MIN_PIXELS:
         return {}

@@ -2,10 +2,10 @@
 
     released:  ( b sum_i phi(x_i) y_i^T,  c sum_i y_i ) + noise,    b^2 + c^2 = 1, y_i the one-hot class
 
-Formal guarantee: every phi(x) is clipped to norm at most 1 and y has norm 1, so one additional row changes the released
+Formal guarantee: every phi(x) is clipped to norm at most 1 and y has norm 1, so one more row changes the released
 vector by at most sqrt(b^2 |phi|^2 |y|^2 + c^2 |y|^2) <= 1, the sensitivity. The event is Gaussian(sigma, 1). phi is
-drawn from a public seed, and its width is a public setting, not the median distance of private rows. Everything after
-the noisy vector is post-processing: the generator G is fitted to the noisy vector and public numbers,
+drawn from a public seed, and its kernel width is a public setting, not the median distance of private rows. Everything
+after the noisy vector is post-processing: the generator G is fitted to the noisy vector and public numbers,
 
     minimise over G:  sum_y | mu_y - p_y mean_z phi(G(z, y)) |^2
 
@@ -38,7 +38,7 @@ AT_A_TIME = 2000
 
 
 class MeanEmbedding(ABC):
-    """A method that releases mean embeddings. A subclass defines the embedding; it is a frozen dataclass with these fields.
+    """A method that releases mean embeddings; subclasses are frozen dataclasses that define the embedding.
 
     `counts_share` is c^2; with `balanced`, no counts are released. The generator takes `code` random numbers, has two
     layers of `hidden` units, and is fitted by `steps` steps of Adam at learning rate `rate` on `batch` rows.
@@ -81,7 +81,8 @@ def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
     b = math.sqrt(1 - c**2)
     sums: Floats | None = None
     counts = np.zeros(rows.classes)
-    for x, y in [(np.zeros((1, rows.width)), np.zeros((1, rows.classes))), *rows.blocks()]:  # the zero row sets the size even if there are no rows
+    empty = np.zeros((1, rows.width)), np.zeros((1, rows.classes))  # determines the size if there are no rows
+    for x, y in [empty, *rows.blocks()]:
         embedded = within_length_1(phi(torch.from_numpy(x)).numpy())
         sums = embedded.T @ y + (0.0 if sums is None else sums)
         counts += y.sum(axis=0)

@@ -56,7 +56,7 @@ DECODER_BLOCK = 2048
 
 @dataclass(frozen=True)
 class P3GM:
-    """P3GM. Each class has `components` Gaussians, fitted in `rounds` rounds; a single one needs only the first moments.
+    """P3GM. Each class has `components` Gaussians, fitted in `rounds` rounds; one needs only the first moments.
 
     With `shared`, all components have the same covariance. The network takes `steps` steps, one release each; with 0
     steps the decoder is V alone.
@@ -64,14 +64,14 @@ class P3GM:
 
     title: ClassVar[str] = "P3GM, in a simple form"
     rows_are: ClassVar[str] = (
-        "drawn with public randomness from a noisy Gaussian for each class, among noisy principal components"
+        "drawn with public randomness from a noisy mixture of Gaussians for each class, in noisy principal components"
     )
     latent: int = whole(20)
     components: int = whole(1)
-    rounds: int = whole(0, least=0)
+    rounds: int = whole(0, minimum=0)
     shared: bool = False
     repeats: int = whole(1)
-    steps: int = whole(0, least=0)
+    steps: int = whole(0, minimum=0)
     rate: float = positive(3e-3)
     clip: float = positive(0.5)
     hidden: int = whole(100)
@@ -80,7 +80,7 @@ class P3GM:
     def __post_init__(self) -> None:
         check_ranges(self)
         if (self.components > 1) != (self.rounds > 0):
-            raise ConfigError("components and rounds: several components need rounds above 0, and a single component needs rounds=0.")
+            raise ConfigError("components and rounds: several components need rounds, and a single one needs rounds=0.")
 
     @property
     def releases(self) -> int:
@@ -88,7 +88,7 @@ class P3GM:
 
     def check(self, *, width: int) -> None:
         if self.latent > width:
-            raise ConfigError(f"latent is {self.latent}, but a row has only {width} features. Fix: a smaller number.")
+            raise ConfigError(f"latent is {self.latent}, but a row has only {width} features.")
 
     def make(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, count: int, seed: int

@@ -44,7 +44,7 @@ ROW_SETTINGS = ("bound", "unit", "whitening")
 
 
 class SynthesisMethod(Protocol):
-    """A method that makes rows. Its fields are public settings; it reads private rows only into sums for `add_noise`."""
+    """A method that makes rows. Its fields are public settings; private rows enter only the sums for `add_noise`."""
 
     title: ClassVar[str]  # the name of the method
     rows_are: ClassVar[str]  # a description of its rows
