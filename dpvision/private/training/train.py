@@ -81,7 +81,7 @@ def run(
     to: Path | run_folder.Run,
     *,
     test_key: str | None = None,
-    paid: Charge | None = None,
+    tuning_charge: Charge | None = None,
     accounts: Accounts | None = None,
     key_name: str | None = None,
     track: Sequence[str] = (),
@@ -93,11 +93,11 @@ def run(
     """
     begun, face, first = to, face or Face(), ranks.team().first
     if not isinstance(begun, run_folder.Run):
-        begun = begin(prepared, begun, test_key=test_key, paid=paid, accounts=accounts, key_name=key_name)
+        begun = begin(prepared, begun, test_key=test_key, tuning_charge=tuning_charge, accounts=accounts, key_name=key_name)
     with face.features() as progress:
         prepared.compute_features(progress)
     with open_trackers(track if first else (), begun.folder) as trackers, face.training() as (watch, stop):
-        return proceed(begun, prepared, watch=watch, stop=stop, trackers=trackers, paid=paid)
+        return proceed(begun, prepared, watch=watch, stop=stop, trackers=trackers, tuning_charge=tuning_charge)
 
 
 def begin(
@@ -105,13 +105,13 @@ def begin(
     folder: Path,
     *,
     test_key: str | None = None,
-    paid: Charge | None = None,
+    tuning_charge: Charge | None = None,
     accounts: Accounts | None = None,
     key_name: str | None = None,
 ) -> run_folder.Run:
     """Create the run folder. The key is on the disk before the folder exists, and the charge comes with `proceed`.
 
-    A trial of a tuning is `paid` for already, with the charge of the whole. `accounts` are those to charge; by default
+    A trial of a tuning is `tuning_charge` for already, with the charge of the whole. `accounts` are those to charge; by default
     those that the images are found on. `key_name` is the name of the run's key; by default a random one.
     """
     team = ranks.team()
@@ -120,7 +120,7 @@ def begin(
         run = run_folder.Run(Path(os.path.abspath(folder)))
         if team.first:
             accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
-            run = _create(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
+            run = _create(prepared, folder, test_key, tuning_charge, accounts, key_name or secrets.token_hex(8))
         else:
             require_certificate(prepared, team)
         team.wait()
@@ -133,11 +133,11 @@ def begin(
 
 
 def _create(
-    prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None, accounts: Accounts, key_name: str
+    prepared: Prepared, folder: Path, test_key: str | None, tuning_charge: Charge | None, accounts: Accounts, key_name: str
 ) -> run_folder.Run:
     config = prepared.config
     run_folder.require_free(folder)
-    if paid is None:
+    if tuning_charge is None:
         accounts.require_room(prepared.event(), config)
     model = prepared.network.build()
     require_certificate(prepared, ranks.team())
@@ -146,8 +146,8 @@ def _create(
     key.write(run_folder.key_path(key_name))
     facts = facts_of(prepared, secrets.token_hex(6), accounts)
     facts |= {"threads": torch.get_num_threads(), "ranks": ranks.ranks(), "complete": False}
-    if paid is not None:
-        facts["trial_of"] = paid.run
+    if tuning_charge is not None:
+        facts["trial_of"] = tuning_charge.run
     if config.canaries:
         facts["canaries"] = draw_inclusion(key, config.canaries)
     weights = flat_weights(model)
@@ -209,7 +209,7 @@ def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
     """Refuse a trial of a tuning: the charge pays for the best of the trials, so none of them continues alone."""
     if "trial_of" in facts:
         raise ConfigError(
-            f"{run.folder}: is a trial of the tuning {facts['trial_of']}, which paid for the best of its trials alone, "
+            f"{run.folder}: is a trial of the tuning {facts['trial_of']}, which tuning_charge for the best of its trials alone, "
             "so it cannot be resumed by itself. Fix: a new run, with its own charge."
         )
 
@@ -240,7 +240,7 @@ def proceed(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
-    paid: Charge | None = None,
+    tuning_charge: Charge | None = None,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
 
@@ -254,7 +254,7 @@ def proceed(
         "own)."
     )
     with _advise(advice, run), run_folder.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, Watch(watch, stop, send_to(trackers)), team, paid)
+        return _proceed(run, prepared, Watch(watch, stop, send_to(trackers)), team, tuning_charge)
 
 
 @contextmanager
@@ -275,9 +275,9 @@ def _advise(text: str, run: run_folder.Run | None = None) -> Iterator[None]:
         ) from exc
 
 
-def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, paid: Charge | None) -> Outcome:
+def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, tuning_charge: Charge | None) -> Outcome:
     facts = run.facts()
-    if paid is None:
+    if tuning_charge is None:
         _require_no_trial(run, facts)
     require_same_data(facts, prepared)
     torch.set_num_threads(run_folder.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
@@ -301,7 +301,7 @@ def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, 
         data += f" {facts['canaries']}"
     team.require_same({"the features": data})
     state, key, charged = (
-        charge(run, prepared, model, team, data, paid) if team.first else await_charge(run, prepared, model, team, data)
+        charge(run, prepared, model, team, data, tuning_charge) if team.first else await_charge(run, prepared, model, team, data)
     )
 
     largest = read_accounts(run.facts()).first.account().largest_budget
@@ -324,7 +324,7 @@ def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, 
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model, test, event, trial=paid is not None)
+            _release(run, state, prepared, model, test, event, trial=tuning_charge is not None)
     team.wait()  # no rank ends before everything is on the disk
     return _outcome(run, state, prepared, event, time.monotonic() - began)
 

@@ -165,7 +165,7 @@ def _train_trials(
     for number in range(1, prepared.stopping.draw() + 1):
         which = secrets.randbelow(len(prepared.candidates))
         candidate = prepared.candidates[which]
-        trial = train.run(candidate, trials_of(run) / str(number), paid=charge, accounts=accounts).run
+        trial = train.run(candidate, trials_of(run) / str(number), tuning_charge=charge, accounts=accounts).run
         reached = accuracy(load_model(trial.folder).model, Inputs(prepared.score))
         run_folder.append_json(
             run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": reached}
