@@ -228,14 +228,18 @@ def sizes_on_a_device(views: Sequence[int], pass_images: int) -> list[int]:
 
 def prepare(source: str, config: Config, progress: Callable[[int, int], None] = lambda *_: None) -> Prepared:
     """Read the data and complete the settings. Facts that were not declared are read from the data and listed."""
-    data = load(
+    return prepare_read(read_data(source, config), config, source=source, progress=progress)
+
+
+def read_data(source: str, config: Config) -> Dataset:
+    """Read the data set with the classes, size and channels that the settings declare."""
+    return load(
         source,
         classes=config.classes,
         size=config.size,
         channels=config.channels,
         skip_broken=config.skip_broken,
     )
-    return prepare_read(data, config, source=source, progress=progress)
 
 
 def prepare_read(
@@ -276,8 +280,8 @@ def _require_one_person_each(split: Split, sketch: overlap.Sketch, source: str) 
     if (counts > 1).any():
         raise DataError(
             f"{source}: {int((counts > 1).sum()):,} images appear more than once, under different persons, so the "
-            "guarantee for these persons would not hold. Fix: keep each of these images once, under one person, or give all "
-            "persons on an image the same name."
+            "guarantee for these persons would not hold. Fix: keep each of these images once, under one person, or "
+            "give all persons on an image the same name."
         )
 
 

@@ -112,11 +112,13 @@ def start() -> None:
         _link = links.connect(_store, rank, ranks)
     except ValueError as exc:
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment requests several ranks, but their address is missing "
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment requests several ranks, but not where they meet "
             f"({exc}). Fix: start with `torchrun --nproc-per-node 2 -m dpvision -- ...`, or unset WORLD_SIZE."
         ) from exc
     except RuntimeError as exc:
-        raise RankLost(f"the ranks could not connect ({_reason(exc)}). Nothing was charged. Fix: start them again.") from exc
+        raise RankLost(
+            f"the ranks could not connect ({_reason(exc)}). Nothing was charged. Fix: start them again."
+        ) from exc
 
 
 def team() -> Team:

@@ -81,7 +81,7 @@ class State:
         try:
             return merge(Config(device="cpu"), json.loads(header["config"]), source=str(path))
         except safetensors.UNSOUND as exc:
-            raise DataError(f"{path}: its header has no valid settings ({exc}). Fix: restore the run folder from a backup.") from exc
+            raise DataError(f"{path}: its header has no valid settings ({exc}).") from exc
 
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
@@ -148,7 +148,7 @@ def same_or_new_branch(state: State, config: Config, *, data: str, software: str
             )
         return replace(state, config=config, private=state.private and key.private), key
     if (config.steps or 0) < state.step:
-        raise ConfigError(f"{state.step} steps are already done, so steps cannot be set to {config.steps}. Fix: a larger number.")
+        raise ConfigError(f"{state.step} steps are already done, so --steps cannot be {config.steps}.")
     if config.hash() != before.hash() and before.steps == config.steps == state.step:
         raise ConfigError(f"all {state.step} steps are done, so settings can no longer change. Fix: a new run.")
     name = state.key
@@ -171,8 +171,8 @@ def same_or_new_branch(state: State, config: Config, *, data: str, software: str
 def charged_here(state: State) -> Event:
     """Return the event that was charged for the state's branch: all of its steps, including those never done.
 
-    The epsilon of the steps so far would be too small if a run is stopped when its results look good, because the number
-    of steps then depends on the results.
+    The epsilon of the steps so far is too small if a run is stopped when its results look good, because the number of
+    steps then depends on the results.
     """
     config = state.config
     assert config.sigma and config.batch and config.n and config.steps
@@ -182,9 +182,9 @@ def charged_here(state: State) -> Event:
 def event_charged(state: State, budget: Budget, *, before: int) -> Event:
     """Return the event of all charges of a run and of its initial weights, the first `before` events of its path.
 
-    Branches are chosen adaptively, and results may determine how many there are. If there are several, their composition
-    only meters the privacy loss, and the guarantee is the account's budget. The guarantee of the initial weights, which
-    may have been charged to another account, is added to it.
+    Branches are chosen adaptively, and results may determine how many there are. If there are several, their
+    composition only meters the privacy loss, and the guarantee is the account's budget. The guarantee of the initial
+    weights, which may have been charged to another account, is added to it.
     """
     here, delta = charged_here(state), state.config.delta
     total = adaptive.compose((*state.path, here), delta)
