@@ -88,7 +88,7 @@ def test_the_record_passes_from_a_diffusion_model_to_samples_and_to_weights(plac
     drawn = place / "drawn.npz"
     assert say("synth", "sample", place / "edm", "--count", 8, "--steps", 2, "--out", drawn)[0] == 0
     code, err = train(say, place, "assisted", public=drawn, assist="dope")
-    assert code == 2 and "synthesised by a model that learned from 2 of the images" in err
+    assert code == 2 and "synthesised by a model that learned from 2 of the private images" in err
     assert say("warm", drawn, *WARM, "--out", place / "warm")[0] == 0
     code, err = train(say, place, "warmed", start=place / "warm" / "weights.safetensors")
     assert code == 2 and "2 of the private images" in err
@@ -116,7 +116,7 @@ def test_the_record_passes_through_a_guide_a_second_model_a_store_and_a_part(pla
     assert train(say, place, "clean", public=place / "clean.npz", assist="dope")[0] == 0
     for name in ("guided.npz", "second.npz", "far.pack", "parts/public.npz"):
         code, err = train(say, place, "assisted", public=place / name, assist="dope")
-        assert code == 2 and "synthesised by a model that learned from 2 of the images" in err, name
+        assert code == 2 and "synthesised by a model that learned from 2 of the private images" in err, name
 
 
 def test_a_release_refuses_an_encoder_trained_on_its_images(place: Path, say: Say) -> None:
