@@ -70,7 +70,7 @@ def _compare(ours: overlap.Sketch, theirs: overlap.Sketch) -> tuple[float, float
         ledger = ledger_of("ab" * 32)
         ledger.open(Budget(1.0, 1e-5))
         overlap.remember(ledger, theirs)
-        found = overlap.find("cd" * 32, ours, least=1e-9)
+        found = overlap.find("cd" * 32, ours, min_share=1e-9)
         return (found[0].of_ours, found[0].of_theirs) if found else (0.0, 0.0)
 
 

@@ -46,7 +46,7 @@ from dpvision.models.inputs import Inputs, predict_scores
 from dpvision.private.training.prepare import prepare, prepare_read
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.state import State
-from dpvision.private.training.train import Face, Progress
+from dpvision.private.training.train import Display, Progress
 from dpvision.private.training.train import run as train_run
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
@@ -187,7 +187,7 @@ def _pool(data: Dataset, unit: str, source: str) -> Pool:
     return Pool(Split(images, labels, persons), of, first, seen)
 
 
-class _ShadowFace(Face):
+class _ShadowDisplay(Display):
     """Reports the steps of a shadow model."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -214,8 +214,8 @@ def _fit_function(plan: ShadowPlan, folder: Path, progress: OnProgress) -> Calla
         shadow_config = replace(config, n=n, batch=batch, canaries=0, study=False, budget=ANY_BUDGET.epsilon)
         data = replace(plan.data, train=half, val=None, test=None)
         prepared = prepare_read(data, shadow_config, source=plan.source)
-        face = _ShadowFace(lambda step: progress(done + step, plan.count * steps))
-        run = train_run(prepared, folder, face=face).run
+        display = _ShadowDisplay(lambda step: progress(done + step, plan.count * steps))
+        run = train_run(prepared, folder, display=display).run
         phi = _confidences(run.folder, records, config.device)
         shutil.rmtree(run.folder)
         done += steps

@@ -231,7 +231,7 @@ def _train_to(to: Path | Run, prepared: Any, track: tuple[str, ...] = (), **begi
         if isinstance(prepared, head_run.PreparedHead):
             outcome = head_run.run(prepared, to, **begin)
         else:
-            outcome = train_run(prepared, to, track=track, face=_face(show), **begin)
+            outcome = train_run(prepared, to, track=track, display=_display(show), **begin)
     run = outcome.run
     if not outcome.complete:
         if is_first:
@@ -274,12 +274,12 @@ def show_result(run: Run, paths: list[Path]) -> None:
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
 
 
-def _face(show: Show) -> Any:
+def _display(show: Show) -> Any:
     """Return what the operator sees of a run; Ctrl-C stops it."""
-    from dpvision.private.training.train import Face
+    from dpvision.private.training.train import Display
     from dpvision.settings.figures import upper
 
-    class Screen(Face):
+    class Screen(Display):
         @contextmanager
         def features(self) -> Iterator[Callable[[int, int], None]]:
             yield partial(screen.in_percent(show), "computing features")

@@ -1,1 +1,1 @@
-"""Sees private records before the noise. Whatever leaves from here was charged and noised first."""
+"""The code that sees private records. Whatever leaves this package has been charged to the ledger and noised."""

@@ -72,7 +72,7 @@ def test_the_same_image_under_two_persons_is_refused(kind: str, tmp_path: Path) 
 
     persons = Config(epsilon=3.0, unit="person", model="linear", steps=2, batch=2)
     train.prepare(source("person 0"), persons)
-    with pytest.raises(DataError, match=r"1 images are there more than once, for different persons.*Fix"):
+    with pytest.raises(DataError, match=r"1 images appear more than once, under different persons.*Fix"):
         train.prepare(source("another person"), persons)
     train.prepare(source("another person"), Config(epsilon=3.0, model="linear", steps=2, batch=2))
 

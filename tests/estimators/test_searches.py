@@ -102,13 +102,13 @@ def test_the_same_images_in_another_type_shape_or_by_other_bounds_have_no_budget
 
 
 def test_few_images_beside_an_account_of_very_many_need_a_name(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "MOST", 100)  # as if there were very many
+    monkeypatch.setattr(overlap, "MAX_IMAGES", 100)  # as if there were very many
     x, y = few()
     classifier(epsilon=0.5, budget=1.0, steps=2).fit(x, y)
     assert len(ledgers(own_home)) == 1
     rng = np.random.default_rng(0)
     others = rng.integers(0, 256, (200, 8, 8), np.uint8)
-    with pytest.raises(ConfigError, match="in Python account="):
+    with pytest.raises(ConfigError, match="in Python, account="):
         classifier(epsilon=0.5, steps=2).fit(others[:20], y[:20])
     classifier(epsilon=0.5, steps=2).fit(others, y[:200])
     assert len(ledgers(own_home)) == 2, "of many, a sample shows that they are not among them"

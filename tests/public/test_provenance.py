@@ -70,7 +70,7 @@ def test_weights_trained_on_private_or_test_images_are_refused(
     code, err = train(say, place, "one", start=place / "warm" / "weights.safetensors")
     assert code == expected, err
     if expected:
-        assert "1 of the images that are private here, or to test with" in err and not (place / "run-one").exists()
+        assert "1 of the private images or test images" in err and not (place / "run-one").exists()
 
 
 def test_the_record_is_kept_by_a_private_run_on_other_images(place: Path, say: Say) -> None:
@@ -78,7 +78,7 @@ def test_the_record_is_kept_by_a_private_run_on_other_images(place: Path, say: S
     assert say("warm", place / "mixed.npz", *WARM, "--out", place / "warm")[0] == 0
     assert train(say, place, "other", start=place / "warm" / "weights.safetensors", data="other.npz")[0] == 0
     code, err = train(say, place, "back", start=place / "run-other" / "weights.safetensors")
-    assert code == 2 and "1 of the images that are private here" in err
+    assert code == 2 and "1 of the private images" in err
 
 
 def test_the_record_passes_from_a_diffusion_model_to_samples_and_to_weights(place: Path, say: Say) -> None:
@@ -88,10 +88,10 @@ def test_the_record_passes_from_a_diffusion_model_to_samples_and_to_weights(plac
     drawn = place / "drawn.npz"
     assert say("synth", "sample", place / "edm", "--count", 8, "--steps", 2, "--out", drawn)[0] == 0
     code, err = train(say, place, "assisted", public=drawn, assist="dope")
-    assert code == 2 and "synthesised by a model that learned from 2 of the images" in err
+    assert code == 2 and "synthesised by a model that learned from 2 of the private images" in err
     assert say("warm", drawn, *WARM, "--out", place / "warm")[0] == 0
     code, err = train(say, place, "warmed", start=place / "warm" / "weights.safetensors")
-    assert code == 2 and "2 of the images that are private here" in err
+    assert code == 2 and "2 of the private images" in err
     assert say("synth", "sample", place / "edm", "--count", 8, "--steps", 2, "--out", place / "drawn.npz")[0] == 2
 
 
@@ -116,7 +116,7 @@ def test_the_record_passes_through_a_guide_a_second_model_a_store_and_a_part(pla
     assert train(say, place, "clean", public=place / "clean.npz", assist="dope")[0] == 0
     for name in ("guided.npz", "second.npz", "far.pack", "parts/public.npz"):
         code, err = train(say, place, "assisted", public=place / name, assist="dope")
-        assert code == 2 and "synthesised by a model that learned from 2 of the images" in err, name
+        assert code == 2 and "synthesised by a model that learned from 2 of the private images" in err, name
 
 
 def test_a_release_refuses_an_encoder_trained_on_its_images(place: Path, say: Say) -> None:
@@ -127,7 +127,7 @@ def test_a_release_refuses_an_encoder_trained_on_its_images(place: Path, say: Sa
         words = ("release", place / "private.npz", "--epsilon", 3, "--encoder", "small-cnn", "--weights", weights)
         code, _, err = say(*words, "--out", place / "release", "--dry-run")
         assert code == expected, err
-        assert not expected or "without privacy on 1 of the images that are private here" in err
+        assert not expected or "without privacy on 1 of the private images" in err
         assert "trained on images that it lists" in load_encoder("small-cnn", (1, 8, 8), weights).origin
 
 
@@ -139,7 +139,7 @@ def test_a_smaller_copy_of_the_same_files_is_found(place: Path, say: Say) -> Non
     assert say("warm", place / "photos", *WARM, "--size", 8, "--out", place / "warm")[0] == 0
     words = ("train", place / "photos", "--epsilon", 3, "--model", "small-cnn", "--steps", 1, "--size", 16)
     code, _, err = say(*words, "--pretrained", place / "warm" / "weights.safetensors", "--out", place / "run")
-    assert code == 2 and "12 of the images that are private here" in err
+    assert code == 2 and "12 of the private images" in err
 
 
 def test_weights_whose_record_was_changed_are_refused(place: Path, say: Say) -> None:

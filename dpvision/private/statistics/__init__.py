@@ -2,19 +2,19 @@
 
 row_sums.py     bounded sums of rows: class sums, counts, second moments
 
-A release
-release.py      `dpvision release` from top to bottom: features, charge, noise, rows, card; the kinds of release by name
-mechanism.py    what every kind of release provides
+Releases
+release.py      the command `dpvision release`: features, charge, noise, rows, card; the kinds of release by name
+mechanism.py    the interface of every kind of release
 moments.py      class sums, counts and a second moment, from which rows are drawn
 mixtures.py     noisy means of a few records, with equal or random weights
 baselines/      synthetic rows by published methods: DP-MERF, DP-HP, P3GM
 
-A head: `fit_head` fits one, `choose` picks its settings on public rows
-head.py         the charge, the fit, and the head that is released
-head_run.py     `dpvision train FEATURES.npz`: a head as a run, from the rows to the card
-choose.py       choose among settings on public rows
-setup.py        names and settings to methods; rows less their noisy mean
-logistic.py     logistic regression by noisy descent: gd, newton
+Heads: `fit_head` fits one, and `choose` selects its settings on public rows
+head.py         the charge, the fit and the released head
+head_run.py     the command `dpvision train FEATURES.npz`: a head as a run, from the rows to the card
+choose.py       selection of settings on public rows
+setup.py        methods and their settings by name; centring of rows
+logistic.py     logistic regression by noisy gradient descent: gd, newton
 closed_form.py  ridge regression and the linear discriminant from one noisy vector: moments, lda
 charge.py       the charge that heads and baselines share
 whitening.py    a public linear map for the rows

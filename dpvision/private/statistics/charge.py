@@ -1,8 +1,8 @@
-"""The charge for a fit in which every row is in every noisy sum, and what it is called afterwards: heads and baselines.
+"""The charge for a fit in which every row is in every noisy sum: heads and baselines.
 
-Formal guarantee: the event, Gaussian(sigma, releases), is in the ledger, on the disk, before the gate exists that adds
-the noise. The gate gives each of the noisy sums once, under a name that records, method, settings and public numbers
-all shape: other records or settings cannot come out under the same noise.
+Formal guarantee: the event, Gaussian(sigma, releases), is in the ledger, on disk, before the gate that adds the noise
+exists. The gate returns each noisy sum once. The noise has a name that depends on the records, the method, the settings
+and the public numbers, so other records or settings cannot be released under the same noise.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dpvision.settings import calibrate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Charged:
-    """What was charged for a result, and how it was computed. `epsilon` is that of `event` at `delta`.
+    """The charge for a result, and how the result was computed. `epsilon` is that of `event` at `delta`.
 
-    `private` is False if the noise came from a fixed key: it hides nothing. `read_off` names the settings that were
-    read from the private data instead of being given as public numbers.
+    `private` is False if the noise came from a fixed key and therefore hides nothing. `read_off` names the settings
+    that were read from the private data instead of being passed as public numbers.
     """
 
     event: Gaussian
@@ -60,9 +60,9 @@ def charge_fit(
     sketch: Sketch,
     test_key: str | None,
 ) -> tuple[Gate, dict[str, Any]]:
-    """Write the charge to the ledger; the gate for its noisy sums, and fields of `Charged` but n and read_off.
+    """Charge the ledger; return the gate for the noisy sums, and the fields of `Charged` except n and read_off.
 
-    `numbers` are the public numbers that shape the result and `arrays` everything that is read, private or public.
+    `numbers` are the public numbers that affect the result; `arrays` are all private and public arrays that are read.
     """
     event = Gaussian(calibrate.sigma(budget, rate=1.0, steps=setup.releases), setup.releases)
     key = Key.for_tests(test_key) if test_key else Key.fresh()
@@ -83,13 +83,13 @@ def charge_fit(
 def name_fit(
     setup: Setup, key: Key, event: Gaussian, *, purpose: str, numbers: str, arrays: Iterable[NDArray[Any]]
 ) -> str:
-    """The name of a fit's charge and noise, from the method, its settings, the public numbers and the arrays."""
+    """Name the charge and the noise of a fit, from the method, its settings, the public numbers and the arrays."""
     what = f"{setup.name} {setup.method!r} {setup.preparation!r} {numbers} {to_json(event)}"
     return secret_name(key, purpose, what, arrays)
 
 
 def public_count(n: int | None, x: NDArray[np.float32]) -> tuple[int, tuple[str, ...]]:
-    """The public number of images, and what was read from the data: n itself, if it was not given."""
+    """Return the public number of images, and the names of facts read from the data: n, if it was not given."""
     count = len(x) if n is None else n
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(f"n is {count!r}: the public number of images must be a whole number above 0.")

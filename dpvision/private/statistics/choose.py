@@ -1,11 +1,11 @@
 """Choose a method and its settings on public labelled features, with noise like that of the private fit.
 
-It costs no privacy as long as everything handed over is public: rows and labels, the budget, and n. (Nothing here can
-check that.) Every candidate is fitted to one half of the public rows with simulated noise and scored on the other half.
-The sums of the m public rows are scaled by n/m before the noise is added, so that the noise has the same weight as with
-n private rows.
+This costs no privacy as long as all arguments are public: rows, labels, the budget and n. (Nothing here can check
+that.) Every candidate is fitted to one half of the public rows with simulated noise and scored on the other half. The
+sums of the m public rows are scaled by n/m before the noise is added, so that the noise has the same weight as with n
+private rows.
 
-The noise here is not secret and protects nobody. This file imports neither the ledger nor the gate.
+The noise here is not secret and protects nobody. This module imports neither the ledger nor the gate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpvision.settings import calibrate
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The best candidate, as keyword arguments of `fit_head`, and the accuracies of all candidates in their order."""
+    """The best candidate, as keyword arguments of `fit_head`, and the accuracies of all candidates in order."""
 
     settings: Mapping[str, Any]
     accuracy: float
@@ -45,19 +45,19 @@ def choose(
     repeats: int = 3,
     seed: int = 0,
 ) -> Choice:
-    """The candidate with the best mean accuracy over `repeats` random halves; of equal ones the first.
+    """Choose the candidate with the best mean accuracy over `repeats` random halves; ties go to the first.
 
-    Each candidate is a dictionary of arguments for `fit_head`, with "method" among them. `n` is the public number of
-    private images that the head will be fitted to.
+    Each candidate is a dictionary of arguments for `fit_head`, including "method". `n` is the public number of private
+    images that the head will be fitted to.
     """
     if not candidates:
-        raise ConfigError("candidates is empty: there is nothing to choose from.")
+        raise ConfigError("candidates is empty. Fix: at least one dictionary of settings.")
     if min(n, repeats) < 1:
         raise ConfigError(f"n and repeats must be above 0; they are {n} and {repeats}.")
     x = as_matrix(public_features, "public_features")
     y = as_classes(public_labels, "public_labels", classes=classes)
     if len(x) != len(y) or len(x) < 2:
-        raise ConfigError(f"there are {len(x)} public rows and {len(y)} labels: the same number is needed, at least 2.")
+        raise ConfigError(f"there are {len(x)} public rows and {len(y)} labels: both must be equal and at least 2.")
 
     def accuracy(candidate: Mapping[str, Any], seed: int) -> float:
         setup = HeadSetup.of(candidate.get("method", "gd"), {k: v for k, v in candidate.items() if k != "method"})

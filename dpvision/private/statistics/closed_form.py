@@ -1,19 +1,19 @@
 """Linear classifiers in closed form, from one noisy vector: ridge regression ("moments") and the linear discriminant
-("lda"). All that follows the noisy vector is post-processing, and the event is Gaussian(sigma, 1).
+("lda"). Everything computed from the noisy vector is post-processing, and the event is Gaussian(sigma, 1).
 
 Ridge regression releases ( a vec(X^T X), b X^T Z ), where row i of Z is the one-hot class of record i minus 1/k, and
-a^2 + b^2 = 1. Regression is linear in Z, so subtracting 1/k shifts the scores of all classes alike and changes no
-decision.
+a^2 + b^2 = 1. Regression is linear in Z, so subtracting 1/k shifts the scores of all classes equally and changes no
+prediction.
 
 Formal guarantee: one row x with target z adds ( a vec(x x^T), b x z^T ) with |x| <= 1, |vec(x x^T)| = |x|^2
-(row_sums.py) and |z|^2 = 1 - 1/k. So its length is at most sqrt(a^2 + b^2 (1 - 1/k)), which is the sensitivity.
+(row_sums.py) and |z|^2 = 1 - 1/k. So its norm is at most sqrt(a^2 + b^2 (1 - 1/k)), which is the sensitivity.
 
-After Wang 2018 (Revisiting differentially private linear regression, arXiv 1803.02596, AdaSSP), whose regulariser is
-computed from the noise and a noisy smallest eigenvalue; here it is computed from the noise alone.
+The method follows Wang 2018 (Revisiting differentially private linear regression, arXiv 1803.02596, AdaSSP), where the
+regulariser is computed from the noise and a noisy smallest eigenvalue; here it is computed from the noise alone.
 
-The discriminant releases ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1, of sensitivity 1
-(row_sums.class_statistics). With `balanced` there are no counts (c = 0), and with a covariance that is not private no
-second moment (a = 0).
+The discriminant releases ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1 and sensitivity 1
+(row_sums.class_statistics). With `balanced`, no counts are released (c = 0); without a private covariance, no second
+moment is released (a = 0).
 
     score of class j:  x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j        (released/moments.py)
 """
@@ -47,13 +47,13 @@ from dpvision.released.moments import (
     within_classes,
 )
 
-# Without a covariance: the least share of a row's squared length that is taken to be inside its class.
+# Without a covariance: the minimum share of a row's squared norm that is attributed to variation within its class.
 MIN_VARIANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Ridge regression. `share` is a^2, the second moment's part of the sensitivity; `ridge` is in units of noise."""
+    """Ridge regression. `share` is a^2, the share of the second moment; `ridge` is in units of the noise."""
 
     releases: ClassVar[int] = 1
     needs_public: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class Moments:
 
 
 def regression_sums(rows: Rows, *, share: float) -> BoundedSum:
-    """( a vec(X^T X), b X^T (Y - 1/k) ) with a^2 = share and b^2 = 1 - share."""
+    """Return ( a vec(X^T X), b X^T (Y - 1/k) ) with a^2 = share and b^2 = 1 - share."""
     a, b, k = math.sqrt(share), math.sqrt(1 - share), rows.classes
     xz = np.zeros((rows.width, k))
     for x, y in rows.blocks():
@@ -87,10 +87,10 @@ def regression_sums(rows: Rows, *, share: float) -> BoundedSum:
 
 @dataclass(frozen=True)
 class Discriminant:
-    """The linear discriminant, with a covariance that is private, public, or none.
+    """The linear discriminant, with a private covariance, a public covariance or none.
 
-    `share` is a^2 and `counts_share` c^2; the class sums get the rest. `ridge` is in units of the noise, or with a
-    public covariance that of whitening.py.
+    `share` is a^2 and `counts_share` is c^2; the class sums get the rest. `ridge` is in units of the noise or, with a
+    public covariance, the ridge of whitening.py.
     """
 
     releases: ClassVar[int] = 1
@@ -103,7 +103,7 @@ class Discriminant:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.share + self.counts_share >= 1:
-            raise ConfigError("share and counts_share leave nothing for the class sums: they must add up to below 1.")
+            raise ConfigError("share and counts_share leave nothing for the class sums: their sum must be below 1.")
 
     @property
     def needs_public(self) -> bool:
@@ -130,7 +130,7 @@ class Discriminant:
         if second is not None:
             inverted = inverse(within_classes(second / n, means, priors), noise=noise / (a * n), ridge=self.ridge)
         elif self.needs_public:
-            assert public is not None  # setup.py refuses a run without it, before any charge
+            assert public is not None  # setup.py raises an error otherwise, before any charge
             inverted = np.linalg.inv(add_ridge(covariance(public.x.astype(np.float64)), self.ridge)).astype(np.float64)
         else:
             within = max(1.0 - float(priors @ row_norms(means)[:, 0] ** 2), MIN_VARIANCE) / d

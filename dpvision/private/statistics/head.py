@@ -1,14 +1,14 @@
-"""Fit a private linear classifier on frozen features. It reads top to bottom as things happen.
+"""Fit a private linear classifier on frozen features.
 
-Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
-public function of each image alone, the head and everything that was computed on the way to it satisfy the guarantee of
-`head.event`, which is charged to the ledger, on the disk, before the first noise is drawn. The private rows are read
-only by the sums that the gate gets, which does what the charge states and no more.
+Formal guarantee: for two data sets that differ by one additional image (one row and its label), and any features that
+are a public function of each image alone, the head and all intermediate results satisfy the guarantee of `head.event`,
+which is in the ledger, on disk, before the first noise is drawn. The private rows are read only by the sums passed to
+the gate, which does what the charge states and no more.
 
-Public, and thus not to be taken from the data by the caller: classes, n, the settings, the public features. If n is
-left out it is the number of rows, and the head lists it in `read_off`; as the number is revealed then, neighbours have
-the same number of rows, one of which is zero in one of them (zero-out). Sums are divided by n, never by a count.
-An error about wrong inputs is for the operator, not for release.
+The caller must not derive public inputs from the data: classes, n, the settings and the public features. If n is not
+passed, it is the number of rows, and the head lists it in `read_off`. That number is then revealed, so neighbouring
+data sets have the same number of rows, one of which is zero in one of them (zero-out). Sums are divided by n, never by
+a count. Errors about wrong inputs are for the operator, not for release.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from dpvision.private.statistics.setup import HeadSetup
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Head(Charged):
-    """A linear classifier that may be released: scores of prepared features are x @ weight + bias."""
+    """A linear classifier that may be released; the scores of prepared features are x @ weight + bias."""
 
     weight: Floats  # (d, classes)
     bias: Floats | None  # (classes,)
     centre: Floats | None  # (d,): subtracted from each row
 
     def scores(self, features: Any) -> Floats:
-        """(N, classes). Rows are prepared as they were for fitting; one that is not finite gets the scores of zero."""
+        """Return (N, classes) scores. Features are prepared as for fitting; a nonfinite row is scored as a zero row."""
         x, _ = self.preparation.apply(features)
         width = x.shape[1] - (self.preparation.intercept > 0)
         if width != len(self.weight):
-            raise ConfigError(f"features have {width} columns, but the head was fitted on {len(self.weight)}.")
+            raise ConfigError(f"features have {width} columns, but the head was fitted to {len(self.weight)}.")
         return linear_scores(x, self.weight, bias=self.bias, centre=self.centre)
 
     def classes_of(self, features: Any) -> NDArray[np.int64]:
-        """The class with the highest score, for each row."""
+        """Return the class with the highest score for each row."""
         return self.scores(features).argmax(axis=1)
 
 
@@ -67,14 +67,14 @@ def fit_head(
 ) -> Head:
     """Fit a private linear classifier to (N, d) features and N labels within the budget, and charge the ledger.
 
-    features   each row a public function of one private image; how rows are shortened: rows.Preparation
-    budget     what this head may reveal; it is also the ledger's, if that is new
-    ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
-    sketch     `overlap.sketch_images(split.images, identify(split)[2])`: then other data sets with some of the same
+    features   each row must be a public function of one private image; rows.Preparation bounds the norms of rows
+    budget     the privacy budget of this head; also that of the ledger, if the ledger is new
+    ledger     the ledger of the images, `ledger_of(identify(split)[0])`, so that training runs on them add up with this
+    sketch     `overlap.sketch_images(split.images, identify(split)[2])`, so that other data sets with some of the same
                images find this account
     public     features of public images, for methods that learn directions from them
-    test_key   a word that fixes the noise. For tests: the head and its charge are marked as not private
-    settings   of the rows (bound, unit, whitening, intercept, centre) and of the method (its dataclass)
+    test_key   fixes the noise, for tests: the head and its charge are marked as not private
+    settings   settings of the rows (bound, unit, whitening, intercept, centre) and of the method (its dataclass fields)
     """
     setup = HeadSetup.of(method, settings)
     rows = Rows.of(features, labels, setup.preparation, classes=classes)

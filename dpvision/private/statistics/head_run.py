@@ -1,16 +1,16 @@
-"""A run that fits a private head to features from an .npz file: `dpvision train FEATURES.npz`, from top to bottom.
+"""A run that fits a private head to features from an .npz file: `dpvision train FEATURES.npz`.
 
-    prepare    read the rows, complete the settings from public numbers; nothing is charged
-    run        create the run folder and its key, charge the accounts, fit (setup.py), write what may be released
+    prepare    read the rows and complete the settings from public numbers; nothing is charged
+    run        create the run folder and its key, charge the accounts, fit (setup.py), write the files for release
 
-Each row is scaled to length 1. The first noisy sum is the mean row, which is subtracted from every row; after that the
-method of `fit_head` runs. The result has the files of any run, so report, eval, predict and board read it.
+Each row is scaled to norm 1. The first noisy sum gives the mean row, which is subtracted from every row; then the
+method of `fit_head` runs. The result has the same files as any run, so report, eval, predict and board can read it.
 
-Formal guarantee: that of head.py. Every account that has some of these rows, found by digests of each row
-(accounts.py), is charged, on the disk, before the first noise is drawn. The id of the charge, which also names the
-noise, is a secret function of rows, settings and software. A run that was killed is fitted again from the start under
-its own key: the id and the noise are the same, so nothing is charged twice. It computes with the numbers of
-threads that it began with, since others round sums differently. Other rows are refused.
+Formal guarantee: the same as in head.py. Every account that has some of these rows, found by digests of each row
+(accounts.py), is charged, on disk, before the first noise is drawn. The id of the charge, which also names the noise,
+is a secret function of rows, settings and software. A run that was killed is fitted again from the start with the same
+key: the id and the noise are the same, so nothing is charged twice. It uses the same numbers of threads as before,
+because other numbers would round sums differently. Changed rows are refused.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from dpvision.settings.training import HEAD_ON_FEATURES, Config
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import computing, count_threads, use_threads
 
-# What can be asked for; everything else about a head follows from these and from public numbers.
-ASKED = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
-ASKED |= {"licence", "public_licence", "device"}  # it is computed by the host, in float64
+# The settings that a user can choose; everything else about a head follows from these and from public numbers.
+SETTABLE = {"head", "epsilon", "delta", "n", "classes", "steps", "clip", "release", "synthetic", "budget"}
+SETTABLE |= {"licence", "public_licence", "device"}  # the device is only checked: heads are computed on the CPU
 NAMES = {"descent": "gd", "newton": "newton", "moments": "moments", "lda": "lda"}
-# lda: images, times epsilon, for each column of the features from which a private covariance is better than none. (On
-# pixels of MNIST, 784 columns: 84% against 82% at 8, 87% against 82% at 38; of digits, 64 columns: 87% against 90% at
-# 22, 93% against 91% at 67.)
+# lda uses a private covariance if the number of images times epsilon exceeds this value times the number of columns.
+# (Accuracy with and without one, on pixels of MNIST, 784 columns: 84% and 82% at 8, 87% and 82% at 38; on pixels of
+# digits, 64 columns: 87% and 90% at 22, 93% and 91% at 67.)
 ENOUGH_FOR_COVARIANCE = 30
 
 
 @dataclass(frozen=True)
 class PreparedHead:
-    """A head before it is fitted: the private rows, the complete settings, and public rows where there are some."""
+    """A head before it is fitted: the private rows, the complete settings, and the public rows, if any."""
 
     source: str
     data: Dataset
@@ -81,7 +81,7 @@ class PreparedHead:
 
     @property
     def setup(self) -> HeadSetup:
-        """The method with its settings; each follows from public numbers."""
+        """The method with its settings, all of which follow from public numbers."""
         config, own = self.config, dict[str, Any]()
         assert config.head and config.steps and config.n  # complete
         if config.head in ("descent", "newton"):
@@ -98,12 +98,12 @@ class PreparedHead:
 
 
 def prepare(source: str, config: Config) -> PreparedHead:
-    """Read the rows and complete the settings. A fact that was not declared is read from the data and named."""
-    if config.model != HEAD_ON_FEATURES:  # the settings of a run that began are complete
+    """Read the rows and complete the settings. Facts that were not declared are read from the data and listed."""
+    if config.model != HEAD_ON_FEATURES:  # not the complete settings of an existing run
         usual = vars(recipe("default", epsilon=config.epsilon))
-        for name in sorted(k for k, v in vars(config).items() if k not in ASKED and v != usual[k]):
+        for name in sorted(k for k, v in vars(config).items() if k not in SETTABLE and v != usual[k]):
             raise ConfigError(f"{name.replace('_', '-')}: does not apply to a head on features. Fix: leave it out.")
-    find_device(config.device)  # one that is not there is refused, although a head is computed by the host
+    find_device(config.device)  # refuses a missing device, although heads are computed on the CPU
     config = replace(config, device="cpu")
     data = load_rows(source, classes=config.classes)
     read_off = (*data.inferred, "number of features", *(() if config.n else ("number of images",)))
@@ -116,14 +116,14 @@ def prepare(source: str, config: Config) -> PreparedHead:
 
 
 def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> PublicInputs:
-    """Read public rows, none of which may be among the private ones or on an account."""
+    """Read the public rows, none of which may be among the private rows or on an account."""
     if not config.synthetic:
         return PublicInputs()
     split = load_rows(config.synthetic, classes=list(data.classes)).train
     if split.images.shape[2] != data.train.images.shape[2]:
         raise DataError(
             f"{config.synthetic}: its rows have {split.images.shape[2]:,} columns, and those of {data.name} "
-            f"{data.train.images.shape[2]:,}. Fix: features by the same encoder."
+            f"{data.train.images.shape[2]:,}. Fix: features from the same encoder."
         )
     _, in_order, digests = identify(split)
     sketch = overlap.sketch_rows(split.images, digests)
@@ -137,7 +137,7 @@ def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> Publ
 
 
 def rows_of(split: Split) -> NDArray[np.float32]:
-    """The (N, d) rows of a split of features."""
+    """Return the (N, d) rows of a split of features."""
     return np.asarray(split.images).reshape(len(split), -1)
 
 
@@ -148,24 +148,24 @@ def run(
     test_key: str | None = None,
     accounts: Accounts | None = None,
 ) -> Outcome:
-    """Charge, fit and release in a new folder, or finish a run that was stopped."""
+    """Charge, fit and release in a new folder, or finish an interrupted run."""
     run = to if isinstance(to, run_folder.Run) else _begin(prepared, to, test_key, accounts)
     with run_folder.only_one(run):
         return _proceed(run, prepared, resumed=run is to)
 
 
 def reopen(run: run_folder.Run) -> PreparedHead:
-    """Prepare a run that was stopped again, with its own settings and data."""
+    """Prepare an interrupted run again, with its original settings and data."""
     header = safetensors.read(run.state).header
     return prepare(run_folder.fact(run.facts(), "data", str), State.config_of(header, run.state))
 
 
 def _begin(prepared: PreparedHead, folder: Path, test_key: str | None, accounts: Accounts | None) -> run_folder.Run:
-    """Create the run folder. The key is on the disk before it, and nothing is charged yet."""
+    """Create the run folder. The key is on disk before the folder exists, and nothing is charged yet."""
     run_folder.require_free(folder)
     accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
     accounts.require_room(prepared.event(), prepared.config)
-    private_rows(prepared)  # refuses what cannot be fitted
+    private_rows(prepared)  # raises an error if the rows cannot be fitted
     key, name = Key.for_tests(test_key) if test_key else Key.fresh(), secrets.token_hex(8)
     key.write(run_folder.key_path(name))
     facts = {**facts_of(prepared, secrets.token_hex(6), accounts), "head": True, "complete": False}
@@ -176,7 +176,7 @@ def _begin(prepared: PreparedHead, folder: Path, test_key: str | None, accounts:
 
 
 def private_rows(prepared: PreparedHead) -> tuple[Rows, Rows | None]:
-    """The prepared rows, and those of public images for a method that needs them."""
+    """Return the prepared private rows, and the public rows if the method needs them."""
     setup, public = prepared.setup, prepared.public.images
     rows = Rows.of(
         rows_of(prepared.data.train),
@@ -191,13 +191,13 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
     began, facts, config = time.monotonic(), run.facts(), prepared.config
     require_same_data(facts, prepared)
     header = safetensors.read(run.state).header
-    place = run_folder.key_path(header.get("key", ""))
+    key_path = run_folder.key_path(header.get("key", ""))
     if facts.get("complete") is True:
-        Key.destroy(place)
+        Key.destroy(key_path)
         return _outcome(run, prepared, private=facts.get("private") is True, seconds=0.0)
-    key = Key.read(place)
+    key = Key.read(key_path)
     if key is None or header.get("signature") != key.sign(header["digest"]):
-        raise PrivacyError(f"{run.folder}: its key is gone, or its state is of another run. Fix: a new run.")
+        raise PrivacyError(f"{run.folder}: its key is missing, or its state belongs to another run. Fix: a new run.")
     with use_threads(facts.get("head_threads"), resumed=resumed):
         rows, public = private_rows(prepared)
         event, setup, n = prepared.event(), prepared.setup, int(config.n or 0)
@@ -213,7 +213,7 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
             run=run_folder.fact(facts, "run", str),
             private=key.private,
         )
-        # On the disk from here on.
+        # From here on, the charge is on disk.
         facts["accounts"] = accounts.to_facts()
         run.write_facts(facts)
         gate = Gate(charged, key, EveryRecord(event.count), name=id)
@@ -223,14 +223,14 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
         if values is not None:
             model.get_parameter(name).copy_(torch.from_numpy(values))
     _release(run, prepared, model, charged, facts)
-    Key.destroy(place)
+    Key.destroy(key_path)
     return _outcome(run, prepared, private=charged.private, seconds=time.monotonic() - began)
 
 
 def _release(
     run: run_folder.Run, prepared: PreparedHead, model: HeadOnFeatures, charged: Charge, facts: dict[str, Any]
 ) -> None:
-    """Write what may be released, then mark the run complete."""
+    """Write the files for release, then mark the run complete."""
     config, classes, test = prepared.config, prepared.data.classes, prepared.data.test
     done = {"complete": True, "event": to_json(charged.event), "private": charged.private}
     header = {

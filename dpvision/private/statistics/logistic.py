@@ -1,27 +1,27 @@
 """Multinomial logistic regression by full-batch private gradient descent, plain ("gd") or preconditioned ("newton").
 
 Formal guarantee of `clipped_gradient`: the gradient of row x with class y at weights w is x (p - y)^T with
-p = softmax(w^T x), a matrix of rank one, so its Frobenius norm is exactly |x| |p - y|. Each is multiplied by
-min(1, clip / (|x| |p - y|)) before they are summed, so one row more or less moves the sum by at most `clip`; and by at
-most sqrt(2) in any case, for |x| <= 1 and |p - y| <= sqrt(2). No gradient of one row is ever formed.
+p = softmax(w^T x), a matrix of rank one, so its Frobenius norm is exactly |x| |p - y|. Each gradient is multiplied by
+min(1, clip / (|x| |p - y|)) before summation, so adding or removing one row changes the sum by at most `clip`; and by
+at most sqrt(2) in any case, since |x| <= 1 and |p - y| <= sqrt(2). Gradients of single rows are never formed.
 
-Formal guarantee of `descend`: it reads the rows in `clipped_gradient` alone, once in each of the `steps`, and every row
-is in every step: the event is Gaussian(sigma, steps). The weights, their average and any preconditioner are computed
-from noisy values and public numbers.
+Formal guarantee of `descend`: it reads the rows only in `clipped_gradient`, once in each of the `steps`, and every row
+takes part in every step, so the event is Gaussian(sigma, steps). The weights, their average and any preconditioner are
+computed from noisy values and public numbers.
 
-Plain descent: what matters is the total rate r = rate * steps. With sigma growing like sqrt(steps), the noise in the
-last weights has a standard deviation of r / (1 - momentum) * (sigma / sqrt(steps)) * clip / n in each coordinate,
-whatever the number of steps. Panda et al. 2022 (A New Linear Scaling Rule for Private Adaptive Hyperparameter
-Optimization, arXiv 2212.04486) find that the best r grows linearly in epsilon, so two values, found at small epsilons
-or on public rows, give the others: `scaled_rate`.
+Plain descent: the setting that matters is the total rate r = rate * steps. Since sigma grows like sqrt(steps), the
+noise in the last weights has a standard deviation of r / (1 - momentum) * (sigma / sqrt(steps)) * clip / n in each
+coordinate, independent of the number of steps. Panda et al. 2022 (A New Linear Scaling Rule for Private Adaptive
+Hyperparameter Optimization, arXiv 2212.04486) find that the best r grows linearly in epsilon, so two values, found at
+small epsilons or on public rows, determine the others: `scaled_rate`.
 
-Newton: few, long steps with the curvature of PUBLIC features. Böhning 1992: the Hessian of multinomial logistic
-regression is at most 1/2 (I - 11^T/k) kron C for all weights, where C = mean of x x^T. Here C is that of public rows,
-prepared like the private ones, so a step is
+Newton: a few long steps with the curvature of PUBLIC features. Böhning 1992: the Hessian of multinomial logistic
+regression is at most 1/2 (I - 11^T/k) kron C for all weights, where C = mean of x x^T. Here C is computed from public
+rows, prepared like the private ones, so a step is
 
     w <- w - rate * 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k)        g the noisy gradient
 
-The matrix is public and multiplies what is noisy already: post-processing.
+The matrix is public and is applied to a noisy gradient, which is post-processing.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from dpvision.private.statistics.whitening import add_ridge
 from dpvision.settings.plan import LARGEST_RATE, NOISE_OF_SCORES
 
 EMA_DECAY = 0.9
-# Beyond this, a score's last bits decide on classes, and those may depend on the rows in the same block.
-LARGEST_SCORE = 1e9
-# No sensible total rate is larger; with it all scores stay within the range of numbers.
-LARGEST_TOTAL = 1e9
-# Which iterate is kept. It is chosen before anything is seen.
-KEEPS = ("average", "ema", "last")
+# Above this, the last bits of a score decide on the class, and they may depend on other rows in the same block.
+MAX_SCORE = 1e9
+# No useful total rate is larger, and up to this one no score overflows.
+MAX_TOTAL_RATE = 1e9
+# The iterate that becomes the result; it is chosen before anything is computed.
+ITERATES = ("average", "ema", "last")
 
 
 def clipped_gradient(rows: Rows, weight: Floats, *, clip: float) -> BoundedSum:
-    """sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|))."""
+    """Return sum_i x_i (p_i - y_i)^T min(1, clip / (|x_i| |p_i - y_i|))."""
     total = np.zeros_like(weight)
     for x, y in rows.blocks():
         scores = x @ weight
         error = softmax(scores) - y
         norm = row_norms(x) * row_norms(error)
-        sound = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < LARGEST_SCORE)
-        share = np.where(sound, clip / np.maximum(norm, clip), 0.0)
-        total += x.T @ np.where(share > 0, error * share, 0.0)  # a row without a sound score adds nothing
+        valid = np.isfinite(norm) & (np.abs(scores).max(1, keepdims=True) < MAX_SCORE)
+        share = np.where(valid, clip / np.maximum(norm, clip), 0.0)
+        total += x.T @ np.where(share > 0, error * share, 0.0)  # a row without a valid score adds nothing
     return BoundedSum(total, min(clip, math.sqrt(2.0)))
 
 
@@ -69,14 +69,14 @@ def softmax(scores: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Plain descent from zero weights. `total_rate` is rate * steps; without it the noise sets it (see `rate`)."""
+    """Plain descent from zero weights. `total_rate` is rate * steps; by default, `rate` computes it from the noise."""
 
     needs_public: ClassVar[bool] = False
     steps: int = whole(100)
-    total_rate: float | None = positive(None, most=LARGEST_TOTAL)
+    total_rate: float | None = positive(None, maximum=MAX_TOTAL_RATE)
     momentum: float = below_1(0.9)
     clip: float = positive(1.0)
-    keep: str = one_of(*KEEPS)
+    keep: str = one_of(*ITERATES)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -86,7 +86,7 @@ class GradientDescent:
         return self.steps
 
     def rate(self, *, n: int, sigma: float) -> float:
-        """The rate of one step, from public numbers: r / steps, or the largest with noise of NOISE_OF_SCORES."""
+        """Return the rate of one step, from public numbers: r / steps, or the largest with noise NOISE_OF_SCORES."""
         if self.total_rate is not None:
             return self.total_rate / self.steps
         noise_of_sum = sigma * min(self.clip, math.sqrt(2.0)) * math.sqrt(self.steps) / n
@@ -100,16 +100,16 @@ class GradientDescent:
 
 @dataclass(frozen=True)
 class Newton:
-    """Descent with public curvature. `ridge` is q: a larger one is closer to plain descent, with less noise in
-    directions that are rare."""
+    """Descent with public curvature. `ridge` is q: larger values are closer to plain descent, with less noise in rare
+    directions."""
 
     needs_public: ClassVar[bool] = True
     steps: int = whole(20)
-    rate: float = positive(1.0, most=1e6)  # 1 is a full step
+    rate: float = positive(1.0, maximum=1e6)  # 1 is a full step
     ridge: float = positive(0.3)
     momentum: float = below_1(0.0)
     clip: float = positive(1.0)
-    keep: str = one_of(*KEEPS)
+    keep: str = one_of(*ITERATES)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -121,13 +121,13 @@ class Newton:
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
     ) -> tuple[Floats, Floats | None]:
-        assert public is not None  # setup.py refuses without, before anything is charged
+        assert public is not None  # setup.py raises an error otherwise, before any charge
         direction = newton_direction(public, classes=rows.classes, ridge=self.ridge)
         return descend(rows, self, rate=self.rate, n=n, add_noise=add_noise, direction=direction), None
 
 
 def newton_direction(public: Rows, *, classes: int, ridge: float) -> Callable[[Floats], Floats]:
-    """g -> 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k)."""
+    """Return the function g -> 2 (C + q tr(C)/d I)^(-1) g (I - 11^T/k)."""
     c = second_moment(public) / len(public.x)
     inverse = 2.0 * np.linalg.inv(add_ridge(c, ridge))
     centre = np.eye(classes) - 1.0 / classes
@@ -143,7 +143,7 @@ def descend(
     add_noise: AddNoise,
     direction: Callable[[Floats], Floats] = lambda gradient: gradient,
 ) -> Floats:
-    """The weights after `method.steps` noisy steps from zero. Sums are divided by the public n."""
+    """Return the weights after `method.steps` noisy steps from zero. Sums are divided by the public n."""
     weight = np.zeros((rows.width, rows.classes))
     velocity, average, averaged = np.zeros_like(weight), np.zeros_like(weight), 0
     ema, ema_mass = np.zeros_like(weight), 0.0
@@ -160,15 +160,17 @@ def descend(
 
 
 def scaled_rate(epsilon: float, *, at: tuple[tuple[float, float], tuple[float, float]]) -> float:
-    """The total rate at `epsilon` on the line through two given points (epsilon, total rate).
+    """Return the total rate at `epsilon` on the line through two given points (epsilon, total rate).
 
     Table 15 of DP-RandP (linear probing of CIFAR-10, 100 steps) follows such a line: (0.2, 220), (1, 1000), (2, 2000).
-    The points must be public: trying rates on the private rows has a privacy cost of its own.
+    The points must be public: trying rates on the private rows has a privacy cost.
     """
     (e1, r1), (e2, r2) = at
     if e1 == e2 or min(e1, e2, r1, r2) <= 0 or not epsilon > 0:
-        raise ConfigError(f"at is {at!r}: a line needs two points (epsilon, total rate) above 0, at two epsilons.")
+        raise ConfigError(
+            f"at is {at!r}: it must be two points (epsilon, total rate) with positive values and different epsilons."
+        )
     rate = r1 + (r2 - r1) * (epsilon - e1) / (e2 - e1)
     if rate <= 0:
-        raise ConfigError(f"the line through {at!r} is not above 0 at epsilon {epsilon:g}, so it gives no rate there.")
+        raise ConfigError(f"the line through {at!r} gives no positive rate at epsilon {epsilon:g}.")
     return rate

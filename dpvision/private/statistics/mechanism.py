@@ -1,4 +1,4 @@
-"""What a release needs of its mechanism: a name for the charge, rows for that charge, and words for card and schema."""
+"""The interface of a release mechanism: the name of its charge, its rows, and its description for card and schema."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dpvision.settings.release import Release
 from dpvision.storage.home import computing
 
 CLASS_NUMBERS = "the number of each row's class, counted from 0"
-# Rows of a block where the mechanism does not decide it.
+# The default number of rows in a block.
 AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a card, a schema and learners are given about a mechanism: public, and the same for every data set.
+    """The description of a mechanism for a card, a schema and learners: public, and the same for every data set.
 
-    name, rows_are, labels   in words: the mechanism, what a row is, and what labels mean
-    hard                     whether a label is the number of a class; if not, it is a share of each class
-    noise                    what a learner can use: noise_x, noise_y and degree of the rows, if they have any
+    name, rows_are, labels   text: the mechanism, what a row is, and what labels mean
+    hard                     whether a label is a class number; if not, it has a share of each class
+    noise                    the noise of the rows, for learners: noise_x, noise_y and degree, if there are any
     more                     further entries of the card
     """
 
@@ -46,27 +46,27 @@ class Description:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What came through the gate, or was computed from it: rows, in order, and whatever else is released."""
+    """Everything that a mechanism releases, after the gate has added noise: rows, in order, and further files."""
 
     blocks: Iterable[Block]
     files: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)  # further files, by name
-    learners: Mapping[str, Learner] = field(default_factory=dict)  # fitted to those files, by a description
+    learners: Mapping[str, Learner] = field(default_factory=dict)  # fitted to those files, by description
 
 
 class Mechanism(Protocol):
-    """What one release does to private rows. It is made of rows and complete settings, which it refuses by name."""
+    """The computation of one release. It is built from private rows and complete settings, which it validates."""
 
     def name(self, key: Key, event: Event) -> str:
-        """The name of the charge and of the noise: a secret function of records, settings and software."""
+        """Name the charge and the noise, by a secret function of records, settings and software."""
 
     def make(self, charge: Charge, key: Key, config: Release) -> Output:
-        """All that is released, through one gate, for the charge of that name and no other."""
+        """Make everything that is released, through one gate, for the charge of that name and no other."""
 
     def describe(self, config: Release) -> Description:
-        """The mechanism in words and public numbers."""
+        """Describe the mechanism by text and public numbers."""
 
 
 def release_name(kind: str, settings: str, rows: Rows, key: Key, event: Event) -> str:
-    """The name of a release's charge and noise, which records, settings and software all shape (gate.secret_name)."""
+    """Name the charge and the noise of a release, from records, settings and software (gate.secret_name)."""
     what = f"{kind} {settings} {rows.classes} {to_json(event)} {computing()}"
     return secret_name(key, "name of a release", what, (rows.x, rows.labels))

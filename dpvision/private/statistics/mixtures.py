@@ -1,8 +1,8 @@
 """Noisy mixtures of features and labels (NeuroMixGDP, Algorithm 1), a block of rows at a time.
 
     z_i = ( a x_i, b y_i )          |x_i| <= 1, y_i its one-hot class; a = lambda / sqrt(1 + lambda^2), a^2 + b^2 = 1
-    row = sum of v_i z_i over those drawn + N(0, sigma^2)
-    x~  = c row's features / a,  y~ = c row's labels / b
+    row = sum of v_i z_i over the drawn records + N(0, sigma^2)
+    x~  = c (features of the row) / a,  y~ = c (labels of the row) / b
 
     Avg-Mix (default)               v_i = 1          c = 1 / m
     RandomWeights (RW-Mix)          v_i = w_i / C_w  c = C_w
@@ -10,22 +10,22 @@
 which is the paper's noise, sigma_x = sigma / a and sigma_y = sigma / b. If a schedule gives each row one class, that
 class is public: it is the label, without noise, and a = 1.
 
-Formal guarantee: |z_i| <= 1 (and 3e-8 for rounding, which noise.ARITHMETIC_SLACK covers) and 0 <= v_i <= 1, so one
-record more moves a row by at most that, and only rows for which its own Bernoulli draw succeeded (sampling.py). Rows
-come out only for a charge, which exists only once it is on the disk, of the event that this sampler is, and under the
-name that `name` gives: records, sampler, weights, settings and software all shape it. So other records or settings
-cannot come out under the same noise, and the same ones come out the same. m is a public number; a row for which nobody
-was drawn is noise alone. The unit is one image: the charge must state so.
+Formal guarantee: |z_i| <= 1 (up to 3e-8 for rounding, which noise.ARITHMETIC_SLACK covers) and 0 <= v_i <= 1, so one
+additional record changes a row by at most 1, and only rows for which its own Bernoulli draw succeeded (sampling.py).
+Rows are released only for a charge that is on disk, for the event of this sampler, under the name that `name` returns,
+which depends on records, sampler, weights, settings and software. So other records or settings cannot be released under
+the same noise, and the same inputs give the same rows. m is a public number; a row for which no record was drawn is
+noise alone. The unit is one image, and the charge must say so.
 
-Sums are exact. Values are truncated towards 0 to a multiple of 2^-bits, which makes no row longer; 2^(24 - bits) values
-of size 1 at most (`Grid.most`, at most PIECE) add up exactly in float32; more are added in pieces of that number, and
-the pieces in float64. Weights are multiples of 2^-WEIGHT_BITS, with which products and their sums are exact in float64.
-So one record more moves a sum by that record's own row times its weight, to the last bit, in whatever order and however
-many records are drawn (up to 2^29 times `most`; with weights up to 2^9 times `most`, 131,072 for a degree of 64 or
-more).
+Sums are exact. Values are truncated towards 0 to a multiple of 2^-bits, which does not increase the norm of any row.
+Up to 2^(24 - bits) values of magnitude at most 1 (`Grid.max_terms`, at most PIECE) add up exactly in float32; larger
+sums are split into pieces of that size, which are added in float64. Weights are multiples of 2^-WEIGHT_BITS, so that
+products and their sums are exact in float64. So one additional record changes a sum by exactly that record's row times
+its weight, to the last bit, for any order and number of drawn records (up to 2^29 times `max_terms`; with weights, up
+to 2^9 times `max_terms`, which is 131,072 for a degree of 64 or more).
 
-Blocks are computed in parallel on torch's number of threads. Each has its own draws, weights and noise, and sums are
-exact: the number of threads changes no bit, so it is not in the name.
+Blocks are computed in parallel on torch's number of threads. Each block has its own draws, weights and noise, and sums
+are exact, so the number of threads changes no bit and is not in the name.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from dpvision.private.statistics.mechanism import CLASS_NUMBERS, Description, Ou
 from dpvision.released.folder import Block
 from dpvision.settings.release import Release
 
-# The range of lambda; outside of it, the features or the labels are nothing but noise.
+# The range of lambda; outside it, the features or the labels are nothing but noise.
 MIN_BALANCE = 1e-3
-# Rows at a time. It decides which draw and which word of noise belong to which row.
+# Rows in a block. It determines which draw and which word of noise belong to which row.
 BLOCK = 512
 # Records that are summed at a time, so that the working set stays in the cache.
 PIECE = 256
 # Steps of a weight in [0, 1], as a power of two.
 WEIGHT_BITS = 20
-# Outside of this range the inverse of Gamma's distribution is not reliable; 0.05 to 0.5 is usual.
-MIN_ALPHA, LARGEST_ALPHA = 0.01, 10_000.0
+# Outside this range the inverse of the Gamma distribution is not reliable; 0.05 to 0.5 is usual.
+MIN_ALPHA, MAX_ALPHA = 0.01, 10_000.0
 
 T = TypeVar("T")
 
@@ -71,30 +71,33 @@ T = TypeVar("T")
 class RandomWeights:
     """Random weights of the records in a row (NeuroMixGDP's RW-Mix, Definition 2.2); `most` is C_w.
 
-        paper       w = Dirichlet(alpha) over those drawn, clipped at C_w
+        paper       w = Dirichlet(alpha) over the drawn records, clipped at C_w
         here        w_i = min( G_i / (alpha m), C_w ),  G_i ~ Gamma(alpha, 1)
 
-    A Dirichlet is Gammas divided by their total. The total would change all weights when one record more is drawn, so
-    it is replaced by its expectation alpha m, m the public degree. Weights of a row add up to 1 on average, not always.
+    A Dirichlet vector is a vector of Gamma variables divided by their sum. One additional record would change that sum
+    and with it all weights, so the sum is replaced by its expectation alpha m, where m is the public degree. The
+    weights of a row therefore add up to 1 on average, not always.
 
         alpha to 0       few records make up a row              alpha to infinity    every w_i is 1 / m: Avg-Mix
-        C_w              one record moves a row by C_w at most; noise is in proportion. Below about 1/m it clips much
+        C_w              the most by which one record changes a row; the noise is proportional to it. Values below about
+                         1/m clip most weights
 
-    Formal guarantee: w_i depends on nothing but its own word of a secret stream, and 0 <= w_i <= C_w. So a row moves by
-    at most C_w times the length of the record's row when one record more is drawn, and no other weight changes. Who is
-    drawn does not depend on weights, so the accounted rate stays: for fixed weights every row is a Gaussian release of
-    sensitivity at most C_w, and weights drawn independently of the data are a mixture of such, for which the same curve
-    holds (delta is an average). That the Gammas have their law matters for the mixtures' use, not for privacy.
+    Formal guarantee: w_i depends only on its own word of a secret stream, and 0 <= w_i <= C_w. So one additional record
+    changes a row by at most C_w times the norm of that record's row, and changes no other weight. Sampling does not
+    depend on the weights, so the accounted rate holds: for fixed weights, every row is a Gaussian release of
+    sensitivity at most C_w, and weights drawn independently of the data give a mixture of such releases, to which the
+    same curve applies (delta is an average). The utility of the mixtures depends on the Gamma distribution; privacy
+    does not.
     """
 
     alpha: float
     most: float
 
     def __post_init__(self) -> None:
-        if not MIN_ALPHA <= self.alpha <= LARGEST_ALPHA:
+        if not MIN_ALPHA <= self.alpha <= MAX_ALPHA:
             raise ConfigError(
-                f"alpha of the weights is {self.alpha!r}: it must be from {MIN_ALPHA:g} to {LARGEST_ALPHA:,.0f}, "
-                "usually 0.05 to 0.5. Fix: for equal weights, leave the weights out."
+                f"alpha of the weights is {self.alpha!r}: it must be from {MIN_ALPHA:g} to {MAX_ALPHA:,.0f}, usually "
+                "0.05 to 0.5. Fix: for equal weights, leave alpha out."
             )
         if not 0 < self.most <= 1:
             raise ConfigError(
@@ -103,31 +106,31 @@ class RandomWeights:
 
     @staticmethod
     def of_settings(config: Release) -> RandomWeights | None:
-        """The weights of the records in a mixture; None if all are equal."""
+        """Return the random weights that the settings describe; None for equal weights."""
         if config.alpha is None:
             return None
         assert config.degree
         return RandomWeights(config.alpha, min(1.0, config.most_weight / config.degree))
 
     def shares(self, stream: Stream, count: int, *, degree: float) -> NDArray[np.float64]:
-        """`count` draws of w / C_w, from 0 to 1, truncated towards 0 to multiples of 2^-WEIGHT_BITS."""
+        """Draw `count` values of w / C_w, from 0 to 1, truncated towards 0 to multiples of 2^-WEIGHT_BITS."""
         uniform = (stream.words(count) >> np.uint64(11)) * 2.0**-53
         largest = self._largest_gamma(degree)
         share = np.minimum(gammaincinv(self.alpha, uniform), largest) / largest
         return np.asarray(np.floor(share * 2.0**WEIGHT_BITS) * 2.0**-WEIGHT_BITS)
 
     def mean(self, *, degree: float) -> float:
-        """E w, which clipping at C_w makes smaller than 1 / m, for features and labels alike."""
+        """Return E[w], which clipping at C_w makes smaller than 1 / m, equally for features and labels."""
         largest = self._largest_gamma(degree)
         return float(gammainc(self.alpha + 1, largest) / degree + self.most * gammaincc(self.alpha, largest))
 
     def _largest_gamma(self, degree: float) -> float:
-        """Where G_i is clipped: C_w alpha m."""
+        """Return C_w alpha m, the value at which G_i is clipped."""
         return self.most * self.alpha * degree
 
 
 class Mixtures:
-    """What one release mixes, and how: private rows, the sampler, m, lambda and the weights (None: all equal)."""
+    """The mixtures of one release: private rows, the sampler, m, lambda and the weights (None: all equal)."""
 
     def __init__(
         self,
@@ -166,12 +169,12 @@ class Mixtures:
 
     @property
     def divisor(self) -> float:
-        """Return 1 / c, by which a noisy sum is divided."""
+        """The divisor 1 / c of a noisy sum."""
         return self.degree if self.weights is None else 1 / self.weights.most
 
     @property
     def records_in_a_row(self) -> float:
-        """One over the expected sum of squared shares: m, and less if weights differ."""
+        """The effective number of records in a row, 1 / E[sum of squared shares]: m, or less with random weights."""
         return self.degree if self.weights is None else self.degree * self.weights.alpha / (1 + self.weights.alpha)
 
     def event(self, sigma: float) -> PoissonGaussian | ClassScheduled:
@@ -182,7 +185,7 @@ class Mixtures:
         return release_name("mixtures", settings, self._rows, key, event)
 
     def blocks(self, charge: Charge, key: Key) -> Iterator[Block]:
-        """(features, labels) of BLOCK rows each, in order."""
+        """Yield (features, labels) of BLOCK rows each, in order."""
         gate = Gate(charge, key, self.sampler, name=self.name(key, charge.event))
         z = self._contributions()
 
@@ -201,9 +204,9 @@ class Mixtures:
         assert config.sigma  # complete
         return Description(
             name=f"mixtures, {config.sampling} sampling",
-            rows_are="the sum of the features of those drawn, divided by their expected number, plus noise; "
-            "noise alone if nobody was drawn",
-            labels=f"{CLASS_NUMBERS}; public, so it has no noise"
+            rows_are="the sum of the features of the drawn records, divided by their expected number, plus noise; "
+            "noise alone if no record was drawn",
+            labels=f"{CLASS_NUMBERS}; public, so without noise"
             if self.public_labels
             else "the share of each class in each row, with noise, so that it can be below 0 or above 1",
             hard=self.public_labels,
@@ -215,7 +218,7 @@ class Mixtures:
         )
 
     def _contributions(self) -> Grid:
-        """Return z_i of every record; without the labels, if they are public."""
+        """Return z_i of every record, without the labels if they are public."""
         x = (self._rows.x, self.a)
         if self.public_labels:
             return round_to_grid(x, degree=self.degree)
@@ -227,7 +230,7 @@ class Mixtures:
         return None if self.weights is None else self.weights.shares(stream, count, degree=self.degree)
 
     def _scale(self, noisy: NDArray[np.float64], part: range) -> Block:
-        """Return x~ and y~ of these rows; if the class is public, it takes the place of y~."""
+        """Return x~ and y~ of these rows; a public class replaces y~."""
         features = noisy[:, : self._rows.width] / (self.a * self.divisor)
         if self.public_labels:
             assert isinstance(self.sampler, Scheduled)
@@ -237,16 +240,16 @@ class Mixtures:
 
 
 class Grid(NamedTuple):
-    """(N, d) values on a grid; sums of `most` of them are exact in float32."""
+    """(N, d) values on a grid; sums of up to `max_terms` of them are exact in float32."""
 
     x: NDArray[np.float32]
-    most: int
+    max_terms: int
 
 
 def round_to_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> Grid:
-    """Values of size 1 at most, each part times its scale of 1 at most, as columns of one array.
+    """Round values of magnitude at most 1 to a grid: each part times its scale, at most 1, as columns of one array.
 
-    `degree` is the number of rows that are usually added up.
+    `degree` is the typical number of rows in a sum.
     """
     bits = 24 - math.ceil(math.log2(min(4 * max(degree, 1.0), PIECE)))
     out = np.empty((len(parts[0][0]), sum(x.shape[1] for x, _ in parts)), dtype=np.float32)
@@ -260,9 +263,9 @@ def round_to_grid(*parts: tuple[NDArray[np.float32], float], degree: float) -> G
 
 
 def sum_chosen(grid: Grid, chosen: RowMembers, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """(rows, d) exact sums of the chosen records, each times its weight: one for each of `chosen.members`."""
+    """Return (rows, d) exact sums of the chosen records, each times its weight (one per `chosen.members`)."""
     out = np.zeros((len(chosen.starts) - 1, grid.x.shape[1]))
-    size = grid.most
+    size = grid.max_terms
     buffer = np.empty((size, grid.x.shape[1]), dtype=np.float32)
     for row, total in enumerate(out):
         for start in range(chosen.starts[row], chosen.starts[row + 1], size):
@@ -274,7 +277,7 @@ def sum_chosen(grid: Grid, chosen: RowMembers, weights: NDArray[np.float64] | No
 
 
 def _map_in_order(work: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]:
-    """work(number) for each, in order, on torch's number of threads; a few ahead of the consumer, never all."""
+    """Yield work(number) in order, computed by torch's number of threads, a few results ahead of the consumer."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield from map(work, numbers)

@@ -1,13 +1,13 @@
 """Class sums, class counts and a second moment, released once; anyone can draw rows from them (released/moments.py).
 
-One vector is released for all: ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1. If the counts are declared
-public there is no c.
+A single vector is released: ( b X^T Y, c counts, a vec(X^T X) ) with a^2 + b^2 + c^2 = 1. If the counts are declared
+public, they are left out and c = 0.
 
-Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ), of length at most sqrt(a^2 + b^2 + c^2) = 1
-(row_sums.class_statistics), and changes no other row's part. The event is Gaussian(sigma, 1), and it comes out only for
-a charge of such an event, which exists only once it is on the disk, under the name that `name` gives: records, settings
-and software all shape it. Drawing rows from the result, and learning, is post-processing. The unit is one image: the
-charge must state so.
+Formal guarantee: one row x of class y adds ( b x y^T, c y, a vec(x x^T) ), of norm at most sqrt(a^2 + b^2 + c^2) = 1
+(row_sums.class_statistics), and does not affect what other rows add. The event is Gaussian(sigma, 1). The vector is
+released only for a charge of this event that is on disk, under the name that `name` returns, which depends on records,
+settings and software. Drawing rows from the result and learning from it are post-processing. The unit is one image, and
+the charge must say so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpvision.settings.release import Release
 
 
 class MomentsMechanism:
-    """The moments of private rows, with noise; `share` is a^2, `counts_share` c^2 unless counts are declared."""
+    """The noisy moments of private rows; `share` is a^2, and `counts_share` is c^2 unless the counts are declared."""
 
     def __init__(
         self, rows: Rows, *, share: float, counts_share: float, n: int, class_counts: Sequence[int] | None = None
@@ -41,8 +41,7 @@ class MomentsMechanism:
         c2 = 0.0 if class_counts is not None else counts_share
         if not (0 < share < 1 and 0 <= c2 < 1 - share) or (class_counts is None and not c2):
             raise ConfigError(
-                f"share is {share} and counts_share {counts_share}: both must be above 0 and leave something for the "
-                "class sums."
+                f"share is {share} and counts_share is {counts_share}: both must be above 0, and their sum below 1."
             )
         self.a, self.b, self.c = math.sqrt(share), math.sqrt(1 - share - c2), math.sqrt(c2)
         self.n, self.class_counts, self._rows = n, class_counts, rows
@@ -102,7 +101,7 @@ class MomentsMechanism:
 
 
 def fit_discriminant(moments: ClassMoments) -> DiscriminantLearner:
-    """The linear discriminant of noisy moments in closed form, without rows."""
+    """Fit the linear discriminant to noisy moments in closed form, without rows."""
     learner = fit_moments(
         moments.sums,
         moments.sizes,

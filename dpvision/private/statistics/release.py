@@ -1,16 +1,15 @@
-"""Make a release. It reads top to bottom as things happen: features, charge, noise, rows, card.
+"""Makes a release: features, charge, noise, rows, card.
 
-A new kind of release is a file with a mechanism, named in MECHANISMS here and in settings/release.py.
+To add a kind of release, write a module with a mechanism and list it in MECHANISMS here and in settings/release.py.
 
-Formal guarantee: for two data sets of which one has one image more, and an encoder and a map that are public functions
-of each image alone, everything in the released folder satisfies the guarantee of the event on its card. The event is in
-the data set's ledger, on the disk, before the first noise is drawn. Private rows are read by the mechanism alone, which
-does what the charge states and no more. If there is a test split, accuracy on it is reported without noise: it is about
-the test images, and the card states so.
+Formal guarantee: for two data sets that differ by one additional image, and an encoder and a map that are public
+functions of each image alone, everything in the released folder satisfies the guarantee of the event on its card. The
+event is in the data set's ledger, on disk, before the first noise is drawn. Only the mechanism reads private rows, and
+it does what the charge states and no more. If there is a test split, the accuracy on it is reported without noise: it
+reveals information about the test images, and the card says so.
 
-If it is killed after the charge, the key is still there: the same command makes the same bits, with the numbers of
-threads that it began with, and is not charged again.
-When the folder is complete, the key is destroyed.
+If the process is killed after the charge, the key still exists: the same command makes the same bits, with the numbers
+of threads that it started with, and is not charged again. When the folder is complete, the key is destroyed.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from dpvision.storage.home import count_threads, use_threads
 
 Progress = Callable[[str, int, int], None]
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
-MAX_DESCENT = 20_000_000  # numbers, for a learner that goes over them many times
+MAX_DESCENT = 20_000_000  # numbers; larger releases skip the learner that needs many passes over the rows
 
 MECHANISMS: dict[str, Callable[[Rows, Release], Mechanism]] = {
     "moments": MomentsMechanism.of_settings,
@@ -68,19 +67,19 @@ MECHANISMS: dict[str, Callable[[Rows, Release], Mechanism]] = {
 
 
 def mechanism_of(rows: Rows, config: Release) -> Mechanism:
-    """The mechanism of complete settings, over these rows."""
+    """Build the mechanism for these rows and complete settings."""
     return MECHANISMS[config.kind](rows, config)
 
 
 @dataclass(frozen=True)
 class PreparedRelease:
-    """The data and the complete settings, and which public facts were read from the data."""
+    """The data, the complete settings, and the names of the public facts that were read from the data."""
 
     data: Dataset
     config: Release
     read_off: tuple[str, ...]
-    fingerprint: str  # of the records in any order: finds the ledger
-    in_order: str
+    fingerprint: str  # identifies the records in any order, and so the ledger
+    in_order: str  # identifies the records in this order
     sketch: overlap.Sketch
 
     @property
@@ -90,7 +89,7 @@ class PreparedRelease:
 
     @property
     def of_rows(self) -> tuple[Any, ...]:
-        """Everything that private rows depend on."""
+        """Everything that the private rows depend on."""
         config = self.config
         weights = None if config.weights is None else digest_file(Path(config.weights))
         return self.in_order, config.encoder, weights, config.rank, config.bound, self.shape, tuple(self.data.classes)
@@ -105,7 +104,7 @@ class PreparedRelease:
 
 
 def prepare(source: str, settings: Release) -> PreparedRelease:
-    """Read the data and complete the settings from public numbers. Nothing is random, written or charged."""
+    """Read the data and complete the settings from public numbers. Nothing is drawn, written or charged."""
     read = load(
         source,
         classes=settings.classes,
@@ -117,7 +116,7 @@ def prepare(source: str, settings: Release) -> PreparedRelease:
 
 
 def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
-    """`prepare` for data that is in memory."""
+    """Prepare a release of data in memory."""
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
     read_off = data.inferred if known else (*data.inferred, "number of images")
     channels = data.train.images.shape[3]
@@ -131,9 +130,9 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRe
 
 
 class Encoded:
-    """The private rows, of length at most 1, and the public rules by which each image alone was made into one.
+    """The private rows, of norm at most 1, with the encoder and the preparation that computed each from one image.
 
-    Features are computed on `device`; the name of the charge and the noise covers every bit of the rows.
+    Features are computed on `device`. The name of the charge and the noise covers every bit of the rows.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class Encoded:
             self.test = self.preparation.apply(self._features(test))[0], np.asarray(test.labels)
 
     def _features(self, split: Split) -> NDArray[np.float32]:
-        """The features of a split, computed by all worker processes together."""
+        """Compute the features of a split, shared among all worker processes."""
         return extract(self.encoder, split, lambda *done: self._progress("features", *done))
 
 
@@ -175,24 +174,24 @@ def make(
     accounts: Accounts | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
-    """Charge the ledger, add noise and write the released folder at `out`; returns its card.
+    """Charge the ledger, add noise and write the released folder at `out`; return its card.
 
-    `encoded` may be that of an earlier release of the same data with the same features. `accounts` are those that will
-    be charged; by default those that already have some of the images, or a new one.
+    `encoded` can be reused from an earlier release of the same data with the same features. `accounts` are the accounts
+    to charge; by default those that already have some of the images, or a new one.
     """
     out, config = Path(os.path.abspath(out)), prepared.config
     accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
-    place = require_possible(prepared, out, test_key, accounts)
+    key_path = require_possible(prepared, out, test_key, accounts)
     encoded = encoded or Encoded(prepared, progress)
     if encoded.of != prepared.of_rows:
-        raise PrivacyError("the rows are of other data or features than those that would be charged.")
+        raise PrivacyError("the rows come from other data or features than those that would be charged.")
     mechanism = mechanism_of(encoded.rows, config)
     description = mechanism.describe(config)
 
-    with _lock(place, out):
-        _require_free(out, place)
+    with _lock(key_path, out):
+        _require_free(out, key_path)
         # The folder comes before the charge: if it cannot be made, nothing is charged.
-        with folders.create_folder(out) as folder, _load_or_create_key(place, test_key) as key:
+        with folders.create_folder(out) as folder, _load_or_create_key(key_path, test_key) as key:
             charge, accounts = accounts.charge(
                 prepared.event(),
                 Budget(config.budget or config.epsilon, config.delta),
@@ -202,9 +201,9 @@ def make(
                 run=f"release {secrets.token_hex(4)}",
                 private=key.private,
             )
-            # On the disk from here on.
+            # From here on, the charge is on disk.
             status = "private" if charge.private else "NOT PRIVATE"
-            mark = {"status": status}  # one entry: in a header, several would be in any order
+            mark = {"status": status}  # a single entry, as the order of several header entries is not fixed
             output = mechanism.make(charge, key, config)
             for name, arrays in output.files.items():
                 folders.write_arrays(folder / name, arrays, mark)
@@ -221,35 +220,35 @@ def make(
             if encoded.test is not None:
                 facts["accuracy"] = accuracy(folder, encoded.test, encoded.classes, output, description)
             card = report.write_release(folder, facts, accounts.first.account())
-        _destroy_key(place)
+        _destroy_key(key_path)
     return card
 
 
 def require_possible(
     prepared: PreparedRelease, out: Path, test_key: str | None = None, accounts: Accounts | None = None
 ) -> Path:
-    """Refuse now, before hours of computing features, what would be refused later; returns the path of the key.
+    """Raise any error that is already foreseeable, before hours of computing features; return the path of the key.
 
-    A release that was killed after its charge finds its key there and is not charged again, so it needs no room in the
-    budget; nor does one with a fixed key.
+    A release that was killed after its charge finds its key at this path and is not charged again, so its budget is not
+    checked; nor is that of a release with a fixed key.
     """
-    place = run_folder.key_path(name_of_key(prepared, out))
-    _require_free(out, place)
-    mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # refuses its settings by name
+    key_path = run_folder.key_path(name_of_key(prepared, out))
+    _require_free(out, key_path)
+    mechanism_of(Rows.none(len(prepared.data.classes)), prepared.config)  # validates its settings
     epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
     if epsilon > prepared.config.epsilon:
         raise ConfigError(
-            f"sigma {prepared.sigma:g} makes it epsilon {upper(epsilon, 4)}, more than the {prepared.config.epsilon:g} "
-            "that is asked for. Fix: leave sigma out, and the least noise that keeps epsilon is computed."
+            f"sigma {prepared.sigma:g} gives epsilon {upper(epsilon, 4)}, more than the requested "
+            f"{prepared.config.epsilon:g}. Fix: leave sigma out, and the smallest sufficient sigma is computed."
         )
-    if not place.exists() and not test_key:
+    if not key_path.exists() and not test_key:
         accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
         accounts.require_room(prepared.event(), prepared.config)
-    return place
+    return key_path
 
 
 def require_encoder(prepared: PreparedRelease) -> None:
-    """Refuse what `Encoded` would refuse, without the minutes that it takes to build a dictionary of patches."""
+    """Raise the errors of `Encoded`, without the minutes that building a dictionary of patches takes."""
     name, shape, weights = str(prepared.config.encoder), prepared.shape, prepared.config.weights
     if weights is None and name.startswith("patches"):
         build("patches-1024" if name == "patches" else name, shape, classes=2, seed=0)
@@ -257,67 +256,67 @@ def require_encoder(prepared: PreparedRelease) -> None:
         load_encoder(name, shape, weights)
 
 
-def _require_free(out: Path, place: Path) -> None:
-    """Refuse a folder that exists. A release killed between its last file and destroying its key is finished here."""
-    if (out / "card.json").is_file() and place.exists():
-        _destroy_key(place)
+def _require_free(out: Path, key_path: Path) -> None:
+    """Refuse an existing folder; if it is a complete release whose key was not destroyed yet, destroy the key first."""
+    if (out / "card.json").is_file() and key_path.exists():
+        _destroy_key(key_path)
     folders.require_free(out)
 
 
 def accuracy(folder: Path, test: Labelled, classes: int, output: Output, description: Description) -> dict[str, float]:
-    """The accuracy, on the test split, of classifiers that anyone can train from the released folder."""
+    """Compute the accuracy on the test split of classifiers that anyone can train from the released folder."""
     features, targets = folders.read_rows(folder)
     learner = DiscriminantLearner(classes=classes, **description.noise).fit(features, targets)
     accuracies = {"linear discriminant of the rows": float(learner.score(*test))}
-    if not output.learners and features.size <= MAX_DESCENT:  # few rows give a poor covariance
+    if not output.learners and features.size <= MAX_DESCENT:  # with few rows, a covariance is inaccurate
         descent = LinearLearner(classes=classes).fit(features, targets)
         accuracies["softmax regression on the rows"] = float(descent.score(*test))
     return accuracies | {name: float(fitted.score(*test)) for name, fitted in output.learners.items()}
 
 
 def name_of_key(prepared: PreparedRelease, out: Path) -> str:
-    """Return a name that is the same for the same command, so that a killed release finds its key again."""
+    """Return a name that depends only on the command, so that a killed release finds its key again."""
     everything = json.dumps([prepared.in_order, os.path.abspath(out), to_dict(prepared.config)], sort_keys=True)
     return hashlib.blake2b(everything.encode(), digest_size=8).hexdigest()
 
 
 @contextmanager
-def _load_or_create_key(place: Path, test_key: str | None) -> Iterator[Key]:
-    """Yield the key, and compute with the numbers of threads that it was used with before, if it was."""
-    stored, numbers = Key.read(place), run_folder.threads_path(place)
+def _load_or_create_key(key_path: Path, test_key: str | None) -> Iterator[Key]:
+    """Yield the key; a resumed release uses the same numbers of threads as before."""
+    stored, numbers = Key.read(key_path), run_folder.threads_path(key_path)
     resumed = not test_key and stored is not None and stored.private
     if resumed and stored is not None:
-        key = stored  # not written again: a kill would leave a copy that nobody destroys
+        key = stored  # not written again: a kill would leave a copy that is never destroyed
     elif test_key:
-        key = Key.for_tests(test_key)  # which need not be stored, and must not replace a secret one
+        key = Key.for_tests(test_key)  # not stored: it must not replace a secret key
     else:
         key = Key.fresh()
         files.write(numbers, json.dumps(count_threads()))
-        key.write(place)  # on the disk before it is used
+        key.write(key_path)  # on disk before it is used
     threads = count_threads() if test_key else run_folder.read_json(numbers) if numbers.exists() else None
     try:
         stack = ExitStack()
         stack.enter_context(use_threads(threads, resumed=resumed))
     except PrivacyError as exc:
-        raise PrivacyError(f"{place}: {exc}") from exc
+        raise PrivacyError(f"{key_path}: {exc}") from exc
     with stack:
         yield key
 
 
-def _destroy_key(place: Path) -> None:
-    Key.destroy(place)
-    run_folder.threads_path(place).unlink(missing_ok=True)
+def _destroy_key(key_path: Path) -> None:
+    Key.destroy(key_path)
+    run_folder.threads_path(key_path).unlink(missing_ok=True)
 
 
 @contextmanager
-def _lock(place: Path, out: Path) -> Iterator[None]:
-    """Let one process at a time make this release; refuse a second one."""
-    files.make_folder(place.parent)
+def _lock(key_path: Path, out: Path) -> Iterator[None]:
+    """Let only one process at a time make this release; a second one gets an error."""
+    files.make_folder(key_path.parent)
     with ExitStack() as stack:
         try:
-            stack.enter_context(files.locked(place.with_suffix(".lock"), wait=False))
+            stack.enter_context(files.locked(key_path.with_suffix(".lock"), wait=False))
         except BlockingIOError:
-            raise ConfigError(f"{out}: another process is making this release. Fix: wait for it.") from None
+            raise ConfigError(f"{out}: another process is making this release. Fix: wait for it to finish.") from None
         yield
 
 
@@ -345,7 +344,7 @@ def _schema(prepared: PreparedRelease, rows: Rows, folder: Path, description: De
 
 
 def _facts(prepared: PreparedRelease, encoded: Encoded, description: Description) -> dict[str, Any]:
-    """The facts on a card. Only what `read_off` lists depends on the private records."""
+    """Collect the facts of a card. Only those that `read_off` lists depend on the private records."""
     config, encoder, width = prepared.config, encoded.encoder, encoded.rows.width
     public: dict[str, dict[str, Any]] = {}
     if config.weights:
@@ -360,11 +359,11 @@ def _facts(prepared: PreparedRelease, encoded: Encoded, description: Description
             "encoder": encoder.name,
             "origin": encoder.origin,
             "weights": encoder.weights,
-            "map": f"whitened by random images ({PROCESS}), {width} directions, each row brought to length 1"
+            "map": f"whitened by random images ({PROCESS}), {width} directions, each row scaled to norm 1"
             if config.rank
-            else "each row brought to length 1"
+            else "each row scaled to norm 1"
             if config.bound is None
-            else f"rows longer than {config.bound:g} are shortened to it, then divided by it",
+            else f"each row clipped to norm {config.bound:g}, then divided by it",
         },
         "mechanism": description.on_card(),
         "persons": prepared.data.train.persons is not None,

@@ -1,4 +1,4 @@
-"""From the name of a method and its settings to what will be done: refused by name here, before anything is charged."""
+"""Builds a method from its name and settings; invalid ones raise an error here, before anything is charged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dpvision.private.statistics.row_sums import AddNoise, sum_of_rows
 
 
 class HeadMethod(Protocol):
-    """A way to fit a head. Its fields are public settings; private rows are only read into sums for `add_noise`."""
+    """A method that fits a head. Its fields are public settings; private rows enter only the sums for `add_noise`."""
 
     @property
     def releases(self) -> int:
-        """How often `fit` calls `add_noise`: exactly."""
+        """The exact number of times that `fit` calls `add_noise`."""
 
     @property
     def needs_public(self) -> bool:
@@ -30,7 +30,7 @@ class HeadMethod(Protocol):
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None = None
     ) -> tuple[Floats, Floats | None]:
-        """Weights (width, classes), and the intercepts of the classes if the method has its own."""
+        """Return (width, classes) weights, and the intercepts of the classes if the method computes them."""
 
 
 METHODS: dict[str, Any] = {"gd": GradientDescent, "moments": Moments, "lda": Discriminant, "newton": Newton}
@@ -39,7 +39,7 @@ ALL_ROW_SETTINGS = tuple(f.name for f in fields(Preparation))
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What is done to each row, and the method that learns from the rows."""
+    """The preparation of each row, and the method that learns from the rows."""
 
     name: str
     preparation: Preparation
@@ -48,12 +48,12 @@ class Setup:
 
     @property
     def releases(self) -> int:
-        """How many noisy sums there will be."""
+        """The number of noisy sums."""
         return self.method.releases + self.preparation.centre
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its name, as keyword arguments of `fit_head` and `synthesise`."""
+        """All settings, as keyword arguments of `fit_head` and `synthesise`."""
         of_rows = {name: getattr(self.preparation, name) for name in self.row_settings}
         return {"method": self.name, **of_rows, **{f.name: getattr(self.method, f.name) for f in fields(self.method)}}
 
@@ -65,7 +65,7 @@ class Setup:
         methods: Mapping[str, Any] = METHODS,
         row_settings: tuple[str, ...] = ALL_ROW_SETTINGS,
     ) -> Self:
-        """The method of this name with these settings; an unknown setting is refused with a suggestion."""
+        """Set up the method of this name; the error for an unknown setting suggests a similar one."""
         if name not in methods:
             raise ConfigError(f"method is {name!r}: it must be one of {', '.join(methods)}.")
         own = {f.name for f in fields(methods[name])}
@@ -74,7 +74,7 @@ class Setup:
             raise ConfigError(f"{unknown}: {name} has no such setting. {hint}")
         preparation = Preparation(**{k: v for k, v in settings.items() if k in row_settings})
         if name == "lda" and preparation.intercept:
-            raise ConfigError("intercept: lda computes its own from the class sums. Fix: leave intercept out.")
+            raise ConfigError("intercept: lda computes intercepts from the class sums. Fix: leave intercept out.")
         return cls(name, preparation, methods[name](**{k: v for k, v in settings.items() if k in own}), row_settings)
 
 
@@ -86,7 +86,7 @@ class HeadSetup(Setup):
     def fit(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, public: Rows | None
     ) -> tuple[Floats, Floats | None, Floats | None]:
-        """Weights, the intercepts of the classes or None, and the noisy mean row that was subtracted or None."""
+        """Return weights, intercepts of the classes or None, and the noisy mean row that was subtracted or None."""
         centre = None
         if self.preparation.centre:
             centre = add_noise(sum_of_rows(rows)) / n
@@ -94,21 +94,21 @@ class HeadSetup(Setup):
         return *self.method.fit(rows, n=n, sigma=sigma, add_noise=add_noise, public=public), centre
 
     def public_rows(self, features: Any, *, width: int) -> Rows | None:
-        """The public features as rows, if the method needs them."""
+        """Return the public features as rows, or None if the method does not need them."""
         if not self.method.needs_public:
             return None
         if features is None:
-            raise ConfigError(f"{self.name} as set learns directions from public features. Fix: public=...")
+            raise ConfigError(f"{self.name} with these settings needs public features. Fix: public=...")
         rows = Rows.public(features, self.preparation)
         if rows.width != width:
-            raise ConfigError(f"public has {rows.width} columns and the features {width}: they must be the same.")
+            raise ConfigError(f"public has {rows.width} columns and the features have {width}: they must be equal.")
         return rows
 
 
 def centre_rows(rows: Rows, centre: Floats) -> Rows:
-    """Return the rows as seen from the noisy mean row; a row that is in no sum stays zero.
+    """Subtract the noisy mean row from the rows; a row that is in no sum stays zero.
 
-    What all images share says nothing about classes, and takes up most of a row's length.
+    The mean row carries no information about classes, but accounts for most of the norm of a row.
     """
     x = subtract_centre(rows.x, centre)
     return replace(rows, x=np.where(rows.counted[:, None], x, np.float32(0)))

@@ -2,14 +2,14 @@
 
     x -> W (x - m),    W = (C + q tr(C)/d I)^(-1/2),    m and C the mean and the covariance of the public features
 
-With a `rank` only the directions in which public features differ most are kept, each as one coordinate:
+With a `rank`, only the directions in which public features vary most are kept, as one coordinate each:
 
     x -> (E + q tr(C)/d)^(-1/2) V^T (x - m)             V and E the first `rank` eigenvectors and eigenvalues of C
 
 Formal guarantee: none is needed here. The map is computed from public features alone, for instance those of random
-images, and is then a public function of each private row on its own; rows are brought to length 1 after it (rows.py),
-so the sensitivity of every sum stays what it is. Computing it from private features breaks the guarantee, and nothing
-here can detect that.
+images, and is therefore a public function of each private row. Rows are scaled to norm 1 after the map (rows.py), so it
+changes no sensitivity. Computing it from private features would break the guarantee, and nothing here can detect
+that.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Whitening:
 
     @staticmethod
     def of(public_features: Any, *, ridge: float = 0.1, rank: int | None = None) -> Whitening:
-        """The whitening of public features; `ridge` is added to each variance, as a share of the mean variance."""
+        """Compute the whitening of public features; `ridge` times the mean variance is added to each variance."""
         x = as_matrix(public_features, "public_features").astype(np.float64)
         if len(x) < 2 or not np.isfinite(x).all():
-            raise ConfigError("public_features must have at least 2 rows, of finite numbers only.")
+            raise ConfigError("public_features must have at least 2 rows and only finite numbers.")
         if not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
             raise ConfigError(f"ridge is {ridge!r}: it must be a finite number above 0, such as 0.1.")
         mean = x.mean(axis=0)
@@ -61,13 +61,13 @@ class Whitening:
 
 
 def covariance(x: Floats) -> Floats:
-    """The covariance matrix of the rows: mean (x - m)(x - m)^T."""
+    """Return the covariance matrix of the rows, the mean of (x - m)(x - m)^T."""
     centred = x - x.mean(axis=0)
     return np.asarray(centred.T @ centred / len(x))
 
 
 def add_ridge(c: Floats, q: float) -> Floats:
-    """C + q tr(C)/d I."""
+    """Return C + q tr(C)/d I."""
     d = len(c)
     if not np.trace(c) > 0:
         raise ConfigError("the public features are all the same, so they have no directions to learn.")

@@ -1,19 +1,20 @@
 """Canary records in a training run, for an audit of that run (audit/one_run.py).
 
-A canary is an additional unit of the private data, included or left out by a fair secret draw. Its contribution to a
-step is C times a unit vector: one weight's coordinate, with a sign, both drawn again for each step from public numbers,
-and no two canaries at the same coordinate. It is drawn by the same sampler at the same rate, and summed and noised with
-all others: the mechanism, its event and its charge are what they are without canaries. n does not count them.
+A canary is an additional unit of the private data that a fair secret draw includes or leaves out. Its contribution to a
+step is C times a signed unit vector along the coordinate of one weight. The coordinate and the sign are drawn again in
+each step from public numbers, and no two canaries share a coordinate. A canary is sampled at the same rate by the same
+sampler as other units, and its contribution is summed and noised with theirs, so the mechanism, its event and its
+charge are the same as without canaries. n does not count them.
 
-Each noisy sum adds to a canary's score the claimed mechanism's log-likelihood ratio (audit/canaries.py): a function of
-what was released and of public numbers. The other units' gradients are noise to it: new coordinates and signs in each
-step keep them from adding up.
+Each noisy sum adds the log-likelihood ratio of the claimed mechanism (audit/canaries.py) to a canary's score, which is
+thus a function of released values and public numbers. The gradients of other units act as noise in the score; because
+coordinates and signs change in each step, they do not accumulate.
 
     edge case                              behaviour
-    only canaries are drawn                nothing is fetched; their contributions are the sum
-    more canaries than weights             refused before anything is charged: directions would not be orthogonal
-    another unit in the data               every canary is drawn as before: canaries are numbered first
-    resumed                                scores are in the state, inclusion in operator/run.json
+    only canaries are drawn                nothing is fetched; the sum is that of their contributions
+    more canaries than weights             an error before anything is charged: directions would not be orthogonal
+    another unit in the data               the same canaries are drawn, because they have the first numbers
+    resumed run                            scores are in the state, inclusion is in operator/run.json
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ from dpvision.private.training.private_sum import Fetch
 
 
 def draw_inclusion(key: Key, count: int) -> str:
-    """Draw from the run's key whether each canary is included: 1 is included, 0 is not."""
+    """Draw from the run's key which canaries are included, as a string of 1 (included) and 0."""
     return "".join("01"[int(word) >> 63] for word in key.stream("canaries", step=0).words(count))
 
 
 def read_inclusion(facts: dict[str, object], count: int) -> NDArray[np.bool_]:
-    """Return whether each canary is included, as run.json states it."""
+    """Read from the facts in operator/run.json whether each canary is included."""
     bits = facts.get("canaries")
     if not isinstance(bits, str) or len(bits) != count or set(bits) - {"0", "1"}:
-        raise DataError("operator/run.json: canaries is missing or is not what a run writes.")
+        raise DataError("operator/run.json: canaries is missing or malformed.")
     return np.array([bit == "1" for bit in bits], dtype=np.bool_)
 
 
 def require_enough_weights(canaries: int, weights: int) -> None:
-    """Require a coordinate for each canary in every step."""
+    """Require at least as many weights as canaries, so that each canary has its own coordinate."""
     if canaries > weights:
         raise ConfigError(
-            f"canaries is {canaries:,}, and a step trains {weights:,} weights: each canary needs one of its own. Fix: "
-            f"--canaries {weights} or fewer."
+            f"canaries is {canaries:,}, but a step trains only {weights:,} weights, and each canary needs a separate "
+            f"weight. Fix: --canaries {weights} or fewer."
         )
 
 
 class Canaries:
-    """The canaries of one run; `add_to` and `wrap_fetch` put them into the steps, `scores` reads the noisy sums."""
+    """The canaries of a run: `add_to` and `wrap_fetch` insert them into the steps, `scores` reads the noisy sums."""
 
     def __init__(
         self, included: NDArray[np.bool_], sampler: PoissonSampler, *, sigma: float, seed: int, units: int
@@ -69,11 +70,11 @@ class Canaries:
 
     @property
     def units(self) -> int:
-        """The number of units of the data and of included canaries."""
+        """The number of units in the data plus the number of included canaries."""
         return self._units + len(self._included)
 
     def start_step(self, step: int, size: int) -> None:
-        """Draw each canary's direction in this step."""
+        """Draw the direction of each canary for this step."""
         require_enough_weights(self._count, size)
         public = np.random.default_rng([self._seed, step, 0xCA])
         self._coordinates = public.choice(size, self._count, replace=False)
@@ -81,7 +82,7 @@ class Canaries:
         self._drawn.clear()
 
     def wrap_fetch(self, fetch: Fetch) -> Fetch:
-        """Return a function that fetches units of the data as before, and notes the canaries that are drawn."""
+        """Return a function that fetches the drawn units of the data and records which canaries are drawn."""
 
         def fetch_data(drawn: NDArray[np.int64], seed: int) -> tuple[Tensor, Tensor, list[int]]:
             canaries = len(self._included)
@@ -96,14 +97,14 @@ class Canaries:
         return SumWithCanaries(clipped_sum, self)
 
     def contributions(self, size: int, norm: float) -> Tensor:
-        """Return the sum of the canaries that were drawn: each has the norm C, in its own coordinate."""
+        """Return the sum of the drawn canaries' contributions, each of norm C along its coordinate."""
         total = np.zeros(size)
         drawn = self._included[self._drawn]
         total[self._coordinates[drawn]] = norm * self._signs[drawn]
         return torch.from_numpy(total)
 
     def scores(self, noisy: Tensor, *, norm: float) -> Tensor:
-        """Return each canary's score, from one step's noisy mean."""
+        """Compute each canary's score in one step from the noisy mean."""
         z = noisy.double().numpy()[self._coordinates] * self._signs * self._sampler.batch / norm
         return torch.from_numpy(log_ratio(z, rate=self._sampler.rate, sigma=self._sigma))
 
@@ -112,7 +113,7 @@ NO_UNITS: tuple[Tensor, Tensor, list[int]] = (torch.zeros(0), torch.zeros(0), []
 
 
 class SumWithCanaries:
-    """A clipped sum with the contributions of canaries added: another unit still moves it by at most C."""
+    """A clipped sum plus the contributions of canaries; one unit still changes it by at most C."""
 
     def __init__(self, clipped_sum: ClippedSum, canaries: Canaries) -> None:
         self._inner, self._canaries = clipped_sum, canaries

@@ -1,4 +1,4 @@
-"""The charge of a run: in the ledger, on the disk, before the first step. Rank 0 charges; the others wait for it."""
+"""Charges a run to the ledger, on disk, before the first step. Rank 0 charges; the other ranks wait for it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ from dpvision.storage import run_folder
 
 
 def charge(
-    run: run_folder.Run, prepared: Prepared, model: nn.Module, team: Team, data: str, paid: Charge | None = None
+    run: run_folder.Run,
+    prepared: Prepared,
+    model: nn.Module,
+    team: Team,
+    data: str,
+    tuning_charge: Charge | None = None,
 ) -> tuple[State, Key, Charge]:
-    """On rank 0: decide on the branch, charge for it, and notify the others when the charge is on the disk.
+    """On rank 0: determine the branch, charge for it, and notify the other ranks when the charge is on disk.
 
-    A trial of a tuning was `paid` for with the whole. `data` names everything that the computation uses. Other features
-    under the same noise would reveal records, so they are refused; those that another machine or version computed may
-    round differently, and are a new branch.
+    A trial of a tuning is not charged again: `tuning_charge` pays for it. `data` names everything that the computation
+    uses. Changed features under the same noise would reveal records, so they are refused; features computed by another
+    machine or version may round differently, and get a new branch.
     """
     config, facts = prepared.config, run.facts()
     before = State.load(run.state, model)
@@ -33,14 +38,14 @@ def charge(
     if team.any(state.branch != before.branch):
         require_certificate(prepared, team)
     team.text(state.key)
-    team.wait()  # until all find the key: without it, nothing need be charged
+    team.wait()  # all ranks have found the key: if one had not, nothing would be charged
     accounts = read_accounts(facts)
     assert config.sigma  # complete
     event = prepared.sampler.event(config.sigma, first=state.first)
     name = run_folder.fact(facts, "run", str)
     if not event.steps:
         charged = _no_charge(state, name, event)
-    elif paid is None:
+    elif tuning_charge is None:
         charged, charged_to = accounts.charge(
             event,
             Budget(config.budget or config.epsilon, config.delta),
@@ -55,10 +60,12 @@ def charge(
             facts["accounts"] = charged_to.to_facts()
             run.write_facts(facts)
     else:
-        charged = _trial_of(run, paid, accounts.first.account(), event, id=state.branch)
+        charged = _trial_of(run, tuning_charge, accounts.first.account(), event, id=state.branch)
     if charged.private != state.private:
-        raise LedgerMismatch(f"{run.folder}: its ledger and its state disagree on whether its noise is secret.")
-    # On the disk from here on.
+        raise LedgerMismatch(
+            f"{run.folder}: its ledger and its state disagree on whether its noise is secret. Fix: a new run."
+        )
+    # From here on, the charge is on disk.
     state.save(run)
     run.write_config(config)
     if facts.get("ranks", 1) != team.ranks:
@@ -68,9 +75,9 @@ def charge(
 
 
 def require_certificate(prepared: Prepared, team: Team) -> None:
-    """On all ranks, before a charge: require the certificate by trial, on each rank's own accelerator.
+    """On all ranks, before a charge: require the certificate, by a trial on each rank's accelerator.
 
-    On the CPU rank 0 tries for all, which have the same software. A rank that fails raises its own error.
+    On the CPU, rank 0 runs the trial for all ranks, as they have the same software. A rank that fails raises its error.
     """
     failure: Exception | None = None
     if team.first or prepared.device.type != "cpu":
@@ -83,42 +90,42 @@ def require_certificate(prepared: Prepared, team: Team) -> None:
         raise failure
     if refused:
         with suppress(RankLost):
-            team.wait()  # until the rank that failed has ended: it reports why
-        raise ConfigError("the trial failed on another rank, whose device was refused. Nothing was charged.")
+            team.wait()  # until the failed rank has ended; it reports the reason
+        raise ConfigError("the trial failed on another rank. Nothing was charged. Fix: see the error of that rank.")
 
 
 def _no_charge(state: State, name: str, event: Event) -> Charge:
-    """Return a charge for a branch without steps: it does nothing to the data, and the ledger gets no line."""
+    """Return a charge for a branch without steps, which does not touch the data; the ledger gets no entry."""
     return Charge(state.branch, name, event, datetime.now(UTC).isoformat(timespec="seconds"), state.private)
 
 
-def _trial_of(run: run_folder.Run, paid: Charge, account: Account, event: Event, *, id: str) -> Charge:
-    """Return the charge of one of the trials that a tuning on the account was charged for.
+def _trial_of(run: run_folder.Run, tuning_charge: Charge, account: Account, event: Event, *, id: str) -> Charge:
+    """Return the charge of a trial, as part of the charge of its tuning on this account.
 
-    The trial is in the folder of that tuning, which is not finished: a charge pays for its own trials.
+    The trial must be in the folder of that tuning, which must be in progress: a charge pays only for its own trials.
     """
-    if paid not in account.charges:
-        raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
-    charge = paid.trial(event, id=id)
+    if tuning_charge not in account.charges:
+        raise LedgerMismatch("the ledger has no charge for a tuning with this trial. Fix: a new tuning.")
+    charge = tuning_charge.trial(event, id=id)
     tuning = run_folder.Run(run.folder.parents[2])
     inside = run.folder.parent == tuning.operator / "trials" and (tuning.operator / "run.json").exists()
-    if not inside or (tuning.facts().get("run"), tuning.facts().get("complete")) != (paid.run, False):
-        raise LedgerMismatch(f"{run.folder}: is not a trial of a tuning in progress, and nothing else paid for it.")
+    if not inside or (tuning.facts().get("run"), tuning.facts().get("complete")) != (tuning_charge.run, False):
+        raise LedgerMismatch(f"{run.folder}: is not a trial of a tuning in progress, so no charge covers it.")
     return charge
 
 
 def await_charge(
     run: run_folder.Run, prepared: Prepared, model: nn.Module, team: Team, data: str
 ) -> tuple[State, Key, Charge]:
-    """On the other ranks: find the key where rank 0 keeps it, then wait for the charge and read it from the ledger."""
+    """On the other ranks: read the key that rank 0 wrote, wait for the charge, and read it from the ledger."""
     if team.any(False):  # rank 0 starts a branch
         require_certificate(prepared, team)
     path = run_folder.key_path(team.text())
     key = Key.read(path)
     if key is None:
         raise PrivacyError(
-            f"{path}: rank {team.rank} does not see the run's key, and a key is never sent. Fix: a DPVISION_HOME on a "
-            "file system that all ranks share, the same for every rank."
+            f"{path}: rank {team.rank} does not see the run's key, and keys are never sent. Fix: the same "
+            "DPVISION_HOME for every rank, on a file system that all ranks share."
         )
     team.wait()
     branch = team.text()

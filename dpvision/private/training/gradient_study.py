@@ -1,7 +1,7 @@
-"""Magnitudes of gradients before clipping, weight by weight. Private and without noise: not for release.
+"""Measures the magnitudes of gradients before clipping, for each weight. Private, without noise, not for release.
 
-Appendix B.5 of DP-Mix studies mean_i |g_ij| for each weight j: views that agree make these magnitudes more alike.
-Everything goes to the run's operator folder, steers nothing, and uses no random number of the training.
+Appendix B.5 of DP-Mix studies mean_i |g_ij| for each weight j: consistent views make these magnitudes more alike. All
+results go to the run's operator folder and steer nothing, and no random number of the training run is used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dpvision.private.training.private_sum import Fetch
 from dpvision.storage import run_folder
 
 UNITS, AT_A_TIME = 64, 8
-SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the training, at which gradients are measured
-EDGES = np.linspace(-9, 1, 81)  # of the histogram, as powers of ten
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the steps, after which gradients are measured
+EDGES = np.linspace(-9, 1, 81)  # edges of the histogram, as powers of ten
 
 
 def file(run: run_folder.Run) -> Path:
@@ -29,13 +29,13 @@ def file(run: run_folder.Run) -> Path:
 
 
 def studied_steps(steps: int) -> dict[int, float]:
-    """Return the steps after which gradients are measured, each with its share of the training."""
+    """Return the steps after which gradients are measured, each with its share of all steps."""
     return {max(1, round(share * steps)): share for share in SHARES}
 
 
 @torch.no_grad()
 def measure(clipped_sum: ClippedSum, fetch: Fetch, units: int) -> dict[str, Any]:
-    """Return histogram, mean and deviation over the weights of mean_i |g_ij| over the first units."""
+    """Compute mean_i |g_ij| over the first units; return its histogram, mean and deviation over the weights."""
     chosen = np.arange(min(UNITS, units))
     total = torch.zeros(clipped_sum.size, dtype=torch.float64)
     for start in range(0, len(chosen), AT_A_TIME):
@@ -48,7 +48,7 @@ def measure(clipped_sum: ClippedSum, fetch: Fetch, units: int) -> dict[str, Any]
 
 
 def plot(folders: list[run_folder.Run], out: Any) -> dict[str, float]:
-    """Plot the histogram of each run over the whole training, with lines for its parts; return the deviations."""
+    """Plot the histogram of each run, for all steps and for each measured step; return the deviations."""
     import io
 
     from matplotlib.figure import Figure
@@ -59,9 +59,9 @@ def plot(folders: list[run_folder.Run], out: Any) -> dict[str, float]:
     for axes, run in zip(np.atleast_1d(figure.subplots(1, len(folders), sharey=True)), folders, strict=True):
         lines = run_folder.read_lines(file(run))
         if not lines:
-            raise ConfigError(f"{run.folder}: its gradients were not studied. Fix: train with --study.")
+            raise ConfigError(f"{run.folder}: has no gradient study. Fix: train with --study.")
         if not all(map(_is_valid, lines)):
-            raise DataError(f"{file(run)}: is not the file of a gradient study. Fix: train again with --study.")
+            raise DataError(f"{file(run)}: is not a valid gradient study. Fix: train again with --study.")
         name = f"{run.config().recipe} ({run.folder.name})"
         centres = (EDGES[:-1] + EDGES[1:]) / 2
         counts = np.array([line["counts"] for line in lines], dtype=float)
@@ -80,7 +80,7 @@ def plot(folders: list[run_folder.Run], out: Any) -> dict[str, float]:
 
 
 def _is_valid(line: dict[str, Any]) -> bool:
-    """Whether a line is what `measure` returns, with its share of the training."""
+    """Return whether a line is a valid result of `measure`, with its share of the steps."""
     counts, share, deviation = (line.get(name) for name in ("counts", "share", "deviation"))
     if not isinstance(counts, list) or len(counts) != len(EDGES) - 1 or not any(counts):
         return False

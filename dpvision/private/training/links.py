@@ -1,16 +1,16 @@
-"""Encrypted links between ranks: whatever passes over the network is sealed under a key that does not.
+"""Encrypted links between ranks. All messages are encrypted under a key that is never sent over these links.
 
 Formal guarantee: every message is encrypted and authenticated by AES-256-GCM, under a key from the operating system's
-entropy that is made when the ranks meet. They get it from a file in DPVISION_HOME, which all of them share and only its
-owner can read; it is destroyed when all have read it. A nonce consists of the sender, the receiver and the number of
-the message between them, so none is used twice, and a message that was altered, repeated, left out or sent by anybody
-else is refused.
+entropy that is created when the ranks meet. The ranks read it from a file in DPVISION_HOME, which they share and which
+only its owner can read; the file is destroyed once all have read it. A nonce consists of the sender, the receiver and
+the number of the message between them, so no nonce is used twice, and messages that were altered, repeated, dropped or
+sent by anyone else are refused.
 
-The file system is trusted: where it sends files over a network in clear, as NFS without encryption does, this key and
-the run's own can be read on the wire. Use an encrypted file system, or a storage network that is trusted.
+The file system is trusted: if it sends files over a network in plain text, as NFS without encryption does, this key and
+the run's own key can be intercepted. Use an encrypted file system or a trusted storage network.
 
-The name of that file passes through the store where the ranks meet, which is neither secret nor authenticated: whoever
-alters what is there can keep the ranks from meeting, and learns nothing.
+The name of the file passes through the store where the ranks meet, which is neither secret nor authenticated: anyone
+who alters its contents can keep the ranks from meeting, but learns nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from dpvision.storage.run_folder import key_path
 
 TAG_BYTES = 16
 MAX_PIECE = 1 << 28  # bytes sealed at a time; one call may seal 2^31
-# Seconds for which a rank looks for the key: file systems may show another machine's new file late.
+# Seconds for which a rank looks for the key: file systems may show new files of another machine with a delay.
 PATIENCE = 10.0
-# Names in the store: of the key, of each rank's answer, and of the verdict.
-NAME, ANSWER, VERDICT = "dpvision/key", "dpvision/key/{}", "dpvision/key/missed by"
+# Entries in the store: the name of the key, the answer of each rank, and the ranks that did not find the key.
+NAME, ANSWER, MISSING = "dpvision/key", "dpvision/key/{}", "dpvision/key/missing"
 
 
 class Link:
-    """One rank's end of the links to all others. Both ends send and receive the same messages in the same order."""
+    """One rank's end of the links to all others. Both ends must handle the same messages in the same order."""
 
     def __init__(self, key: Key, rank: int) -> None:
         self._cipher = AESGCM(key.stream("link", step=0).words(4).tobytes())
@@ -53,14 +53,14 @@ class Link:
             dist.send(torch.frombuffer(bytearray(sealed), dtype=torch.uint8), receiver)
 
     def receive(self, value: Tensor, sender: int) -> None:
-        """Overwrite a contiguous tensor with the values that another rank sent; a RuntimeError if they are not its."""
+        """Overwrite a contiguous tensor with the values that another rank sent; RuntimeError if they were altered."""
         for piece in _bytes_of(value).split(MAX_PIECE):
             sealed = torch.empty(len(piece) + TAG_BYTES, dtype=torch.uint8)
             dist.recv(sealed, sender)
             try:
                 opened = self._cipher.decrypt(self._next_nonce(sender, self._rank), sealed.numpy().data, None)
             except InvalidTag:
-                raise RuntimeError(f"a message from rank {sender} was altered on its way") from None
+                raise RuntimeError(f"a message from rank {sender} was altered in transit") from None
             piece.numpy()[:] = np.frombuffer(opened, dtype=np.uint8)
 
     def _next_nonce(self, sender: int, receiver: int) -> bytes:
@@ -70,7 +70,7 @@ class Link:
 
 
 def connect(store: dist.Store, rank: int, ranks: int) -> Link:
-    """Share a key by a file that rank 0 writes and all others read; if one does not see it, a PrivacyError on all."""
+    """Share a key through a file that rank 0 writes; PrivacyError on all ranks if any of them does not find it."""
     if rank == 0:
         name, key = secrets.token_hex(8), Key.fresh()
         path = key_path(name)
@@ -81,22 +81,22 @@ def connect(store: dist.Store, rank: int, ranks: int) -> Link:
         finally:
             Key.destroy(path)
         missing = [str(other) for other, answer in answers.items() if answer != b"found"]
-        store.set(VERDICT, ", ".join(missing))
+        store.set(MISSING, ", ".join(missing))
     else:
         path = key_path(store.get(NAME).decode())
-        found = _look_for(path)
-        store.set(ANSWER.format(rank), "missing" if found is None else "found")
-        key = found or Key.fresh()
-    if missed := store.get(VERDICT).decode():
+        shared = _wait_for_key(path)
+        store.set(ANSWER.format(rank), "missing" if shared is None else "found")
+        key = shared or Key.fresh()
+    if blind := store.get(MISSING).decode():
         raise PrivacyError(
-            f"{path}: rank {missed} of {ranks} does not see this key, by which ranks encrypt what they send. Nothing "
-            "was charged. Fix: a DPVISION_HOME on a file system that all ranks share, the same for every rank."
+            f"{path}: rank {blind} of {ranks} does not see this key, which encrypts their messages. Nothing was "
+            "charged. Fix: the same DPVISION_HOME for every rank, on a file system that all ranks share."
         )
     return Link(key, rank)
 
 
-def _look_for(path: Path) -> Key | None:
-    """Read a key as soon as it can be seen."""
+def _wait_for_key(path: Path) -> Key | None:
+    """Read a key as soon as its file is visible; None if it does not appear in time."""
     end = time.monotonic() + PATIENCE
     while (key := Key.read(path)) is None and time.monotonic() < end:
         time.sleep(0.05)
@@ -104,5 +104,5 @@ def _look_for(path: Path) -> Key | None:
 
 
 def _bytes_of(value: Tensor) -> Tensor:
-    """View the values of a contiguous tensor on the host as bytes."""
+    """Return a view of a contiguous CPU tensor as bytes."""
     return value.detach().view(-1).view(torch.uint8)

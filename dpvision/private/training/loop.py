@@ -1,8 +1,8 @@
-"""The steps of private training, in the order of the papers: draw, clip, sum, add noise, descend.
+"""The steps of private training: draw, clip, sum, add noise, descend.
 
 The loop is a function of noisy sums and public numbers. Other figures that depend on private data (the true batch size,
-losses, the share of clipped units; with --study, gradients before clipping) go to `operator/` and steer nothing. The
-true number of images is in `Progress` as well, which is not for release.
+losses, the share of clipped units and, with --study, gradients before clipping) go to `operator/` and steer nothing.
+`Progress` contains the true number of images as well, and is not for release.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dpvision.views import Views
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training run after a step, for the operator: `images` is a true count, not for release."""
+    """The progress of a training run after a step, for the operator. `images` is a true count, not for release."""
 
     step: int
     steps: int
@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Watch:
-    """Who follows a training run, and who stops it: `progress` is called after each step, `stop` before."""
+    """Callbacks that follow and stop a training run: `progress` is called after each step, `stop` before each step."""
 
     progress: Callable[[Progress], None] = lambda _: None
     stop: Callable[[], bool] = lambda: False
@@ -70,7 +70,7 @@ def train_steps(
     team: Team,
     watch: Watch,
 ) -> State:
-    """Train from the state's step to the last one, or until `watch.stop`; return the state after the last step."""
+    """Train from the state's step to the end, or until `watch.stop` returns True; return the final state."""
     config, steps = prepared.config, prepared.sampler.steps
     units = count_units(prepared.data.train, config.unit)
     tally, in_order = Tally(), phases(prepared.network)
@@ -114,7 +114,8 @@ def train_steps(
             state = replace(state, canaries=state.canaries + canaries.scores(noisy, norm=clipped_sum.sensitivity))
         state = _descend(state, phase.spread(assisted.finish(noisy).float()), config, lr=phase.lr)
         if state.step == phase.end:
-            average = state.weights.clone() if phase.part == CENTRE else state.ema  # not half a mean
+            # The average of weights restarts after the first phase has set the mean of the features.
+            average = state.weights.clone() if phase.part == CENTRE else state.ema
             state = replace(state, momentum=torch.zeros_like(state.momentum), ema=average)
 
         # Rank 0 writes the operator's log, metrics and checkpoints.
@@ -137,17 +138,17 @@ def train_steps(
 
 
 class Assistant:
-    """Computes what assists a step from public images and the state before it.
+    """Computes the public assistance of a step, from public images and the state before the step.
 
-    Rank 0 computes public gradients, at weights that come from noisy sums, and sends them to the others: all ranks
-    compute with the same bits. A public batch is a function of (seed, step, number of the batch): a resumed run draws
-    the same one.
+    Rank 0 computes gradients of public images, at weights that come from noisy sums, and sends them to the other ranks,
+    so that all ranks use the same bits. A public batch is a function of the seed, the step and the number of the batch,
+    so a resumed run draws the same batches.
     """
 
     def __init__(self, prepared: Prepared, phase: Phase, model: nn.Module, team: Team) -> None:
         self._config, self._phase, self._team = prepared.config, phase, team
         public = prepared.public.images
-        assert public is not None  # or the settings would have been refused
+        assert public is not None  # the settings require public images
         config, views = prepared.config, None
         if not config.as_it_is:
             views = Views(config.augment, base=1, classes=len(prepared.data.classes))
@@ -157,7 +158,7 @@ class Assistant:
         self._images = len(public.labels)
 
     def __call__(self, state: State) -> tuple[State, Assisted]:
-        """Return the state and what assists its next step; the phase's network must hold the state's weights."""
+        """Return the state and the assistance of its next step; the phase's network must hold the state's weights."""
         assisted = assist.assist(
             self._config.assist,
             assist.Moment(
@@ -169,7 +170,7 @@ class Assistant:
         return state, assisted
 
     def _gradients(self, state: State, count: int) -> Tensor:
-        """Return mean gradients of `count` public batches, (count, size), the same on all ranks."""
+        """Return the (count, size) mean gradients of `count` public batches, the same on all ranks."""
         gradients = torch.empty(count, len(state.weights))
         if self._team.first:
             for number in range(count):
@@ -184,14 +185,14 @@ class Assistant:
         gradient = assist.mean_gradient(self._phase.learner, self._phase.loss, images, targets)
         if not bool(gradient.isfinite().all()):
             raise ConfigError(
-                f"step {step}: the gradient of the public images is not finite: the training has diverged. "
-                "What was charged stays charged. Fix: a new run with a smaller --lr."
+                f"step {step}: the gradient of the public images is not finite, so training has diverged. "
+                "The charge remains in the ledger. Fix: a new run with a smaller --lr."
             )
         return gradient
 
 
 def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> State:
-    """Take a step of SGD with momentum; the decay of the average warms up as (1 + t) / (10 + t)."""
+    """Take a step of SGD with momentum; the decay of the weight average warms up as (1 + t) / (10 + t)."""
     momentum = config.momentum * state.momentum + gradient
     weights = state.weights - lr * momentum
     decay = min(config.ema, (1 + state.step) / (10 + state.step))
@@ -200,7 +201,7 @@ def _descend(state: State, gradient: Tensor, config: Config, *, lr: float) -> St
 
 
 def _over_all_ranks(figures: dict[str, float], team: Team) -> dict[str, Any]:
-    """Return the operator's figures of one step over all ranks, on rank 0; the others keep their own."""
+    """Combine the operator's figures of one step from all ranks, on rank 0; other ranks return only their own."""
     units, images = figures["units"], figures["images"]
     sums = [units, images, figures["mean_loss"] * images, figures["clipped_share"] * units]
     total = team.total(torch.tensor(sums, dtype=torch.float64)) if team.ranks > 1 else None
@@ -216,9 +217,9 @@ def _over_all_ranks(figures: dict[str, float], team: Team) -> dict[str, Any]:
 
 
 def _drop_lines_after(path: Path, step: int, **updates: float) -> None:
-    """Remove lines of steps that will be repeated; the others get what holds now."""
+    """Remove the lines of steps that will be repeated, and apply the updates to the remaining ones."""
     lines = run_folder.read_lines(path)
     if not all(type(line.get("step", 0)) is int for line in lines):
-        raise DataError(f"{path}: a line has no number of a step. Fix: remove the file, and resume.")
+        raise DataError(f"{path}: a line has no valid step number. Fix: remove the file, then resume.")
     lines = [{**line, **updates} for line in lines if line.get("step", 0) <= step]
     files.write(path, "".join(json.dumps(line) + "\n" for line in lines))

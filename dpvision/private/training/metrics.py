@@ -1,13 +1,13 @@
-"""The lines of metrics.jsonl, all of which may be released, and the trackers that show them elsewhere.
+"""Writes the lines of metrics.jsonl, all of which may be released, and forwards them to trackers.
 
-A line has the test accuracy at a few steps of a training run, and the epsilon of the whole run: it is charged
-before the first step, and stopping early because of an accuracy on one of these lines reveals no less.
+A line has the test accuracy after one of a few steps of a training run, and the epsilon of the whole run: the whole run
+is charged before the first step, and stopping early because of an accuracy does not reduce what is revealed.
 
-A tracker is any object with `log(figures, step)`, or a program by name. It gets what a line of metrics.jsonl holds, and
-of that only RELEASED: epsilon, the test accuracies and the number of images they are measured on. The training loss,
-true batch sizes and shares of clipped units never get here. It can also see when it is called, at 20 steps at most;
-running time is outside the guarantee. A tracker that raises does not stop the training: the figures are in
-metrics.jsonl whatever it does. One note is printed.
+A tracker is any object with `log(figures, step)`, or a program by name. It receives only the RELEASED entries of a line
+of metrics.jsonl: epsilon, the test accuracies and the number of images that they are measured on. It never receives the
+training loss, true batch sizes or shares of clipped units. It can also observe when it is called, at 20 steps at most;
+running time is outside the guarantee. An exception in a tracker does not stop training: it is reported once, and all
+figures are still written to metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from dpvision.private.training.state import State, load_weights, trainable
 from dpvision.settings import quick
 
 POINTS = 20
-RECORDS = 2000  # of the test split, at every point but the last
+RECORDS = 2000  # test records at every point except the last, which uses the whole test split
 RELEASED = ("epsilon", "test_accuracy_ema", "test_accuracy_last", "test_images")
 
 
 def stated_epsilon(event: Event, delta: float) -> float:
-    """Return the epsilon of all that the run was charged for; the budget's where its settings changed on the way."""
+    """Return the epsilon of all charges of the run; that of the budget if settings changed during the run."""
     return quick.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
 
 
 def measured_steps(prepared: Prepared) -> set[int]:
-    """Return the steps after which accuracy is measured: few enough to take about a quarter of the time at most.
+    """Return the steps after which accuracy is measured, so few that this takes at most about a quarter of the time.
 
-    To train on a view costs about three times as much as to evaluate an image. All of it is public.
+    Training on one view costs about three times as much as evaluating one image. Only public numbers are used.
     """
     steps, points = prepared.sampler.steps, POINTS
     if prepared.data.test is not None:
@@ -51,7 +51,7 @@ def measured_steps(prepared: Prepared) -> set[int]:
 
 
 def measure(state: State, prepared: Prepared, model: nn.Module, test: Inputs | None, epsilon: float) -> dict[str, Any]:
-    """Measure the accuracy of both sets of weights: at the end on the whole test split, before on its first records."""
+    """Measure the test accuracy of averaged and last weights: on all records at the end, on the first ones before."""
     line: dict[str, Any] = {"step": state.step, "epsilon": epsilon}
     if test is not None:
         most = None if state.step == prepared.sampler.steps else RECORDS
@@ -63,7 +63,7 @@ def measure(state: State, prepared: Prepared, model: nn.Module, test: Inputs | N
 
 
 class Tracker(Protocol):
-    """The part of a tracker that a training run uses."""
+    """The interface of a tracker."""
 
     def log(self, figures: dict[str, float], /, step: int) -> object: ...
 
@@ -86,7 +86,7 @@ def send_to(trackers: Sequence[Tracker]) -> Callable[[Mapping[str, Any]], None]:
 
 
 def require_installed(names: Iterable[str]) -> None:
-    """Require that trackers are installed, before anything is begun."""
+    """Require that these trackers are installed, before the run starts."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -96,7 +96,7 @@ def require_installed(names: Iterable[str]) -> None:
 
 @contextmanager
 def open_trackers(names: Iterable[str], folder: Path) -> Iterator[list[Tracker]]:
-    """Open the trackers of these names for the run in `folder`, and close them at the end."""
+    """Open the named trackers for the run in `folder`, and close them at the end."""
     trackers: dict[str, Any] = {}
     for name in names:
         try:
@@ -114,7 +114,7 @@ def open_trackers(names: Iterable[str], folder: Path) -> Iterator[list[Tracker]]
 
 
 class TensorBoard:
-    """A curve for each figure, in operator/tensorboard: its file names contain the name of this machine."""
+    """Writes TensorBoard curves to operator/tensorboard; the names of the files contain the host name."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -131,7 +131,7 @@ class TensorBoard:
 
 
 class Trackio:
-    """A run of project dpvision, with the folder's name."""
+    """Logs to a Trackio run in the project dpvision, named after the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._trackio = importlib.import_module("trackio")
@@ -149,7 +149,7 @@ NAMED = {"tensorboard": TensorBoard, "trackio": Trackio}
 
 def _print_note(what: str, exc: Exception) -> None:
     print(
-        f"note: {what} ({exc!r}); the training continues; metrics.jsonl has all figures.",
+        f"note: {what} ({exc!r}); training continues, and metrics.jsonl has all figures.",
         file=sys.stderr,
         flush=True,
     )

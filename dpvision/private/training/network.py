@@ -1,8 +1,9 @@
-"""The network of a training run, and its phases: which weights a step trains, and how fast.
+"""The network of a training run, and its phases: which weights each step trains, at which learning rate.
 
-Phases are a function of the step number, fixed before training. All steps are the same mechanism, Poisson sampling and
-noise of sigma times the clipping norm. That the first of them train the head alone (Tang et al. 2023, Phase II), or the
-mean of the features, changes what is summed, not what it reveals: one event, one charge, one noise multiplier for all.
+Phases depend only on the step number and are fixed before training. All steps are the same mechanism: Poisson sampling,
+and noise of sigma times the clipping norm. Training only the head in the first steps (Tang et al. 2023, Phase II), or
+the mean of the features, changes what is summed but not what it reveals: there is one event, one charge and one noise
+multiplier for all steps.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def outputs_as_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the only output of a learner, which is its loss."""
+    """Return the outputs of a learner whose only output is its loss."""
     return outputs[:, 0]
 
 
@@ -70,13 +71,13 @@ class Network:
         return model.to(self.device)  # built on the CPU: the same initial weights on every device
 
     def split(self, model: nn.Module) -> Featured | None:
-        """Return the frozen part and the rest, or None; where images have no views, features are computed once."""
+        """Return the frozen part and the rest, or None; without views, the frozen part is computed once per image."""
         if not self.config.as_it_is:
             return None
         return split_head(model) if self.config.part == "head" else model if isinstance(model, Featured) else None
 
     def learner(self, model: nn.Module, *, part: str | None = None) -> tuple[nn.Module, Loss]:
-        """Return what the clipped sum differentiates, the model or the part behind the frozen one, and the loss."""
+        """Return the module that the clipped sum differentiates (the model, or its unfrozen part) and the loss."""
         parts = self.split(model)
         rest = model if parts is None else parts.rest
         if part != CENTRE:
@@ -105,20 +106,20 @@ class Network:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the network that the phases train, in their order."""
+        """The parts of the network that the phases train, in order."""
         part = self.config.part
         if part == "centred-head":
             return CENTRE, "head"
         return ("probe", part) if self.config.probe_steps else (part,)
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
-        """Return the shape of an input of the learner: an image, or a row of features."""
+        """Return the shape of the learner's input: an image or a feature row."""
         frozen = self.split(model)
         return self.shape if frozen is None else cache.shape_of(frozen, self.shape)
 
     @property
     def passes(self) -> str:
-        """The images per pass in each phase on an accelerator, which decide its kernels; empty on the CPU."""
+        """The images per pass in each phase on an accelerator, which determine its kernels; empty on the CPU."""
         if self.device.type == "cpu":
             return ""
         if "_passes" not in self.__dict__:
@@ -133,7 +134,7 @@ class Network:
     def load_or_compute_inputs(
         self, split: Split, model: nn.Module, progress: Callable[[int, int], None] = lambda *_: None
     ) -> Inputs:
-        """Return the learner's inputs for a split: its images, or features, which are computed unless cached."""
+        """Return the learner's inputs for a split: its images, or its features, which are computed unless cached."""
         parts = self.split(model)
         if parts is None:
             return Inputs(split)
@@ -157,12 +158,12 @@ class Phase:
     network: Network
     learner: nn.Module  # what the clipped sum differentiates
     loss: Loss
-    before: nn.Module | None  # a fixed function of the learner's inputs, which is applied once
-    _all: list[nn.Parameter]  # all parameters of its network that the training learns
-    _trained: Tensor  # which numbers of the state's flat vector this phase trains
+    before: nn.Module | None  # a fixed function that is applied to the learner's inputs once
+    _all: list[nn.Parameter]  # all parameters of the network that the run trains, in any phase
+    _trained: Tensor  # a mask of the entries of the state's flat vector that this phase trains
 
     def load(self, weights: Tensor) -> None:
-        """Put the state's weights into the network."""
+        """Load the state's weights into the network."""
         load_weights(weights, self._all)
 
     def clipped_sum(self, watch: Tally | None = None) -> ClippedSum:
@@ -170,12 +171,12 @@ class Phase:
         return self.network.clipped_sum(self.learner, self.loss, clip=self.network.style, watch=watch)
 
     def spread(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of this phase's part as a gradient of all trained weights, with zeros elsewhere."""
+        """Extend a gradient of this phase's part to all trained weights, with zeros elsewhere."""
         return torch.zeros(len(self._trained)).masked_scatter(self._trained, gradient)
 
 
 def phases(network: Network) -> list[Phase]:
-    """Return the phases in order, from step 0 to the last; there is one unless the head is trained first."""
+    """Return the phases in order; there is only one unless the head or the mean of the features is trained first."""
     config = network.config
     assert config.steps
     if config.part == "centred-head":
@@ -193,7 +194,7 @@ def phases(network: Network) -> list[Phase]:
 
 
 def fewest_weights(network: Network) -> int:
-    """Return the number of weights that the phase with the fewest trains."""
+    """Return the smallest number of weights that any phase trains."""
     return min(sum(p.numel() for p in trainable(phase.learner)) for phase in phases(network))
 
 
@@ -203,10 +204,11 @@ def _phase(network: Network, first: int, end: int, *, part: str, lr: float) -> P
     by_name = dict(model.named_parameters())
     parameters = [by_name[n] for n in names]
     trained = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in parameters])
-    assert int(trained.sum()) == sum(p.numel() for p in trainable(model))  # a phase trains a part of the whole
+    # A phase trains only weights that the run trains.
+    assert int(trained.sum()) == sum(p.numel() for p in trainable(model))
     return Phase(first, end, part, lr, network, *network.learner(model, part=part), None, parameters, trained)
 
 
 def _rate_of_mean(config: Config) -> float:
-    """Return the learning rate that undoes clipping: rows of length 1 are clipped to min(1, C), or normalised to C."""
+    """Return the learning rate that undoes clipping: rows of norm 1 are clipped to min(1, C), or normalised to C."""
     return 1.0 / (config.clip if config.clip_style == "automatic" else min(1.0, config.clip))

@@ -1,8 +1,8 @@
-"""A training run that could begin: data read, settings completed from public numbers, network built, time estimated.
+"""Prepares a training run: reads data, completes settings from public numbers, builds the network, estimates the time.
 
-Nothing here draws from the run's key, writes to the run or touches the ledger; a dictionary of random images may be
-built and cached. Public inputs (initial weights, synthetic images) are named by their digests: a run cannot be resumed
-with other ones.
+Nothing here draws from the run's key, writes to the run folder or touches the ledger; a dictionary of random images may
+be built and cached. Public inputs (initial weights, synthetic images) are identified by their digests, and a run cannot
+be resumed with different ones.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Prepared:
     source: str
     data: Dataset
     config: Config
-    read_off: tuple[str, ...]  # facts that were not declared, so the data itself reveals them
-    fingerprint: str  # of the records in any order: finds the ledger
-    in_order: str  # of the records in their order: units are drawn by number, so it belongs to the branch
-    sketch: overlap.Sketch  # digests of images: finds other accounts about the same ones
+    read_off: tuple[str, ...]  # facts that were not declared and are therefore read from the data
+    fingerprint: str  # identifies the records in any order, and so the ledger
+    in_order: str  # identifies the records in this order; part of the branch, as units are drawn by number
+    sketch: overlap.Sketch  # digests of images, to find other accounts of the same images
     public: PublicInputs
     network: Network
     notes: tuple[str, ...] = ()  # to print with the plan
 
     def __post_init__(self) -> None:
         if self.network.config != self.config or self.network.public is not self.public:
-            raise ConfigError("a prepared training and its network have different settings or public inputs.")
+            raise ConfigError("the prepared training run and its network have different settings or public inputs.")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,18 +77,18 @@ class Prepared:
 
     @property
     def device(self) -> torch.device:
-        """The device that trains."""
+        """The device on which the run trains."""
         return self.network.device
 
     def software(self) -> str:
-        """Return everything that decides how this training run rounds: it is part of the name of its noise."""
+        """Describe everything that affects the rounding of this training run; it is part of the name of its noise."""
         passes = ", ".join(filter(None, (self.network.passes, self._rounding())))
         return software(self.device, self.config.precision, passes=passes)
 
     def _rounding(self) -> str:
-        """Return a digest of what an accelerator computes now for random images; empty on the CPU.
+        """Return a digest of the accelerator's current results for random images; empty on the CPU.
 
-        A card whose bits changed, for a reason that nothing describes, gets another name and with it other noise.
+        If the results of a device change for an unknown reason, the name of the run's noise changes, and so the noise.
         """
         if self.device.type == "cpu":
             return ""
@@ -101,26 +101,26 @@ class Prepared:
 
     @property
     def everything(self) -> str:
-        """A name for all data that is trained on, private and public."""
+        """A name for all training data, private and public."""
         names = self.public.names
         return self.in_order + (json.dumps(names, sort_keys=True) if names else "")
 
     def compute_features(self, progress: Callable[[int, int], None] = lambda *_: None) -> None:
-        """Compute the features that are not cached yet, where the network has a frozen part."""
+        """If the network has a frozen part, compute the features that are not cached yet."""
         model = self.network.build()
         for split in (self.data.train, self.data.test):
             if split is not None and self.network.split(model) is not None:
                 self.network.load_or_compute_inputs(split, model, progress)
 
     def views(self) -> Views | None:
-        """Return the views that an image is trained on; None if that is the image itself."""
+        """Return the views of an image that are trained on; None if only the image itself is."""
         config = self.config
         if config.as_it_is:
             return None
         public = None
         if self.public.images is not None:
             images, labels = (np.asarray(a) for a in (self.public.images.images, self.public.images.labels))
-            if images.dtype == np.uint8:  # kept so, in a quarter of the memory; images that are drawn become float
+            if images.dtype == np.uint8:  # kept as bytes to save memory; drawn images become float
                 tensor = torch.from_numpy(np.require(images, requirements="W")).permute(0, 3, 1, 2)
             else:
                 tensor = to_tensor(images)
@@ -137,22 +137,22 @@ class Prepared:
         )
 
     def persons_in_both(self) -> int:
-        """Return the number of persons in both splits: their guarantee does not cover the test accuracy."""
+        """Return the number of persons in both splits, whose guarantee does not cover the test accuracy."""
         train, test = self.data.train.persons, None if self.data.test is None else self.data.test.persons
         return 0 if train is None or test is None else len(np.intersect1d(train, test))
 
     @property
     def certified_settings(self) -> tuple[object, ...]:
-        """All settings that the certificate depends on: trainings that agree in them need one."""
+        """All settings that the certificate depends on: training runs that share them need only one."""
         config = self.config
         passes = (config.views, config.one_view, config.as_it_is, config.physical, config.batch)
         network = (config.model, config.part, bool(config.probe_steps), config.precision)
         return (*network, config.assist, config.unit, config.clip, config.clip_style, *passes)
 
     def require_certificate(self) -> None:
-        """Require, by trial on random images, that no layer mixes images and that every clipped sum is right.
+        """Require, by a trial on random images, that no layer mixes images and that every clipped sum is right.
 
-        A trial in this process with the same number of threads is not repeated.
+        The trial is not repeated in a process with the same number of threads.
         """
         threads = torch.get_num_threads()
         if self.__dict__.get("_certified_with") == threads:
@@ -162,8 +162,8 @@ class Prepared:
                 self._certify(part)
             except torch.OutOfMemoryError as exc:
                 raise ConfigError(
-                    f"{self.device}: its memory does not hold the trial that comes before a charge, with "
-                    f"{self.network.passes}. Nothing was charged. Fix: --physical {self.config.views} or a little "
+                    f"{self.device}: has too little memory for the trial that precedes a charge, with "
+                    f"{self.network.passes}. Nothing was charged. Fix: --physical {self.config.views} or slightly "
                     "more, or free memory on the device."
                 ) from exc
         self.__dict__["_certified_with"] = threads
@@ -181,13 +181,13 @@ class Prepared:
         certify(*arguments, **options)
 
     def _trial(self, part: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a trial of one of the network's parts."""
+        """Return the arguments of a trial of one part of the network."""
         config, network = self.config, self.network
         model = network.build(part=part)
         shape, learner = network.input_shape(model), network.learner(model, part=part)
         options = {"engine": network.clipped_sum, "style": network.style, "public": WAYS[config.assist].shaped_by}
         views = [config.views]
-        if config.unit == "person" and not WAYS[config.assist].each_view:  # a person has any number of images
+        if config.unit == "person" and not WAYS[config.assist].each_view:  # a person can have any number of images
             views += [2 * config.views, 3 * config.views]
             if self.device.type != "cpu":
                 images = network.clipped_sum(*learner, clip=network.style).plan_pass(shape)
@@ -195,7 +195,7 @@ class Prepared:
         return (*learner, shape, 1 if part == CENTRE else network.classes), {**options, "views": views}
 
     def _try_memory(self, part: str, shape: tuple[int, ...]) -> None:
-        """Sum over blank units as many as are fetched at a time, next to the images of those that are fetched ahead."""
+        """Try a sum over blank units, with memory for the images in use and for those that are fetched ahead."""
         config, network = self.config, self.network
         engine = network.clipped_sum(*network.learner(network.build(part=part), part=part), clip=network.style)
         engine.plan_pass(shape)
@@ -207,49 +207,53 @@ class Prepared:
         engine.sum([(images[: len(targets)], targets, [config.views] * units)], public).cpu()
 
     def predict(self, device: Described) -> Prediction:
-        """Predict a step on a device that is not here; public gradients and frozen parts are not counted."""
+        """Predict the time of a step on a device that is not present, without public gradients and frozen parts."""
         network, config = self.network, self.config
         model = network.build()
         cost = count(*network.learner(model), network.input_shape(model))
         return predict(cost, device, batch=self.sampler.batch, views=config.views, precision=config.precision)
 
     def estimate_seconds(self, *, ranks: int = 1) -> float:
-        """Estimate the time of missing features and of all steps on this machine, without that of the test split."""
+        """Estimate the time for missing features and all steps on this machine, without testing."""
         images = self.sampler.rate * self.sampler.steps * len(self.data.train)
         return _seconds_of_features(self) / ranks + images / ranks / images_per_second(self)
 
 
 def sizes_on_a_device(views: Sequence[int], pass_images: int) -> list[int]:
-    """Return numbers of images of units for each size of kernels, up to a pass and one above (pass_size.py)."""
+    """Return numbers of images per unit that cover each kernel size, up to one above a pass (pass_size.py)."""
     doubled = itertools.takewhile(lambda size: size < pass_images, (views[0] << k for k in itertools.count()))
     whole = max(views[0], pass_images)
     return list(dict.fromkeys((*views, *doubled, whole, whole + 1)))
 
 
 def prepare(source: str, config: Config, progress: Callable[[int, int], None] = lambda *_: None) -> Prepared:
-    """Read the data and complete the settings. A fact that was not declared is read from the data and named."""
-    data = load(
+    """Read the data and complete the settings. Facts that were not declared are read from the data and listed."""
+    return prepare_read(read_data(source, config), config, source=source, progress=progress)
+
+
+def read_data(source: str, config: Config) -> Dataset:
+    """Read the data set with the classes, size and channels that the settings declare."""
+    return load(
         source,
         classes=config.classes,
         size=config.size,
         channels=config.channels,
         skip_broken=config.skip_broken,
     )
-    return prepare_read(data, config, source=source, progress=progress)
 
 
 def prepare_read(
     data: Dataset, config: Config, *, source: str, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Prepared:
-    """Prepare a training run on data in memory; `source` is where it would be read again, or a word for it."""
+    """Prepare a training run on data in memory; `source` is where it can be read again, or its name."""
     if config.unit == "person" and data.train.persons is None:
-        raise ConfigError(f"{source}: --unit person needs to know who is on each image, such as a CSV column 'person'.")
-    known = not data.inferred and source == "digits"  # built-in data: its size is public knowledge
+        raise ConfigError(f"{source}: --unit person needs the person on each image. Fix: a CSV column 'person'.")
+    known = not data.inferred and source == "digits"  # built-in data of public size
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
     notes: list[str] = []
     device = find_device(config.device, report=notes.append)
     fix_arithmetic(device, config.precision)
-    if config.device == "auto":  # a run that is resumed looks for the same kind
+    if config.device == "auto":  # so that a resumed run uses the same kind of device
         config = replace(config, device=device.type)
     complete = config.complete(count_units(data.train, config.unit))
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
@@ -262,22 +266,22 @@ def prepare_read(
     network = Network(complete, (channels, height, width), len(data.classes), public, device)
     facts = (source, data, complete, read_off, fingerprint, in_order, sketch, public, network)
     prepared = Prepared(*facts, notes=tuple(notes))
-    network.build()  # unknown names, wrong files and impossible parts are refused now
+    network.build()  # raises the errors for unknown names, wrong files and impossible parts
     prepared.views()
     return prepared
 
 
 def _require_one_person_each(split: Split, sketch: overlap.Sketch, source: str) -> None:
-    """Require every image under one person: two would be counted apart. Blank images, without a digest, are exempt."""
+    """Require that no image appears under two persons, except blank images, which have no digest."""
     assert split.persons is not None
     digested = sketch.digests[:, 0] > 0
     pairs = np.unique(np.column_stack([sketch.digests[digested, 0], split.persons[digested].astype(np.uint64)]), axis=0)
     _, counts = np.unique(pairs[:, 0], return_counts=True)
     if (counts > 1).any():
         raise DataError(
-            f"{source}: {int((counts > 1).sum()):,} images are there more than once, for different persons, so what is "
-            "revealed about these persons would be counted apart. Fix: keep each of these images once, under one "
-            "person, or give all persons on an image one name."
+            f"{source}: {int((counts > 1).sum()):,} images appear more than once, under different persons, so the "
+            "guarantee for these persons would not hold. Fix: keep each of these images once, under one person, or "
+            "give all persons on an image the same name."
         )
 
 
@@ -290,14 +294,14 @@ def _seconds_of_features(prepared: Prepared) -> float:
     if not missing:
         return 0.0
     images = (torch.rand(min(missing, cache.AT_A_TIME), *prepared.shape) * 2 - 1).to(prepared.device)
-    parts.features(images[:1])  # the first call sets things up
+    parts.features(images[:1])  # the first call has setup costs
     began = time.perf_counter()
     parts.features(images).cpu()
     return (time.perf_counter() - began) / len(images) * missing
 
 
 def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
-    """Measure private images per second, with all their views, on random images; public gradients are not counted."""
+    """Measure the images per second, with all views, on random images and without public gradients."""
     network, views, config = prepared.network, prepared.views(), prepared.config
     model = network.build()
     learner, loss = network.learner(model)
@@ -311,7 +315,7 @@ def images_per_second(prepared: Prepared, *, seconds: float = 3.0) -> float:
         images, labels = torch.rand(count, *shape) * 2 - 1, np.zeros(count, dtype=np.int64)
         split = Split(np.zeros((count, 1, 1, 1), dtype=np.uint8), labels, None)
         fetch = fetcher(split, "image", Inputs(split, images.numpy()), views, network.device)
-        clipped_sum.sum([fetch(np.arange(count), 0)], public).cpu()  # the first call sets things up
+        clipped_sum.sum([fetch(np.arange(count), 0)], public).cpu()  # the first call has setup costs
         began = time.perf_counter()
         clipped_sum.sum([fetch(np.arange(count), 0)], public).cpu()  # waits until it is done
         rate = count / (time.perf_counter() - began)

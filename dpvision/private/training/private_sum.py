@@ -1,18 +1,18 @@
 """One step of training: draw units, fetch their views, sum their clipped gradients over all ranks, add noise.
 
-Follow one private image: `Inputs` makes a tensor of it, `fetcher` makes views of that tensor for the unit it belongs
-to, the clipped sum (private/engine) bounds the unit's contribution, and the gate (core/gate.py) adds the noise.
+The path of one private image: `Inputs` turns it into a tensor, `fetcher` makes the views of this tensor for its unit,
+the clipped sum (private/engine) bounds the contribution of the unit, and the gate (core/gate.py) adds the noise.
 
-Formal guarantee: over the steps that were charged, `step` returns exactly what the gate's charge describes: the gate
-draws, and gives each noisy sum once. The result is divided by the public expected batch size, never by the number of
-units that were drawn. A unit's views are a function of that unit alone and of random numbers of its own.
+Formal guarantee: over the charged steps, `step` returns exactly what the gate's charge describes: the gate draws the
+units and returns each noisy sum once. The result is divided by the public expected batch size, never by the number of
+drawn units. The views of a unit depend only on that unit and on random numbers of its own.
 
-With several ranks, unit i belongs to rank i % ranks and is drawn there, from a stream of that rank alone: still one
-independent draw per unit and step at the same rate, so the event is the same. The clipped sums of all ranks meet on
-rank 0, which adds the noise once; every rank gets the same noisy sum.
+With several ranks, unit i belongs to rank i % ranks and is drawn there, from a stream of that rank. This is still one
+independent draw per unit and step at the same rate, so the event is the same. Rank 0 adds up the clipped sums of all
+ranks and adds the noise once; every rank gets the same noisy sum.
 
-The random numbers of a unit's views come from the key as well, from a seed that is fresh for each step and used with
-the unit's own number: secret, independent of the sampling and the noise, and the same whatever the other units are.
+The random numbers of a unit's views also come from the key, through a seed that is fresh for each step and combined
+with the number of the unit: they are secret, independent of the sampling and the noise, and independent of other units.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ Fetch = Callable[[NDArray[np.int64], int], tuple[Tensor, Tensor, list[int]]]
 
 
 def count_units(split: Split, unit: str) -> int:
-    """Return the number of units: those that the sampler draws from, and `n` where it was not declared."""
+    """Return the number of units, from which the sampler draws; it is `n` if that was not declared."""
     if unit == "image":
         return len(split.labels)
     if split.persons is None:
-        raise ConfigError("--unit person needs to know who is on each image, such as a CSV column 'person'.")
+        raise ConfigError("--unit person needs the person on each image. Fix: a CSV column 'person'.")
     return len(np.unique(split.persons))
 
 
 def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None, device: torch.device = CPU) -> Fetch:
-    """Return a function that makes views and targets of units; views of an image are consecutive, as a person's are.
+    """Return a function that makes the views and targets of units; the views of an image or a person are consecutive.
 
-    An image is sent to the device once, and its views are made there; random numbers are drawn on the host.
+    Each image is sent to the device once, and its views are made there; random numbers are drawn on the CPU.
     """
     images_of: Callable[[int], NDArray[np.int64]] | None = None
     if unit == "person":
@@ -77,15 +77,15 @@ def fetcher(split: Split, unit: str, inputs: Inputs, views: Views | None, device
 
 
 def group_by_person(persons: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
-    """Return a function from a person's number to their images: a person is one unit, and the images are its views."""
+    """Return a function from the number of a person to the numbers of their images, the views of this unit."""
     order = np.argsort(persons, kind="stable")
-    _, starts = np.unique(persons[order], return_index=True)  # ids need not be consecutive; nobody is without images
+    _, starts = np.unique(persons[order], return_index=True)  # ids need not be consecutive; each person has images
     images = np.split(order, starts[1:])
     return lambda person: images[person]
 
 
 def fetch_ahead(parts: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same parts, each of them read and sent by a thread while the device works on the one before."""
+    """Yield the same parts, each read and sent by a thread while the device processes the previous one."""
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, parts, None)
         while (part := following.result()) is not None:
@@ -94,7 +94,7 @@ def fetch_ahead(parts: Iterator[Batch]) -> Iterator[Batch]:
 
 
 class Sum(Protocol):
-    """A sum that one unit moves by at most `sensitivity`: ClippedSum, or it with canaries added."""
+    """A sum that one unit changes by at most `sensitivity`: ClippedSum, or SumWithCanaries."""
 
     @property
     def sensitivity(self) -> float: ...
@@ -114,25 +114,25 @@ class PrivateSum:
     def __init__(
         self, gate: Gate, clipped_sum: Sum, *, team: Team = ALONE, views: int = 1, device: torch.device = CPU
     ) -> None:
-        """`device` is where contributions are computed: on an accelerator the host prepares what comes next."""
+        """`device` computes the contributions; with an accelerator, the CPU prepares the next inputs meanwhile."""
         if not isinstance(gate.sampler, PoissonSampler):
-            raise PrivacyError(f"steps of training draw units by a PoissonSampler, not by {gate.sampler}.")
+            raise PrivacyError(f"training steps need a PoissonSampler, not {gate.sampler}.")
         self._gate, self._batch, self._team, self._views = gate, gate.sampler.batch, team, views
         self._next, self._ahead = 0, device.type != "cpu"
         self.sum_with(clipped_sum)
 
     def sum_with(self, clipped_sum: Sum) -> None:
-        """Sum gradients of other weights from now on: the event stays, as the noise is scaled to each sum."""
+        """Switch to another sum, of other weights; the event is the same, since the noise is scaled to each sum."""
         self._clipped_sum = clipped_sum
         self._units_at_a_time = max(1, clipped_sum.units_at_a_time // self._views)
 
     def step(self, number: int, units: int, fetch: Fetch, public: Public | None = None) -> Tensor:
-        """Return the noisy mean gradient of one step, a flat float64 vector on the CPU, the same bits on every rank.
+        """Return the noisy mean gradient of one step, a flat float64 vector on the CPU, identical on every rank.
 
-        `public` shapes contributions before they are clipped, and must be public: the sensitivity stays what it is.
+        `public` shapes contributions before they are clipped, so the sensitivity is unchanged; it must be public.
         """
         if number < self._next:
-            raise PrivacyError(f"step {number} is done: {self._next} is the next one.")
+            raise PrivacyError(f"step {number} is already done; the next step is {self._next}.")
         self._next = number + 1
         drawn = self._gate.draw(number, units, rank=self._team.rank, ranks=self._team.ranks)
         parts = self._in_parts(number, drawn, fetch)
@@ -151,5 +151,5 @@ class PrivateSum:
             yield fetch(drawn[start : start + self._units_at_a_time], seed)
 
     def _add_noise(self, total: Tensor, number: int) -> Tensor:
-        """Add the noise of a step: on rank 0 only, so once."""
+        """Add the noise of a step, on rank 0 only and therefore once."""
         return torch.from_numpy(self._gate.noisy(BoundedSum(total.numpy(), self._clipped_sum.sensitivity), number))

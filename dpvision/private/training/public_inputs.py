@@ -1,7 +1,7 @@
-"""Public inputs of private training: weights to start from and synthetic images, each named by its digest.
+"""Public inputs of private training: initial weights and synthetic images, each identified by its digest.
 
-None of them may be private data in disguise: images that are in the private data, and weights or generators that were
-trained on them without privacy, are refused. Weights from private training bring their event, which is counted.
+None of them may contain private data: images from the private data are refused, as are weights and generators that were
+trained on it without privacy. Weights from private training come with their event, which is counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpvision.storage.home import home
 
 @dataclass(frozen=True)
 class PublicInputs:
-    """Public inputs by name: file and digest of each, the images, and the file of weights to start from."""
+    """The file and digest of each public input by name, the images, and the file of initial weights."""
 
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
     images: Split | None = None
@@ -35,19 +35,19 @@ class PublicInputs:
     weights: str | None = None
 
     def read_provenance(self) -> str:
-        """Return digests of the images that these were trained on without privacy, as far as they state them."""
+        """Return digests of the images that these inputs were trained on without privacy, as far as recorded."""
         weights = provenance.read_provenance(Path(self.weights)) if self.weights else ""
         images = provenance.read_card_provenance(self.images_from) if self.images_from else ""
         return provenance.merge_provenance((weights, images))
 
     @property
     def weights_digest(self) -> str:
-        """The digest of the weights to start from."""
+        """The digest of the initial weights."""
         return str(self.names["prior" if "prior" in self.names else "pretrained"]["digest"])
 
     @property
     def earlier_events(self) -> tuple[Event, ...]:
-        """What the weights to start from reveal already, counted whether or not it is about the same units."""
+        """The event of the initial weights, which is counted whether or not it is about the same units."""
         event = self.names.get("pretrained", {}).get("event")
         return () if event is None else (from_json(event),)
 
@@ -55,7 +55,7 @@ class PublicInputs:
 def read_public_inputs(
     config: Config, data: Dataset, digests: Sequence[bytes], progress: Callable[[int, int], None]
 ) -> PublicInputs:
-    """Read and check the public inputs that complete settings name; a prior is built unless it is cached."""
+    """Read and check the public inputs that complete settings name; a prior is built if it is not cached."""
     names: dict[str, dict[str, Any]] = {}
     images, weights = None, config.pretrained
     if config.synthetic:
@@ -68,10 +68,10 @@ def read_public_inputs(
 
 
 def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
-    """Return file and digest of weights to start from; those from private training also have an event.
+    """Return the file and digest of initial weights, and their event if they come from private training.
 
-    The event must be about the same kind of unit: what is revealed of one image and of one person does not add up. If
-    the weights state which images they were trained on without privacy, none of these may be private.
+    The event must be about the same kind of unit, because guarantees for images and for persons do not add up. If the
+    weights record the images on which they were trained without privacy, none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_file(path)}
     header = safetensors.verified_header(path)
@@ -80,14 +80,14 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
         require_not_in_provenance(data, header["learned_from"], f"{path}: was trained without privacy on")
     if header.get("private", "yes") != "yes":
         raise DataError(
-            f"{path}: is not private ({header['private']}), and a model that starts from it would not be. Fix: other "
-            "weights."
+            f"{path}: is not private ({header['private']}), so a model initialised from it would not be private. Fix: "
+            "other weights."
         )
     if "event" in header:
         if header.get("unit") != unit:
             raise ConfigError(
-                f"{path}: was trained privately for each {header.get('unit', 'unit that it does not name')}, which "
-                f"cannot be counted for each {unit}. Fix: --unit {header.get('unit', 'image')}, or other weights."
+                f"{path}: was trained with privacy for each {header.get('unit', 'unit, which it does not name')}, so "
+                f"it has no guarantee for each {unit}. Fix: --unit {header.get('unit', 'image')}, or other weights."
             )
         try:
             entry["event"] = to_json(from_json(json.loads(safetensors.read(path).header["event"])))
@@ -99,7 +99,7 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
 def _load_or_build_prior(
     config: Config, data: Dataset, progress: Callable[[int, int], None]
 ) -> tuple[str, dict[str, Any]]:
-    """Return the file of weights that were built from random images of the data's shape, and its name and digest."""
+    """Return the file of weights built from random images of the data's shape, with its name and digest."""
     height, width, channels = data.train.images.shape[1:]
     assert config.model  # complete
     settings = dictionary.DictionarySettings(config.model, (channels, height, width))
@@ -109,7 +109,7 @@ def _load_or_build_prior(
 
 
 def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
-    """Read public images of the same classes and size, none of which may be among the private ones."""
+    """Read public images of the same classes and size, none of which may be among the private images."""
     height, width, channels = data.train.images.shape[1:]
     images = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
     require_every_class(images, data.classes, source, "Fix: add images of it")
@@ -119,8 +119,8 @@ def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple
     same = sum(digest in private or pixel in pixels for digest, pixel in pairs)
     if same:
         raise ConfigError(
-            f"{source}: {same:,} of its images are, pixel for pixel, in the private data too, so they are not public. "
-            "Fix: give images that were made or collected without the private data."
+            f"{source}: {same:,} of its images are also in the private data, pixel for pixel, so they are not public. "
+            "Fix: images that were made or collected without the private data."
         )
     note = provenance.read_card_provenance(source)
     if note:
@@ -133,4 +133,4 @@ def require_every_class(split: Split, classes: Sequence[str], name: str, fix: st
     counts = np.bincount(np.asarray(split.labels), minlength=len(classes))
     empty = [str(label) for label, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        raise DataError(f"{name}: no image is of class {', '.join(empty)}, so it could not be learned. {fix}.")
+        raise DataError(f"{name}: has no image of class {', '.join(empty)}, so it cannot be learned. {fix}.")

@@ -1,18 +1,18 @@
-"""Ranks, the worker processes of one training: which one this is, and the few messages that pass between them.
+"""Ranks, the worker processes of one training run: the number of this process, and the messages between ranks.
 
-Formal guarantee: a rank's clipped sum is sent to rank 0 alone, and only what rank 0 sends out comes back. Neither keys
-nor images are sent, and every message is encrypted and authenticated (links.py). Shares are added in the order of the
-ranks, so the total does not depend on timing. Without torchrun there is one rank, and every message is its own answer.
+Formal guarantee: a rank's clipped sum is sent only to rank 0, and other ranks receive messages only from rank 0.
+Neither keys nor images are sent, and every message is encrypted and authenticated (links.py). Clipped sums are added in
+the order of the ranks, so the total does not depend on timing. Without torchrun, there is one rank and nothing is sent.
 
-Every message has rank 0 at one end, by plain send and receive: the backend's own reduce passes partial sums from rank
-to rank, and its collectives run in threads that may abort the interpreter when it ends (torch 2.13, gloo).
+Every message is a plain send and receive with rank 0 at one end: the reduce operation of the backend passes partial
+sums from rank to rank, and its collectives run in threads that can abort the interpreter at exit (torch 2.13, gloo).
 
     edge case                      behaviour
     a rank ends or is unreachable  the next message raises RankLost on every other rank
     a rank hangs                   the same, after TIMEOUT
-    a message altered on its way   the same, on the rank that receives it
-    a rank without the links' key  refused on all of them, when they meet
-    ranks that differ              refused by `require_same` on all of them, before anything is charged
+    a message altered in transit   the same, on the receiving rank
+    a rank without the links' key  an error on all ranks, when they meet
+    ranks that differ              an error from `require_same` on all ranks, before anything is charged
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from torch import Tensor
 from dpvision.errors import ConfigError, RankLost
 from dpvision.private.training import links
 
-# How long a rank waits for another: longer than rank 0 needs to measure accuracy and to save.
+# How long ranks wait for each other; longer than rank 0 takes to measure accuracy and save.
 TIMEOUT = timedelta(minutes=10)
-LONGEST_TEXT = 64
+MAX_TEXT = 64
 _store: dist.Store | None = None  # where the ranks met; it outlives a failed rank
 _link: links.Link | None = None
 
 
 @dataclass(frozen=True)
 class Team:
-    """This process is rank `rank` of `ranks`. A method that sends is called by all ranks, in the same order."""
+    """This process as rank `rank` of `ranks`. All ranks must call methods that communicate, in the same order."""
 
     rank: int = 0
     ranks: int = 1
@@ -51,7 +51,7 @@ class Team:
         return self.rank == 0
 
     def total(self, share: Tensor) -> Tensor | None:
-        """Return the sum of all shares, in place, on rank 0; None on the others, which see no share but their own."""
+        """Return the sum of all shares, in place, on rank 0; None on the others, which see only their own share."""
         with _raising_rank_lost(self):
             if not self.first:
                 _connected().send(share, 0)
@@ -63,7 +63,7 @@ class Team:
             return share
 
     def from_first(self, value: Tensor) -> Tensor:
-        """Return rank 0's value on every rank; elsewhere `value` only has its size, and is overwritten."""
+        """Return rank 0's value on every rank; on the others, `value` has the same size and is overwritten."""
         with _raising_rank_lost(self):
             if not self.first:
                 _connected().receive(value, 0)
@@ -74,21 +74,21 @@ class Team:
 
     def text(self, text: str = "") -> str:
         """Return rank 0's short text on every rank."""
-        letters = torch.tensor(list(text.encode().ljust(LONGEST_TEXT, b"\0")), dtype=torch.uint8)
+        letters = torch.tensor(list(text.encode().ljust(MAX_TEXT, b"\0")), dtype=torch.uint8)
         return bytes(self.from_first(letters).tolist()).rstrip(b"\0").decode()
 
     def any(self, here: bool) -> bool:
-        """Whether it is so on any rank: the same answer on all of them, once all have asked."""
+        """Return whether `here` is true on any rank; blocks until all ranks have called it."""
         flag = torch.tensor([int(here)])
         self.total(flag)
         return bool(self.from_first(flag).item())
 
     def wait(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have reached this call."""
         self.any(False)
 
     def require_same(self, facts: dict[str, str]) -> None:
-        """Refuse, on all ranks, where they differ in one of these. Digests are sent, not the facts."""
+        """Raise an error on all ranks if any of these facts differs between them; only digests are sent."""
         for name, fact in facts.items():
             digest = hashlib.blake2b(fact.encode(), digest_size=16).hexdigest()
             if self.any(self.text(digest) != digest):
@@ -102,7 +102,7 @@ ALONE = Team()
 
 
 def start() -> None:
-    """Meet the other ranks where torchrun started several; else do nothing."""
+    """Connect to the other ranks if torchrun started several; otherwise do nothing."""
     global _store, _link
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
@@ -112,40 +112,42 @@ def start() -> None:
         _link = links.connect(_store, rank, ranks)
     except ValueError as exc:
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment asks for several ranks, but not how they meet "
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment requests several ranks, but not where they meet "
             f"({exc}). Fix: start with `torchrun --nproc-per-node 2 -m dpvision -- ...`, or unset WORLD_SIZE."
         ) from exc
     except RuntimeError as exc:
-        raise RankLost(f"the ranks did not meet ({_reason(exc)}). Nothing was charged. Fix: start them again.") from exc
+        raise RankLost(
+            f"the ranks could not connect ({_reason(exc)}). Nothing was charged. Fix: start them again."
+        ) from exc
 
 
 def team() -> Team:
-    """Return this process as a member of all that train together."""
+    """Return the team of ranks that train together, as seen from this process."""
     return Team(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ALONE
 
 
 def rank() -> int:
-    """Return the number of this process, from 0."""
+    """Return the rank of this process, counted from 0."""
     return team().rank
 
 
 def ranks() -> int:
-    """Return the number of processes that train together."""
+    """Return the number of ranks that train together."""
     return team().ranks
 
 
 def is_first_to_report() -> bool:
-    """Whether this rank should print the error that it stops for: one that stops all ranks is printed once."""
+    """Return whether this rank should print its error: one that stops all ranks is printed once."""
     if _store is None:
         return os.environ.get("RANK", "0") == "0"
     try:
-        return _store.add("dpvision/told", 1) == 1
+        return _store.add("dpvision/reported", 1) == 1
     except RuntimeError:
-        return True  # the meeting place is gone with the rank that kept it
+        return True  # the store ended with the rank that hosted it
 
 
 def _connected() -> links.Link:
-    assert _link is not None  # there are other ranks, so `start` has met them
+    assert _link is not None  # with several ranks, `start` has set it
     return _link
 
 

@@ -1,10 +1,10 @@
-"""The state of a run between two steps, and the branch it is on, which names its noise and its charge.
+"""The state of a run between two steps, and its branch, which names the noise and the charge.
 
-Formal guarantee: two stretches of training with the same branch name, key and step draw the same noise for the same
-weights, data, settings and software, so they give the same bits; anything else gets another name, hence independent
-noise and a charge of its own. The name covers the digest of the state it started from: the same change made at another
-point is another branch. A state that continues under the same noise is signed with the run's key: one that was written
-by hand is refused. A branch is named when it is first charged, and by the exact features that it computes with.
+Formal guarantee: two segments of training with the same branch name, key and step draw the same noise for the same
+weights, data, settings and software, so they give the same bits; anything else gets another name, and with it
+independent noise and a separate charge. The name covers the digest of the initial state of the branch, so the same
+change at another step is another branch. A state that continues under the same noise is signed with the run's key, and
+an edited state is refused. A branch is named when it is first charged, and the name covers the exact features.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from dpvision.storage.home import computing
 
 @dataclass(frozen=True)
 class State:
-    """All that the next step needs, and every bit of it a function of noisy sums only."""
+    """Everything that the next step needs; every bit of it is a function of noisy sums and public numbers."""
 
     weights: Tensor
     momentum: Tensor
     ema: Tensor
     config: Config
-    key: str  # name of the key's file
+    key: str  # name of the key file
     private: bool  # False once a fixed key was used
     step: int = 0
-    branch: str = ""  # names the noise and the charge; it has no name before it is charged
-    data: str = ""  # names all that it computes with: records, public files, the bytes of features
-    first: int = 0  # the step at which this branch began
-    path: tuple[Event, ...] = ()  # what the initial weights revealed, and earlier branches as they were charged
+    branch: str = ""  # name of the noise and the charge; empty before the first charge
+    data: str = ""  # name of all inputs: records, public files, the bytes of features
+    first: int = 0  # the first step of this branch
+    path: tuple[Event, ...] = ()  # the event of the initial weights, and those charged for earlier branches
     software: str = ""
-    digest: str = ""  # of the file it was read from
+    digest: str = ""  # of the file that it was read from
     second: Tensor | None = None  # AdaDPS: the second moment of public gradients
-    canaries: Tensor | None = None  # the score of each so far: a function of noisy sums too
+    canaries: Tensor | None = None  # the scores of the canaries so far
 
     def dump(self) -> bytes:
         """Return the bytes of the state's file, signed with the run's key."""
@@ -77,15 +77,15 @@ class State:
 
     @staticmethod
     def config_of(header: dict[str, str], path: Path) -> Config:
-        """Read the settings from the header of a state's file; one without a device is of a run on the CPU."""
+        """Read the settings from the header of a state's file; the default device is the CPU."""
         try:
             return merge(Config(device="cpu"), json.loads(header["config"]), source=str(path))
         except safetensors.UNSOUND as exc:
-            raise DataError(f"{path}: does not state which settings it belongs to ({exc}).") from exc
+            raise DataError(f"{path}: its header has no valid settings ({exc}).") from exc
 
     @staticmethod
     def load(path: Path, model: nn.Module) -> State:
-        """Read a state's file, for weights of the model's size; its signature is checked while the key exists."""
+        """Read a state's file for a model with these weights; its signature is checked as long as the key exists."""
         flat = flat_weights(model)
         config = State.config_of(safetensors.read(path).header, path)
         names = tensors_of(config)
@@ -119,40 +119,40 @@ class State:
 
 
 def tensors_of(config: Config) -> tuple[str, ...]:
-    """Return the names of a state's tensors, each of the size of all trained weights but for the canaries' scores."""
+    """Return the names of a state's tensors; all have the size of the trained weights, except the canaries' scores."""
     second = ("second",) if WAYS[config.assist].second_moment else ()
     return ("weights", "momentum", "ema", *second, *(("canaries",) if config.canaries else ()))
 
 
 def branch_name(state: State, config: Config, *, data: str, software: str, key: str) -> str:
-    """Return a name for a stretch of training from everything that shapes it: the same name means the same bits."""
+    """Name a segment of training by everything that affects it: the same name means the same bits."""
     first = hashlib.blake2b(state.weights.numpy().tobytes(), digest_size=16).hexdigest()
-    where = [state.branch, state.step, state.digest if state.branch else first]
-    shaping = [*where, config.hash(), data, software, key]
-    return hashlib.blake2b(json.dumps(shaping).encode(), digest_size=16).hexdigest()
+    start = [state.branch, state.step, state.digest if state.branch else first]
+    facts = [*start, config.hash(), data, software, key]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def same_or_new_branch(state: State, config: Config, *, data: str, software: str) -> tuple[State, Key]:
-    """Continue as before if nothing changed; else start a branch here, with fresh noise and a charge of its own.
+    """Continue the branch if nothing changed; otherwise start a new one, with fresh noise and a separate charge.
 
-    `software` is what `software()` returns for the device and the precision that will train.
+    `software` is the result of `software()` for the device and precision that will be used.
     """
     before = state.config
     key = Key.read(run_folder.key_path(state.key))
     if key and state.branch and config.hash() == before.hash() and state.software == software:
         if state.data != data:
             raise LedgerMismatch(
-                "the training data, a public file or the cached features are not those that the run began with, and "
-                "the same noise would reveal the difference. Fix: remove the run's features from "
-                "$DPVISION_HOME/features, and they are computed again; or restore the files, or start a new run."
+                "the training data, a public file or the cached features changed since the run began, and the same "
+                "noise would reveal the difference. Fix: remove the run's features from $DPVISION_HOME/features, so "
+                "that they are computed again; or restore the files, or start a new run."
             )
         return replace(state, config=config, private=state.private and key.private), key
     if (config.steps or 0) < state.step:
-        raise ConfigError(f"{state.step} steps are done already; steps cannot be set to {config.steps}.")
+        raise ConfigError(f"{state.step} steps are already done, so --steps cannot be {config.steps}.")
     if config.hash() != before.hash() and before.steps == config.steps == state.step:
-        raise ConfigError(f"all {state.step} steps are done, so settings cannot change any more. Fix: a new run.")
+        raise ConfigError(f"all {state.step} steps are done, so settings can no longer change. Fix: a new run.")
     name = state.key
-    if key is None:  # without the old key the old noise cannot be drawn again
+    if key is None:  # the old noise cannot be drawn without the old key
         name, key = secrets.token_hex(8), Key.fresh()
         key.write(run_folder.key_path(name))
     return replace(
@@ -169,10 +169,10 @@ def same_or_new_branch(state: State, config: Config, *, data: str, software: str
 
 
 def charged_here(state: State) -> Event:
-    """Return the event that the state's branch was charged for: all of its steps, also those that were never done.
+    """Return the event that was charged for the state's branch: all of its steps, including those never done.
 
-    Whoever stops a training run where it looks good, and states the epsilon of the steps so far, states too little:
-    which steps were done then depends on what was seen.
+    The epsilon of the steps so far is too small if a run is stopped when its results look good, because the number of
+    steps then depends on the results.
     """
     config = state.config
     assert config.sigma and config.batch and config.n and config.steps
@@ -180,11 +180,11 @@ def charged_here(state: State) -> Event:
 
 
 def event_charged(state: State, budget: Budget, *, before: int) -> Event:
-    """Return the event of all charges of a run and of its initial weights: the first `before` events of its path.
+    """Return the event of all charges of a run and of its initial weights, the first `before` events of its path.
 
-    Branches are chosen one after the other, and results may decide how many there are. Where there are several, their
-    composition is a meter, and the guarantee is the account's budget. The guarantee of the initial weights, which may
-    have been charged elsewhere, is added to it.
+    Branches are chosen adaptively, and results may determine how many there are. If there are several, their
+    composition only meters the privacy loss, and the guarantee is the account's budget. The guarantee of the initial
+    weights, which may have been charged to another account, is added to it.
     """
     here, delta = charged_here(state), state.config.delta
     total = adaptive.compose((*state.path, here), delta)
@@ -198,16 +198,16 @@ def event_charged(state: State, budget: Budget, *, before: int) -> Event:
 
 
 def _point(event: Event, delta: float) -> tuple[float, float]:
-    """Return an epsilon and a delta that hold, whatever results decided."""
+    """Return an epsilon and a delta that hold for adaptively chosen events."""
     if isinstance(event, Capped):
         return event.epsilon, event.delta
     return accountant.epsilon(event, delta), delta
 
 
 def software(device: torch.device = CPU, precision: str = "float32", *, passes: str = "") -> str:
-    """Return what computes, on how many ranks: any other may round or draw differently, so it gets fresh noise.
+    """Describe software, hardware and number of ranks; any change may change rounding or draws, so it gets fresh noise.
 
-    `passes` are the sizes of passes on an accelerator (Network.passes).
+    `passes` are the pass sizes on an accelerator (Network.passes).
     """
     several = f"{ranks.ranks()} ranks" if ranks.ranks() > 1 else ""
     facts = (computing(), f"{torch.get_num_threads()} threads", several, name_computation(device, precision), passes)
@@ -220,13 +220,13 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def flat_weights(model: nn.Module) -> Tensor:
-    """Return the trained parameters as one vector on the host, in which a state keeps them."""
+    """Return the trained parameters as one vector on the CPU, the form in which a state stores them."""
     return parameters_to_vector(trainable(model)).detach().cpu()
 
 
 @torch.no_grad()
 def load_weights(weights: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Write a state's vector into parameters, in place: they stay on their device, and are what others share."""
+    """Copy a state's vector into parameters in place, so that they stay on their device and remain shared."""
     parts = weights.to(parameters[0].device).split([p.numel() for p in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.copy_(part.view_as(parameter))

@@ -1,12 +1,12 @@
-"""A run of private training: everything that surrounds the steps (loop.py), in the order in which it happens.
+"""A run of private training: everything around the steps (loop.py), in order.
 
-    prepare    (prepare.py) read the data, complete the settings from public numbers; nothing is charged
+    prepare    (prepare.py) read the data and complete the settings from public numbers; nothing is charged
     run        all of the following, for the command line, the estimators, tunings and shadow models
     begin      create the run folder and its key; nothing is charged yet
-    proceed    charge the ledger (charging.py), train (loop.py), write what may be released; also resumes a run
+    proceed    charge the ledger (charging.py), train (loop.py), write the files for release; also resumes a run
 
-Under torchrun every rank runs through all of this with its own share of the data; rank 0 alone charges, adds noise and
-writes. The run folder and $DPVISION_HOME must be on a file system that all ranks see: no key is sent.
+Under torchrun, every rank does all of this with its own share of the data, but only rank 0 charges, adds noise and
+writes. The run folder and $DPVISION_HOME must be on a file system that all ranks share, because no key is sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from dpvision.storage.run_folder import clear
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: whether it is complete, what the published weights reveal, and their test accuracy."""
+    """The outcome of a run: whether it is complete, the event of the published weights, and their test accuracy."""
 
     run: run_folder.Run
     complete: bool
@@ -62,17 +62,17 @@ class Outcome:
     private: bool
 
 
-class Face:
-    """What an operator sees of a run, and how it is stopped. This one shows nothing, and the run goes to its end."""
+class Display:
+    """Shows an operator the progress of a run and can stop it. This base class shows nothing and never stops."""
 
     @contextmanager
     def features(self) -> Iterator[Callable[[int, int], None]]:
-        """While features are computed: yield a function of (done, total)."""
+        """Yield a function of (done, total) to call while features are computed."""
         yield lambda *_: None
 
     @contextmanager
     def training(self) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
-        """While it trains: yield a function that is called after each step, and one that returns whether to stop."""
+        """Yield a function to call after each training step, and one that returns whether to stop."""
         yield (lambda _: None), (lambda: False)
 
 
@@ -81,23 +81,23 @@ def run(
     to: Path | run_folder.Run,
     *,
     test_key: str | None = None,
-    paid: Charge | None = None,
+    tuning_charge: Charge | None = None,
     accounts: Accounts | None = None,
     key_name: str | None = None,
     track: Sequence[str] = (),
-    face: Face | None = None,
+    display: Display | None = None,
 ) -> Outcome:
-    """Do a whole run in a new folder, or the rest of one that has begun: charge, train, release.
+    """Do a whole run in a new folder, or the rest of an existing run: charge, train, release.
 
-    The other arguments are those of `begin`. `track` names trackers, which get the lines of metrics.jsonl.
+    `track` names trackers, which receive the lines of metrics.jsonl. The other arguments are those of `begin`.
     """
-    begun, face, first = to, face or Face(), ranks.team().first
-    if not isinstance(begun, run_folder.Run):
-        begun = begin(prepared, begun, test_key=test_key, paid=paid, accounts=accounts, key_name=key_name)
-    with face.features() as progress:
+    run, display, first = to, display or Display(), ranks.team().first
+    if not isinstance(run, run_folder.Run):
+        run = begin(prepared, run, test_key=test_key, tuning_charge=tuning_charge, accounts=accounts, key_name=key_name)
+    with display.features() as progress:
         prepared.compute_features(progress)
-    with open_trackers(track if first else (), begun.folder) as trackers, face.training() as (watch, stop):
-        return proceed(begun, prepared, watch=watch, stop=stop, trackers=trackers, paid=paid)
+    with open_trackers(track if first else (), run.folder) as trackers, display.training() as (watch, stop):
+        return proceed(run, prepared, watch=watch, stop=stop, trackers=trackers, tuning_charge=tuning_charge)
 
 
 def begin(
@@ -105,22 +105,23 @@ def begin(
     folder: Path,
     *,
     test_key: str | None = None,
-    paid: Charge | None = None,
+    tuning_charge: Charge | None = None,
     accounts: Accounts | None = None,
     key_name: str | None = None,
 ) -> run_folder.Run:
-    """Create the run folder. The key is on the disk before the folder exists, and the charge comes with `proceed`.
+    """Create the run folder. The key is on disk before the folder exists; `proceed` makes the charge.
 
-    A trial of a tuning is `paid` for already, with the charge of the whole. `accounts` are those to charge; by default
-    those that the images are found on. `key_name` is the name of the run's key; by default a random one.
+    `tuning_charge` is the charge of the tuning if this run is one of its trials, which are not charged again.
+    `accounts` are the accounts to charge; by default those that have some of the images. `key_name` is the name of the
+    run's key; by default a random one.
     """
     team = ranks.team()
-    with _advise("Nothing was charged. Fix: see to that rank, then start all of them again."):
+    with _advise("Nothing was charged. Fix: repair that rank, then start all ranks again."):
         _require_same_on_all_ranks(prepared, team)
         run = run_folder.Run(Path(os.path.abspath(folder)))
         if team.first:
             accounts = accounts or choose(prepared.fingerprint, prepared.sketch)
-            run = _create(prepared, folder, test_key, paid, accounts, key_name or secrets.token_hex(8))
+            run = _create(prepared, folder, test_key, tuning_charge, accounts, key_name or secrets.token_hex(8))
         else:
             require_certificate(prepared, team)
         team.wait()
@@ -133,11 +134,16 @@ def begin(
 
 
 def _create(
-    prepared: Prepared, folder: Path, test_key: str | None, paid: Charge | None, accounts: Accounts, key_name: str
+    prepared: Prepared,
+    folder: Path,
+    test_key: str | None,
+    tuning_charge: Charge | None,
+    accounts: Accounts,
+    key_name: str,
 ) -> run_folder.Run:
     config = prepared.config
     run_folder.require_free(folder)
-    if paid is None:
+    if tuning_charge is None:
         accounts.require_room(prepared.event(), config)
     model = prepared.network.build()
     require_certificate(prepared, ranks.team())
@@ -146,8 +152,8 @@ def _create(
     key.write(run_folder.key_path(key_name))
     facts = facts_of(prepared, secrets.token_hex(6), accounts)
     facts |= {"threads": torch.get_num_threads(), "ranks": ranks.ranks(), "complete": False}
-    if paid is not None:
-        facts["trial_of"] = paid.run
+    if tuning_charge is not None:
+        facts["trial_of"] = tuning_charge.run
     if config.canaries:
         facts["canaries"] = draw_inclusion(key, config.canaries)
     weights = flat_weights(model)
@@ -167,7 +173,7 @@ def _create(
 
 
 def facts_of(prepared: Any, name: str, accounts: Accounts) -> dict[str, Any]:
-    """Return the facts about a run's data that operator/run.json states."""
+    """Return the facts about a run's data for operator/run.json."""
     return {
         "run": name,
         "data": prepared.source if prepared.source == "digits" else str(Path(prepared.source).resolve()),
@@ -182,7 +188,7 @@ def facts_of(prepared: Any, name: str, accounts: Accounts) -> dict[str, Any]:
 
 
 def require_room_for_canaries(prepared: Prepared) -> None:
-    """Require, before anything is charged, a weight for each canary in every step."""
+    """Require, before anything is charged, that every phase trains at least as many weights as there are canaries."""
     if prepared.config.canaries:
         require_enough_weights(prepared.config.canaries, fewest_weights(prepared.network))
 
@@ -196,31 +202,31 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
         raise ConfigError(f"{run.folder}: is a tuning, which cannot be resumed. Fix: a new one, with its own charge.")
     before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merge(before, changes or {}, source="resume")
-    known = declared(Config)  # a change makes a new branch, with fresh noise and its own charge
+    known = declared(Config)  # a change starts a new branch, with fresh noise and its own charge
     fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
-        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in a run that has begun. Fix: a new run.")
+        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in an existing run. Fix: a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config)
     require_same_data(facts, prepared)
     return prepared
 
 
 def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
-    """Refuse a trial of a tuning: the charge pays for the best of the trials, so none of them continues alone."""
+    """Refuse a trial of a tuning: the charge pays only for the best trial, so trials cannot continue separately."""
     if "trial_of" in facts:
         raise ConfigError(
-            f"{run.folder}: is a trial of the tuning {facts['trial_of']}, which paid for the best of its trials alone, "
-            "so it cannot be resumed by itself. Fix: a new run, with its own charge."
+            f"{run.folder}: is a trial of the tuning {facts['trial_of']}, whose charge covers only its best trial, so "
+            "it cannot be resumed separately. Fix: a new run, with its own charge."
         )
 
 
 def _require_same_on_all_ranks(prepared: Prepared, team: Team) -> None:
-    """Require the same data and settings on all ranks: other sums would not belong together."""
+    """Require the same data and settings on all ranks, whose clipped sums are added up."""
     team.require_same({"the training data": prepared.everything, "the settings": prepared.config.hash()})
 
 
 def require_same_data(facts: dict[str, Any], prepared: Any) -> None:
-    """Refuse data or public inputs other than those that the run began with."""
+    """Refuse data or public inputs that changed since the run began."""
     if (prepared.fingerprint, prepared.in_order) != (facts.get("fingerprint"), facts.get("in_order")):
         raise LedgerMismatch(
             f"{prepared.source}: the training data, or its order, changed since the run began, so continuing with the "
@@ -240,26 +246,25 @@ def proceed(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
-    paid: Charge | None = None,
+    tuning_charge: Charge | None = None,
 ) -> Outcome:
     """Charge, train to the end (or until `stop`), release. Called again after a crash, it gives the same bits.
 
-    Trackers get the lines of metrics.jsonl, which may be released, and nothing else.
+    Trackers receive the lines of metrics.jsonl, which may be released, and nothing else.
     """
     team = ranks.team()
     advice = (
-        "What was charged stays in the ledger, and is not charged again when the run is resumed from the last saved "
-        f"step with the same number of ranks. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume "
-        f"{run.folder}` (another number of ranks, or one without torchrun, would be a new branch with a charge of its "
-        "own)."
+        "The charge remains in the ledger; resuming the run from the last saved step with the same number of ranks "
+        f"is not charged again. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume {run.folder}` "
+        "(another number of ranks would be a new branch with a separate charge)."
     )
     with _advise(advice, run), run_folder.only_one(run) if team.first else nullcontext():
-        return _proceed(run, prepared, Watch(watch, stop, send_to(trackers)), team, paid)
+        return _proceed(run, prepared, Watch(watch, stop, send_to(trackers)), team, tuning_charge)
 
 
 @contextmanager
 def _advise(text: str, run: run_folder.Run | None = None) -> Iterator[None]:
-    """Add what to do to the error of a worker process that fails in here, and to one for want of memory."""
+    """Add advice to the errors for a failed worker process and for insufficient memory on the device."""
     try:
         yield
     except RankLost as exc:
@@ -268,19 +273,22 @@ def _advise(text: str, run: run_folder.Run | None = None) -> Iterator[None]:
         if run is None:
             raise
         raise DataError(
-            "the device ran out of memory, which something else may have taken since the trial. Nothing is lost: what "
-            "was charged stays charged, and is not charged again. Fix: free memory, then `dpvision resume "
+            "the device ran out of memory, perhaps because another program has used some since the trial. The charge "
+            "remains in the ledger, and resuming is not charged again. Fix: free memory, then `dpvision resume "
             f"{run.folder}` continues from the last saved step with the same noise. (A smaller --physical would be a "
-            "new branch with a charge of its own.)"
+            "new branch with a separate charge.)"
         ) from exc
 
 
-def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, paid: Charge | None) -> Outcome:
+def _proceed(
+    run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, tuning_charge: Charge | None
+) -> Outcome:
     facts = run.facts()
-    if paid is None:
+    if tuning_charge is None:
         _require_no_trial(run, facts)
     require_same_data(facts, prepared)
-    torch.set_num_threads(run_folder.fact(facts, "threads", int))  # the order of sums, so the last bits, depend on it
+    # The order of summation, and with it the last bits, depends on the number of threads.
+    torch.set_num_threads(run_folder.fact(facts, "threads", int))
     _require_same_on_all_ranks(prepared, team)
     team.require_same({"the software, device or precision": prepared.software()})
     config, sampler, network = prepared.config, prepared.sampler, prepared.network
@@ -300,9 +308,10 @@ def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, 
         canaries = Canaries(included, sampler, sigma=config.sigma, seed=config.seed, units=units)
         data += f" {facts['canaries']}"
     team.require_same({"the features": data})
-    state, key, charged = (
-        charge(run, prepared, model, team, data, paid) if team.first else await_charge(run, prepared, model, team, data)
-    )
+    if team.first:
+        state, key, charged = charge(run, prepared, model, team, data, tuning_charge)
+    else:
+        state, key, charged = await_charge(run, prepared, model, team, data)
 
     largest = read_accounts(run.facts()).first.account().largest_budget
     event = event_charged(state, largest, before=len(prepared.public.earlier_events))
@@ -324,8 +333,8 @@ def _proceed(run: run_folder.Run, prepared: Prepared, watch: Watch, team: Team, 
     if team.first:
         state.save(run)
         if state.step == sampler.steps:
-            _release(run, state, prepared, model, test, event, trial=paid is not None)
-    team.wait()  # no rank ends before everything is on the disk
+            _release(run, state, prepared, model, test, event, trial=tuning_charge is not None)
+    team.wait()  # no rank ends before everything is on disk
     return _outcome(run, state, prepared, event, time.monotonic() - began)
 
 
@@ -339,7 +348,7 @@ def _release(
     *,
     trial: bool,
 ) -> None:
-    """Write what may be released, then mark the run complete, then destroy the key. A trial's weights state it."""
+    """Write the files for release, mark the run complete, then destroy the key. The weights of a trial are marked."""
     config = prepared.config
     if torch.equal(state.weights, flat_weights(prepared.network.build())):
         raise PrivacyError(f"{run.folder}: internal error: the weights are unchanged after {state.step} steps.")

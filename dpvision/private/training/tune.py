@@ -1,18 +1,18 @@
-"""Private tuning: a random number of trials, the best by a public score is released, and the ledger pays for all of it.
+"""Private tuning: train a random number of trials and release the best by a public score, with a charge for all of it.
 
     prepare    read the data and the public images, list the candidates, calibrate the noise; nothing is charged
-    proceed    charge the whole, then draw the number of trials in secret, train them, release the best
+    proceed    charge the whole tuning, draw the number of trials in secret, train them, release the best
 
-Formal guarantee: the released run folder satisfies the epsilon of one event, `Tuned` (stopping.py), which is on
-the ledger before the first trial begins. The score is accuracy on labelled public images, none of which is private: it
-is computed from a trial's noisy weights and public data, so it reveals no more. A score on private validation images
-would need noise and an account of its own for these images, and is not offered.
+Formal guarantee: the released run folder satisfies the epsilon of one event, `Tuned` (stopping.py), which is in the
+ledger before the first trial begins. The score is the accuracy on labelled public images, none of which is private. It
+is computed from the noisy weights of a trial and public data, so it reveals nothing more. A score on private validation
+images would need noise and a separate account for these images, and is not supported.
 
-The number of trials, which they were, and their scores stay in operator/: the bound relies on their being secret. The
-weights of a trial state that they are not private, and its folder that it is a trial, which cannot be resumed by
-itself. All of them are removed, since epsilon covers the best alone: before the run is complete, and also if it is
-interrupted or fails; after a kill, by whatever opens the folder next. A tuning that is stopped has paid, and cannot be
-resumed: to look at its results and begin again would be another mechanism.
+The number of trials, their candidates and their scores stay in operator/, because the bound requires them to be secret.
+The weights of a trial are marked as not private, and its folder as a trial, which cannot be resumed separately. Since
+epsilon covers only the best trial, all trials are removed: before the run is complete, and also if the tuning is
+interrupted or fails; after a kill, by the next command that opens the folder. An interrupted tuning remains charged and
+cannot be resumed: looking at its results and starting again would be another mechanism.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from dpvision.core import accountant, files
 from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Composed, Tuned, to_json
 from dpvision.core.sampling import PoissonSampler
-from dpvision.data import Dataset, Split, identify, load
+from dpvision.data import Dataset, Split, identify
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.accounts.accounts import Accounts, choose, require_not_private
 from dpvision.private.training import ranks, stopping, train
-from dpvision.private.training.prepare import Prepared, prepare_read
+from dpvision.private.training.prepare import Prepared, prepare_read, read_data
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.public_inputs import read_public_images
 from dpvision.private.training.stopping import Stopping
@@ -54,7 +54,7 @@ class PreparedTuning:
     """A tuning before its random draws: its candidates, their event and the public images to score by."""
 
     candidates: tuple[Prepared, ...]
-    given: tuple[dict[str, Any], ...]  # the settings in which each differs
+    given: tuple[dict[str, Any], ...]  # the tuned settings of each candidate
     stopping: Stopping
     event: Tuned
     score: Split
@@ -62,7 +62,7 @@ class PreparedTuning:
 
     @property
     def first(self) -> Prepared:
-        """The first candidate, for everything in which all agree."""
+        """The first candidate, for everything that all candidates share."""
         return self.candidates[0]
 
     @property
@@ -74,20 +74,16 @@ class PreparedTuning:
 def prepare(
     source: str, settings: Config, grid: Mapping[str, Sequence[Any]], *, score: str, trials: float, eta: float = 1.0
 ) -> PreparedTuning:
-    """Prepare a tuning whose candidates are all combinations of the grid's values; `trials` are expected."""
+    """Prepare a tuning of all combinations of the grid's values; `trials` is the expected number of trials."""
     if ranks.ranks() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("a tuning runs in one process. Fix: without torchrun.")
+        raise ConfigError("a tuning runs in a single process. Fix: run it without torchrun.")
     if settings.sigma is not None or settings.canaries or settings.probe_steps or settings.probe_share:
-        raise ConfigError("a tuning computes sigma, and takes no canaries and no probe steps. Fix: leave them out.")
+        raise ConfigError(
+            "a tuning computes sigma, and supports neither canaries nor probe steps. Fix: leave them out."
+        )
     given = _combinations(grid)
     stop = stopping.stopping(trials, eta)
-    data = load(
-        source,
-        classes=settings.classes,
-        size=settings.size,
-        channels=settings.channels,
-        skip_broken=settings.skip_broken,
-    )
+    data = read_data(source, settings)
     configs = [merge(settings, values, source="--grid") for values in given]
     samplers = [_sampler(config, data) for config in configs]
     budget = Budget(settings.epsilon, settings.delta)
@@ -99,17 +95,17 @@ def prepare(
     for candidate, trial in zip(candidates, event.trials, strict=True):
         if candidate.public.earlier_events:
             raise ConfigError(
-                "the weights to start from were trained privately, which a tuning does not count. Fix: other weights."
+                "the initial weights were trained privately, and a tuning cannot count their event. Fix: other weights."
             )
         assert candidate.event() == trial
     split, named = read_public_images(score, data, set(identify(data.train)[2]))
-    require_not_private(score, [split], fix="public images to score by")
+    require_not_private(score, [split], fix="public images for the score")
     return PreparedTuning(candidates, tuple(given), stop, event, split, named)
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    # What may differ between candidates: how a network is trained, and neither its data nor what it reveals.
-    tunable = [name for name, of in declared(Config).items() if of.tunable]
+    """Return all combinations of the values, which may change how a network is trained, but not its data or privacy."""
+    tunable = [name for name, setting in declared(Config).items() if setting.tunable]
     for name, values in grid.items():
         if name not in tunable:
             raise ConfigError(f"{name} cannot be tuned. Fix: one of {', '.join(tunable)}.")
@@ -117,15 +113,15 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
             raise ConfigError(f"{name} has no values to try. Fix: --grid {name}=1,2.")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not 2 <= len(combinations) <= MAX_CANDIDATES:
-        raise ConfigError(f"the grid has {len(combinations)} candidates: it needs 2 to {MAX_CANDIDATES}.")
+        raise ConfigError(f"the grid has {len(combinations)} candidates: it must have 2 to {MAX_CANDIDATES}.")
     return combinations
 
 
 def _sampler(config: Config, data: Dataset) -> PoissonSampler:
-    """Return the sampler of a candidate, before the noise is known."""
-    whole = replace(config, sigma=1.0).complete(count_units(data.train, config.unit))
-    assert whole.batch and whole.n and whole.steps
-    return PoissonSampler(whole.batch, whole.n, whole.steps)
+    """Return the sampler of a candidate, before the noise is calibrated."""
+    complete = replace(config, sigma=1.0).complete(count_units(data.train, config.unit))
+    assert complete.batch and complete.n and complete.steps
+    return PoissonSampler(complete.batch, complete.n, complete.steps)
 
 
 def proceed(
@@ -135,7 +131,7 @@ def proceed(
     accounts: Accounts | None = None,
     watch: Callable[[int], None] = lambda _: None,
 ) -> run_folder.Run:
-    """Charge, train the trials, release the best. `watch` gets the number of trials so far, not for release."""
+    """Charge, train the trials, release the best. `watch` receives the number of trials so far, not for release."""
     run_folder.require_free(folder)
     accounts = accounts or choose(prepared.first.fingerprint, prepared.first.sketch)
     accounts.require_room(prepared.event, prepared.first.config)
@@ -148,7 +144,7 @@ def proceed(
         charge, accounts = _charge(prepared, name, accounts)
         facts["accounts"] = accounts.to_facts()
         run.write_facts(facts)
-        # On the disk from here on.
+        # From here on, the charge is on disk.
         try:
             best, which, score = _train_trials(run, prepared, charge, accounts, watch)
             _release(run, prepared, best, which, score=score, facts=facts)
@@ -160,17 +156,17 @@ def proceed(
 def _train_trials(
     run: run_folder.Run, prepared: PreparedTuning, charge: Charge, accounts: Accounts, watch: Callable[[int], None]
 ) -> tuple[run_folder.Run, int, float]:
-    """Train a secretly drawn number of trials; return the best, which candidate it is, and its score."""
+    """Train a secretly drawn number of trials; return the best trial, its candidate number and its score."""
     best: tuple[float, int, run_folder.Run, int] | None = None
     for number in range(1, prepared.stopping.draw() + 1):
         which = secrets.randbelow(len(prepared.candidates))
         candidate = prepared.candidates[which]
-        trial = train.run(candidate, trials_of(run) / str(number), paid=charge, accounts=accounts).run
-        reached = accuracy(load_model(trial.folder).model, Inputs(prepared.score))
+        trial = train.run(candidate, trials_of(run) / str(number), tuning_charge=charge, accounts=accounts).run
+        score = accuracy(load_model(trial.folder).model, Inputs(prepared.score))
         run_folder.append_json(
-            run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": reached}
+            run.operator / "trials.jsonl", {"trial": number, **prepared.given[which], "score": score}
         )
-        outcome = (reached, secrets.randbits(64), trial, which)  # ties are broken at random
+        outcome = (score, secrets.randbits(64), trial, which)  # ties are broken at random
         best = outcome if best is None else max(best, outcome, key=lambda x: x[:2])
         watch(number)
     assert best is not None
@@ -216,7 +212,7 @@ def _release(
     score: float,
     facts: dict[str, Any],
 ) -> None:
-    """Write the best trial's model and settings, with the event of the whole: its own does not cover the choice."""
+    """Write the best trial's model and settings, with the event of the tuning, which covers the choice."""
     candidate, model = prepared.candidates[which], load_model(trial.folder).model
     tensors, header = safetensors.load(trial.weights, model.state_dict())
     event = to_json(Composed((prepared.event,)))
@@ -227,13 +223,13 @@ def _release(
     last: dict[str, Any] = next(reversed(run_folder.read_lines(trial.metrics)), {})
     files.write(run.metrics, json.dumps({**last, "epsilon": prepared.epsilon}) + "\n")
     chosen = {**facts["tuning"], "chosen": prepared.given[which], "score_of_the_chosen": score}
-    remove_trials(run)  # none of them may ever be taken for private
+    remove_trials(run)  # none of them may ever be mistaken for private
     run.write_facts({**facts, "complete": True, "event": event, "private": True, "tuning": chosen})
     hide_times(run)
 
 
 def hide_times(run: run_folder.Run) -> None:
-    """Set the time of every releasable file to midnight: when it was written reveals how long the trials took."""
+    """Set the time of every releasable file to midnight, as the true time reveals how long the trials took."""
     midnight = datetime.combine(datetime.now(UTC).date(), datetime.min.time(), UTC).timestamp()
     for path in run.folder.iterdir():
         if path.is_file():

@@ -172,7 +172,7 @@ def test_a_copy_that_was_saved_in_another_way_is_the_same_data_set(how: str, sid
     account(images, of_file(images))
     (near,) = overlap.find(OTHER, of_file(COPIES[how](images)))
     assert near.of_ours > 0.98 and near.of_theirs > 0.98
-    assert overlap.find(OTHER, of_file(COPIES[how](others)), least=1e-9) == []
+    assert overlap.find(OTHER, of_file(COPIES[how](others)), min_share=1e-9) == []
 
 
 def test_shares_are_not_divided_by_the_kinds_of_digests() -> None:
@@ -218,7 +218,7 @@ def test_blank_images_are_not_all_the_same(kind: str) -> None:
 
     first, second = blank(0), blank(1)
     account(first, of_file(np.concatenate([first, smooth(0, 300, 28)])))
-    assert overlap.find(OTHER, of_file(np.concatenate([second, smooth(1, 300, 28)])), least=1e-9) == []
+    assert overlap.find(OTHER, of_file(np.concatenate([second, smooth(1, 300, 28)])), min_share=1e-9) == []
 
 
 def test_sparse_images_are_found_as_a_whole() -> None:
@@ -233,13 +233,14 @@ def test_sparse_images_are_found_as_a_whole() -> None:
 
 
 def test_a_large_account_keeps_a_sample_that_estimates_both_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "MOST", 500)
+    monkeypatch.setattr(overlap, "MAX_IMAGES", 500)
     images = smooth(0, 3000, 16)
     own = account(images, of_file(images))
     assert own.images_path.stat().st_size < 500 * 8 * 16
     (near,) = overlap.find(OTHER, of_file(np.concatenate([images[:750], smooth(1, 750, 16)])))
     assert near.of_ours == pytest.approx(0.5, abs=0.12) and near.of_theirs == pytest.approx(0.25, abs=0.08)
-    assert overlap.undecided(OTHER, of_file(smooth(1, 20, 16))) and not overlap.undecided(OTHER, of_file(images))
+    assert overlap.find_undecided(OTHER, of_file(smooth(1, 20, 16)))
+    assert not overlap.find_undecided(OTHER, of_file(images))
 
 
 def old_sketch(found: Ledger, *kinds: list[bytes]) -> None:
@@ -257,7 +258,7 @@ def test_sketches_of_earlier_versions_are_still_found(count: int) -> None:
     old_sketch(found, identify(split(images))[2], pixel_digests(images))
     (near,) = overlap.find(OTHER, of_file((images / 255).astype(np.float32)))
     assert near.ledger.fingerprint == found.fingerprint and near.of_ours > 0.95
-    assert overlap.find(OTHER, of_file(OTHERS), least=1e-9) == []
+    assert overlap.find(OTHER, of_file(OTHERS), min_share=1e-9) == []
     overlap.remember(found, of_file(OTHERS))
     assert {each.of_ours > 0.95 for each in overlap.find(OTHER, of_file(OTHERS))} == {True}
     (near,) = overlap.find(OTHER, of_file(images))
@@ -267,7 +268,7 @@ def test_sketches_of_earlier_versions_are_still_found(count: int) -> None:
 def test_real_images_of_two_splits_are_different() -> None:
     images = (load_digits().images * 15.9).astype(np.uint8)[..., None]
     account(images[:900], of_file(images[:900]))
-    assert overlap.find(OTHER, of_file(images[900:]), least=0.005) == []
+    assert overlap.find(OTHER, of_file(images[900:]), min_share=0.005) == []
 
 
 def test_parts_of_images() -> None:

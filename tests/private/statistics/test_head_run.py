@@ -133,7 +133,7 @@ def test_a_spent_budget_and_copies_of_the_rows_are_refused(tmp_path: Path) -> No
     copy["train_features"][0] += 1
     copy["train_features"] = copy["train_features"].astype(np.float64)
     other = write_features(tmp_path / "copy.npz", **copy)
-    with pytest.raises(BudgetSpent, match="so it is charged too"):
+    with pytest.raises(BudgetSpent, match="so it must be charged too"):
         run(prepare(str(other), Config(epsilon=8.0, n=600)), tmp_path / "third")
     (charge,) = ledger_of(identify(rows)[0]).account().charges
     assert charge.private
@@ -258,7 +258,7 @@ def test_copies_in_other_types_and_multiples_are_charged_too(tmp_path: Path) -> 
     rows = rows_of(load_rows(tmp_path / "features.npz").train)
     for change in (rows.astype(np.float16), rows * 2, rows * np.float32(3), (rows / 4).astype(np.float16)):
         other = write_features(tmp_path / "copy.npz", train_features=change)
-        with pytest.raises(BudgetSpent, match="so it is charged too"):
+        with pytest.raises(BudgetSpent, match="so it must be charged too"):
             run(prepare(str(other), Config(epsilon=8.0, n=600)), tmp_path / "second")
     others = prepare(str(write_features(tmp_path / "others.npz", seed=7)), Config(epsilon=8.0, n=600))
     assert not choose(others.fingerprint, others.sketch).others
@@ -297,7 +297,7 @@ def test_a_killed_fit_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.Mon
         ({"train_labels": np.zeros(600)}, "save labels as integers"),
         ({"train_labels": np.full(600, -1)}, "number the classes from 0|Number the classes from 0"),
         ({"train_labels": np.full(600, CLASSES)}, "declare more classes"),
-        ({"train_labels": np.zeros(600, int)}, "no image is of class"),
+        ({"train_labels": np.zeros(600, int)}, "has no image of class"),
     ],
 )
 def test_hostile_arrays_are_refused_before_anything_exists(

@@ -237,7 +237,7 @@ def test_the_total_rate_is_linear_in_epsilon() -> None:
     for wrong in (((1.0, 5.0), (1.0, 6.0)), ((0.0, 5.0), (1.0, 6.0)), ((0.5, -5.0), (1.0, 6.0))):
         with pytest.raises(ConfigError, match="two points"):
             scaled_rate(1.0, at=wrong)
-    with pytest.raises(ConfigError, match="not above 0"):
+    with pytest.raises(ConfigError, match="no positive rate"):
         scaled_rate(0.1, at=((1.0, 1.0), (2.0, 100.0)))
 
 

@@ -93,7 +93,7 @@ def test_a_step_is_done_once(tmp_path: Path) -> None:
     private.step(0, 40, _fetch)
     private.step(2, 40, _fetch)
     for number in (0, 1, 2):
-        with pytest.raises(PrivacyError, match="is done"):
+        with pytest.raises(PrivacyError, match="is already done"):
             private.step(number, 40, _fetch)
 
 

@@ -227,7 +227,7 @@ def test_gradients_that_no_study_wrote(change: dict[str, object], tmp_path: Path
     run_folder.append_json(gradient_study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80})
     gradient_study.plot([run], tmp_path / "sound.svg")
     run_folder.append_json(gradient_study.file(run), {"share": 0.2, "deviation": 0.5, "counts": [1] * 80} | change)
-    with pytest.raises(DataError, match="is not the file of a gradient study"):
+    with pytest.raises(DataError, match="is not a valid gradient study"):
         gradient_study.plot([run], tmp_path / "hostile.svg")
 
 
@@ -235,7 +235,7 @@ def test_lines_of_a_log_without_the_number_of_a_step(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for line in ('{"step": "x"}', '{"step": null}', '{"step": [1]}'):
         path.write_text(line + "\n")
-        with pytest.raises(DataError, match="no number of a step"):
+        with pytest.raises(DataError, match="no valid step number"):
             _drop_lines_after(path, 3)
 
 
@@ -277,5 +277,5 @@ def test_names_that_would_order_a_terminal_about() -> None:
 
 def test_persons_of_whom_nobody_knows() -> None:
     images = Split(np.zeros((2, 4, 4, 1), np.uint8), np.zeros(2, np.int64), None)
-    with pytest.raises(ConfigError, match="who is on each image"):
+    with pytest.raises(ConfigError, match="needs the person on each image"):
         count_units(images, "person")

@@ -94,7 +94,7 @@ def test_a_public_part_that_can_not_serve_is_refused_before_anything_is_charged(
 ) -> None:
     private, _ = sources
     few = _write(tmp_path / "few.npz", 40, seed=9, classes=3)
-    with pytest.raises(DataError, match=r"few\.npz: no image is of class 3"):
+    with pytest.raises(DataError, match=r"few\.npz: has no image of class 3"):
         train.prepare(private, _config("mirror", few))
     np.savez(tmp_path / "none.npz", train_images=np.zeros((0, 8, 8, 1), np.uint8), train_labels=np.zeros(0, np.int64))
     with pytest.raises(DataError, match=r"none\.npz"):

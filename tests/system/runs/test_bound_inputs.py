@@ -94,7 +94,7 @@ def test_what_a_run_is_bound_to_is_signed(edited: str, source: str, tmp_path: Pa
         images = np.load(source)["train_images"]
         other = train.prepare(_write(Path(source), images[[1, 0, *range(2, 80)]]), SETTINGS)
         run.write_facts({**run.facts(), "in_order": other.in_order, "fingerprint": other.fingerprint})
-    with pytest.raises(LedgerMismatch, match="not those that the run began with"):
+    with pytest.raises(LedgerMismatch, match="changed since the run began"):
         train.proceed(run, train.reopen(run))
 
 
@@ -207,7 +207,7 @@ def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
             assert train.proceed(run, prepared).complete
         first = replace(settings, pretrained=str(run.weights))
         assert train.prepare(str(tmp_path / "data.csv"), replace(first, unit=unit)).public.earlier_events
-        with pytest.raises(ConfigError, match=f"privately for each {unit}.*Fix: --unit {unit}"):
+        with pytest.raises(ConfigError, match=f"with privacy for each {unit}.*Fix: --unit {unit}"):
             train.prepare(str(tmp_path / "data.csv"), replace(first, unit=other))
 
 

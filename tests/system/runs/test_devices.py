@@ -271,7 +271,7 @@ def test_memory_that_runs_out_later_loses_nothing(files: dict[str, str], tmp_pat
             options.__enter__()
 
     try:
-        with pytest.raises(DataError, match=r"Nothing is lost.*dpvision resume"):
+        with pytest.raises(DataError, match=r"remains in the ledger.*dpvision resume"):
             train.proceed(run, prepared, watch=watch)
     finally:
         options.__exit__(None, None, None)

@@ -87,9 +87,9 @@ def test_it_is_one_event_and_the_best_alone_is_released(
         assert safetensors.read(trial.weights).header["private"] == run_folder.A_TRIAL
         with pytest.raises(DataError, match="a trial of a tuning"):
             train.prepare(parts[0], replace(SETTINGS, pretrained=str(trial.weights)))
-    once_more = train.begin(found.first, run.operator / "trials" / "7", paid=charge)
+    once_more = train.begin(found.first, run.operator / "trials" / "7", tuning_charge=charge)
     with pytest.raises(LedgerMismatch, match="not a trial of a tuning"):
-        train.proceed(once_more, found.first, paid=charge)
+        train.proceed(once_more, found.first, tuning_charge=charge)
     # How many trials there were is nowhere outside of operator/.
     top = {path.name for path in run.folder.iterdir()}
     assert top - {"operator"} == {
@@ -156,7 +156,7 @@ def test_what_a_kill_leaves_is_removed_by_what_opens_the_folder_next(
     assert trials.exists() and run.facts()["complete"] is False, "complete, there are no trials any more"
     # Of a trial that was under way, its key; and a state by other means names the key of another run.
     charge = ledger_of(found.first.fingerprint).account().charges[0]
-    train.begin(found.first, trials / "2", paid=charge)
+    train.begin(found.first, trials / "2", tuning_charge=charge)
     other.write(run_folder.key_path("0123456789abcdef"))
     (trials / "3" / "operator").mkdir(parents=True)
     (trials / "3" / "operator" / "state.safetensors").write_bytes(safetensors.dump({}, {"key": "0123456789abcdef"}))
@@ -185,7 +185,7 @@ def test_a_tuning_and_a_run_share_the_budget(
     assert not (tune.proceed(found, tmp_path / "run").operator / "trials").exists(), "what was not paid for goes"
     with pytest.raises(BudgetSpent):
         tune.proceed(prepared(parts, budget=None), tmp_path / "again")
-    with pytest.raises(ConfigError, match=r"--budget 9 .* since its first run"):
+    with pytest.raises(ConfigError, match=r"--budget 9 .* has a budget of epsilon"):
         tune.proceed(prepared(parts, budget=9.0), tmp_path / "again")
     assert not (tmp_path / "again").exists()
     assert (tmp_path / "run").stat().st_mtime % 86_400 == 0, "how long it took would tell"

@@ -178,7 +178,7 @@ def test_only_the_head_is_trained(sources: tuple[str, str], tmp_path: Path) -> N
 def test_public_inputs_that_are_not_public_or_do_not_fit(sources: tuple[str, str], tmp_path: Path) -> None:
     data, public = sources
     mixed = _config("dp-mix-diff", public)
-    with pytest.raises(ConfigError, match="in the private data too"):
+    with pytest.raises(ConfigError, match="also in the private data"):
         train.prepare(data, replace(mixed, synthetic=data))
     with pytest.raises(ConfigError, match="--synthetic"):
         train.prepare(data, replace(mixed, synthetic=None))

@@ -1,17 +1,17 @@
-"""The mean embedding of each class, released once, and rows from a generator that is fitted to it.
+"""The mean embedding of each class, released once, and rows from a generator fitted to it.
 
     released:  ( b sum_i phi(x_i) y_i^T,  c sum_i y_i ) + noise,    b^2 + c^2 = 1, y_i the one-hot class
 
-Formal guarantee: every phi(x) is cut to length at most 1 and y has length 1, so one row more moves the released vector
-by at most sqrt(b^2 |phi|^2 |y|^2 + c^2 |y|^2) <= 1, the sensitivity. The event is Gaussian(sigma, 1). phi is drawn
-from a public seed, and its width is a public setting and not the median distance of private rows. Everything after the
-noisy vector is post-processing: the generator G is fitted to noisy vectors and public numbers,
+Formal guarantee: every phi(x) is clipped to norm at most 1 and y has norm 1, so one more row changes the released
+vector by at most sqrt(b^2 |phi|^2 |y|^2 + c^2 |y|^2) <= 1, the sensitivity. The event is Gaussian(sigma, 1). phi is
+drawn from a public seed, and its kernel width is a public setting, not the median distance of private rows. Everything
+after the noisy vector is post-processing: the generator G is fitted to the noisy vector and public numbers,
 
-    least over G:  sum_y | mu_y - p_y mean_z phi(G(z, y)) |^2
+    minimise over G:  sum_y | mu_y - p_y mean_z phi(G(z, y)) |^2
 
-where mu_y is the noisy embedding of class y over n and p_y the class's share. This is the squared maximum mean
-discrepancy (MMD) of the joint distribution of rows and classes, under the kernel <phi, phi> of rows and equality of
-classes.
+where mu_y is the noisy embedding of class y divided by n, and p_y is the share of the class. This is the squared
+maximum mean discrepancy (MMD) between the joint distributions of rows and classes, under the kernel <phi, phi> on rows
+and equality on classes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from dpvision.private.statistics.ranges import check_ranges
 from dpvision.private.statistics.row_sums import AddNoise
 from dpvision.released.moments import floor_counts
 
-# (rows, d) -> (rows, D): a public function of each row alone, whose rows should have length at most 1.
+# (rows, d) -> (rows, D): a public function of each row alone, whose rows should have norm at most 1.
 Phi = Callable[[Tensor], Tensor]
-# Rows that the fitted generator makes at a time.
+# Rows that the fitted generator makes in one batch.
 AT_A_TIME = 2000
 
 
 class MeanEmbedding(ABC):
-    """A method that releases mean embeddings: which ones is up to the subclass, a frozen dataclass with these fields.
+    """A method that releases mean embeddings; subclasses are frozen dataclasses that define the embedding.
 
-    `counts_share` is c^2; with `balanced` no counts are released. The generator has a `code` of random numbers and two
-    layers of `hidden` units, and is fitted by `steps` of Adam at `rate` on `batch` rows. `nonnegative` states that no
-    feature is below 0, as pixels are.
+    `counts_share` is c^2; with `balanced`, no counts are released. The generator takes `code` random numbers, has two
+    layers of `hidden` units, and is fitted by `steps` steps of Adam at learning rate `rate` on `batch` rows.
+    `nonnegative` states that no feature is below 0, as is true of pixels.
     """
 
     title: ClassVar[str]
@@ -62,10 +62,10 @@ class MeanEmbedding(ABC):
 
     @abstractmethod
     def phi(self, *, width: int, seed: int) -> Phi:
-        """The embedding of rows with `width` features."""
+        """Return the embedding of rows with `width` features."""
 
-    def check(self, *, width: int) -> None:  # noqa: B027  # any width is fine, unless a method refuses it
-        """Refuse rows that the settings do not fit."""
+    def check(self, *, width: int) -> None:  # noqa: B027  # by default, any width is allowed
+        """Raise an error if the settings do not suit rows of this width."""
 
     def make(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, count: int, seed: int
@@ -77,11 +77,12 @@ class MeanEmbedding(ABC):
 
 
 def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
-    """( b sum phi(x) y^T, c counts ) with b^2 + c^2 = 1; the counts are left out if c is 0."""
+    """Return ( b sum phi(x) y^T, c counts ) with b^2 + c^2 = 1; the counts are left out if c is 0."""
     b = math.sqrt(1 - c**2)
     sums: Floats | None = None
     counts = np.zeros(rows.classes)
-    for x, y in [(np.zeros((1, rows.width)), np.zeros((1, rows.classes))), *rows.blocks()]:  # also without any rows
+    empty = np.zeros((1, rows.width)), np.zeros((1, rows.classes))  # determines the size if there are no rows
+    for x, y in [empty, *rows.blocks()]:
         embedded = within_length_1(phi(torch.from_numpy(x)).numpy())
         sums = embedded.T @ y + (0.0 if sums is None else sums)
         counts += y.sum(axis=0)
@@ -90,14 +91,14 @@ def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
 
 
 def within_length_1(embedded: Floats) -> Floats:
-    """Shorten what is longer than 1, and zero what is not finite: the bound does not rest on what phi promises."""
+    """Clip rows to norm 1 and set nonfinite rows to zero, so that the bound does not depend on phi."""
     finite = np.isfinite(embedded).all(axis=1, keepdims=True)
     embedded = np.where(finite, embedded, 0.0)
     return embedded / np.maximum(1.0, row_norms(embedded))
 
 
 def split_by_class(noisy: Floats, *, classes: int, c: float, n: int) -> tuple[Floats, Floats]:
-    """From the noisy vector: the (D, classes) sums over n, and the classes' shares of all rows."""
+    """Split the noisy vector into the (D, classes) sums divided by n and the share of each class."""
     b = math.sqrt(1 - c**2)
     size = len(noisy) - classes * (c > 0)
     counts = floor_counts(noisy[size:] / c, n=n) if c else np.ones(classes)
@@ -105,13 +106,13 @@ def split_by_class(noisy: Floats, *, classes: int, c: float, n: int) -> tuple[Fl
 
 
 def allocate(count: int, shares: Floats) -> NDArray[np.int64]:
-    """`count` classes in proportion to their shares, ascending."""
+    """Return `count` class numbers in proportion to the shares of the classes, in ascending order."""
     places = (np.arange(count) + 0.5) / count
     return np.minimum(np.searchsorted(np.cumsum(shares), places), len(shares) - 1).astype(np.int64)
 
 
 class Generator(nn.Module):
-    """A network from a code and a class to a row of length at most 1."""
+    """A network that maps a code and a class to a row of norm at most 1."""
 
     def __init__(self, width: int, classes: int, method: MeanEmbedding) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class Generator(nn.Module):
 def generate(
     phi: Phi, mu: Floats, shares: Floats, method: MeanEmbedding, *, width: int, count: int, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """`count` rows and their classes, from a generator that is fitted to the (D, classes) embeddings `mu`."""
+    """Return `count` rows and their classes, from a generator fitted to the (D, classes) embeddings `mu`."""
     classes = len(shares)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,28 +1,29 @@
-"""P3GM (Takagi et al. 2021, arXiv 2006.12101) in a simple form: principal components, a mixture among them, a decoder.
+"""A simple form of P3GM (Takagi et al. 2021, arXiv 2006.12101): principal components, a mixture model and a decoder.
 
     1. V, the first `latent` eigenvectors of sum_i vec(x_i x_i^T) + noise        private principal components
     2. a mixture of Gaussians for each class, of z_i = V^T x_i, by expectation-maximisation with noisy sums; a round
        releases  sum_i ( a vec(z_i z_i^T), b z_i, c ) r_i^T + noise,    a^2 + b^2 + c^2 = 1
        where r_ij, the responsibility of component j for row i, is 0 for components of other classes and adds up to 1
-    3. x = V z, or x = V z + f(z) with a network f by full-batch DP-SGD, the loss 1/2 sum_i | x_i - V z_i - f(z_i) |^2
+    3. x = V z, or x = V z + f(z), where the network f is trained by full-batch DP-SGD on the loss
+       1/2 sum_i | x_i - V z_i - f(z_i) |^2
 
 Formal guarantee: all sums are releases of one event, Gaussian(sigma, releases), each computed from rows and earlier
 noisy results.
 
     1. |x| <= 1, so |vec(x x^T)| = |x|^2 <= 1 (row_sums.py), the sensitivity.
-    2. V has orthonormal columns, so |z| <= |x| <= 1 (and it is measured again), and the bracket has length at most 1;
-       so has r_i, for its numbers are not below 0 and add up to at most 1. The sensitivity is 1.
-    3. Rows are read by `ClippedSum` alone (private/engine), once in a step: each row's gradient is clipped to length
-       `clip`, the sensitivity. Every row is in every step. Steps are taken by Adam on noisy gradients over the public
-       n. A row that is in no sum (not finite) is not among those that are summed.
+    2. V has orthonormal columns, so |z| <= |x| <= 1 (z is also clipped to norm 1), and the vector in parentheses has
+       norm at most 1. So does r_i, since its entries are nonnegative and add up to at most 1. The sensitivity is 1.
+    3. Rows are read only by `ClippedSum` (private/engine), once per step: each row's gradient is clipped to norm
+       `clip`, the sensitivity. Every row takes part in every step. Adam takes the steps, on noisy gradient sums divided
+       by the public n. Rows that are excluded from all sums (nonfinite rows) are not summed here either.
 
-With `repeats` r, the sums of 1. and 2. are released r times each and averaged, which gives each the same share of the
-budget as r steps of the network.
+With `repeats` r, the sums of 1 and 2 are each released r times and averaged, which gives each of them the same share of
+the budget as r steps of the network.
 
-What is simpler than published: components are those of x x^T about zero, not about the mean; every class has its own
-mixture, instead of labels among the features; the mixture's rounds start from one Gaussian for each class; the network
-adds to the linear map V instead of replacing it, is trained on the points z themselves without a variance of the
-encoder, and by all rows in each step.
+Simplifications compared with the paper: the components are those of x x^T about zero, not about the mean; every class
+has a separate mixture, instead of labels among the features; the rounds of the mixture start from one Gaussian for each
+class; the network adds to the linear map V instead of replacing it; and it is trained on the points z themselves, with
+no encoder variance, on all rows in each step.
 """
 
 from __future__ import annotations
@@ -47,29 +48,30 @@ from dpvision.private.statistics.row_sums import AddNoise, second_moment, to_mat
 from dpvision.released.moments import floor_counts
 
 A2, B2, C2 = 0.5, 0.45, 0.05
-# The least variance of a component in any direction, where rows have length 1.
+# The minimum variance of a component in any direction, for rows of norm at most 1.
 MIN_VARIANCE = 1e-5
-# Rows that the decoder is given at a time.
+# Rows that the decoder processes at a time.
 DECODER_BLOCK = 2048
 
 
 @dataclass(frozen=True)
 class P3GM:
-    """`components` of each class are fitted in `rounds`; with one, the first moments are all that is needed.
+    """P3GM. Each class has `components` Gaussians, fitted in `rounds` rounds; one needs only the first moments.
 
-    `shared` gives all components one covariance. The network has `steps` releases; without them the decoder is V alone.
+    With `shared`, all components have the same covariance. The network takes `steps` steps, one release each; with 0
+    steps the decoder is V alone.
     """
 
     title: ClassVar[str] = "P3GM, in a simple form"
     rows_are: ClassVar[str] = (
-        "drawn with public randomness from a noisy Gaussian for each class, among noisy principal components"
+        "drawn with public randomness from a noisy mixture of Gaussians for each class, in noisy principal components"
     )
     latent: int = whole(20)
     components: int = whole(1)
-    rounds: int = whole(0, least=0)
+    rounds: int = whole(0, minimum=0)
     shared: bool = False
     repeats: int = whole(1)
-    steps: int = whole(0, least=0)
+    steps: int = whole(0, minimum=0)
     rate: float = positive(3e-3)
     clip: float = positive(0.5)
     hidden: int = whole(100)
@@ -78,7 +80,7 @@ class P3GM:
     def __post_init__(self) -> None:
         check_ranges(self)
         if (self.components > 1) != (self.rounds > 0):
-            raise ConfigError("components and rounds: more than one component needs rounds, and one needs none.")
+            raise ConfigError("components and rounds: several components need rounds, and a single one needs rounds=0.")
 
     @property
     def releases(self) -> int:
@@ -86,7 +88,7 @@ class P3GM:
 
     def check(self, *, width: int) -> None:
         if self.latent > width:
-            raise ConfigError(f"latent is {self.latent}, but a row has {width} features.")
+            raise ConfigError(f"latent is {self.latent}, but a row has only {width} features.")
 
     def make(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, count: int, seed: int
@@ -119,12 +121,12 @@ class P3GM:
 
 
 def project(rows: Rows, basis: Floats) -> tuple[Rows, NDArray[np.float32]]:
-    """z = V^T x, of length at most 1, and the residual x - V z; for a row that is in no sum both stay zero."""
+    """Return z = V^T x, of norm at most 1, and the residual x - V z; both are zero for rows that are in no sum."""
     z = np.zeros((len(rows.x), basis.shape[1]), dtype=np.float32)
     residual = np.zeros_like(rows.x)
     for start in range(0, len(rows.x), AT_A_TIME):
         count = min(AT_A_TIME, len(rows.x) - start)
-        x = np.zeros((AT_A_TIME, rows.width))  # always the same number: a product rounds by how many rows there are
+        x = np.zeros((AT_A_TIME, rows.width))  # a fixed number of rows, because the rounding of a product depends on it
         x[:count] = rows.x[start : start + count]
         part = x @ basis
         part = (part / np.maximum(1.0, row_norms(part)) * SHORTER).astype(np.float32)
@@ -135,12 +137,12 @@ def project(rows: Rows, basis: Floats) -> tuple[Rows, NDArray[np.float32]]:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A mixture of Gaussians for each class. Components of class 0 come first, then those of class 1, and so on."""
+    """A mixture of Gaussians for each class. The components of class 0 come first, then those of class 1, and so on."""
 
-    shares: Floats  # (G,), of all rows
+    shares: Floats  # (G,): shares of all rows
     means: Floats  # (G, q)
     values: Floats  # (G, q): eigenvalues of the covariances
-    vectors: Floats  # (G, q, q): and eigenvectors
+    vectors: Floats  # (G, q, q): eigenvectors of the covariances
     classes: int
 
     @property
@@ -149,7 +151,7 @@ class Mixture:
         return len(self.shares) // self.classes
 
     def responsibilities(self, z: Floats, y: Floats) -> Floats:
-        """(N, G); all are 0 for a row without a class."""
+        """Return the (N, G) responsibilities; those of a row without a class are all 0."""
         own = np.repeat(y, self.per_class, axis=1)
         if self.per_class == 1:
             return own
@@ -161,14 +163,14 @@ class Mixture:
         return softmax(grouped).reshape(own.shape) * own
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
-        """`count` points in proportion to the components' shares, and their classes."""
+        """Draw `count` points, in proportion to the shares of the components, and return them with their classes."""
         component = allocate(count, self.shares)
         stretched = rng.standard_normal((count, self.means.shape[1])) * np.sqrt(self.values[component])
         z = self.means[component] + np.einsum("nij,nj->ni", self.vectors[component], stretched)
         return z, component // self.per_class
 
     def split(self, parts: int) -> Mixture:
-        """The single component of each class split into narrower ones along its longest axis: a start."""
+        """Split the single component of each class along its longest axis, as initial components for the rounds."""
         steps = 2 * (np.arange(parts) + 0.5) / parts - 1  # within one standard deviation
         axis = self.vectors[:, :, -1] * np.sqrt(self.values[:, -1:])  # eigenvalues ascend
         means = self.means[:, None] + steps[:, None] * axis[:, None]
@@ -182,7 +184,7 @@ class Mixture:
 
 
 def component_moments(rows: Rows, mixture: Mixture | None) -> BoundedSum:
-    """The sum that a round releases; without a mixture, one component is responsible for each class."""
+    """Return the sum that a round releases; without a mixture, each class has one component."""
     a, b, c = math.sqrt(A2), math.sqrt(B2), math.sqrt(C2)
     i, j = np.triu_indices(rows.width)
     scale = a * np.where(i == j, 1.0, math.sqrt(2.0))
@@ -196,10 +198,11 @@ def component_moments(rows: Rows, mixture: Mixture | None) -> BoundedSum:
 
 
 def from_moments(noisy: Floats, *, width: int, classes: int, n: int, noise: float, shared: bool) -> Mixture:
-    """The mixture of a round's noisy sum; `noise` is its standard deviation, and `shared` asks for one covariance.
+    """Compute the mixture from a round's noisy sum; `noise` is the standard deviation of the noise.
 
-    The noise of a covariance has eigenvalues of up to sqrt(2 q) times its standard deviation, a public number. It is
-    subtracted from all eigenvalues, and what falls below MIN_VARIANCE is set to that.
+    With `shared`, all components get the same covariance. The noise in a covariance has eigenvalues of up to sqrt(2 q)
+    times its standard deviation, a public number. This bound is subtracted from all eigenvalues, and the results are
+    raised to at least MIN_VARIANCE.
     """
     a, b, c = math.sqrt(A2), math.sqrt(B2), math.sqrt(C2)
     size, groups = width * (width + 1) // 2, noisy.shape[1]
@@ -221,13 +224,13 @@ def from_moments(noisy: Floats, *, width: int, classes: int, n: int, noise: floa
 def fit_decoder(
     latent: Rows, residual: NDArray[np.float32], method: P3GM, *, n: int, add_noise: AddNoise, seed: int
 ) -> nn.Module:
-    """The network from z to the residual of x, from `method.steps` releases."""
+    """Train the network that maps z to the residual of x, with `method.steps` noisy steps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         last = nn.Linear(method.hidden, residual.shape[1])
         model = nn.Sequential(nn.Linear(latent.width, method.hidden), nn.Tanh(), last)
     for weight in last.parameters():
-        nn.init.zeros_(weight)  # it starts from the principal components alone
+        nn.init.zeros_(weight)  # the initial decoder is the principal components alone
     z, target = torch.from_numpy(latent.x[latent.counted]), torch.from_numpy(residual[latent.counted])
     clipped = ClippedSum(model, _half_square, clip=method.clip, one_view=True)
     flat = parameters_to_vector(model.parameters()).detach().double().requires_grad_()

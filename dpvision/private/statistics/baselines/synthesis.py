@@ -1,16 +1,16 @@
-"""Synthetic rows from private ones by a published method: as the mechanism of a release, or for features of your own.
+"""Synthetic rows by a published method, as the mechanism of a release or for features of your own.
 
-Formal guarantee: for two data sets of which one has one image (one row and its label) more, and any features that are a
-public function of each image alone, the synthetic rows and everything that was computed on the way to them satisfy the
-guarantee of the event, Gaussian(sigma, releases), which is charged to the ledger, on the disk, before the first noise
-is drawn. The private rows are read only by the sums that the gate gets, `method.releases` of them, each with its own
-sensitivity (embedding.py, p3gm.py). What is drawn from the seed (random features, latent points) is public; what is
-fitted to noisy sums is post-processing. The unit is one image: the charge must state so.
+Formal guarantee: for two data sets that differ by one additional image (one row and its label), and any features that
+are a public function of each image alone, the synthetic rows and all intermediate results satisfy the guarantee of the
+event, Gaussian(sigma, releases). The event is in the ledger, on disk, before the first noise is drawn. The private rows
+are read only by the sums passed to the gate: `method.releases` of them, each with a known sensitivity (embedding.py,
+p3gm.py). Everything drawn from the seed (random features, latent points) is public, and everything fitted to noisy sums
+is post-processing. The unit is one image, and the charge must say so.
 
-Public, and thus not to be taken from the data by the caller: classes, n, rows, the settings. If n is left out of
-`synthesise` it is the number of rows, and the result lists it in `read_off`; as the number is revealed then, neighbours
-have the same number of rows, one of which is zero in one of them (zero-out). An error about wrong inputs is for the
-operator, not for release.
+The caller must not derive public inputs from the data: classes, n, rows and the settings. If n is not passed to
+`synthesise`, it is the number of rows, and the result lists it in `read_off`. That number is then revealed, so
+neighbouring data sets have the same number of rows, one of which is zero in one of them (zero-out). Errors about wrong
+inputs are for the operator, not for release.
 """
 
 from __future__ import annotations
@@ -44,47 +44,47 @@ ROW_SETTINGS = ("bound", "unit", "whitening")
 
 
 class SynthesisMethod(Protocol):
-    """A way to make rows. Its fields are public settings; private rows are only read into sums for `add_noise`."""
+    """A method that makes rows. Its fields are public settings; private rows enter only the sums for `add_noise`."""
 
-    title: ClassVar[str]  # the method
-    rows_are: ClassVar[str]  # what its rows are, in words
+    title: ClassVar[str]  # the name of the method
+    rows_are: ClassVar[str]  # a description of its rows
 
     @property
     def releases(self) -> int:
-        """How often `make` calls `add_noise`: exactly."""
+        """The exact number of times that `make` calls `add_noise`."""
 
     def check(self, *, width: int) -> None:
-        """Refuse, before anything is charged, rows that the settings do not fit."""
+        """Raise an error, before anything is charged, if the settings do not suit rows of this width."""
 
     def make(
         self, rows: Rows, *, n: int, sigma: float, add_noise: AddNoise, count: int, seed: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """`count` synthetic rows of length at most 1, and their classes."""
+        """Return `count` synthetic rows of norm at most 1, and their classes."""
 
 
 METHODS: dict[str, Any] = {"merf": Merf, "hermite": Hermite, "p3gm": P3GM}
 
 
 def setup_method(name: str, settings: Mapping[str, Any]) -> Setup:
-    """The method of this name with these settings; refused by name, before anything is charged."""
+    """Set up the method of this name; an unknown name or setting is an error, before anything is charged."""
     return Setup.of(name, settings, METHODS, ROW_SETTINGS)
 
 
 class Synthesis:
-    """A method as the mechanism of a release: private rows, and the public n, number of rows and seed."""
+    """A method as the mechanism of a release, with the private rows and the public n, number of rows and seed."""
 
     def __init__(self, rows: Rows, method: SynthesisMethod, *, n: int, count: int, seed: int) -> None:
         self.method, self.n, self.count, self.seed, self._rows = method, n, count, seed, rows
 
     @staticmethod
     def of_settings(rows: Rows, config: Release) -> Synthesis:
-        """The method of this kind: its own settings are those of the release, others are the method's defaults."""
+        """Build the mechanism of this kind of release; settings that the release does not have keep their defaults."""
         assert config.n and config.rows  # complete
         own = {name: getattr(config, name) for name in config.of_kind.own}
         if config.kind == "p3gm":
             own["latent"] = min(P3GM.latent, rows.width)
         method = METHODS[config.kind](**own)
-        if len(rows.x) or rows.width > 1:  # not the empty rows on which settings are tried
+        if len(rows.x) or rows.width > 1:  # skipped for the empty rows with which settings are checked
             method.check(width=rows.width)
         return Synthesis(rows, method, n=config.n, count=config.rows, seed=config.seed)
 
@@ -115,14 +115,14 @@ class Synthesis:
 class Synthetic(Charged):
     """Synthetic rows with their classes, which anyone can train on at no further privacy cost.
 
-    The rows look like prepared ones, of length at most 1: features to be classified go through `prepare` first.
+    The rows resemble prepared rows, of norm at most 1. Use `prepare` on features before classifying them.
     """
 
     x: NDArray[np.float32]  # (rows, d)
     labels: NDArray[np.int64]  # (rows,)
 
     def prepare(self, features: Any) -> NDArray[np.float32]:
-        """Features of other images, prepared like the private ones; a row that is not finite becomes zero."""
+        """Prepare features of other images in the same way as the private ones; nonfinite rows become zero."""
         return self.preparation.apply(features)[0]
 
 
@@ -144,14 +144,14 @@ def synthesise(
 ) -> Synthetic:
     """Make `rows` synthetic rows (default: n) by "merf", "hermite" or "p3gm" within the budget; charges the ledger.
 
-    features   each row a public function of one private image, its pixels for instance, as one row of floats
-    budget     what the rows may reveal; it is also the ledger's, if that is new
-    ledger     that of the images, `ledger_of(identify(split)[0])`: then it adds up with trainings on them
-    sketch     `overlap.sketch_images(split.images, identify(split)[2])`: then other data sets with some of the same
+    features   one row of floats per private image, each a public function of that image alone, such as its pixels
+    budget     the privacy budget of the rows; also that of the ledger, if the ledger is new
+    ledger     the ledger of the images, `ledger_of(identify(split)[0])`, so that training runs on them add up with this
+    sketch     `overlap.sketch_images(split.images, identify(split)[2])`, so that other data sets with some of the same
                images find this account
-    seed       of the public randomness
-    test_key   a word that fixes the noise. For tests: the rows and their charge are marked as not private
-    settings   of the private rows (bound, unit, whitening) and of the method (its dataclass)
+    seed       seed of the public randomness
+    test_key   fixes the noise, for tests: the rows and their charge are marked as not private
+    settings   settings of the private rows (bound, unit, whitening) and of the method (the fields of its dataclass)
     """
     setup = setup_method(method, settings)
     private_rows = Rows.of(features, labels, setup.preparation, classes=classes)

@@ -106,7 +106,7 @@ def test_made_with_a_fixed_key_it_is_not_private_and_says_so_everywhere(recipe: 
 def test_noise_that_tells_more_than_is_asked_for_is_refused(tmp_path: Path) -> None:
     """However large the budget of the data set is."""
     for sigma in (0.002, 0.1):
-        with pytest.raises(ConfigError, match="more than the 8 that is asked for"):
+        with pytest.raises(ConfigError, match="more than the requested 8"):
             made(tmp_path / "out", small("moments", sigma=sigma, budget=1e9))
     assert not (tmp_path / "out").exists()
 

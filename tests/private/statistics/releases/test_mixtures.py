@@ -121,12 +121,12 @@ def test_weighted_sums_are_exact_too() -> None:
     steps = rng.integers(0, 2**WEIGHT_BITS + 1, len(members))
     weights = steps * 2.0**-WEIGHT_BITS
     found = sum_chosen(grid, RowMembers(members, starts), weights)
-    whole = (grid.x.astype(np.float64) * grid.most**-1 * 2.0**24).astype(np.int64)
-    assert np.array_equal(whole * 2.0**-24 * grid.most, grid.x)
+    whole = (grid.x.astype(np.float64) * grid.max_terms**-1 * 2.0**24).astype(np.int64)
+    assert np.array_equal(whole * 2.0**-24 * grid.max_terms, grid.x)
     for row in range(3):
         part = slice(starts[row], starts[row + 1])
         wanted = (steps[part, None] * whole[members[part]]).sum(axis=0)
-        assert np.array_equal(found[row] * (2.0 ** (24 + WEIGHT_BITS) / grid.most), wanted)
+        assert np.array_equal(found[row] * (2.0 ** (24 + WEIGHT_BITS) / grid.max_terms), wanted)
     order = rng.permutation(900)
     shuffled = sum_chosen(grid, RowMembers(members[:900][order], np.array([0, 900])), weights[:900][order])
     assert np.array_equal(shuffled[0], found[0])
