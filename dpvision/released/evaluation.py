@@ -19,7 +19,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -42,12 +42,9 @@ MAX_PAIRS = 20  # of classes, the most often confused ones
 MAX_SIDE = 128  # pixels of an example; larger images are shrunk
 MAX_EXAMPLES = 48
 MAX_STEPS = 2**53
-# A model has learned little if its accuracy is within this, or two standard errors, of the largest class's share.
-LITTLE = 0.02
-LEARNED_LITTLE = (
-    "The model has learned hardly more than to answer with the most frequent class. What usually helps: more images, a "
-    "larger epsilon, or a network that was trained on public images (--pretrained)."
-)
+# An accuracy that exceeds the share of the most frequent class by less than this, or by less than two standard errors,
+# is not clearly better than always answering with that class.
+MIN_GAIN = 0.02
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -200,14 +197,23 @@ def majority(figures: dict[str, Any]) -> tuple[int, float]:
     return counts.index(max(counts)), max(counts) / figures["images"]
 
 
-def has_learned_little(figures: dict[str, Any]) -> bool:
-    """Return whether a model is hardly more often right than by always answering with the most frequent class."""
-    return is_little(figures["right"] / figures["images"], majority(figures)[1], images=figures["images"])
+def warning(figures: dict[str, Any], class_names: Sequence[str]) -> str | None:
+    """Return a warning if the model is hardly better than always answering with the most frequent class, else None."""
+    answer, share = majority(figures)
+    images = figures["images"]
+    return majority_warning(figures["right"] / images, share, images=images, answer=class_names[answer])
 
 
-def is_little(accuracy: float, share: float, *, images: int) -> bool:
-    """Return whether an accuracy hardly exceeds the share of the most frequent class among this number of images."""
-    return accuracy < share + max(LITTLE, 2 * math.sqrt(share * (1 - share) / images))
+def majority_warning(accuracy: float, share: float, *, images: int, answer: str) -> str | None:
+    """Return a warning if an accuracy on so many images hardly exceeds `share`, that of always answering `answer`."""
+    if accuracy >= share + max(MIN_GAIN, 2 * math.sqrt(share * (1 - share) / images)):
+        return None
+    compared = "hardly better" if accuracy > share else "no better"
+    return (
+        f"The model is {compared} than always answering {answer!r}, the most frequent class of the images that it was "
+        f"tested on: {accuracy:.1%} against {share:.1%}. Do not use it as a classifier. What usually helps: more "
+        "images, a larger epsilon, or a network that was trained on public images (--pretrained)."
+    )
 
 
 def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]], Any]) -> Any:

@@ -110,7 +110,7 @@ def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
 def _shared(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what every page shows."""
     return {
-        "note": evaluation.LEARNED_LITTLE if test and evaluation.has_learned_little(test) else None,
+        "note": evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None,
         "private": card["status"] == "private",
         "status": card["status"],
         "sentence": sentence(card),

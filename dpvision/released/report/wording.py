@@ -287,8 +287,9 @@ def chosen_by_hand(config: Config) -> list[str] | None:
 def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str, Any] | None = None) -> str:
     """Return card.md of a run; `test` is its evaluation on the test split."""
     parts = [_front_matter_of_model(card), *_title("Privacy card", card)]
-    if test and evaluation.has_learned_little(test):
-        parts.append(evaluation.LEARNED_LITTLE)
+    warning = evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None
+    if warning:
+        parts.append(f"**{_escape(warning)}**")
     parts += ["## Figures", _table(("figure", "value"), tables.overview(card, test))]
     parts += ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
     parts += ["## Public facts", _table(tables.HEADS["public"], tables.public(card))]
