@@ -86,7 +86,7 @@ def test_it_is_on_card_and_page_and_there_are_no_pictures_unless_asked_for(tmp_p
     texts = released(run)
     assert texts["report.html"].count("<img") == 8
     assert texts["report.html"].count('alt="Test image of class cat, classified as dog"') >= 1
-    assert any("Pictures of test images" in line for line in card_of(run)["not_covered"])
+    assert any("shows test images without noise" in line for line in card_of(run)["not_covered"])
     shown = json.loads(texts["examples.json"])["examples"]
     assert [x["class"] == x["named"] for x in shown] == [True] * 4 + [False] * 4
     _evaluate(run)
