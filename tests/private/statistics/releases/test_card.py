@@ -128,8 +128,8 @@ def test_a_private_one_says_what_holds(recipe: str, tmp_path: Path) -> None:
     assert (noise is None) == (recipe in ("moments", *PUBLISHED)) and card["mechanism"]["sigma"] == card["config"][
         "sigma"
     ]
-    (line,) = (line for line in card["not_covered"] if "Accuracy is that of classifiers" in line)
-    assert "anyone in both splits, the accuracy is not covered" in line
+    (line,) = (line for line in card["not_covered"] if "The accuracies are those of classifiers" in line)
+    assert "anyone in both splits, the accuracies are not covered" in line
     assert facts["accuracy"] == card["accuracy"]
 
 
