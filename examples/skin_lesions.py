@@ -27,6 +27,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from dpvision.cli import main as command_line
+from dpvision.settings.figures import lower, upper
 
 EPSILON, CANARIES = 3, 2000
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # split -> images, labels
@@ -107,8 +108,8 @@ def main() -> None:
 
     shown = json.loads(Path("run/audit.json").read_text())["mechanism"]
     print(f"\nfor the data protection officer: {Path('run/report.html').absolute()}")
-    print(f"epsilon of a person: at most {shown['epsilon_proved']:.4f}, by proof; at least ", end="")
-    print(f"{shown['epsilon_at_least']:.4f}, by the best attack of {shown['canaries']:,} canaries")
+    print(f"epsilon of a person: at most {upper(shown['epsilon_proved'])}, by proof; at least ", end="")
+    print(f"{lower(shown['epsilon_at_least'])}, by an attack with {shown['canaries']:,} canaries")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""audit.json of a run or a release: lower bounds from audits, next to the epsilon that is proved. It may be released.
+"""audit.json of a run or a release: lower bounds from audits, and the proven epsilon. It may be released.
 
-    mechanism    canaries in other runs of the same mechanism: a function of the settings alone
-    one_run      synthetic canaries in this run: their scores are computed from noisy sums
+    mechanism    canaries in other runs of the same mechanism; depends on the settings only
+    one_run      synthetic canaries in this run; computed from noisy sums
 
-Anyone may have edited the file, so only these sections and fields, of these types and within their ranges, are read;
-anything else is a DataError. A bound above the claim refutes it, whatever the file states; and `read_and_judge` takes
+Anyone may have edited the file, so only these sections and fields, of these types and within their ranges, are read.
+Anything else is a DataError. A bound above the claim refutes it, whatever the file states, and `read_and_judge` takes
 the claim from the run or release, not from the file.
 """
 
@@ -22,7 +22,7 @@ from dpvision.storage.run_folder import read_json
 
 FILE, FORMAT = "audit.json", "dpvision-audit-2"
 LARGEST_EPSILON, MAX_CANARIES = 1e6, 10**9
-# Relative difference of epsilon that is tolerated between two versions of the accountant.
+# Tolerated relative difference of epsilon between two versions of the accountant.
 VERSIONS = 0.01
 _BOTH: dict[str, Any] = {
     "epsilon_proved": (float, type(None)),  # of everything that the model reveals; None if there is no bound
@@ -35,7 +35,7 @@ _BOTH: dict[str, Any] = {
 SECTIONS: dict[str, dict[str, Any]] = {
     "mechanism": _BOTH
     | {
-        "epsilon_tested": float,  # claimed of the mechanism that was run; settings may have changed during training
+        "epsilon_tested": float,  # claimed for the attacked mechanism; settings may have changed in training
         "mu": {"estimate": float, "low": float, "high": float, "claimed": float},
         "profile": {
             "refuted": bool,
@@ -52,7 +52,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def read_sections(folder: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a folder's audit.json; an empty dictionary if there was no audit."""
+    """Return the sections of a folder's audit.json; an empty dictionary if there was no audit."""
     path = folder / FILE
     if not path.exists():
         return {}
@@ -62,20 +62,20 @@ def read_sections(folder: Path) -> dict[str, dict[str, Any]]:
             raise ValueError("unknown format or section")
         return {name: _section(SECTIONS[name], section) for name, section in content.items()}
     except (ValueError, RecursionError) as exc:
-        raise DataError(f"{path}: not a file that an audit wrote ({exc}). Fix: remove it and audit again.") from exc
+        raise DataError(f"{path}: not a valid file of an audit ({exc}). Fix: remove it and audit again.") from exc
 
 
 def read_and_judge(folder: Path, *, proved: float, tested: float, delta: float) -> dict[str, dict[str, Any]]:
-    """The sections, compared with what the run or release claims at its delta; infinity if nothing is proved.
+    """Return the sections, compared with the epsilons that the run or release claims (infinity if none is proven).
 
-    Canaries in this run are compared with everything that is `proved` about it, canaries in other runs of the mechanism
-    with the claim that was `tested`. A file that states another proved epsilon or delta belongs to another run.
+    Canaries in this run are compared with `proved`, the epsilon of everything that the run reveals; canaries in other
+    runs of the mechanism with `tested`. A file with another proven epsilon or delta belongs to another run.
     """
     sections, limits = read_sections(folder), {"mechanism": tested, "one_run": proved}
     for section in sections.values():
         if not math.isclose(section["delta"], delta) or not _is_same(section["epsilon_proved"], proved):
             raise DataError(
-                f"{folder / FILE}: belongs to another run or release: it states a proved epsilon of "
+                f"{folder / FILE}: belongs to another run or release: it states a proven epsilon of "
                 f"{upper(section['epsilon_proved'])} at delta {section['delta']:g}, and here it is {upper(proved)} at "
                 f"delta {delta:g}. Fix: remove it and audit again."
             )
@@ -86,13 +86,13 @@ def read_and_judge(folder: Path, *, proved: float, tested: float, delta: float) 
 
 
 def write_section(folder: Path, name: str, section: dict[str, Any]) -> None:
-    """Write one section to audit.json and keep the other."""
+    """Write one section to audit.json; the other is unchanged."""
     whole = {"format": FORMAT, **read_sections(folder), name: _section(SECTIONS[name], section)}
     files.write(folder / FILE, json.dumps(whole, indent=1, allow_nan=False) + "\n", mode=0o644)
 
 
 def finite_or_none(epsilon: float) -> float | None:
-    """Epsilon, or None, which stands for "no bound" in the file."""
+    """Return epsilon, or None, which means "no bound" in the file."""
     return epsilon if epsilon <= LARGEST_EPSILON else None
 
 

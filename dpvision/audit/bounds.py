@@ -1,23 +1,23 @@
-"""Lower bounds on epsilon from an attack: its scores without the target record and with it, in independent runs.
+"""Lower bounds on epsilon from the scores of an attack in independent runs, without the target record and with it.
 
 For every set S, (epsilon, delta)-differential privacy implies P[S] <= e^epsilon P'[S] + delta for the two worlds in
-either order. So with p a lower bound on the one probability and p' an upper bound on the other
+either order. So if p is a lower bound on one probability and p' an upper bound on the other,
 
     epsilon >= log((p - delta) / p')
 
-where both are Clopper-Pearson bounds, which hold for every number of runs. S is "the score is at least t", evidence for
-the world with the record, or "at most t", evidence for the world without. Which of the two, and t, are chosen on some
-of the runs; the bound is computed on the others, which the choice has not seen.
+Both are Clopper-Pearson bounds, which hold for every number of runs. S is "the score is at least t", evidence for the
+world with the record, or "at most t", evidence for the world without it. S is chosen on some of the runs, and the bound
+is computed on the others.
 
     lower_bound     holds with the stated confidence, whatever the distribution of the scores
-    profile_test    tests a whole claimed curve delta(epsilon) at once. At delta = 1e-5 no feasible number of runs
-                    reveals a small error; at a small epsilon, where delta is large, it can be seen. One check is made,
+    profile_test    tests a whole claimed curve delta(epsilon). At delta = 1e-5 no feasible number of runs reveals a
+                    small error, but at a small epsilon, where delta is large, it is visible. There is a single check,
                     at a set and epsilon chosen on half of the runs: low(P[S]) - e^epsilon high(P'[S]) > delta(epsilon)
     estimate        estimates mu as if scores were normal (a matched filter): sharper with few runs, but not a bound
-    judge           all three, and whether they refute a claim
+    judge           applies all three, and decides whether they refute a claim
 
-The matched filter raises an alarm if its whole interval lies above the mu that the claimed mechanism's scores would
-have (`canaries.claimed_mu`) and canaries were sampled at least ENOUGH_DRAWS times. With few samples, one of them can
+The matched filter raises an alarm if its whole interval is above the mu of the claimed mechanism's scores
+(`canaries.claimed_mu`) and canaries were sampled at least ENOUGH_DRAWS times. With few samples, a single one can
 determine the mean: a true claim then raises an alarm up to four times more often than stated (rate 0.01, 2 steps, 100
 canaries). With 160 samples or more, the measured rate of alarms agrees with the stated one.
 """
@@ -42,13 +42,13 @@ from dpvision.settings import gdp
 Floats = NDArray[np.float64]
 Curve = Callable[[Sequence[float]], ArrayLike]
 
-# The share of runs on which t is chosen, and the number of candidates for t, at ranks that are dense at both ends.
+# The share of runs on which t is chosen, and the number of candidates for t, whose ranks are dense at both ends.
 CHOOSE, THRESHOLDS = 0.25, 400
-# The choice requires more confidence than the bound; otherwise it would favour thresholds with a few lucky runs.
+# The choice uses a higher confidence than the bound, so as not to favour thresholds with a few lucky runs.
 CAUTION = 0.1
 # Values of epsilon at which a claimed curve is compared.
 EPSILONS = 64
-# Times that inserted canaries must be sampled, over all runs, before the matched filter may raise an alarm.
+# Number of times, over all runs, that inserted canaries must be sampled before the matched filter may raise an alarm.
 ENOUGH_DRAWS = 500
 
 
@@ -59,14 +59,14 @@ class Bound:
     epsilon: float
     delta: float
     confidence: float
-    threshold: float  # scores on one side of it lead to the guess
+    threshold: float  # the guess is made for scores on one side of it
     guess: str  # "with": scores of at least the threshold; "without": scores of at most it
-    right: float  # lower bound on the probability of the guess where it is right
-    wrong: float  # upper bound on the probability of the guess where it is wrong
+    right: float  # lower bound on the probability of the guess in the world where it is right
+    wrong: float  # upper bound on the probability of the guess in the world where it is wrong
     runs: int  # of both worlds
 
     def refutes(self, claimed: float) -> bool:
-        """Whether a claimed epsilon at the same delta is shown to be false."""
+        """Return whether the bound contradicts a claimed epsilon at the same delta."""
         return self.epsilon > claimed
 
 
@@ -118,8 +118,10 @@ class Verdict:
         return self.profile.refuted or self.alarm
 
     def as_section(self, *, proved: float) -> dict[str, Any]:
-        """The section "mechanism" of audit.json; `proved` is the epsilon of the whole run, whose settings may have
-        changed during training."""
+        """Return the section "mechanism" of audit.json; `proved` is the epsilon of the whole run.
+
+        It differs from the tested epsilon if settings changed during training.
+        """
         mu = self.estimate
         return {
             "epsilon_proved": audit_file.finite_or_none(proved),
@@ -135,7 +137,7 @@ class Verdict:
 
 
 def judge(scores: Scores, *, delta: float, confidence: float = 0.95) -> Verdict:
-    """Test a claim; a true one is refuted with probability at most about 1 - confidence, by profile test or alarm."""
+    """Test a claim. Profile test and alarm refute a true one with probability at most about 1 - confidence."""
     worlds = scores.without, scores.with_record
     count = sum(map(len, worlds))
     varied = np.ptp(np.concatenate(worlds)) > 0  # constant scores are no evidence
@@ -158,13 +160,13 @@ def judge(scores: Scores, *, delta: float, confidence: float = 0.95) -> Verdict:
 
 
 def lower_bound(without: ArrayLike, with_record: ArrayLike, *, delta: float, confidence: float = 0.95) -> Bound:
-    """A bound from the scores of runs without the target record and with it; high scores are evidence for "with".
+    """Return a bound from the scores of runs without the target record and with it; high scores suggest "with".
 
-    The runs must be independent of each other. They are split at random, so their order does not matter.
+    The runs must be independent. They are split at random, so their order does not matter.
     """
     _check(delta, confidence)
     out, into = checked_scores("without", without), checked_scores("with_record", with_record)
-    miss = (1 - confidence) / 2  # each of the two probabilities may be missed by half
+    miss = (1 - confidence) / 2  # half of the error probability for each of the two bounds
     world, threshold, _, right, wrong = _guess_and_test(
         out, into, CHOOSE, lambda out, into: (*_best_threshold(out, into, delta, CAUTION * miss), 0), miss
     )
@@ -173,10 +175,10 @@ def lower_bound(without: ArrayLike, with_record: ArrayLike, *, delta: float, con
 
 
 def estimate(without: ArrayLike, with_record: ArrayLike, *, delta: float, confidence: float = 0.95) -> Estimate:
-    """The matched filter: mu = (mean with - mean without) / standard deviation, with an asymptotic interval.
+    """Estimate mu = (mean with - mean without) / standard deviation (the matched filter), with an asymptotic interval.
 
-    Mu is at least 0: a score that points the wrong way is not evidence. Scores of many small steps are nearly normal,
-    but this is not checked here, so the result is an alarm and not a proof.
+    Mu is at least 0: scores that point the wrong way are not evidence. Scores of many small steps are nearly normal,
+    but this is not checked, so the result can raise an alarm and proves nothing.
     """
     _check(delta, confidence)
     out, into = checked_scores("without", without), checked_scores("with_record", with_record)
@@ -190,9 +192,9 @@ def estimate(without: ArrayLike, with_record: ArrayLike, *, delta: float, confid
 
 
 def _standard_error(out: Floats, into: Floats, mu: float, spread: float) -> float:
-    """The standard error of mu by the delta method, with the scores' own third and fourth moments.
+    """Return the standard error of mu by the delta method, from the third and fourth moments of the scores.
 
-    For normal scores it is sqrt(1/n + 1/n' + mu^2/8 (1/n + 1/n')); scores of few steps have heavier tails.
+    For normal scores it is sqrt(1/n + 1/n' + mu^2/8 (1/n + 1/n')). Scores of few steps have heavier tails.
     """
     square = 0.0
     for scores, sign in ((out, -1.0), (into, 1.0)):
@@ -206,9 +208,9 @@ def _standard_error(out: Floats, into: Floats, mu: float, spread: float) -> floa
 def profile_test(
     without: ArrayLike, with_record: ArrayLike, curve: Curve, *, top: float, confidence: float = 0.95
 ) -> ProfileTest:
-    """Test a claimed curve at epsilons from 0 to `top`; `curve` returns delta at each of several ascending epsilons.
+    """Test a claimed curve at epsilons from 0 to `top`; `curve` maps ascending epsilons to their deltas.
 
-    No assumption is made about the distribution of the scores.
+    This makes no assumption about the distribution of the scores.
     """
     if not (0 < confidence < 1 and 0 <= top < math.inf):
         raise ConfigError(f"confidence is {confidence} and top {top}: they must be between 0 and 1, and finite.")
@@ -224,13 +226,13 @@ def profile_test(
 
 
 def clopper_pearson_low(hits: ArrayLike, runs: int, miss: float) -> Floats:
-    """A lower bound on a probability, wrong with probability `miss`: the `miss` quantile of Beta(k, n-k+1)."""
+    """Return a lower bound on a probability that fails with probability `miss`: a quantile of Beta(k, n-k+1)."""
     k = np.asarray(hits, dtype=np.float64)
     return np.where(k > 0, betaincinv(np.maximum(k, 1), runs - k + 1, miss), 0.0)
 
 
 def clopper_pearson_high(hits: ArrayLike, runs: int, miss: float) -> Floats:
-    """An upper bound on a probability, wrong with probability `miss`: the 1 - `miss` quantile of Beta(k+1, n-k)."""
+    """Return an upper bound on a probability that fails with probability `miss`: a quantile of Beta(k+1, n-k)."""
     k = np.asarray(hits, dtype=np.float64)
     return np.where(k < runs, betaincinv(k + 1, np.maximum(runs - k, 1), 1 - miss), 1.0)
 
@@ -238,12 +240,12 @@ def clopper_pearson_high(hits: ArrayLike, runs: int, miss: float) -> Floats:
 def _guess_and_test(
     out: Floats, into: Floats, share: float, best: Callable[[Floats, Floats], tuple[float, float, int]], miss: float
 ) -> tuple[str, float, int, float, float]:
-    """The world to guess, the threshold and its index, a lower bound on P[right] and an upper bound on P[wrong].
+    """Return the world to guess, the threshold and its index, a lower bound on P[right], an upper bound on P[wrong].
 
-    They are chosen on a random share of both worlds' scores by the value of `best`, and tested on the other scores.
-    Guessing "without" is guessing "with" after the worlds are exchanged and the scores negated.
+    The guess is chosen by `best` on a random share of both worlds' scores, and tested on the other scores. Guessing
+    "without" is the same as guessing "with" after exchanging the worlds and negating the scores.
     """
-    order = np.random.default_rng(0)  # the split must be independent of the scores, nothing else
+    order = np.random.default_rng(0)  # a fixed seed suffices: the split must only be independent of the scores
     choose_out, test_out = np.split(order.permutation(out), [math.ceil(share * out.size)])
     choose_in, test_in = np.split(order.permutation(into), [math.ceil(share * into.size)])
     with_guess, without_guess = best(choose_out, choose_in), best(-choose_in, -choose_out)
@@ -257,7 +259,7 @@ def _guess_and_test(
 
 
 def _candidates(out: Floats, into: Floats) -> tuple[Floats, NDArray[np.intp], NDArray[np.intp]]:
-    """Candidate thresholds, and for each the number of scores of either world that reach it."""
+    """Return candidate thresholds, and for each the number of scores of either world that reach it."""
     scores = np.sort(np.concatenate([out, into]))
     near = np.unique(np.geomspace(1, scores.size, THRESHOLDS // 2).astype(np.intp)) - 1
     thresholds = np.unique(np.concatenate([scores[near], scores[scores.size - 1 - near]]))
@@ -267,7 +269,7 @@ def _candidates(out: Floats, into: Floats) -> tuple[Floats, NDArray[np.intp], ND
 
 
 def _best_threshold(out: Floats, into: Floats, delta: float, miss: float) -> tuple[float, float]:
-    """The largest bound on these scores, and its threshold."""
+    """Return the largest bound on these scores, and its threshold."""
     thresholds, hits_out, hits_in = _candidates(out, into)
     bounds = _epsilon(
         clopper_pearson_low(hits_in, into.size, miss), clopper_pearson_high(hits_out, out.size, miss), delta
@@ -277,7 +279,7 @@ def _best_threshold(out: Floats, into: Floats, delta: float, miss: float) -> tup
 
 
 def _best_excess(out: Floats, into: Floats, epsilons: Floats, deltas: Floats) -> tuple[float, float, int]:
-    """The largest excess over the claim in standard errors, its threshold, and the index of its epsilon."""
+    """Return the largest excess over the claim in standard errors, its threshold, and the index of its epsilon."""
     thresholds, hits_out, hits_in = _candidates(out, into)
     wrong, right = (hits_out + 1) / (out.size + 2), (hits_in + 1) / (into.size + 2)  # never 0 or 1
     factor = np.exp(epsilons)[:, None]
@@ -293,12 +295,12 @@ def _epsilon(right: ArrayLike, wrong: ArrayLike, delta: float) -> Floats:
 
 
 def checked_scores(name: str, values: ArrayLike) -> Floats:
-    """The scores as an array; refused if there are fewer than 2 or one is NaN."""
+    """Return the scores as an array; refuse fewer than 2 scores, and NaN."""
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or scores.size < 2:
         raise ConfigError(f"{name} has shape {scores.shape}: it must be a list of at least 2 scores, one for each run.")
     if np.isnan(scores).any():
-        raise ConfigError(f"{name} has scores that are not a number. Fix: give every run a score.")
+        raise ConfigError(f"{name} contains NaN. Fix: give every run a score that is a number.")
     return scores
 
 

@@ -1,17 +1,18 @@
 """White-box canaries: records whose contribution is a fixed vector of norm C in a direction that no other record uses.
 
 The adversary sees every noisy sum and knows everything except whether the canary is in the data. From noisy sum t it
-computes z_t = <noisy sum, e> B / C, which under the claimed mechanism is N(B_t, sigma^2), with B_t = 1 where the canary
-was sampled: with probability q in the world with it, never in the world without. The best test is the sum of
+computes z_t = <noisy sum, e> B / C. Under the claimed mechanism, z_t is N(B_t, sigma^2), where B_t = 1 if the canary
+was sampled (with probability q in the world with it, never in the world without it) and 0 otherwise. The best test is
+the sum over all noisy sums of
 
     log( 1 - q + q exp((2 z_t - 1) / (2 sigma^2)) )            the claimed mechanism's log-likelihood ratio
 
-over all noisy sums (Nasr et al. 2023, arXiv 2302.07956). The mechanisms are run, not simulated: real samplers, clipping
-and noise, and a charge on a temporary ledger (training_canaries.py, release_canaries.py).
+(Nasr et al. 2023, arXiv 2302.07956). The mechanisms are run, not simulated: with the real samplers, clipping and noise,
+and a charge on a temporary ledger (training_canaries.py, release_canaries.py).
 
 Many canaries share a run (Andrew et al. 2023, arXiv 2302.03098). Their directions are orthogonal and each is sampled
-independently, so their scores are independent if the mechanism is what it claims to be, which is all that a test of the
-claim requires. A mechanism that couples records makes them dependent, and violates the claim by doing so.
+independently, so if the claim is true, their scores are independent, as the test of the claim requires. A mechanism
+that couples records makes them dependent, and thereby violates the claim.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from dpvision.errors import ConfigError
 Floats = NDArray[np.float64]
 OnProgress = Callable[[int, int], None]  # runs done, and runs in all
 
-# The budget of temporary ledgers, on which no charge is refused.
+# The budget of temporary ledgers, which is large enough for any charge.
 ANY_BUDGET = Budget(1e6, 1e-5)
-# Grid points of the integrals over z, and how many standard deviations they reach beyond the two means.
+# Grid points of the integrals over z, and how many standard deviations the grid extends beyond the two means.
 POINTS, REACH = 4001, 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of canaries that were not in the data and of canaries that were, and the claim that they test."""
+    """Scores of canaries outside and inside the data, and the claim that they test."""
 
     without: Floats
     with_record: Floats
@@ -56,21 +57,21 @@ class Scores:
 
 @dataclass(frozen=True)
 class CanaryRandom:
-    """The source of all randomness of canary runs: fresh entropy, or a word that makes the scores reproducible."""
+    """The source of all randomness in canary runs: fresh entropy, or a word that makes the scores reproducible."""
 
     word: str | None = None
-    noise: float = 1.0  # true noise as a share of the claimed noise: an audit must detect a share below 1
+    noise: float = 1.0  # actual noise as a share of the claimed noise: an audit must detect a share below 1
 
     def key(self, run: int) -> Key:
-        """The secret key of a run."""
+        """Return the secret key of a run."""
         return Key.fresh() if self.word is None else Key.for_tests(f"{self.word} {run}")
 
     def public(self, run: int) -> np.random.Generator:
-        """A generator of random numbers outside the mechanism, such as which canaries are inserted."""
+        """Return a generator for randomness outside the mechanism, such as which canaries are inserted."""
         return np.random.default_rng(None if self.word is None else [run, *self.word.encode()])
 
     def split(self, run: int, canaries: int) -> NDArray[np.bool_]:
-        """Which canaries are inserted: a random half of them, so that both worlds have the same number of scores."""
+        """Return which canaries are inserted: a random half, so that both worlds have the same number of scores."""
         return self.public(run).permutation(canaries) < canaries // 2
 
 
@@ -79,7 +80,7 @@ FRESH = CanaryRandom()
 
 @dataclass(frozen=True)
 class Trials:
-    """How often a mechanism is run, with how many canaries in each run, and with which randomness."""
+    """The number of runs of a mechanism, the number of canaries in each run, and the source of randomness."""
 
     canaries: int  # in each run; half of them are inserted
     runs: int
@@ -88,14 +89,14 @@ class Trials:
 
     @classmethod
     def of(cls, canaries: int, *, together: int, rng: CanaryRandom, progress: OnProgress = lambda *_: None) -> Trials:
-        """At least `canaries` canaries over all runs, and at most `together` in each."""
+        """Plan enough runs for at least `canaries` canaries, with at most `together` in each run."""
         together = min(canaries, together)
         return cls(together, math.ceil(canaries / together), rng, progress)
 
 
 @dataclass(frozen=True, eq=False)
 class CanaryRun:
-    """One run of a mechanism: which canaries are inserted, its secret key, and how it is charged."""
+    """One run of a mechanism: the inserted canaries, the secret key, and the function that charges it."""
 
     number: int
     inside: NDArray[np.bool_]
@@ -135,12 +136,12 @@ def score_runs(score_run: Callable[[CanaryRun], Floats], claimed: Event, exposur
 
 
 def score_releases(z: Floats, exposure: Exposure) -> Floats:
-    """The score of each canary, from a (steps, canaries) array of z."""
+    """Return the score of each canary, from a (steps, canaries) array of z."""
     return log_ratio(z, rate=exposure.rate, sigma=exposure.sigma).sum(axis=0)
 
 
 def log_ratio(z: Floats, *, rate: float, sigma: float) -> Floats:
-    """log(1 - q + q exp((2 z - 1) / (2 sigma^2))), without overflow for any z."""
+    """Compute log(1 - q + q exp((2 z - 1) / (2 sigma^2))) without overflow for any z."""
     exponent = (2 * z - 1) / (2 * sigma**2)
     if rate == 1:
         return exponent
@@ -148,9 +149,9 @@ def log_ratio(z: Floats, *, rate: float, sigma: float) -> Floats:
 
 
 def claimed_mu(kind: Kind) -> float:
-    """(mean with - mean without) / standard deviation of the score if the claim is true; see `bounds.estimate`.
+    """Return the mu of the scores if the claim is true: (mean with - mean without) / standard deviation.
 
-    It is computed by quadrature over one step; steps are independent, so their means and variances are added.
+    It is computed by quadrature over one step. Steps are independent, so their means and variances add up.
     """
     gap = variance = 0.0
     for rate, sigma, steps in split_kind(kind)[0]:
@@ -171,8 +172,8 @@ def _normalise(mass: Floats) -> Floats:
 
 @contextmanager
 def temporary_ledger() -> Iterator[Ledger]:
-    """A new ledger with a budget for any charge, in a folder that is removed at the end."""
-    memory = Path("/dev/shm")  # where it exists, since a temporary ledger need not reach a disk
+    """Yield a new ledger with a budget for any charge, in a folder that is removed at the end."""
+    memory = Path("/dev/shm")  # if it exists, because a temporary ledger need not reach a disk
     parent = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="dpvision-audit-", dir=parent) as folder:
         ledger = Ledger(Path(folder), secrets.token_hex(32))

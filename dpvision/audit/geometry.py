@@ -1,8 +1,8 @@
 """The geometry of the loss at a model's weights, measured on images of a data set and written where it is allowed.
 
-Results from public images may be released wherever the weights may. Results from private images have no noise: they are
-written to the run's operator folder and nowhere else. Images on an account of the ledger are private, whatever the
-caller states: they are refused as public images.
+Results from public images may be released if the weights may. Results from private images have no noise, so they are
+written to the run's operator folder and nowhere else. Images on an account of the ledger are private and are refused
+as public images, whatever the caller states.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Subject:
         return f"{self.facts['data']} ({self.facts['split']})"
 
     def images_of(self, class_name: str) -> Group:
-        """The images of one class."""
+        """Return the images of one class."""
         if class_name not in self.classes:
             known = ", ".join(self.classes[:20])
-            raise ConfigError(f"--pair: there is no class {class_name!r}. Known classes: {known}.")
+            raise ConfigError(f"--pair: there is no class {class_name!r}. Fix: choose from {known}.")
         chosen = self.targets == self.classes.index(class_name)
         if int(chosen.sum()) < 2:
             raise DataError(
                 f"{self.facts['data']}: fewer than 2 of the chosen images are of class {class_name!r}, too few for a "
-                "plane. Fix: a larger --most, or --pair with other classes."
+                "plane. Fix: use a larger --most, or --pair with other classes."
             )
         return self.inputs[chosen], self.targets[chosen]
 
@@ -89,10 +89,10 @@ def load_subject(
         require_not_private(source, splits, fix="--private with the folder of a run, or public images")
     train_only(whole, part)
     rows = np.random.default_rng(seed).permutation(len(records))[:most]
-    rows.sort()  # packed data are read in order
+    rows.sort()  # packed data are read sequentially
     inputs, network = to_tensor(np.asarray(records.images[rows])).to(device), whole.to(device)
     parts = split_head(whole) if part == "head" else whole if isinstance(whole, Featured) else None
-    if parts is not None:  # images pass the frozen part only once
+    if parts is not None:  # images pass through the frozen part only once
         inputs, network = parts.features(inputs), parts.rest
     facts = {
         "format": FORMAT,
@@ -113,18 +113,18 @@ def _weights_file(weights: Path) -> Path:
 
 
 def _load_network(weights: Path, source: str, model: str | None) -> tuple[nn.Module, Dataset, str]:
-    """The network of a run, of a file whose header names it, or of a file and `model`; its data; its trained part."""
+    """Load the network, named by a run, by a file's header or by `model`; return it, its data and its trained part."""
     file = _weights_file(weights)
     header = safetensors.read_header(file) if file.is_file() else {}
     if weights.is_dir() or not file.is_file() or header.get("format") == "dpvision-weights-1":
         if model is not None and model != header.get("model", model):
-            raise ConfigError(f"{weights}: its model is {header['model']}, not {model}. Fix: leave out --model.")
+            raise ConfigError(f"{weights}: its model is {header['model']}, not {model}. Fix: omit --model.")
         loaded = load_model(weights)
         data = load(source, classes=list(loaded.classes), size=loaded.shape[1:], channels=loaded.shape[0])
         part = run_folder.Run(weights).config().part if weights.is_dir() else "all"
         return loaded.model, data, "head" if part == "centred-head" else part
     if model is None:
-        raise ConfigError(f"{weights}: its header names no network. Fix: --model NAME, or the folder of a run.")
+        raise ConfigError(f"{weights}: its header names no network. Fix: add --model NAME, or give a run folder.")
     data = load(source)
     height, width, channels = data.train.images.shape[1:]
     network = build(model, (channels, height, width), classes=len(data.classes), seed=0)
@@ -134,7 +134,7 @@ def _load_network(weights: Path, source: str, model: str | None) -> tuple[nn.Mod
 
 
 def _require_head(file: Path, network: nn.Module) -> None:
-    """Public weights may lack the head; a loss through a random head would be meaningless."""
+    """Refuse public weights without a head, because the loss of a random head is meaningless."""
     head = head_name(network) + "."
     with safe_open(file, framework="numpy") as tensors:
         names = set(tensors.keys())
@@ -142,27 +142,27 @@ def _require_head(file: Path, network: nn.Module) -> None:
     expected = {n: tuple(t.shape) for n, t in network.state_dict().items() if n.startswith(head)}
     if shapes != expected:
         raise DataError(
-            f"{file}: it has no head for the classes of this data, so there is no loss to measure. Fix: weights that "
-            "were trained for them."
+            f"{file}: it has no head for the classes of this data set, so there is no loss to measure. Fix: use "
+            "weights that were trained on these classes."
         )
 
 
 @dataclass(frozen=True)
 class Output:
-    """A folder for results; private results are readable by the owner only."""
+    """A folder for results. Private results are readable by their owner only."""
 
     folder: Path
     private: bool
 
     def write(self, name: str, data: bytes | str) -> Path:
-        """Write one file, and create the folder if necessary."""
+        """Write one file; create the folder if necessary."""
         self.folder.mkdir(parents=not self.private, exist_ok=True, mode=0o700 if self.private else 0o755)
         files.write(self.folder / name, data, mode=0o600 if self.private else 0o644)
         return self.folder / name
 
 
 def choose_output(weights: Path, out: Path, *, private: bool) -> Output:
-    """Where results are written: `out`, or for private images a folder of that name in the run's operator folder."""
+    """Return the folder of the results: `out`, or for private images a folder `out` in the run's operator folder."""
     folder = out
     if private:
         run = run_folder.Run(Path(os.path.abspath(weights)))
@@ -173,11 +173,11 @@ def choose_output(weights: Path, out: Path, *, private: bool) -> Output:
             )
         if len(out.parts) != 1 or out.name in ("", ".."):
             raise ConfigError(
-                f"--out {out}: results from private data stay in {run.operator}. Fix: --out with a name alone."
+                f"--out {out}: results from private data stay in {run.operator}. Fix: give --out a name, not a path."
             )
         folder = run.operator / out
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"{folder}: exists already. Fix: another --out.")
+        raise ConfigError(f"{folder}: exists already. Fix: choose another --out.")
     return Output(folder, private)
 
 
@@ -188,7 +188,7 @@ class LossSummary:
     loss: float
     accuracy: float
     gradient: float  # norm of the mean gradient
-    clipped: float  # norm of the mean of gradients that were clipped one by one, without noise
+    clipped: float  # norm of the mean of per-image clipped gradients, without noise
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def measure(
     """Measure spectrum and trace on all images, and gradients in a plane.
 
     The plane is that of a pair of classes, by default the two with most images; or that of two data sets, `subject` and
-    `other`, of all their images or of those of one class.
+    `other`, with all of their images or those of one class.
     """
     if top < 1 or probes < 2:
         raise ConfigError(f"--top {top} --probes {probes}: at least 1 eigenvalue and 2 probes are needed.")
@@ -227,7 +227,7 @@ def measure(
 
 
 def summarise_loss(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, *, clip: float = 1.0) -> LossSummary:
-    """Loss, accuracy and gradient norms at the model's weights; targets are classes."""
+    """Compute loss, accuracy and gradient norms at the model's weights; targets are classes."""
     parameters, n = trainable(model), len(images)
     total, right = 0.0, 0
     mean = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=images.device)
@@ -245,7 +245,7 @@ def summarise_loss(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor
 
 
 def _two_groups(subject: Subject, pair: Sequence[str], other: Subject | None) -> tuple[tuple[str, str], list[Group]]:
-    """Names and images of the two groups that span the plane."""
+    """Return the names and images of the two groups that span the plane."""
     if other is not None:
         if len(pair) > 1:
             raise ConfigError(f"--pair {','.join(pair)}: with two data sets, give one class or none.")
@@ -263,7 +263,7 @@ def save(output: Output, subject: Subject, geometry: Geometry) -> list[Path]:
     """Write plots and geometry.json; the latter is written last, so that it exists only if all files do."""
     private = output.private
     if geometry.private and not private:
-        raise PrivacyError(f"{output.folder}: is for results that may be released, and these are from private images.")
+        raise PrivacyError(f"{output.folder}: this folder may be released, and the results are from private images.")
     return [
         output.write("spectrum.svg", plot_spectrum(geometry.curvature, private=private)),
         output.write("gradients.svg", plot_plane(geometry.plane, geometry.groups, private=private)),

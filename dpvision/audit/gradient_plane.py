@@ -1,8 +1,8 @@
-"""Gradients of single images in the plane of two mean gradients: do the gradients of a class have one direction?
+"""Gradients of single images in the plane of two mean gradients: do the gradients of a class point the same way?
 
 The two groups of images are two classes, or two data sets (Figures 4 and 7 of Park et al.). Their mean gradients span
-the plane, and the gradient of each image is projected on it. A normalised gradient lies in the unit disc; the nearer
-to the edge, the better the plane represents it. An image contributes to its own mean, so even orthogonal gradients lie
+the plane, and the gradient of each image is projected onto it. A normalised gradient is in the unit disc; the closer to
+the edge, the better the plane represents it. An image contributes to its own mean, so even orthogonal gradients are
 1 / sqrt(n) from the centre. The mean cosines over pairs of different images, `within` and `between`, are unbiased.
 """
 
@@ -36,7 +36,7 @@ class Cloud:
 
     @property
     def directions(self) -> Tensor:
-        """(n, 2) points of the normalised gradients, in the unit disc. A zero gradient is at the centre."""
+        """The (n, 2) points of the normalised gradients, in the unit disc. A zero gradient is at the centre."""
         return self.points / self.norms.clamp(min=torch.finfo(self.norms.dtype).tiny).unsqueeze(1)
 
 
@@ -51,26 +51,29 @@ class Concentration:
 
 
 def axes(first: Tensor, second: Tensor) -> Tensor:
-    """(2, size) orthonormal axes: the first mean, then the part of the second one that is orthogonal to it."""
+    """Return (2, size) orthonormal axes: the first mean, and the part of the second that is orthogonal to it."""
     one = first / first.norm()
     rest = second - (second @ one) * one
     if not bool(first.norm() > 0) or not bool(rest.norm() > PARALLEL * second.norm()):
-        raise DataError("the two mean gradients are parallel or zero, so they do not span a plane. Fix: other classes.")
+        raise DataError("the two mean gradients are parallel or zero, so they span no plane. Fix: use other classes.")
     two = rest - (rest @ one) * one
     return torch.stack([one, two / two.norm()])
 
 
 def mean_cosine(directions: Tensor, count: int) -> float:
-    """The mean over pairs among `count` unit vectors with this sum: (|sum|^2 - n) / (n (n - 1))."""
+    """Return the mean cosine over pairs of `count` unit vectors, from their sum: (|sum|^2 - n) / (n (n - 1))."""
     return float(directions @ directions - count) / (count * (count - 1))
 
 
 def measure_concentration(
     model: nn.Module, loss: Loss, groups: Sequence[Group], *, progress: OnProgress = lambda *_: None
 ) -> Concentration:
-    """Both groups in their plane. Gradients may exceed memory, so they are computed twice, for means and for points."""
+    """Project both groups onto their plane.
+
+    Gradients may exceed memory, so they are computed twice: for the means and for the points.
+    """
     if len(groups) != 2 or any(len(images) < 2 for images, _ in groups):
-        raise ConfigError("a plane needs two groups of at least 2 images each. Fix: more images, or other classes.")
+        raise ConfigError("a plane needs two groups of at least 2 images each. Fix: use more images, or other classes.")
     clipped = ClippedSum(model, loss, clip=1.0)
     total, done = 2 * sum(len(images) for images, _ in groups), 0
     means: list[Tensor] = []
@@ -89,7 +92,7 @@ def measure_concentration(
         sums_of_directions.append(directions)
         counts.append(count)
     if min(counts) < 2:
-        raise DataError("fewer than 2 images of a group have a nonzero gradient: the loss is zero. Fix: other images.")
+        raise DataError("fewer than 2 images of a group have a nonzero gradient. Fix: use other images.")
     plane = axes(*means)
     clouds = []
     for group, mean, directions, count in zip(groups, means, sums_of_directions, counts, strict=True):
@@ -110,11 +113,11 @@ def measure_concentration(
 
 
 def _gradients(clipped: ClippedSum, group: Group) -> Iterator[Tensor]:
-    """Gradients of the images in float64, a few at a time, without clipping or noise."""
+    """Yield the gradients of the images in float64, a few at a time, without clipping or noise."""
     images, targets = group
     for start in range(0, len(images), AT_A_TIME):
         chunk = slice(start, start + AT_A_TIME)
         rows = clipped.gradients(images[chunk], targets[chunk], [1] * len(images[chunk])).double()
         if not bool(torch.isfinite(rows).all()):
-            raise DataError("the gradient of an image is not finite at these weights. Fix: other weights.")
+            raise DataError("the gradient of an image is not finite at these weights. Fix: use other weights.")
         yield rows

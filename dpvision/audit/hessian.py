@@ -4,8 +4,9 @@ The Hessian H is never formed: H v is the gradient of <gradient, v>, by a second
 float32; vectors and sums are float64.
 
 Eigenvalues are computed by block Lanczos with full reorthogonalisation (Golub and Underwood 1977) and thick restarts
-(Wu and Simon 2000). Vectors are rows. A block has one row for each requested eigenvalue, and so finds repeated ones,
-which a single row cannot: the loss of a linear classifier with zero weights has each eigenvalue (classes - 1) times.
+(Wu and Simon 2000). Vectors are rows. A block has one row for each requested eigenvalue, so it finds repeated
+eigenvalues, which a single row cannot: the Hessian of a linear classifier with zero weights has each eigenvalue
+(classes - 1) times.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OnProgress = Callable[[int, int], None]
 PHYSICAL = 64  # images in one pass
 PROBES_AT_A_TIME = 8  # probes that share a forward pass
 BLOCKS = 10  # size of the basis between restarts, in blocks
-DEPENDENT = 1e-10  # a row of which at most this share of its norm remains was in the span of the others
+DEPENDENT = 1e-10  # a row is dependent on others if at most this share of its norm is orthogonal to them
 NOISE = 1e-6  # accuracy of products in float32, relative to the largest eigenvalue
 
 
@@ -46,7 +47,7 @@ class Eigenvalues:
 
 @dataclass(frozen=True)
 class Trace:
-    """An unbiased estimate of the trace with its standard error."""
+    """An unbiased estimate of the trace, with its standard error."""
 
     value: float
     error: float
@@ -63,13 +64,13 @@ class Curvature:
 
     @property
     def ratio(self) -> float | None:
-        """lambda_1 / lambda_top, large if a few directions are far steeper than all others; None unless positive."""
+        """lambda_1 / lambda_top: large if a few directions are far steeper than all others; None unless positive."""
         values = self.eigenvalues.values
         return values[0] / values[-1] if values[-1] > 0 else None
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable parameters of a model; refused if there are none."""
+    """Return the trainable parameters of a model; refuse a model without any."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigError("the model has no trainable parameter. Fix: requires_grad_() on the parameters of interest.")
@@ -77,7 +78,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def hessian(model: nn.Module, loss: Loss, images: Tensor, targets: Tensor, *, physical: int = PHYSICAL) -> Product:
-    """A function from rows v to rows H v, for H of the mean loss over all images in the trainable parameters."""
+    """Return a function from rows v to rows H v, where H is the Hessian of the mean loss over all images."""
     parameters = trainable(model)
     sizes = [p.numel() for p in parameters]
 
@@ -116,13 +117,13 @@ def largest_eigenvalues(
     device: torch.device | str = "cpu",
     progress: OnProgress = lambda *_: None,
 ) -> Eigenvalues:
-    """The `top` algebraically largest eigenvalues, to a relative `tolerance` or as far as `most` products allow."""
+    """Compute the `top` algebraically largest eigenvalues to a relative `tolerance`, with at most `most` products."""
     if not 1 <= top <= size:
         raise ConfigError(f"--top {top}: the model has {size:,} weights, so it must be from 1 to {size:,}.")
     rng = torch.Generator().manual_seed(seed)
-    room = min(size, BLOCKS * top)
-    basis = torch.zeros(room, size, dtype=torch.float64, device=device)
-    small = torch.zeros(room, room, dtype=torch.float64, device=device)  # basis H basis'
+    capacity = min(size, BLOCKS * top)
+    basis = torch.zeros(capacity, size, dtype=torch.float64, device=device)
+    small = torch.zeros(capacity, capacity, dtype=torch.float64, device=device)  # basis H basis'
     block = _orthonormal(_normal_rows(top, size, rng, basis), basis[:0], rng)
     products = count = 0
     while True:
@@ -131,7 +132,7 @@ def largest_eigenvalues(
         known = basis[:count]
         images = product(block)
         if not bool(torch.isfinite(images).all()):
-            raise DataError("the second derivatives of the loss are not finite at these weights. Fix: other weights.")
+            raise DataError("the Hessian of the loss is not finite at these weights. Fix: use other weights.")
         across = images @ known.T
         across[:, before:] = (across[:, before:] + across[:, before:].T) / 2
         small[before:count, :count], small[:count, before:count] = across, across.T
@@ -145,7 +146,7 @@ def largest_eigenvalues(
         if converged or products >= most or count == size:
             break
         block = _orthonormal(rest[: size - count], known, rng)
-        if count + len(block) > room:
+        if count + len(block) > capacity:
             restart = [*range(2), *range(count - 2 * top, count)]
             basis[: len(restart)] = inner[:, restart].T @ known
             small.zero_()
@@ -165,7 +166,7 @@ def largest_eigenvalues(
 
 
 def _orthonormal(rows: Tensor, basis: Tensor, rng: torch.Generator) -> Tensor:
-    """The rows, orthonormalised and orthogonal to the basis; a dependent row is replaced by a random one."""
+    """Make the rows orthonormal, and orthogonal to the basis; replace a dependent row by a random one."""
     result = basis.new_zeros(len(rows), basis.shape[1])
     longest = float(rows.norm(dim=1).max())
     for place, row in enumerate(rows):
@@ -197,10 +198,10 @@ def estimate_trace(
     device: torch.device | str = "cpu",
     progress: OnProgress = lambda *_: None,
 ) -> Trace:
-    """Hutchinson's estimator: E[z' H z] = Tr(H) for z of random signs.
+    """Estimate the trace by Hutchinson's estimator: E[z' H z] = Tr(H) for z of random signs.
 
-    With known eigenvectors V the trace in their span is exact, and only the remainder is estimated: Tr(H) =
-    Tr(V H V') + E[z' P H P z] with P = 1 - V' V. This holds for every V that was fixed before z was drawn; if V has the
+    If eigenvectors V are known, the trace in their span is exact and only the remainder is estimated: Tr(H) =
+    Tr(V H V') + E[z' P H P z] with P = 1 - V' V. This holds for every V that was fixed before z was drawn. If V has the
     largest eigenvalues, most of the variance is removed.
     """
     if probes < 2:
@@ -232,7 +233,7 @@ def curvature(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Curvature:
-    """Eigenvalues and trace of the Hessian of the mean loss over these images."""
+    """Compute eigenvalues and trace of the Hessian of the mean loss over these images."""
     product = hessian(model, loss, images, targets)
     size, device = sum(p.numel() for p in trainable(model)), images.device
 

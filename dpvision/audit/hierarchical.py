@@ -1,12 +1,12 @@
-"""Hierarchical sampling of NeuroMixGDP: an attack that refutes its published account, and the noise that it needs.
+"""Hierarchical sampling in NeuroMixGDP: an attack that refutes its published account, and the noise that it needs.
 
 In each of `rows` rows, class k is drawn with probability `chance`, and each record of a drawn class with probability
 `rate` (Procedure 2). The sums of features and of one-hot labels over the drawn records are released with Gaussian
 noise. In units of one record, the noise is sigma_x = sigma sqrt(balance^2 + 1) / balance on features and
-sigma_y = sigma sqrt(balance^2 + 1) on labels, so that one record is hidden by noise of `sigma` in all.
+sigma_y = sigma sqrt(balance^2 + 1) on labels; together they are a Gaussian mechanism of noise multiplier `sigma`.
 
-The attack asks whether one record of class k, the target, is in the data. As a worst case, its features have norm 1 in
-a direction that no other record uses. The attacker uses two numbers of each released row,
+The attack tests whether one record of class k, the target, is in the data. As a worst case, its features have norm 1 in
+a direction that no other record uses. The attacker uses two numbers of each released row:
 
     u = B + sigma_x xi       features in the target's direction; B = 1 if the target was drawn
     v = N + B + sigma_y zeta labels of class k; N, the other records of the class, is Binomial(others, rate) if the
@@ -17,19 +17,20 @@ and the likelihood ratio of (u, v) with the target to without it, integrated ove
     with:     (1 - chance) g(v) g(u)  +  chance (1 - rate) h(v) g(u)  +  chance rate h(v - 1) g(u - 1)
     without:  (1 - chance) g(v) g(u)  +  chance h(v) g(u)
 
-where g are the densities of the noise and h that of N plus noise. The score of a release is the sum of logarithms.
+where g are the densities of the noise, and h is that of N plus noise. The score of a release is the sum of the
+logarithms.
 
 The simulation is exact: u and v are rounded to cells of a grid, which an attacker may do, and the logarithm of a cell
 to a multiple of `step`. Rows are independent and identically distributed, so the numbers of rows with each score are
-multinomial, and one multinomial draw is one run of the whole mechanism as this attacker sees it.
+multinomial, and one multinomial draw is one run of the whole mechanism as seen by this attacker.
 
-The sound account (docs/hierarchical-sampling.md): with secret class draws a record is exposed to
-R ~ Binomial(rows, chance) rows of its class. If the class draws were released, and no more if they are not,
+The sound account (docs/hierarchical-sampling.md): with secret class draws, a record is exposed to
+R ~ Binomial(rows, chance) rows of its class. If the class draws were released,
 
-    delta(epsilon) = sum over r of P[R = r] delta_r(epsilon),    delta_r that of PoissonGaussian(rate, sigma, r)
+    delta(epsilon) = sum over r of P[R = r] delta_r(epsilon),    delta_r is that of PoissonGaussian(rate, sigma, r)
 
-delta_r grows with r, so rounding R up to one of a few numbers, and counting everything beyond the last of them as lost,
-gives an upper bound.
+and delta is no larger if they are not released. delta_r grows with r, so an upper bound results from rounding R up to
+one of a few numbers and counting everything beyond the last of them as lost.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from dpvision.settings.release import Release
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-# Inner cells of the grid for u and for v, and how many standard deviations of the noise they reach beyond its means.
+# Inner cells of the grid for u and for v, and how many standard deviations of the noise it extends beyond the means.
 CELLS_U, CELLS_V, REACH = 192, 128, 7.0
 # Steps of the score in one standard deviation of a row's score; rounding adds 1/(12 * 4^2), or 0.5%, to the variance.
 FINENESS = 4
@@ -61,9 +62,9 @@ FINENESS = 4
 MAX_STEPS = 200
 # Runs that are simulated at a time, to bound memory.
 BLOCK = 4096
-# Numbers that R is rounded up to: with 8, sigma is less than 1% above the smallest sufficient one.
+# How many numbers R is rounded up to: with 8, sigma is less than 1% above the smallest sufficient one.
 POINTS = 8
-# The share of a budget's delta for an R beyond the last of them.
+# The share of a budget's delta that covers an R beyond the last of these numbers.
 BEYOND = 1e-3
 # Relative precision of sigma.
 PRECISION = 1e-3
@@ -71,7 +72,7 @@ PRECISION = 1e-3
 
 @dataclass(frozen=True)
 class Setting:
-    """Hierarchical sampling as a record of one class is exposed to it."""
+    """Hierarchical sampling, from the point of view of a record of one class."""
 
     rows: int
     chance: float  # probability that a row draws the class
@@ -81,13 +82,13 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.others < 0 or not (0 < self.chance <= 1 and 0 < self.rate <= 1 and self.balance > 0):
-            raise ConfigError(f"{self}: needs rows from 1, chance and rate above 0 and up to 1, balance above 0.")
+            raise ConfigError(f"{self}: needs rows >= 1, others >= 0, 0 < chance <= 1, 0 < rate <= 1 and balance > 0.")
 
 
 def setting(*, records: int, classes: int, mixed: float, drawn: float, rows: int) -> Setting:
-    """A setting from the paper's numbers: n records, K equal classes, m = `mixed`, and `drawn` classes in a row.
+    """Return the setting for the paper's numbers: n records, K equal classes, m = `mixed`, `drawn` classes in a row.
 
-    p = drawn / K, q = m / (n p). The world with the target is the one with n records.
+    p = drawn / K and q = m / (n p). The world with the target has n records.
     """
     chance = drawn / classes
     return Setting(rows=rows, chance=chance, rate=mixed / (records * chance), others=records // classes - 1)
@@ -98,12 +99,12 @@ PAPER = setting(records=50_000, classes=100, mixed=64, drawn=3, rows=50_000)
 
 
 def scheduled(setting: Setting) -> Setting:
-    """The setting with a public schedule instead of class draws: only the known rows of the class count."""
+    """Return the setting with a public schedule instead of class draws: only the known rows of the class count."""
     return replace(setting, rows=math.ceil(setting.rows * setting.chance), chance=1.0)
 
 
 def paper_sigma(setting: Setting, budget: Budget) -> float:
-    """The noise multiplier of the paper: a central limit at the rate m/n = chance * rate on all rows. Unsound."""
+    """Return the paper's noise multiplier, by a central limit at the rate m/n = chance * rate on all rows (unsound)."""
     return _central_limit_sigma(budget, setting.chance * setting.rate, setting.rows)
 
 
@@ -112,9 +113,9 @@ def _central_limit_sigma(budget: Budget, rate: float, steps: int) -> float:
 
 
 def sound_sigma(setting: Setting, budget: Budget) -> float:
-    """The smallest sound noise multiplier, for a public schedule (chance 1) or for secret class draws.
+    """Return the smallest sound noise multiplier, for a public schedule (chance 1) or for secret class draws.
 
-    For secret draws it is rounded up, with a relative precision of PRECISION.
+    For secret draws it is rounded up with a relative precision of PRECISION.
     """
     if setting.chance == 1.0:
         return calibrate.sigma(budget, rate=setting.rate, steps=setting.rows)
@@ -122,7 +123,7 @@ def sound_sigma(setting: Setting, budget: Budget) -> float:
     def is_enough(accountant_delta: Callable[[Event, float], float], sigma: float) -> bool:
         return _average_delta(accountant_delta, setting, sigma, budget.epsilon, BEYOND * budget.delta) <= budget.delta
 
-    # The expected number of rows needs nearly as much noise; search upward from there, and then by bisection.
+    # The noise for the expected number of rows is nearly enough: search upward from it, then by bisection.
     low = calibrate.sigma(
         budget, rate=setting.rate, steps=max(1, math.floor(setting.rows * setting.chance)), confirm=False
     )
@@ -138,7 +139,7 @@ def sound_sigma(setting: Setting, budget: Budget) -> float:
 
 
 def sound_delta(setting: Setting, sigma: float, *, epsilon: float, beyond: float = 1e-9) -> float:
-    """The delta at `epsilon` that is proved for secret class draws; `beyond` of it covers the largest R."""
+    """Return the delta at `epsilon` that is proven for secret class draws; `beyond` of it covers the largest R."""
     return _average_delta(accountant.delta, setting, sigma, epsilon, beyond)
 
 
@@ -146,7 +147,7 @@ def _average_delta(
     accountant_delta: Callable[[Event, float], float], setting: Setting, sigma: float, epsilon: float, beyond: float
 ) -> float:
     rows, chance = setting.rows, setting.chance
-    # Values of R, ascending; R is above the last of them with probability at most `beyond`.
+    # Values of R, ascending; R exceeds the last of them with probability at most `beyond`.
     low, high = float(binom.ppf(0.05, rows, chance)), float(binom.isf(beyond, rows, chance))
     counts = np.unique(np.ceil(np.linspace(low, high, POINTS)))
     weights = np.diff(binom.cdf(counts, rows, chance), prepend=0.0)  # probabilities that R is rounded up to each
@@ -155,17 +156,17 @@ def _average_delta(
 
 
 def published_sigma(config: Release) -> float:
-    """The paper's noise multiplier for a release, by the same central limit for every sampling. Unsound."""
+    """Return the paper's noise multiplier for a release, by one central limit for every sampling scheme (unsound)."""
     assert config.degree and config.n and config.rows  # complete
     return _central_limit_sigma(Budget(config.epsilon, config.delta), config.degree / config.n, config.rows)
 
 
 def compare_accounts(config: Release, classes: int) -> dict[str, str]:
-    """A table of the published account of a NeuroMixGDP release and the sound one, for comparison only."""
+    """Compare the published account of a NeuroMixGDP release with the sound one, as a table."""
     if not config.is_sampled or config.sampling == "class-schedule":
         raise ConfigError(
-            f"recipe {config.recipe} is not one of NeuroMixGDP, whose account this compares. Fix: --recipe neuromix, "
-            "neuromix-hs or dpmix."
+            f"recipe {config.recipe} has no published account to compare with. Fix: use --recipe neuromix, neuromix-hs "
+            "or dpmix."
         )
     sigma = published_sigma(config)
     epsilon = accountant.epsilon(config.event(sigma, classes), config.delta)
@@ -180,7 +181,7 @@ def compare_accounts(config: Release, classes: int) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class Attack:
-    """The score of each cell of a row, in steps, and the distribution of a row's score in both worlds."""
+    """The score of each cell, in steps, and the distribution of a row's score in both worlds."""
 
     setting: Setting
     sigma: float
@@ -193,7 +194,7 @@ class Attack:
     with_record: Floats
 
     def score(self, u: Floats, v: Floats) -> float:
-        """The score of one release, from u and v of each of its rows."""
+        """Return the score of one release, from u and v of each of its rows."""
         cells = np.searchsorted(self.edges_u, u), np.searchsorted(self.edges_v, v)
         return float(self.cells[cells].sum() * self.step)
 
@@ -203,31 +204,31 @@ class Attack:
         return without, with_record
 
     def mu(self) -> float:
-        """(mean with - mean without) / standard deviation of the scores, which `bounds.estimate` estimates."""
+        """Return (mean with - mean without) / standard deviation of the scores, which `bounds.estimate` estimates."""
         means = [float(self.values @ mass) for mass in (self.without, self.with_record)]
         variances = [float(self.values.astype(np.float64) ** 2 @ mass) for mass in (self.without, self.with_record)]
         spread = math.sqrt((variances[0] - means[0] ** 2 + variances[1] - means[1] ** 2) / 2)
         return math.sqrt(self.setting.rows) * (means[1] - means[0]) / spread
 
     def epsilon(self, delta: float) -> float:
-        """The lower bound on epsilon that this attack would reach with unlimited runs.
+        """Return the lower bound on epsilon that this attack would reach with unlimited runs.
 
         It is the largest log((P[score >= t] - delta) / P'[score >= t]) over all t. The distribution of the total score
-        is that of a row convolved with itself, computed by the Fourier transform.
+        is the convolution of the distributions of the rows, computed by the Fourier transform.
         """
         total_with, total_without = self._total(self.with_record), self._total(self.without)
         with_tail, without_tail = (np.cumsum(x[::-1])[::-1] for x in (total_with, total_without))
-        certain = without_tail > 1e-9  # below, the rounding errors of the transform matter
+        certain = without_tail > 1e-9  # below this, the rounding errors of the transform matter
         return float(np.log(np.maximum((with_tail[certain] - delta) / without_tail[certain], 1.0)).max())
 
     def _draw(self, mass: Floats, runs: int, rng: np.random.Generator) -> Floats:
-        order = np.argsort(-mass)  # the most likely first, which makes multinomial draws fast
+        order = np.argsort(-mass)  # most likely first, which makes multinomial draws fast
         values = self.values[order] * self.step
         blocks = [min(BLOCK, runs - start) for start in range(0, runs, BLOCK)]
         return np.concatenate([rng.multinomial(self.setting.rows, mass[order], size=size) @ values for size in blocks])
 
     def _total(self, mass: Floats) -> Floats:
-        """The distribution of the total score on a window of 12 standard deviations, from its lower end up."""
+        """Return the distribution of the total score on a window of 12 standard deviations around the means."""
         rows, values = self.setting.rows, self.values.astype(np.float64)
         means = [rows * float(values @ x) for x in (self.without, self.with_record)]
         spread = math.sqrt(rows * max(float(values**2 @ x) for x in (self.without, self.with_record)))
@@ -240,7 +241,7 @@ class Attack:
 
 
 def attack(setting: Setting, sigma: float) -> Attack:
-    """The best test of (u, v), row by row, against the mechanism with the noise multiplier `sigma`."""
+    """Return the best test of (u, v), row by row, against the mechanism with noise multiplier `sigma`."""
     q, p, lam = setting.rate, setting.chance, setting.balance
     sigma_x, sigma_y = sigma * math.sqrt(lam**2 + 1) / lam, sigma * math.sqrt(lam**2 + 1)
     counts = np.arange(setting.others + 1)
@@ -254,7 +255,7 @@ def attack(setting: Setting, sigma: float) -> Attack:
     one_more = weights @ _cells((edges_v[None, :] - 1 - counts[:, None]) / sigma_y)
     without = np.outer(absent, (1 - p) * none + p * drawn)
     with_record = np.outer(absent, (1 - p) * none + p * (1 - q) * drawn) + p * q * np.outer(present, one_more)
-    likely = without > 1e-15  # the probability of rarer cells is only rounding error, and any score will do
+    likely = without > 1e-15  # the probability of rarer cells is mere rounding error, so any score will do
     ratio = np.zeros_like(without)
     ratio[likely] = np.log(np.maximum(with_record[likely], 1e-300) / without[likely])
     step = math.sqrt(float((without * ratio**2).sum())) / FINENESS
@@ -265,15 +266,15 @@ def attack(setting: Setting, sigma: float) -> Attack:
 
 
 def _gather(which: NDArray[np.intp], mass: Floats) -> Floats:
-    """The probability of each value, normalised to remove rounding errors."""
+    """Return the probability of each value, normalised to remove rounding errors."""
     gathered = np.zeros(int(which.max()) + 1)
     np.add.at(gathered, which.ravel(), mass.ravel())
     return gathered / gathered.sum()
 
 
 def _cells(z: Floats) -> Floats:
-    """Probabilities of N(0, 1) below the first edge, between neighbours and above the last; along the last axis."""
-    positive = z > 0  # subtract in the tail where no digits are lost
+    """Return probabilities of N(0, 1) below the first edge, between edges and above the last, along the last axis."""
+    positive = z > 0  # subtract in the tail in which no digits are lost
     below, above = ndtr(z), ndtr(-z)
     inner = np.where(positive[..., :-1], above[..., :-1] - above[..., 1:], below[..., 1:] - below[..., :-1])
     return np.concatenate([below[..., :1], inner, above[..., -1:]], axis=-1)

@@ -1,12 +1,12 @@
 """Model inversion: find an image whose features explain a released row (He et al. 2019; NeuroMixGDP, Appendix K).
 
 A row released at degree m is (1/m) (sum of c(f(x_i)) over the sampled records) plus noise, where f is a public module
-and c clips a row to norm 1. The attack is regularised maximum likelihood: Adam starts from uniform noise and searches
+and c clips a row to norm 1. The attack is regularised maximum likelihood: Adam starts from uniform noise and minimises
 
-    argmin  | m row - known - c(f(x)) |^2  +  tv * TV(x),    -1 <= x <= 1
+    | m row - known - c(f(x)) |^2  +  tv * TV(x)    over    -1 <= x <= 1
 
-`known` is the sum of c(f(.)) over sampled records that the attacker has. If these are all but one, the remainder of the
-row is one record under noise of sigma_x, the best case for an attacker of one row. TV is the sum of absolute
+`known` is the sum of c(f(.)) over sampled records that the attacker has. If it lacks a single record, the remainder of
+the row is that record with noise of sigma_x, the best case for an attacker of one row. TV is the sum of absolute
 differences of neighbouring pixels, in units of the pixels' range. (The paper divides the squared distance by m^2, so
 the same tv has m^2 times the weight there.) Rows that were drawn from noisy sums do not belong to any record, so they
 cannot be inverted. The results are not for release.
@@ -30,7 +30,7 @@ from dpvision.private.features.encoders import Encoder
 from dpvision.private.features.public_map import load_released_encoder, load_split
 from dpvision.released.folder import FinishedRelease, read_rows
 
-# Rows that are inverted, steps of each inversion, and images of a split that the results are compared with.
+# Number of inverted rows, steps of an inversion, and number of images of a split that results are compared with.
 SHOWN, STEPS, COMPARED = 8, 1000, 2000
 
 
@@ -48,7 +48,7 @@ def invert(
 ) -> Tensor:
     """Reconstruct (rows, *shape) images in [-1, 1] from (rows, d) released features."""
     if released.ndim != 2 or (known is not None and known.shape != released.shape):
-        raise ConfigError("released and known must be (rows, features) arrays of one shape.")
+        raise ConfigError("released and known must be (rows, features) arrays of the same shape.")
     remainder = (released * degree - (0 if known is None else known)).detach()
     start = torch.rand((len(remainder), *shape), generator=torch.Generator().manual_seed(seed))
     x = (2 * start - 1).to(remainder).requires_grad_()
@@ -57,7 +57,7 @@ def invert(
     for _ in range(steps):
         loss = (remainder - shorten(features(x).flatten(1))).square().sum(1) + tv * total_variation(x)
         (gradient,) = torch.autograd.grad(loss.sum(), x)  # rows are independent of each other
-        x.grad = gradient.nan_to_num_(0.0, 0.0, 0.0)  # a modulus has no gradient at 0, as in an image of one colour
+        x.grad = gradient.nan_to_num_(0.0, 0.0, 0.0)  # a modulus, as of an image of one colour, has no gradient at 0
         optimiser.step()
         schedule.step()
         with torch.no_grad():
@@ -71,13 +71,13 @@ def shorten(z: Tensor) -> Tensor:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """(..., channels, height, width) in [-1, 1] -> (...): sums of absolute differences, divided by the range of 2."""
+    """Return the sum of absolute differences of neighbouring pixels, divided by 2, of (..., C, H, W) in [-1, 1]."""
     down, right = x.diff(dim=-2).abs(), x.diff(dim=-1).abs()
     return (down.sum((-3, -2, -1)) + right.sum((-3, -2, -1))) / 2
 
 
 def correlations(images: Tensor, others: Tensor) -> Tensor:
-    """(a, ...) and (b, ...) images -> (a, b) correlations of their pixels; 0 if an image has only one colour."""
+    """Return the (a, b) pixel correlations of (a, ...) and (b, ...) images; 0 for an image of one colour."""
     centred = [(x.flatten(1) - x.flatten(1).mean(1, keepdim=True)).double() for x in (images, others)]
     one, two = (x / x.norm(dim=1, keepdim=True).clamp(min=1e-9) for x in centred)
     return one @ two.T
@@ -85,11 +85,11 @@ def correlations(images: Tensor, others: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """Mean correlations of reconstructed images with true ones, and the images in [0, 1] in named lines."""
+    """Mean correlations of reconstructed images with true ones, and the images in [0, 1] in named rows of pictures."""
 
-    alone: float  # reconstructions from single records without noise, with those records
-    members: float  # reconstructions from released rows, with the most similar training image
-    others: float  # and with the most similar of the same number of test images
+    alone: float  # of reconstructions from single records without noise with those records
+    members: float  # of reconstructions from released rows with the most similar training image
+    others: float  # of these with the most similar of the same number of test images
     compared: int
     lines: dict[str, NDArray[np.float32]]
 
@@ -102,10 +102,10 @@ def attack_rows(
     steps: int = STEPS,
     device: torch.device | str = "cpu",
 ) -> Inversion | str:
-    """Invert the first released rows, or return the reason why they cannot be inverted.
+    """Invert the first released rows, or return the reason why it is impossible.
 
     Each reconstruction is compared with the most similar of the training images and of the same number of test images.
-    Reconstructions from single records without noise show how strong the attack is when nothing hides them.
+    Reconstructions from single records without noise show how strong the attack is without any protection.
     """
     if not release.settings.is_sampled:
         return f"the rows were {describe(release).rows_are}, so no row belongs to a record"
@@ -141,7 +141,7 @@ def attack_rows(
 
 
 class DifferentiableRows(nn.Module):
-    """Images to rows as in the release, with gradients: the encoder, the public map, and a norm of at most 1."""
+    """Map images to rows as in the release, with gradients: the encoder, the public map, and a norm of at most 1."""
 
     mean: Tensor | None
     matrix: Tensor | None
@@ -163,6 +163,6 @@ class DifferentiableRows(nn.Module):
 
 
 def _to_picture(images: Tensor) -> NDArray[np.float32]:
-    """(N, C, H, W) in [-1, 1] -> (N, H, W) or (N, H, W, 3) in [0, 1]."""
+    """Convert (N, C, H, W) in [-1, 1] to (N, H, W) or (N, H, W, 3) in [0, 1]."""
     pixels = (images / 2 + 0.5).permute(0, 2, 3, 1).cpu().numpy()
     return np.asarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)

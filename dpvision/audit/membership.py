@@ -1,13 +1,13 @@
 """Membership attacks on a run or a release: was a record in the training data?
 
     loss threshold   "in" if the loss is small (Yeom et al. 2018): a model that memorises has smaller losses on members
-    LiRA             (online; Carlini et al. 2022, arXiv 2112.03570) a record's phi = log p_y - log(1 - p_y), compared
-                     with its phi under models trained with it and without it:
+    LiRA             (online; Carlini et al. 2022, arXiv 2112.03570) compares a record's phi = log p_y - log(1 - p_y)
+                     with its phi under models that were trained with it and without it:
 
                      log N(phi; mean_in, spread_in) - log N(phi; mean_out, spread_out)
 
-With few shadow models the standard deviation of one record's phi cannot be estimated, so all records share one, as in
-the paper. All results are computed from private images without noise: they are not for release.
+With few shadow models, the standard deviation of one record's phi cannot be estimated, so all records share one, as in
+the paper. All results are computed from private images without noise, so they are not for release.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpvision.released.model import load_model
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]  # false positive rates and true positive rates, ascending
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
-# A class gets an AUC of its own if it has at least this number of members and of non-members.
+# A class gets its own AUC if it has at least this number of members and of non-members.
 FEWEST = 10
 
 
@@ -52,7 +52,7 @@ class Membership:
     others: int
 
     def as_json(self, classes: tuple[str, ...]) -> dict[str, Any]:
-        """Plain values for files in operator/, with classes by name."""
+        """Return plain values for files in operator/, with classes by name."""
         return {
             "auc": self.auc,
             "found": {f"{rate:g}": share for rate, share in self.true_positive_rates.items()},
@@ -65,9 +65,9 @@ class Membership:
 def evaluate_attack(
     members: ArrayLike, others: ArrayLike, *, classes: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Membership:
-    """The success of an attack, from the scores of members and non-members; also by class if classes are given."""
+    """Measure the success of an attack from the scores of members and others, and by class if classes are given."""
     inside, outside = np.asarray(members, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    auc = membership_auc(-inside, -outside)  # of losses, which are small for members
+    auc = membership_auc(-inside, -outside)  # it takes losses, which are small for members
     false, true = roc_curve(inside, outside)
     rates = {rate: float(true[np.searchsorted(false, rate, side="right") - 1]) for rate in FALSE_POSITIVE_RATES}
     by_class = {}
@@ -83,7 +83,7 @@ def evaluate_attack(
 def attack_run(
     folder: Path, source: str, *, most: int = 10_000, device: torch.device | str = "cpu"
 ) -> tuple[Membership, dict[str, Floats]]:
-    """The loss-threshold attack on a run's model, training images against test images; and the scores of both."""
+    """Attack a run's model by loss threshold, training against test images; return the success and the scores."""
     model = load_model(folder, device=device)
     data = load(source, classes=list(model.classes), size=model.shape[1:], channels=model.shape[0])
     if data.test is None:
@@ -99,7 +99,7 @@ def attack_release(
     weights: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> tuple[Membership, dict[str, Floats]]:
-    """The loss-threshold attack on a classifier that is trained on released rows; and the scores of both."""
+    """Attack a classifier trained on released rows by loss threshold; return the success and the scores."""
     classes = len(release.classes)
     learner = DiscriminantLearner(classes=classes, **describe(release).noise).fit(*read_rows(release.folder))
     parts = []
@@ -110,19 +110,19 @@ def attack_release(
 
 
 def describe(release: FinishedRelease) -> Description:
-    """The description of what a release's mechanism does to its rows, such as the noise that it adds."""
+    """Return the description of a release's mechanism, such as the noise that it adds to rows."""
     return mechanism_of(Rows.none(len(release.classes)), release.settings).describe(release.settings)
 
 
 def _attack_losses(*parts: tuple[ArrayLike, Any]) -> tuple[Membership, dict[str, Floats]]:
-    """The loss-threshold attack on a model's outputs and labels, for members and then for non-members."""
+    """Attack by loss threshold, given a model's outputs and the labels of members and then of non-members."""
     inside, outside = (-cross_entropies(*part) for part in parts)
     success = evaluate_attack(inside, outside, classes=(parts[0][1], parts[1][1]))
     return success, {"members": inside, "others": outside}
 
 
 def roc_curve(members: ArrayLike, others: ArrayLike) -> Curve:
-    """False and true positive rates of "score >= t" for every t, ascending, from (0, 0) to (1, 1)."""
+    """Return the false and true positive rates of "score >= t" for every t, ascending, from (0, 0) to (1, 1)."""
     inside, outside = (np.sort(np.asarray(x, dtype=np.float64)) for x in (members, others))
     thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
     rates = [(len(x) - np.searchsorted(x, thresholds, side="left")) / len(x) for x in (outside, inside)]
@@ -130,9 +130,9 @@ def roc_curve(members: ArrayLike, others: ArrayLike) -> Curve:
 
 
 def membership_auc(members: ArrayLike, others: ArrayLike) -> float:
-    """AUC = P[member's loss < non-member's loss] + P[equal] / 2, exactly, by ranks: 1/2 if losses reveal nothing."""
+    """Return the AUC, P[member's loss < non-member's loss] + P[equal] / 2, exactly; 1/2 if losses reveal nothing."""
     inside, outside = _checked_losses("members", members), _checked_losses("others", others)
-    ranks = rankdata(np.concatenate([outside, inside]))[: len(outside)]  # ties share their mean rank
+    ranks = rankdata(np.concatenate([outside, inside]))[: len(outside)]  # ties get their mean rank
     pairs = ranks.sum() - len(outside) * (len(outside) + 1) / 2
     return float(pairs / (len(inside) * len(outside)))
 
@@ -145,13 +145,13 @@ def _checked_losses(name: str, values: ArrayLike) -> Floats:
 
 
 def cross_entropies(scores: Any, labels: Any) -> Floats:
-    """-log softmax(scores)[label] of each record, from (N, K) scores and N labels."""
+    """Return -log softmax(scores)[label] of each record, from (N, K) scores and N labels."""
     z, y = np.asarray(scores, dtype=np.float64), np.asarray(labels)
     return np.asarray(logsumexp(z, axis=1)) - z[np.arange(len(z)), y]
 
 
 def logit_confidences(scores: ArrayLike, labels: ArrayLike) -> Floats:
-    """phi = log p_y - log(1 - p_y) of each record, from (N, K) scores and N labels."""
+    """Return phi = log p_y - log(1 - p_y) of each record, from (N, K) scores and N labels."""
     z, y = np.array(scores, dtype=np.float64), np.asarray(labels)
     rows = np.arange(len(z))
     own = z[rows, y].copy()
@@ -170,11 +170,11 @@ def train_shadows(
     """Train `count` shadow models and return two (count, N) arrays: phi of each record, and whether it was trained on.
 
     `fit` trains a model on the given records and returns phi of all records. Each record is in half of the models: one
-    half of each class trains a model, the other half the next. `units` identifies records that belong together, such as
-    those of one person: they are in or out together.
+    model is trained on one half of each class, the next on the other half. `units` identifies records that belong
+    together, such as those of one person, which are in or out together.
     """
     if count < 2 or count % 2:
-        raise ConfigError(f"{count} shadow models: it must be an even number, so that every record is in half of them.")
+        raise ConfigError(f"{count} shadow models: the number must be even, so that every record is in half of them.")
     y, rng = np.asarray(labels), np.random.default_rng(seed)
     _, first, of = np.unique(np.arange(len(y)) if units is None else units, return_index=True, return_inverse=True)
     phi, inside = np.empty((count, len(y))), np.zeros((count, len(y)), dtype=np.bool_)
@@ -190,21 +190,21 @@ def train_shadows(
 
 
 def lira_scores(target: ArrayLike, shadow: ArrayLike, inside: ArrayLike) -> Floats:
-    """LiRA's score of each record, from (N,) phi of the audited model, (S, N) phi of shadow models, and membership."""
+    """Return LiRA scores, from (N,) phi of the attacked model, (S, N) phi of shadow models, and their membership."""
     phi, shadows, members = np.asarray(target, np.float64), np.asarray(shadow, np.float64), np.asarray(inside, np.bool_)
     if shadows.shape != members.shape or shadows.shape[1:] != phi.shape:
         raise ConfigError(
-            f"phi has shape {phi.shape}, that of shadow models {shadows.shape}, membership {members.shape}: the shapes "
-            "do not fit."
+            f"phi has shape {phi.shape}, phi of shadow models {shadows.shape}, and membership {members.shape}: they "
+            "must be (N,), (S, N) and (S, N)."
         )
     if members.all(0).any() or not members.any(0).all():
-        raise ConfigError("every record must be inside one shadow model and outside another. Fix: more shadow models.")
+        raise ConfigError("every record must be inside one shadow model and outside another. Fix: train more models.")
     inside_fit, outside_fit = (_mean_and_spread(shadows, which) for which in (members, ~members))
     return _log_normal(phi, *inside_fit) - _log_normal(phi, *outside_fit)
 
 
 def _mean_and_spread(phi: Floats, which: NDArray[np.bool_]) -> tuple[Floats, float]:
-    """Each record's mean over the models chosen for it, and one standard deviation for all records."""
+    """Return each record's mean over the models chosen for it, and one standard deviation for all records."""
     counts = which.sum(0)
     mean = np.where(which, phi, 0.0).sum(0) / counts
     squares = (np.where(which, phi - mean, 0.0) ** 2).sum()

@@ -1,7 +1,7 @@
 """A lower bound on epsilon from one run with many canaries (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846).
 
-Each of m canaries was inserted by a fair, secret Bernoulli draw. From what was released, the auditor guesses "in" for
-those with the highest scores and "out" for those with the lowest, r guesses in all, and abstains from the others. If
+Each of m canaries was inserted in secret with probability 1/2. From what was released, the auditor guesses "in" for
+those with the highest scores and "out" for those with the lowest, r guesses in total, and abstains from the others. If
 the mechanism is (epsilon, delta)-differentially private, the number W of correct guesses is hardly larger than a
 binomial variable (their Theorem 5.2): with V ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
 
@@ -28,7 +28,7 @@ from dpvision.core.events import Capped, Composed, Event, exposures, parts
 from dpvision.errors import ConfigError
 from dpvision.storage import run_folder
 
-# Shares of the canaries that may be guessed; `choose_guesses` takes the best one for the claim.
+# Shares of the canaries for which guesses may be made; `choose_guesses` selects one.
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 LARGEST_EPSILON = 50.0
 
@@ -50,7 +50,7 @@ def audit_one_run(
     run: run_folder.Run, scores: NDArray[np.float64], inside: NDArray[np.bool_], *, event: Event, delta: float
 ) -> OneRun:
     """Compute the bound from a run's own canaries; write it to audit.json, and scores and insertions to operator/."""
-    steps = exposures(Composed(parts(event)))  # of the steps, without the cap that bounds them
+    steps = exposures(Composed(parts(event)))  # without the cap that bounds their epsilon
     guesses = choose_guesses(len(scores), max(map(claimed_mu, steps)), delta=delta)
     bound = one_run(scores, inside, guesses=guesses, delta=delta)
     proved = accountant.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
@@ -71,10 +71,10 @@ def audit_one_run(
 
 
 def one_run(scores: ArrayLike, inside: ArrayLike, *, guesses: int, delta: float, confidence: float = 0.95) -> OneRun:
-    """The bound from each canary's score and whether it was inserted; `guesses` must not depend on `inside`."""
+    """Return the bound from the scores and insertions of canaries; `guesses` must not depend on `inside`."""
     checked, inserted = checked_scores("scores", scores), np.asarray(inside, dtype=np.bool_)
     if checked.shape != inserted.shape:
-        raise ConfigError(f"{checked.size} scores and {inserted.size} insertions: each canary needs one of both.")
+        raise ConfigError(f"{checked.size} scores and {inserted.size} insertions: each canary needs one of each.")
     if not 0 < guesses <= checked.size:
         raise ConfigError(f"guesses is {guesses}: it must be from 1 to the number of canaries, {checked.size}.")
     right = count_right_guesses(checked, inserted, guesses=guesses)
@@ -83,16 +83,16 @@ def one_run(scores: ArrayLike, inside: ArrayLike, *, guesses: int, delta: float,
 
 
 def count_right_guesses(scores: NDArray[np.float64], inside: NDArray[np.bool_], *, guesses: int) -> int:
-    """Guess "in" for the highest scores and "out" for the lowest, and count the right guesses.
+    """Count the right guesses if the highest scores are guessed "in" and the lowest "out", half of each.
 
-    Half of the guesses are of each kind; equal scores are taken in the order of the canaries.
+    Equal scores are ranked in the order of the canaries.
     """
     order, low = np.argsort(scores, kind="stable"), guesses // 2
     return int((~inside[order[:low]]).sum() + inside[order[len(order) - (guesses - low) :]].sum())
 
 
 def p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """The largest probability of at least `right` right guesses under (epsilon, delta)-differential privacy."""
+    """Return the largest probability of `right` or more right guesses under (epsilon, delta)-differential privacy."""
     chance = 1 / (1 + math.exp(-epsilon))
     more = float(binom.sf(right - 1, guesses, chance))
     below = binom.cdf(np.arange(-1, right), guesses, chance)  # P[V < 0], ..., P[V < right]
@@ -102,7 +102,7 @@ def p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: f
 
 
 def largest_refuted(*, canaries: int, guesses: int, right: int, delta: float, miss: float) -> float:
-    """The largest epsilon with a p-value of at most `miss`, rounded down; 0 if there is none."""
+    """Return the largest epsilon with a p-value of at most `miss`, rounded down; 0 if there is none."""
 
     def is_refuted(epsilon: float) -> bool:
         return p_value(canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta) <= miss
@@ -117,9 +117,9 @@ def largest_refuted(*, canaries: int, guesses: int, right: int, delta: float, mi
 
 
 def choose_guesses(canaries: int, mu: float, *, delta: float, confidence: float = 0.95) -> int:
-    """The number of guesses with the largest expected bound for normal scores whose means differ by `mu`.
+    """Return the number of guesses with the largest expected bound for normal scores whose means differ by `mu`.
 
-    It does not depend on the data.
+    The number does not depend on the data.
     """
     rng, bounds = np.random.default_rng(0), np.zeros(len(SHARES))
     options = [max(1, round(share * canaries)) for share in SHARES]

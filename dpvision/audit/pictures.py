@@ -1,4 +1,4 @@
-"""Plots of audits: ROC curves, the spectrum of a Hessian and the plane of gradients. Equal numbers give equal bytes."""
+"""Plots of audits: ROC curves, the spectrum of a Hessian and the plane of gradients. Their bytes are reproducible."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FIRST, SECOND, RED = "#0b6e4f", "#c05621", "#b00020"
 
 
 def plot_roc(curves: dict[str, Curve], *, allowed: tuple[Sequence[float], ArrayLike] | None, title: str) -> bytes:
-    """ROC curves as SVG; `allowed` is the largest curve that the claim permits to any attack.
+    """Plot ROC curves as SVG; `allowed` is the upper bound on the curve of any attack, according to the claim.
 
-    The axes are logarithmic: what matters is the true positive rate at a very small false positive rate.
+    The axes are logarithmic, because the true positive rate at a very small false positive rate matters most.
     """
     with _figure((5.2, 4.6)) as (figure, file):
         axes, start = figure.subplots(), 1e-4
@@ -43,7 +43,7 @@ def plot_roc(curves: dict[str, Curve], *, allowed: tuple[Sequence[float], ArrayL
 
 
 def plot_spectrum(curvature: Curvature, *, private: bool) -> bytes:
-    """The largest eigenvalues with their error bars as SVG, and the trace as its title."""
+    """Plot the largest eigenvalues with error bars as SVG; the title states the trace."""
     with _figure((5.6, 3.6), private=private) as (figure, file):
         axes = figure.subplots()
         eigenvalues = curvature.eigenvalues
@@ -58,7 +58,7 @@ def plot_spectrum(curvature: Curvature, *, private: bool) -> bytes:
 
 
 def plot_plane(plane: Concentration, names: tuple[str, str], *, private: bool) -> bytes:
-    """Both groups as SVG: on the left the directions of gradients in the unit disc, on the right their full norm."""
+    """Plot both groups as SVG: directions of gradients in the unit disc on the left, full gradients on the right."""
     with _figure((8.4, 4.2), private=private) as (figure, file):
         left, right = figure.subplots(1, 2)
         for axes, normalised in ((left, True), (right, False)):
@@ -89,14 +89,14 @@ def _scatter(axes: Axes, cloud: Cloud, colour: str, *, label: str, normalised: b
 
 
 def _printable(name: str) -> str:
-    """A name that others chose, in characters of any font and without the leading _ that would hide it in a legend."""
+    """Return a user-supplied name in printable ASCII, without a leading _, which would hide it in a legend."""
     ascii_name = name.encode("ascii", "replace").decode()
     return "".join(c if c.isprintable() else "?" for c in ascii_name[:40]).lstrip("_") or "?"
 
 
 @contextmanager
 def _figure(size: tuple[float, float], *, private: bool = False) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """A figure in matplotlib's default style, whatever the user has set, saved without a date or random names."""
+    """Yield a figure in matplotlib's default style, not the user's; save it without a date or random ids."""
     import matplotlib
     from matplotlib.figure import Figure
 

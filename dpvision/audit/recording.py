@@ -1,4 +1,4 @@
-"""Record a mechanism: all of its data that reaches the noise, and everything about its run that is public.
+"""Record a run of a mechanism: all data that reaches the noise, and everything that is public.
 
 While a mechanism is recorded
 
@@ -8,13 +8,13 @@ While a mechanism is recorded
     Key.fresh          returns a fixed key, the same one in every recording
     Key.stream         names streams by their use and by the order in which their branches appear, not by the branch
                        itself, which is a digest of the data: two recordings draw the same random numbers
-    samplers           of mixtures draw the same records and weights for those that both recordings have
+    samplers           of mixtures draw the same rows and weights for records that both recordings have
 
-and everything else is the real code. In a recording that is made like another one, each noise call returns what it
-returned there: the mechanism takes the same path whatever its data are, and every difference is due to the data.
+Everything else is the real code. In a recording that is made `like` another one, each noise call returns the result of
+that recording: the mechanism takes the same path whatever its data are, and every difference is due to the data.
 
-A mechanism of your own is recorded if it calls `noise.add_noise(...)` by that name, and is given its key or makes one
-with `Key.fresh()`. Neighbours must give equal return values.
+A mechanism of your own can be recorded if it calls `noise.add_noise(...)` by that name, and gets its key as an argument
+or from `Key.fresh()`. Its return values on neighbours must be equal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dpvision.private.statistics.mixtures import RandomWeights
 from dpvision.private.training.private_sum import Fetch, PrivateSum
 
 Data = TypeVar("Data")
-# Purpose, step, rank and branch of the stream that the noise comes from; the number of the call if it is unknown.
+# Purpose, step, rank and branch of the stream of the noise; the number of the call if the stream is unknown.
 Use = tuple[str, int, int, int] | int
 
 
@@ -58,24 +58,24 @@ def patched(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 class MixtureDraws:
-    """The records that each block of rows of a released mixture drew, and their weights; as in `like`, if given.
+    """The records that were drawn for each block of rows of a released mixture, and their weights, as in `like`.
 
     A mixture draws all records and rows from one stream at once, so one more record would change the draws of all
-    others. The draws of one recording are therefore kept by row and record, and used for the same records in the next;
-    a new record keeps its own. Records that both recordings have must be at the same positions, so an additional record
-    must be the last.
+    others. The draws of one recording are therefore stored by row and record, and reused for the same records in the
+    next; a new record has its own draws. Records that both recordings have must be at the same positions, so an
+    additional record must be the last one.
     """
 
     def __init__(self, like: MixtureDraws | None = None) -> None:
         self._like = like
-        # By block, which is the step of its stream: (row of the block, record), the number of records, weights.
+        # By block, identified by the step of its stream: pairs (row of the block, record), number of records, weights.
         self._drawn: dict[Any, list[tuple[int, int]]] = {}
         self._records: dict[Any, int] = {}
         self._weights: dict[Any, dict[tuple[int, int], float]] = {}
 
     @contextmanager
     def patch_samplers(self) -> Iterator[None]:
-        """Within the block, samplers and weights of mixtures use these draws."""
+        """Make samplers and weights of mixtures use these draws within the block."""
         shares_of = RandomWeights.shares
 
         def patched_choose(choose: Any) -> Any:
@@ -110,7 +110,7 @@ class MixtureDraws:
         known = {} if self._like is None else self._like._weights.get(block, {})
         drawn = self._drawn.get(block, [])
         if len(drawn) != len(fresh):
-            return fresh  # not one weight for each drawn record
+            return fresh  # there is not one weight for each drawn record
         self._weights[block] = {d: known.get(d, float(w)) for d, w in zip(drawn, fresh, strict=True)}
         return np.array([self._weights[block][d] for d in drawn])
 
@@ -134,7 +134,7 @@ class NoiseCall:
 
 @dataclass
 class Recording:
-    """One run of a mechanism: its noise calls and everything public, and its return value or its error."""
+    """One run of a mechanism: its noise calls, everything public, and its return value or its error."""
 
     calls: list[NoiseCall] = field(default_factory=list)
     charges: list[Event] = field(default_factory=list)
@@ -145,12 +145,12 @@ class Recording:
     draws: MixtureDraws = field(default_factory=MixtureDraws)
 
     def results(self) -> dict[Use, NDArray[np.float64]]:
-        """The result of each noise call by its stream; of a stream that was used twice, the first."""
+        """Return the result of each noise call by its stream; if a stream was used twice, the first result."""
         return {call.use: call.result for call in reversed(self.calls)}
 
 
 def record(mechanism: Callable[[Data], object], data: Data, *, like: Recording | None = None) -> Recording:
-    """Run the mechanism on the data, with the noisy results and the draws of `like`."""
+    """Run the mechanism on the data and record it, with the noisy results and the draws of `like`."""
     recording = Recording(draws=MixtureDraws(None if like is None else like.draws))
     with _recorded(recording, {} if like is None else like.results()), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

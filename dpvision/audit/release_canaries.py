@@ -1,11 +1,11 @@
-"""Canaries in released rows, moments and published methods: real releases, projected on the direction of each canary.
+"""Canaries in released rows, moments and published methods: real releases, projected onto each canary's direction.
 
 mixtures    canary j has the j-th feature and, where labels are noisy, a class of its own: it adds (a e_j, b y_j), of
             norm 1, and the adversary takes the inner product of each row with that vector
 moments     canary j adds (b e_j y_j^T, c y_j, a vec(e_j e_j^T)), of norm 1
-synthesis   canary j has the j-th feature and a class of its own, so that its entries of every sum are zero for all
-            others. The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy
-            sum that was released, and so learns what each canary adds. A canary whose norm is below 1 reveals less
+synthesis   canary j has the j-th feature and a class of its own, so that no other canary contributes to its entries of
+            a sum. The method is adaptive: the adversary runs it again on all canaries, answers each sum with the noisy
+            sum that was released, and thus learns what each canary adds. A canary whose norm is below 1 reveals less
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dpvision.private.statistics.mixtures import Mixtures, RandomWeights
 from dpvision.private.statistics.moments import MomentsMechanism
 from dpvision.released.folder import FinishedRelease
 
-# Canaries that share a release: the size of moments grows with the square, and P3GM keeps at most 20 directions.
+# Canaries in one release: the size of moments grows with the square, and P3GM uses at most 20 directions.
 TOGETHER, FEW = {"mixtures": 200, "moments": 40}, 20
 
 
@@ -51,9 +51,10 @@ def score_canaries(
     rng: CanaryRandom = FRESH,
     progress: OnProgress = lambda *_: None,
 ) -> Scores:
-    """Run the mechanism of a release's card with at least `canaries` canaries in all, and score them.
+    """Run the mechanism of a release with at least `canaries` canaries in total, and score them.
 
-    It takes no data: sampler, degree, weights, shares and noise are those of the card, and records have few features.
+    No private data is used: sampler, degree, weights, shares and noise are those of the card, and records have few
+    features.
     """
     settings, sigma = release.settings, release.sigma
     trials = Trials.of(canaries, together=TOGETHER.get(settings.kind, FEW), rng=rng, progress=progress)
@@ -88,7 +89,7 @@ def mixture_scores(
     balance: float = 1.0,
     weights: RandomWeights | None = None,
 ) -> Scores:
-    """Release mixtures of canaries and score them; in a schedule, canaries belong to the most exposed classes."""
+    """Release mixtures of canaries and score them. In a schedule, canaries belong to the most exposed classes."""
     canaries = trials.canaries
     claimed, (exposure, worst) = sampler.event(sigma), _most_exposed(sampler, sigma)
     sampler, labels = _one_class_each(sampler, worst, canaries)
@@ -110,14 +111,16 @@ def mixture_scores(
 
 
 def _most_exposed(sampler: MixtureSampler, sigma: float) -> tuple[Exposure, list[int]]:
-    """The exposure that reveals the most about a record, and the classes that have it; all records of a Poisson mixture
-    have the same."""
+    """Return the exposure that reveals most about a record, and the classes that have it.
+
+    All records of a Poisson mixture have the same exposure, so no class is returned.
+    """
     if isinstance(sampler, Poisson):
         return Exposure(sampler.rate, sigma, sampler.rows), []
     by_class = [Exposure(rate, sigma, int(n)) for rate, n in zip(sampler.rates, sampler.table.sum(0), strict=True)]
     mus = {exposure: claimed_mu((exposure,)) for exposure in set(by_class) if exposure.rate > 0 and exposure.steps > 0}
     if not mus:
-        raise ConfigError("no record takes part in any row of this schedule, so there is nothing to audit.")
+        raise ConfigError("no record is in any row of this schedule, so there is nothing to audit.")
     worst = max(mus, key=mus.__getitem__)
     return worst, [number for number, exposure in enumerate(by_class) if exposure == worst]
 
@@ -125,9 +128,9 @@ def _most_exposed(sampler: MixtureSampler, sigma: float) -> tuple[Exposure, list
 def _one_class_each(
     sampler: MixtureSampler, worst: list[int], canaries: int
 ) -> tuple[MixtureSampler, NDArray[np.int64]]:
-    """The sampler with a class for each canary, and the canaries' classes: a shared label would couple two canaries.
+    """Return the sampler with a class for each canary, and the canaries' classes: a shared label would couple two.
 
-    The columns of a schedule are repeated, so that each canary is in the rows of a real class. Where every row has one
+    The columns of a schedule are repeated, so that each canary is in the rows of a real class. If every row has one
     class, labels are released without noise and are not part of the score, so canaries may share a class.
     """
     if isinstance(sampler, Poisson):
@@ -139,7 +142,7 @@ def _one_class_each(
 
 
 def _project_rows(mixtures: Mixtures, features: Any, answers: Any, labels: NDArray[np.int64]) -> Floats:
-    """<row, (a e_j, b y_j)> for each row and canary, multiplied by the public divisor."""
+    """Return <row, (a e_j, b y_j)> for each row and canary, multiplied by the public divisor."""
     projection = mixtures.a**2 * mixtures.divisor * features.astype(np.float64)
     if not mixtures.public_labels:
         projection += mixtures.b**2 * mixtures.divisor * answers[:, labels].astype(np.float64)
@@ -154,7 +157,7 @@ def moments_scores(
     counts_share: float = 0.05,
     counts_declared: bool = False,
 ) -> Scores:
-    """Release class sums, class counts (unless declared) and the second moment of canaries in each run; score them."""
+    """Release class sums, class counts (unless declared) and the second moment of canaries, and score them."""
     canaries, claimed = trials.canaries, Gaussian(sigma, 1)
     counts = (1,) * canaries if counts_declared else None
     exposure = Exposure(1.0, sigma, 1)
@@ -176,20 +179,20 @@ def moments_scores(
 
 
 def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod) -> Scores:
-    """Score canaries by the noisy sums of a published method; the rows that it makes from them reveal no more."""
+    """Score canaries by the noisy sums of a published method. The rows that it draws from them reveal no more."""
     canaries, claimed = trials.canaries, Gaussian(sigma, method.releases)
     exposure = Exposure(1.0, sigma, method.releases)
     everyone = np.arange(canaries)
 
     def sums_of(who: NDArray[np.int64], answer: Callable[[BoundedSum], Floats], *, noise: float) -> list[BoundedSum]:
-        """The sums that the method asks for on these canaries, if each is answered by `answer`."""
+        """Return the sums that the method queries on these canaries if each is answered by `answer`."""
         sums: list[BoundedSum] = []
 
         def noisy(bounded: BoundedSum) -> Floats:
             sums.append(bounded)
             result = answer(bounded)
             if len(sums) == method.releases:
-                raise _LastRelease  # the rest is fitted to the noisy sums, and takes long
+                raise _LastRelease  # what follows is post-processing, and slow
             return result
 
         rows = Rows.of(np.eye(canaries)[who], who, Preparation(), classes=canaries)
@@ -199,7 +202,7 @@ def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod) -
 
     any_noise = np.random.default_rng(0)
     alone = [
-        sums_of(everyone[j : j + 1], lambda asked: asked.total + any_noise.normal(size=asked.total.shape), noise=sigma)
+        sums_of(everyone[j : j + 1], lambda query: query.total + any_noise.normal(size=query.total.shape), noise=sigma)
         for j in everyone
     ]
     owners = [np.stack([sums[number].total.ravel() != 0 for sums in alone]) for number in range(method.releases)]
@@ -225,11 +228,11 @@ def synthesis_scores(sigma: float, trials: Trials, *, method: SynthesisMethod) -
 
 
 class _LastRelease(Exception):
-    """Everything that was charged is released."""
+    """Raised when everything that was charged has been released."""
 
 
 def _project_sum(noisy: Floats, contributions: BoundedSum, owner: NDArray[np.bool_]) -> Floats:
-    """The projection of a noisy sum on what each canary added: the entries of the sum that it owns."""
+    """Project a noisy sum onto what each canary added, which is in the entries of the sum that it owns."""
     total = contributions.total.ravel()
-    lengths = np.sqrt(owner @ total**2)
-    return np.asarray(owner @ (noisy.ravel() * total) / np.maximum(lengths, 1e-12) / contributions.sensitivity)
+    norms = np.sqrt(owner @ total**2)
+    return np.asarray(owner @ (noisy.ravel() * total) / np.maximum(norms, 1e-12) / contributions.sensitivity)

@@ -1,20 +1,20 @@
 """Replay: run a mechanism on data and on a neighbour with the same random draws and noisy results; compare every call.
 
-The Gaussian mechanism hides one record if (1) the sums that reach the noise differ by at most the sensitivity that the
-noise is scaled to, and (2) nothing else depends on the data. Along one path of noisy results both can be observed
+The Gaussian mechanism hides one record if (1) the sums that reach the noise differ by at most the sensitivity to which
+the noise is scaled, and (2) nothing else depends on the data. Along one path of noisy results, both can be observed
 without statistics (Cebere et al. 2026, arXiv 2602.17454). `compare` runs the mechanism on both data sets (recording.py)
-and reports
+and reports:
 
-    sum                 it differs by more than the sensitivity, or is not finite
+    sum                 a sum differs by more than the sensitivity, or is not finite
     shape, sensitivity, sigma, noise draws, charges, public gradients, output
-                        they differ, although they are public
-    error               one run fails, or both fail with different texts; or with the same text, because nothing after
-                        the error was observed
-    noise               it was drawn twice from one stream, or from a stream that is also used for something else
-    account             noise of a sigma that was not charged before, or more noise draws than were charged
+                        these differ, although they are public
+    error               one run fails, or both fail with different messages; also if both fail with the same message,
+                        because nothing after the error was observed
+    noise               noise was drawn twice from one stream, or from a stream that is also used for something else
+    account             noise has a sigma that was not charged before, or more noise was drawn than was charged
 
-An empty list is not a proof: it is about this pair, these random draws and this path. Sampling rates and the
-distribution of the noise are not tested.
+An empty list is not a proof: it covers this pair, these random draws and this path. Sampling rates and the distribution
+of the noise are not tested.
 
     def mean(rows):                                     # a mechanism of your own
         total = np.sum([r / max(1, np.linalg.norm(r)) for r in rows], axis=0)
@@ -52,13 +52,13 @@ from dpvision.core.events import (
 from dpvision.core.noise import ARITHMETIC_SLACK
 
 Data = TypeVar("Data")
-# What the float64 arithmetic of this comparison may add, as a share of the sensitivity.
+# Rounding error of the float64 arithmetic in this comparison, as a share of the sensitivity.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A difference between two neighbours beyond what the noise hides."""
+    """A difference between the runs on two neighbours that the noise does not hide."""
 
     what: str
     detail: str
@@ -72,14 +72,14 @@ def compare(
 ) -> list[Violation]:
     """List everything that distinguishes the mechanism on the data from the mechanism on its neighbour.
 
-    `slack` is the share of the sensitivity that rounding may add.
+    `slack` is the rounding error that is tolerated, as a share of the sensitivity.
     """
     before = record(mechanism, data)
     return compare_recordings(before, record(mechanism, neighbour, like=before), slack=slack)
 
 
 def compare_recordings(before: Recording, after: Recording, *, slack: float = ARITHMETIC_SLACK) -> list[Violation]:
-    """List everything that distinguishes two recordings; the second must have been made like the first."""
+    """List everything that distinguishes two recordings. The second must have been made `like` the first."""
     violations = [*find_uncharged(before), *find_uncharged(after), *find_reused(before), *find_reused(after)]
     completed = before.error is None and after.error is None
     if _describe(before.error) != _describe(after.error):
@@ -100,7 +100,7 @@ def compare_recordings(before: Recording, after: Recording, *, slack: float = AR
 
 
 def find_uncharged(recording: Recording) -> list[Violation]:
-    """Noise draws that the charged events do not cover. A mechanism that charges nothing is not checked."""
+    """List noise draws that the charged events do not cover. A mechanism that charges nothing is not checked."""
     if not recording.charges:
         return []
     violations, done = [], Counter[float]()
@@ -118,7 +118,7 @@ def find_uncharged(recording: Recording) -> list[Violation]:
 
 
 def _paid(charges: list[Event]) -> Counter[float]:
-    """Noise draws charged for each sigma; unlimited for a class schedule, whose rows may be of no class."""
+    """Count the noise draws charged for each sigma; unlimited for a class schedule, whose rows may have no class."""
     paid = Counter[float]()
     for event in _parts(charges):
         match event:
@@ -132,7 +132,7 @@ def _paid(charges: list[Event]) -> Counter[float]:
 
 
 def find_reused(recording: Recording) -> list[Violation]:
-    """Streams that were used twice.
+    """List streams that were used twice.
 
     The same noise on two sums reveals their difference, and noise from a sampling stream reveals the sample.
     """
@@ -142,7 +142,7 @@ def find_reused(recording: Recording) -> list[Violation]:
 
 
 def first_difference(one: Any, other: Any, *, where: str = "it") -> str | None:
-    """Where two values first differ, bit by bit; None if they are equal."""
+    """Describe where two values first differ, bit by bit; None if they are equal."""
     if type(one) is not type(other):
         return f"{where} is {type(one).__name__}, for the neighbour {type(other).__name__}"
     if isinstance(one, torch.Tensor):
@@ -179,19 +179,19 @@ def _compare_calls(one: NoiseCall, other: NoiseCall, *, slack: float, by_rows: b
 
 
 def distance(one: NoiseCall, other: NoiseCall, *, by_rows: bool) -> float:
-    """The distance of two sums in Euclidean norm; the largest one of their rows if each has its own sensitivity."""
+    """Return the Euclidean distance of two sums, or the largest one of their rows if each has its own sensitivity."""
     moved = one.total - other.total
     return float(np.linalg.norm(moved, axis=1).max(initial=0.0) if by_rows else np.linalg.norm(moved))
 
 
 def is_by_rows(recording: Recording, call: NoiseCall) -> bool:
-    """Whether each row has its own sensitivity: the matrix was charged as independently sampled rows."""
+    """Return whether each row has its own sensitivity, because the rows were charged as sampled independently."""
     sampled = any(isinstance(event, PoissonGaussian | ClassScheduled) for event in _parts(recording.charges))
     return sampled and call.total.ndim == 2
 
 
 def matched_calls(before: Recording, after: Recording) -> list[tuple[NoiseCall, NoiseCall]]:
-    """Pairs of calls that draw their noise from the same stream."""
+    """Return the pairs of calls that draw their noise from the same stream."""
     later: dict[Use, list[NoiseCall]] = {}
     for call in after.calls:
         later.setdefault(call.use, []).append(call)

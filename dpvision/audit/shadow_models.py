@@ -1,17 +1,18 @@
 """LiRA on a run: repeat its training several times, each time on a random half of the records (Carlini et al. 2022).
 
 The records are those of the training split, which the run has seen, and of the test split, which it has not. A shadow
-model trains on half of all of them with the run's settings, sampling rate, steps, clipping, noise multiplier and
-device; its expected batch size is the same share of its records. The shadow models are used in two attacks:
+model is trained on half of them with the run's settings, sampling rate, steps, clipping, noise multiplier and device;
+its expected batch size is the same share of its records. The shadow models are used in two attacks:
 
-    this_model         on the run's model, with all shadow models: training records against test records
-    shadows_in_turn    on each shadow model, with all others: its half against the other half. The halves are random, so
-                       a difference between the splits cannot be mistaken for membership, and there are more scores
+    this_model         attacks the run's model with all shadow models: training records against test records
+    shadows_in_turn    attacks each shadow model with all others: its half against the other half. The halves are
+                       random, so a difference between the splits cannot be mistaken for membership, and there are more
+                       scores
 
 Shadow models are not released. They are trained by the same function as a run, with fresh keys, and charge a temporary
-ledger: a DPVISION_HOME of their own below operator/, which is removed at the end (or by the next audit, if this one is
-killed). They are not on the data set's account, and need not be as long as no result leaves operator/: results are
-computed without noise from the random halves and the private images.
+ledger: they have their own DPVISION_HOME below operator/, which is removed at the end (or by the next audit, if this
+one is killed). They are not charged to the data set's account, which is sound as long as no result leaves operator/:
+results are computed without noise from the random halves and the private images.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ from dpvision.settings.training import Config
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import home, use_home
 
-# Each shadow model is attacked by the others: every record must be in one of them and out of one.
+# Each shadow model is attacked with the others: every record must be in one of them and not in another.
 FEWEST = 4
 WARNING = (
-    "NOT FOR RELEASE: computed from private images without noise. The shadow models were trained on these images and "
-    "are not on the data set's account. They were removed, and no part of this file may leave operator/."
+    "NOT FOR RELEASE: computed from private images without noise. The shadow models were trained on these images "
+    "without a charge to the data set's account. They were removed, and no part of this file may leave operator/."
 )
 
 
@@ -73,7 +74,7 @@ class Lira:
     curves: dict[str, Curve]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for operator/lira.json."""
+        """Return plain values for operator/lira.json."""
         return {
             "warning": WARNING,
             "shadows": self.shadows,
@@ -85,7 +86,7 @@ class Lira:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All records, the unit of each, and for each unit its first record and whether the run has seen it."""
+    """All records and their units; for each unit, its first record and whether the run has seen it."""
 
     records: Split
     of: NDArray[np.int64]
@@ -93,18 +94,18 @@ class Pool:
     seen: NDArray[np.bool_]
 
     def mean_by_unit(self, scores: Floats) -> Floats:
-        """The mean score of each unit's records."""
+        """Return the mean score of each unit's records."""
         return np.asarray(np.bincount(self.of, scores) / np.bincount(self.of))
 
     def divide(self, scores: Floats, inside: NDArray[np.bool_]) -> tuple[NDArray[Any], ...]:
-        """Scores of the units inside and outside, then their classes."""
+        """Return the scores of the units inside and outside, and then their classes."""
         classes = np.asarray(self.records.labels)[self.first]
         return scores[inside], scores[~inside], classes[inside], classes[~inside]
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """An attack that was checked: the run, its data and settings, and the number of shadow models."""
+    """A checked plan of an attack: the run, its data and settings, and the number of shadow models."""
 
     run: run_folder.Run
     source: str
@@ -119,7 +120,7 @@ def plan_shadows(
 ) -> ShadowPlan:
     """Check that a run can be attacked, before anything is trained or written.
 
-    Shadow models are trained on `device`; by default on that of the run.
+    Shadow models are trained on `device`, by default that of the run.
     """
     if count < FEWEST or count % 2:
         raise ConfigError(f"--shadows {count}: it must be an even number of at least {FEWEST}, such as 8.")
@@ -128,14 +129,14 @@ def plan_shadows(
     prepared = prepare(source, config)
     if prepared.fingerprint != run.facts().get("fingerprint"):
         raise DataError(
-            f"{source}: these are not the images that the run was trained on, so its members are unknown. Fix: the "
-            "data of the run."
+            f"{source}: these are not the images that the run was trained on, so its members are unknown. Fix: give "
+            "the data set of the run."
         )
     return ShadowPlan(run, source, count, config, prepared.data, _pool(prepared.data, config.unit, source))
 
 
 def train_shadows_and_attack(plan: ShadowPlan, *, progress: OnProgress = lambda *_: None) -> Lira:
-    """Train the shadow models, which takes as long as that number of runs, attack with them, and remove them."""
+    """Train the shadow models (each takes as long as a run), attack with them, and remove them."""
     run, pool = plan.run, plan.pool
     with run_folder.only_one(run), temporary_home(run.operator / "shadows") as home_folder:
         fit = _fit_function(plan, home_folder / "run", progress)
@@ -160,7 +161,7 @@ def train_shadows_and_attack(plan: ShadowPlan, *, progress: OnProgress = lambda 
 
 
 def _confidences(folder: Path, records: Split, device: torch.device | str) -> Floats:
-    """Phi of each record under the model of a run."""
+    """Return phi of each record under the model of a run."""
     scores = predict_scores(load_model(folder, device=device).model, Inputs(records))
     return logit_confidences(scores, records.labels)
 
@@ -172,8 +173,8 @@ def _pool(data: Dataset, unit: str, source: str) -> Pool:
     if unit == "person":
         if train.persons is None or test.persons is None:
             raise DataError(
-                f"{source}: the test images have no persons, and the unit of the run is a person, so its members are "
-                "unknown. Fix: data with persons in both splits, or leave --shadows out."
+                f"{source}: the unit of the run is a person, and a split does not state whose images it has, so the "
+                "members are unknown. Fix: use data with persons in both splits, or omit --shadows."
             )
         persons = np.concatenate([train.persons, test.persons])
     images, labels = (np.concatenate([getattr(s, name) for s in (train, test)]) for name in ("images", "labels"))
@@ -182,7 +183,7 @@ def _pool(data: Dataset, unit: str, source: str) -> Pool:
     seen = np.bincount(of, np.arange(len(labels)) < len(train)) > 0
     if seen.all():
         raise DataError(
-            f"{source}: every person of the test split is in the training split too: there are no non-members."
+            f"{source}: every person of the test split is also in the training split, so there are no non-members."
         )
     return Pool(Split(images, labels, persons), of, first, seen)
 
@@ -199,7 +200,7 @@ class _ShadowDisplay(Display):
 
 
 def _fit_function(plan: ShadowPlan, folder: Path, progress: OnProgress) -> Callable[[NDArray[np.int64]], Floats]:
-    """A function that trains on the given records in `folder` and returns phi of all records."""
+    """Return a function that trains on the given records in `folder` and returns phi of all records."""
     config, records = plan.config, plan.pool.records
     assert config.batch and config.n and config.steps
     rate, steps, done = config.batch / config.n, config.steps, 0
@@ -226,12 +227,12 @@ def _fit_function(plan: ShadowPlan, folder: Path, progress: OnProgress) -> Calla
 
 @contextmanager
 def temporary_home(folder: Path) -> Iterator[Path]:
-    """A DPVISION_HOME for ledgers, keys and features that is removed at the end; priors are public, and shared.
+    """Use a DPVISION_HOME for ledgers, keys and features that is removed at the end; public priors are shared.
 
-    A symbolic link in its place is refused: keys would be written, and files removed, wherever it leads.
+    A symbolic link in its place is refused, because keys would be written, and files removed, at its target.
     """
     priors = home().absolute() / "priors"
-    run_folder.remove_folder(folder)  # of an audit that was killed
+    run_folder.remove_folder(folder)  # left behind by an audit that was killed
     files.make_folder(folder)
     if priors.is_dir():
         (folder / "priors").symlink_to(priors)

@@ -1,11 +1,11 @@
 """Canaries in private training: the real PrivateSum with its sampler, clipping, noise and charge, on a small model.
 
 Sampler, rate, steps, clipping, noise and device are those of the run. The model is linear and its loss is its output,
-so the gradient of a record is the record itself: canary j is a multiple of the j-th unit vector, of a norm far above C,
-and clipping makes it C e_j. (As an image, it has one bright channel: however its views are cropped, flipped, cut out or
-mixed, their mean gradient keeps its direction.) Gradients do not depend on the weights, so no weights are updated;
-views, public vectors and the transition between phases are the same as in real training. In addition to the canaries
-there are ordinary records, with gradients in coordinates of their own.
+so the gradient of a record is the record itself. Canary j is a multiple of the j-th unit vector with a norm far above
+C, and clipping turns it into C e_j. (As an image, it has one bright channel: however its views are cropped, flipped,
+cut out or mixed, their mean gradient has the same direction.) Gradients do not depend on the weights, so no weights are
+updated. Views, public vectors and the transition between phases are the same as in real training. In addition to the
+canaries there are ordinary records, whose gradients use other coordinates.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from dpvision.public import assist
 from dpvision.settings.training import Config
 from dpvision.views import Views
 
-# Ordinary records, and the side of an image.
+# Number of ordinary records, and the side of an image in pixels.
 OTHERS, SIDE = 16, 4
 # Norm of a canary's gradient before clipping, in units of C.
 NORM = 1e4
-# Canaries that share a run: fewer if each one is several images.
+# Number of canaries in a run: fewer if each one has several views.
 IN_A_RUN, IN_A_RUN_OF_VIEWS = 500, 100
 # Augmentations that apply to any number of channels. The others are left out: clipping bounds whatever they return.
 ON_ANY_CHANNELS = ("crop", "flip", "cutout")
@@ -80,12 +80,12 @@ class LinearSum(nn.Module):
 
 
 def output_as_loss(outputs: Tensor, _targets: Tensor) -> Tensor:
-    """The model's output, taken as its loss."""
+    """Return the model's output as its loss."""
     return outputs[:, 0]
 
 
 def training_of(config: Config, *, device: torch.device | str = "cpu") -> Training:
-    """The mechanism of a run, from its complete settings."""
+    """Return the mechanism of a run, from its complete settings."""
     if not (config.batch and config.n and config.steps and config.sigma):
         raise ConfigError("config.toml: batch, n, steps and sigma are required; a finished run has them.")
     views = None
@@ -114,7 +114,7 @@ def score_canaries(
     device: torch.device | str = "cpu",
     progress: OnProgress = lambda *_: None,
 ) -> Scores:
-    """Run a run's mechanism with at least `canaries` canaries in all, and score them; it takes no data."""
+    """Execute the mechanism of a run with at least `canaries` canaries in total, without its data, and score them."""
     training = training_of(config, device=device)
     together = IN_A_RUN if training.views is None else IN_A_RUN_OF_VIEWS
     return training_scores(training, Trials.of(canaries, together=together, rng=rng, progress=progress))
@@ -142,7 +142,7 @@ def training_scores(training: Training, trials: Trials) -> Scores:
 def _project_steps(
     private_sum: PrivateSum, training: Training, inside: NDArray[np.bool_], public: np.random.Generator
 ) -> Floats:
-    """(steps, canaries): every step's noisy sum, projected on the direction of each canary."""
+    """Project every step's noisy sum onto the direction of each canary; return a (steps, canaries) array."""
     canaries, layers = len(inside), 1
     units, fetch = int(inside.sum()) + OTHERS, _fetch(training, inside)
     z = np.empty((training.sampler.steps, canaries))
@@ -170,7 +170,7 @@ def _clipped_sum(training: Training, canaries: int, *, layers: int) -> ClippedSu
 
 
 def _fetch(training: Training, inside: NDArray[np.bool_]) -> Fetch:
-    """The real fetcher over the inserted canaries and the other records, as rows or as images of one bright channel."""
+    """Return the real fetcher over inserted canaries and ordinary records, as rows or images with a bright channel."""
     width = len(inside) + OTHERS
     present = np.concatenate([np.flatnonzero(inside), np.arange(len(inside), width)])
     rows = (NORM * training.clip * np.eye(width, dtype=np.float32))[present]
@@ -181,7 +181,7 @@ def _fetch(training: Training, inside: NDArray[np.bool_]) -> Fetch:
 
 
 def _public_vectors(training: Training, size: int, rng: np.random.Generator) -> Public | None:
-    """The public vectors of an assisting method, computed here from random gradients instead of public images."""
+    """Return the public vectors of an assisting method, from random gradients instead of those of public images."""
     sampler, views = training.sampler, 1 if training.views is None else training.views.count
     settings = SimpleNamespace(
         views=views, radius=0.1, adaptive=False, horizon=1.0, floor=0.1,

@@ -23,7 +23,7 @@ def audit(
     folder: Annotated[Path, Parameter(help="Folder of a finished run, or of a release.")],
     data: Annotated[
         str | None,
-        Parameter(help="Its data set, for a membership attack as well; not for release.", show_default=False),
+        Parameter(help="Its data set, for a membership attack too; results not for release.", show_default=False),
     ] = None,
     /,
     *,
@@ -46,8 +46,8 @@ def audit(
     """Attack a run or a release, to test what it claims.
 
     Canaries test its mechanism and the run; with DATA, so does a membership attack. Writes audit.json and audit.svg
-    into the folder and regenerates its card (of a run, also the report). Nothing is charged: canaries are synthetic, in
-    simulated runs without data. Results about private images have no noise and are not for release: those of a run are
+    into the folder and regenerates its card (of a run, also the report). Nothing is charged: the mechanism runs on
+    synthetic records only. Results about private images have no noise and are not for release: those of a run are
     written to operator/, those of a release to --operator.
 
     Example: `dpvision audit runs/first`, `dpvision audit runs/first digits --shadows 8`,
@@ -67,10 +67,10 @@ def audit(
 
     if refuted:
         screen.say(
-            "REFUTED: the audit shows more than the claim allows. With canaries in simulated runs this happens by "
-            f"chance in one of {1 / (1 - confidence):.0f} audits of a true claim: audit again with more --runs. With "
-            "canaries in the run itself it happens by chance in one of 20 runs, and another audit has the same "
-            "result. If the claim is refuted again, do not release the folder, and report it (SECURITY.md)."
+            "REFUTED: the audit shows more than the claim allows. With canaries in runs on synthetic records, this "
+            f"happens by chance in one of {1 / (1 - confidence):.0f} audits of a true claim: audit again with more "
+            "--runs. With canaries in the run itself, it happens by chance in one of 20 runs, and another audit has "
+            "the same result. If the claim is refuted again, do not release the folder, and report it (SECURITY.md)."
         )
         raise SystemExit(4)
     screen.say("not refuted: no test here showed more than the claim allows.")
@@ -112,8 +112,9 @@ def _audit_run(
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     event = from_json(fact(folder.facts(), "event", dict))
     carried = read_audits(place, event, config).get("one_run")
-    account = find_account(folder)
-    card(folder, account)  # whatever a card would refuse is refused here, before audit.json is written
+    # Whatever a card would refuse is refused before anything is computed or written.
+    account = find_account(folder, required=True)
+    card(folder, account)
     # The attack is on the mechanism as it ran: on the run's own device, unless another one is named.
     device = choose_device(config.device if device_name == "auto" else device_name, config.precision)
     planned = None
@@ -121,24 +122,26 @@ def _audit_run(
         from dpvision.audit.shadow_models import plan_shadows
 
         planned = plan_shadows(folder, data, count=shadows, device=device)
+    losses = None
+    if data is not None:  # unusable data are refused before anything is written
+        with screen.progress("computing losses"):
+            losses = membership.attack_run(place, data, device=device)
     with screen.counting("scoring canaries") as progress:
         scores = training_canaries.score_canaries(config, canaries=canaries, device=device, progress=progress)
     finding, allowed = _report_canaries(place, scores, event, delta=config.delta, confidence=confidence)
     if carried is not None:
         screen.say(
-            f"canaries in this run: {carried['right']} of {carried['guesses']} guesses right; epsilon at least "
-            f"{lower(carried['epsilon_at_least'])}"
+            f"Attack with the {carried['canaries']:,} canaries of this run: it guessed for {carried['guesses']:,} of "
+            f"them whether they were in the data, and was right {carried['right']:,} times, so epsilon is at least "
+            f"{lower(carried['epsilon_at_least'])} with {carried['confidence']:.0%} confidence (0.00: no evidence)."
         )
-    if data is not None:
+    if losses is not None:
         from dpvision.released.model import load_model
 
-        with screen.progress("computing losses"):
-            losses = membership.attack_run(place, data, device=device)
         _report_losses(folder.operator, losses, load_model(place).classes, allowed)
     if planned is not None:
         _attack_by_shadows(folder, planned, allowed)
-    for path in write(folder, account):
-        screen.say(f"wrote {path}")
+    _say_written(place, write(folder, account))
     return finding.refuted or bool((carried or {}).get("refuted"))
 
 
@@ -162,24 +165,30 @@ def _audit_release(
         raise ConfigError(f"--operator {operator}: is inside the release. Fix: a folder elsewhere.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
         raise ConfigError(f"--operator {operator}: is the folder of a release or a run. Fix: a folder of its own.")
+    losses = None
+    if data is not None:  # unusable data are refused before anything is written
+        with screen.progress("computing losses") as show:
+            losses = membership.attack_release(release, data, weights=weights, progress=show)
     with screen.counting("scoring canaries") as progress:
         scores = release_canaries.score_canaries(release, canaries=canaries, progress=progress)
     finding, allowed = _report_canaries(
         place, scores, release.event, delta=release.settings.delta, confidence=confidence
     )
-    for path in rewrite_release(release):
-        screen.say(f"wrote {path}")
+    _say_written(place, rewrite_release(release))
     if data is not None and operator is not None:
         from dpvision.core import files
 
         files.make_folder(Path(os.path.abspath(operator)))
-        with screen.progress("computing losses") as progress:
-            losses = membership.attack_release(release, data, weights=weights, progress=progress)
         _report_losses(operator, losses, release.classes, allowed)
         with screen.progress("inverting features"):
             inverted = inversion.attack_rows(release, data, weights=weights, device=device)
         _report_inversion(operator, inverted)
     return finding.refuted
+
+
+def _say_written(place: Path, regenerated: list[Path]) -> None:
+    for path in (place / "audit.json", place / "audit.svg", *regenerated):
+        screen.say(f"wrote {path}")
 
 
 def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
@@ -198,24 +207,32 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
     picture = pictures.plot_roc({"canaries": curve}, allowed=allowed, title="canaries in this mechanism")
     files.write(place / "audit.svg", picture, mode=0o644)
     mu, profile, least, most = finding.estimate, finding.profile, lower(finding.bound.epsilon), upper(proved)
+    count, sure = len(scores.without) + len(scores.with_record), f"{finding.bound.confidence:.0%} confidence"
     shown = {
-        "proved": f"epsilon at most {most} at delta {finding.delta:g}",
-        "shown": f"epsilon at least {least}, with {finding.bound.confidence:.0%} confidence",
-        "estimate": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}); a true claim gives {finding.claimed_mu:.4f}",
-        "whole curve": f"delta({profile.epsilon:.3f}) at least {profile.shown:.3g}, claimed {profile.claimed:.3g}",
+        "proved": f"epsilon at most {most} at delta {finding.delta:g}, as on the card",
+        "shown": f"epsilon at least {least} by this attack, with {sure}",
+        "separation": f"mu {mu.mu:.4f} ({mu.low:.4f} to {mu.high:.4f}): distance of the mean scores inside and "
+        f"outside the data, in standard deviations; a true claim gives {finding.claimed_mu:.4f}",
+        "whole curve": f"at epsilon {profile.epsilon:.3f}, delta at least {profile.shown:.3g} is shown, and at most "
+        f"{profile.claimed:.3g} is claimed",
     }
     if f"{finding.epsilon:.4f}" != f"{proved:.4f}":
         shown["tested"] = (
-            f"only the last settings, which claim epsilon {upper(finding.epsilon)}; the run had others before"
+            f"only the last settings, with a claimed epsilon of {upper(finding.epsilon)}; the run had others before"
         )
     if finding.draws < ENOUGH_DRAWS:
-        shown["estimate"] += "; too few canaries were sampled to refute the claim by it"
-    screen.table(
-        shown, title=f"{len(scores.without) + len(scores.with_record):,} canaries in simulated runs of its mechanism"
-    )
+        shown["separation"] += "; too few canaries were sampled to refute the claim by it"
     screen.say(
-        f"What this means: the proof allows epsilon up to {most}, and this attack shows that it is at least {least}. A "
-        "lower bound far below the proof does not show that less is revealed; one above it would refute the proof."
+        f"Attack with {count:,} canaries, synthetic records that are as easy to detect as any record can be: the "
+        "mechanism ran on synthetic records only, half of the canaries were in its data, and an attacker who sees "
+        "every noisy result gave each canary a score."
+    )
+    screen.table(shown)
+    screen.say(
+        f"What this means: epsilon is at most {most} by proof and at least {least} by this attack. The proof would be "
+        "refuted by a lower bound above the upper bound, by an interval of mu that is all above the mu of a true "
+        "claim, or by a delta above the claimed one. A lower bound far below the upper bound is usual. It does not "
+        "show that less is revealed."
     )
     return finding, allowed
 
@@ -231,9 +248,9 @@ def _report_losses(operator: Path, attack: Any, classes: tuple[str, ...], allowe
     worst = max(entry["by_class"].items(), key=lambda x: x[1], default=("none", 0.5))
     at_one_percent = f"{result.true_positive_rates[0.01]:.2%}"
     screen.say(
-        f"losses of {result.members:,} members and {result.others:,} others (not for release): AUC {result.auc:.4f}, "
-        f"worst class {worst[0]!r} {worst[1]:.4f}; {at_one_percent} of members are found at 1% false positives. In "
-        f"{operator}: membership.json, membership.svg"
+        f"Membership attack by the losses of {result.members:,} members and {result.others:,} others (not for "
+        f"release): AUC {result.auc:.4f}, where 0.5 is guessing; highest AUC of a class {worst[1]:.4f} ({worst[0]!r}); "
+        f"{at_one_percent} of members are found at 1% false positives. In {operator}: membership.json, membership.svg"
     )
 
 
@@ -247,8 +264,8 @@ def _attack_by_shadows(folder: Any, planned: Any, allowed: Any) -> None:
     for name, one in (("this model", lira.this_model), ("shadow models in turn", lira.shadows_in_turn)):
         low, high = (f"{one.true_positive_rates[rate]:.2%}" for rate in (0.001, 0.01))
         screen.say(
-            f"LiRA, {name}: {one.members:,} members and {one.others:,} others, AUC {one.auc:.4f}; {low} and {high} of "
-            "members are found at 0.1% and 1% false positives"
+            f"LiRA, {name}: {one.members:,} members and {one.others:,} others, AUC {one.auc:.4f}, where 0.5 is "
+            f"guessing; {low} and {high} of members are found at 0.1% and 1% false positives"
         )
     screen.say(f"{WARNING} In {folder.operator}: lira.json, lira.svg")
 

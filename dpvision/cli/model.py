@@ -84,7 +84,7 @@ def evaluate(
 
     Example: `dpvision eval runs/first digits`
     """
-    from dpvision.released.evaluation import LEARNED_LITTLE, is_little
+    from dpvision.released.evaluation import majority_warning
     from dpvision.released.model import evaluate as measure
     from dpvision.settings.training import Config
 
@@ -106,10 +106,13 @@ def evaluate(
         f"{result['balanced_accuracy']:.2%}; always answering {result['majority_class']!r} would give "
         f"{result['majority_share']:.2%}"
     )
-    if is_little(result["accuracy"], result["majority_share"], images=result["images"]):
-        screen.say(f"note: {LEARNED_LITTLE}")
     rows = [[k, f"{v['images']:,}", f"{v['recall']:.1%}"] for k, v in result["classes"].items()]
     screen.grid(["class", "images", "recall"], rows)
+    warning = majority_warning(
+        result["accuracy"], result["majority_share"], images=result["images"], answer=result["majority_class"]
+    )
+    if warning:
+        screen.say(f"WARNING: {warning}")
 
 
 @verb

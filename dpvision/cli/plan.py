@@ -422,7 +422,7 @@ def _account_notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts
     for ledger in (accounts.first, *accounts.others):
         if ledger.exists():
             account = ledger.account()
-            spent, most = upper(account.spent(), 4), account.budget.epsilon
+            spent, most = upper(account.spent()), account.budget.epsilon
             notes.append(f"ledger: account {account.id}, epsilon {spent} of {most:g} spent")
         else:
             most = config.budget or config.epsilon

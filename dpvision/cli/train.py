@@ -268,10 +268,10 @@ def show_result(run: Run, paths: list[Path]) -> None:
             f"test accuracy {accuracy['released_test_accuracy']:.2%}{which}; always answering {classes[most]!r} would "
             f"give {share:.2%}"
         )
-        if evaluation.has_learned_little(figures):
-            screen.say(f"note: {evaluation.LEARNED_LITTLE}")
     screen.say(sentence(card))
     screen.say(f"run folder {run.folder}: {', '.join(p.name for p in paths)}, weights.safetensors")
+    if figures and (warning := evaluation.warning(figures, classes)):
+        screen.say(f"WARNING: {warning}")
 
 
 def _display(show: Show) -> Any:
@@ -364,13 +364,22 @@ def write_report(run: Run, account: Account | None = None) -> list[Path]:
     return write(run, account)
 
 
-def find_account(run: Run) -> Account | None:
-    """Return the account of a run's data set, or None (with a note) if it is not on this machine."""
+def find_account(run: Run, *, required: bool = False) -> Account | None:
+    """Return the account of a run's data set; None, with a note, if it is not on this machine.
+
+    If `required`, a run that was charged to a ledger is refused without it.
+    """
     from dpvision.private.accounts.accounts import read_accounts
     from dpvision.storage.home import home
 
     book = read_accounts(run.facts()).first
     if not book.exists() and (run.folder / "ledger.jsonl").exists():
+        if required:
+            raise ConfigError(
+                f"{run.folder}: the ledger that this run was charged to is not in {home()}, and without it the card "
+                "would lose the total of the data set. Nothing was written. Fix: set DPVISION_HOME to the folder that "
+                f"the run was charged in. If that ledger is lost, remove {run.folder / 'ledger.jsonl'} first."
+            )
         screen.say(
             f"note: no ledger of this data set is in {home()}, so card and report lose it. Fix: set DPVISION_HOME."
         )

@@ -1,1 +1,1 @@
-"""Works on what has left: models, released data sets, learners, cards and reports. Costs no epsilon."""
+"""Use of what was released: models, data sets, learners, cards and reports. It spends no epsilon."""

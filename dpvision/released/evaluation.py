@@ -1,15 +1,15 @@
-"""The evaluation of a released model on the test split: computed, written to the run folder, and read with checks.
+"""Evaluate a released model on the test split, write the results to the run folder, and read them with checks.
 
-    metrics.jsonl     epsilon so far and test accuracy, at a few steps of the training
+    metrics.jsonl     epsilon of the whole run, and test accuracy at a few steps of the training
     evaluation.json   confusions of classes, and calibration
-    examples.json     some test images, half classified correctly and half not; none unless they are asked for
+    examples.json     some test images, half classified correctly and half not; only on request
 
 All are at the top of the run folder, for its report. They are computed from the test split alone, without noise:
 epsilon does not cover test images. Nothing here reads a training image or influences a training run. Anyone may have
-edited the files, so they are read strictly: a file that is not what dpvision writes is a DataError.
+edited the files, so they are read strictly: any deviation from the format is a DataError.
 
-Results of dpvision on public data sets, to compare a run with, are at the end. A run is compared with them only if its
-data has the name, the size, the shape and the number of classes of the data set.
+At the end of this file are results of dpvision on public data sets. A run is compared with them only if its data has
+the name, the size, the shape and the number of classes of the data set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -37,17 +37,14 @@ from dpvision.storage.run_folder import Run, read_json, read_lines
 FILE, FORMAT = "evaluation.json", "dpvision-evaluation-1"
 EXAMPLES, EXAMPLES_FORMAT = "examples.json", "dpvision-examples-1"
 BINS = 15  # of confidence (Guo et al. 2017)
-MAX_CLASSES = 100  # up to which the whole confusion matrix is kept
-MAX_PAIRS = 20  # of classes, the most often confused ones
+MAX_CLASSES = 100  # up to which the whole confusion matrix is stored
+MAX_PAIRS = 20  # number of the most frequent confusions that are stored
 MAX_SIDE = 128  # pixels of an example; larger images are shrunk
 MAX_EXAMPLES = 48
 MAX_STEPS = 2**53
-# A model has learned little if its accuracy is within this, or two standard errors, of the largest class's share.
-LITTLE = 0.02
-LEARNED_LITTLE = (
-    "The model has learned hardly more than to answer with the most frequent class. What usually helps: more images, a "
-    "larger epsilon, or a network that was trained on public images (--pretrained)."
-)
+# An accuracy that exceeds the share of the most frequent class by less than this, or by less than two standard errors,
+# is not clearly better than always answering with that class.
+MIN_GAIN = 0.02
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -56,7 +53,10 @@ Floats = NDArray[np.float64]
 def write(
     folder: Path, split: Split, guesses: Ints, chances: Floats, *, classes: int, weights: str, examples: int
 ) -> list[Path]:
-    """Write both files for the model whose weights have this digest; with `examples` 0, remove earlier examples."""
+    """Write evaluation.json and examples.json for the weights with this digest.
+
+    If `examples` is 0, earlier examples are removed instead.
+    """
     labels = np.asarray(split.labels, dtype=np.int64)
     figures = {"format": FORMAT, "weights_digest": weights, **measure(guesses, chances, labels, classes=classes)}
     files.write(folder / FILE, json.dumps(figures, allow_nan=False) + "\n", mode=0o644)
@@ -104,7 +104,7 @@ def measure(guesses: Ints, chances: Floats, labels: Ints, *, classes: int) -> di
 
 
 def calibration(chances: Floats, right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return bins of equal width, and the expected calibration error: the mean distance of accuracy from confidence."""
+    """Return bins of equal width, and the expected calibration error: the mean gap of accuracy and confidence."""
     confidence = np.clip(np.nan_to_num(chances, nan=0.0), 0.0, 1.0)
     place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     counts = np.bincount(place, minlength=BINS)
@@ -117,7 +117,7 @@ def calibration(chances: Floats, right: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _spread_evenly(rows: NDArray[np.bool_], most: int) -> list[int]:
-    """Return at most `most` of the marked rows, evenly over the split: neither the best nor the worst."""
+    """Return at most `most` of the marked rows, spread evenly over the split, not selected by quality."""
     places = np.flatnonzero(rows)
     if len(places) > most:
         places = places[np.linspace(0, len(places) - 1, most).round().astype(np.int64)]
@@ -125,7 +125,7 @@ def _spread_evenly(rows: NDArray[np.bool_], most: int) -> list[int]:
 
 
 def as_png(image: NDArray[Any]) -> str:
-    """Return an image (H, W, C) as the base64 of a PNG file, shrunk to what a page needs."""
+    """Return an image (H, W, C) as a base64-encoded PNG file, shrunk to at most MAX_SIDE pixels a side."""
     from PIL import Image
 
     pixels = image if image.dtype == np.uint8 else (np.clip(image, 0.0, 1.0) * 255).round().astype(np.uint8)
@@ -147,19 +147,21 @@ class Point:
 
 
 def read_metrics(run: Run) -> list[Point]:
-    """Return the points of metrics.jsonl by their steps; keys that the report does not use are ignored."""
+    """Return the points of metrics.jsonl in the order of steps; unused keys are ignored."""
     points = []
     for number, line in enumerate(read_lines(run.metrics), 1):
         step, epsilon = line.get("step"), line.get("epsilon")
         if not (type(step) is int and 0 <= step <= MAX_STEPS and isinstance(epsilon, int | float) and epsilon >= 0):
-            raise DataError(f"{run.metrics}: line {number} has no step or no epsilon.")
+            raise DataError(
+                f"{run.metrics}: line {number} has no valid step or epsilon. Fix: restore it from a backup."
+            )
         ema, last = (_accuracy(line.get(f"test_accuracy_{name}")) for name in ("ema", "last"))
         points.append(Point(step, float(epsilon) if epsilon <= MAX_STEPS else math.inf, ema, last))
     return sorted(points, key=lambda p: p.step)
 
 
 def last_accuracy(points: list[Point], *, release: str) -> dict[str, Any] | None:
-    """Return the final test accuracy of both sets of weights; which is released was fixed before the training."""
+    """Return the final test accuracy of both sets of weights. Which one is released was fixed before the training."""
     if not points or points[-1].ema is None or points[-1].last is None:
         return None
     test = {"ema": points[-1].ema, "last": points[-1].last}
@@ -171,12 +173,12 @@ def _accuracy(value: Any) -> float | None:
 
 
 def read_evaluation(run: Run, *, classes: int, weights: str) -> dict[str, Any] | None:
-    """Return the figures of evaluation.json; None if there is no test split, or the run is older than the file."""
+    """Return the figures of evaluation.json; None if there is no such file, as for data without a test split."""
     return _read(run.folder / FILE, FORMAT, weights, lambda content: _figures(content, classes))
 
 
 def read_examples(run: Run, *, classes: int, weights: str) -> list[dict[str, Any]]:
-    """Return the pictures of examples.json; none where it does not exist."""
+    """Return the pictures of examples.json; an empty list if there is no such file."""
     return _read(run.folder / EXAMPLES, EXAMPLES_FORMAT, weights, lambda content: _examples(content, classes)) or []
 
 
@@ -200,14 +202,23 @@ def majority(figures: dict[str, Any]) -> tuple[int, float]:
     return counts.index(max(counts)), max(counts) / figures["images"]
 
 
-def has_learned_little(figures: dict[str, Any]) -> bool:
-    """Return whether a model is hardly more often right than by always answering with the most frequent class."""
-    return is_little(figures["right"] / figures["images"], majority(figures)[1], images=figures["images"])
+def warning(figures: dict[str, Any], class_names: Sequence[str]) -> str | None:
+    """Return a warning if the model is hardly better than always answering with the most frequent class, else None."""
+    answer, share = majority(figures)
+    images = figures["images"]
+    return majority_warning(figures["right"] / images, share, images=images, answer=class_names[answer])
 
 
-def is_little(accuracy: float, share: float, *, images: int) -> bool:
-    """Return whether an accuracy hardly exceeds the share of the most frequent class among this number of images."""
-    return accuracy < share + max(LITTLE, 2 * math.sqrt(share * (1 - share) / images))
+def majority_warning(accuracy: float, share: float, *, images: int, answer: str) -> str | None:
+    """Return a warning if an accuracy on so many images hardly exceeds `share`, that of always answering `answer`."""
+    if accuracy >= share + max(MIN_GAIN, 2 * math.sqrt(share * (1 - share) / images)):
+        return None
+    compared = "hardly better" if accuracy > share else "no better"
+    return (
+        f"The model is {compared} than always answering {answer!r}, the most frequent class of the images that it was "
+        f"tested on: {accuracy:.1%} against {share:.1%}. Do not use it as a classifier. What usually helps: more "
+        "images, a larger epsilon, or a network that was trained on public images (--pretrained)."
+    )
 
 
 def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]], Any]) -> Any:
@@ -216,13 +227,13 @@ def _read(path: Path, form: str, weights: str, check: Callable[[dict[str, Any]],
     content = read_json(path)
     fix = "Fix: remove it, then `dpvision eval RUN DATA --keep`."
     if content.get("format") != form:
-        raise DataError(f"{path}: not what an evaluation writes. {fix}")
+        raise DataError(f"{path}: not a valid file of an evaluation. {fix}")
     if content.get("weights_digest") != weights:
-        raise DataError(f"{path}: is about other weights than those next to it. {fix}")
+        raise DataError(f"{path}: belongs to other weights than those of this run. {fix}")
     try:
         return check(content)
     except (KeyError, ValueError, TypeError, OverflowError, Refusal) as exc:
-        raise DataError(f"{path}: not what an evaluation writes ({exc}). {fix}") from exc
+        raise DataError(f"{path}: not a valid file of an evaluation ({exc}). {fix}") from exc
 
 
 def _figures(content: dict[str, Any], classes: int) -> dict[str, Any]:
@@ -270,7 +281,7 @@ def _examples(content: dict[str, Any], classes: int) -> list[dict[str, Any]]:
 
 
 def _png(text: str) -> str:
-    """Encode the pixels of a picture again, so that nothing else of the file gets on the page."""
+    """Encode the pixels of a picture again, so that nothing else in the file reaches the page."""
     from PIL import Image
 
     data = base64.b64decode(text, validate=True)
@@ -304,7 +315,7 @@ def _require(valid: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class Known:
-    """A public data set, by the facts of its training split."""
+    """A public data set, described by facts about its training split."""
 
     name: str
     n: int
@@ -314,7 +325,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Result:
-    """The mean test accuracy of some runs at delta 1e-5."""
+    """The mean test accuracy of several runs at delta 1e-5."""
 
     data: str
     recipe: str
@@ -330,7 +341,7 @@ KNOWN = {
     "cifar10": Known("CIFAR-10", 50_000, (3, 32, 32), 10),
     "dermamnist": Known("DermaMNIST", 7_007, (3, 28, 28), 7),
 }
-# Results of dpvision on these: (data set, recipe) -> epsilon -> (mean test accuracy, runs). Each figure is in
+# Results of dpvision on these data sets: (data set, recipe) -> epsilon -> (mean test accuracy, runs). Each figure is in
 # README.md or benchmarks/RESULTS.md, with its date, machine and command.
 _MEASURED: dict[tuple[str, str], dict[float, tuple[float, int]]] = {
     ("digits", "linear"): {3: (0.9544, 10)},
@@ -357,7 +368,7 @@ def known(source: Any, *, n: int | None, shape: list[Any], classes: int) -> str 
 
 
 def results(key: str | None) -> dict[str, list[Result]]:
-    """Return the results on a data set by recipe, each by rising epsilon."""
+    """Return the results on a data set by recipe, in the order of epsilon."""
     by_recipe: dict[str, list[Result]] = {}
     for result in sorted((r for r in RESULTS if r.data == key), key=lambda r: r.epsilon):
         by_recipe.setdefault(result.recipe, []).append(result)

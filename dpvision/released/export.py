@@ -1,12 +1,12 @@
 """Export a released network as one file: its weights or an ONNX graph, with its classes, its input and its card.
 
-    safetensors   the weights by name, sealed; `dpvision predict FILE IMAGES` needs nothing else
-    onnx          the whole network for any ONNX runtime, including the preparation of its input
+    safetensors   the weights by name, with a digest; `dpvision predict FILE IMAGES` needs nothing else
+    onnx          the whole network for any ONNX runtime, including the preprocessing of its input
 
-Both carry the metadata of the weights (model, shape, classes, event, delta, private), and
+Both have the metadata of the weights (model, shape, classes, event, delta, private) and two more entries:
 
     card     the privacy card, as in card.json
-    input    which images the network takes, and how they are prepared
+    input    the images that the network takes, and their preprocessing
 
 The graph takes bytes and is compared with the network before the file is written:
 
@@ -14,10 +14,10 @@ The graph takes bytes and is compared with the network before the file is writte
     scores          out   float32 (N, classes), before the softmax
     probabilities   out   float32 (N, classes)
 
-Images that are floats in [0, 1] become bytes by numpy.round(255 * x). One network of every family in dpvision.models
-except dinov2 was exported and compared. A network with an operator that torch's exporter does not support is refused,
-with the name of the operator. Encoders run without the fixed-size pieces that give training the same bits in any batch,
-so the last digits may differ from batch to batch.
+Convert images that are floats in [0, 1] to bytes by numpy.round(255 * x). One network of every family in
+dpvision.models except dinov2 was exported and compared. A network with an operator that torch's exporter does not
+support is refused, with the name of the operator. Encoders do not split a batch into pieces of fixed size, as training
+does to get the same bits in any batch, so the last digits of the outputs may depend on the batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force:
     require_free(out, to=to, force=force)
     network, header = load_model(weights), _header(weights, card)
     if network.on_features:
-        raise ConfigError(f"{weights}: is a head on features, which is this one file already. Fix: copy it.")
+        raise ConfigError(f"{weights}: is a head on features, and this file is all of it. Fix: copy the file.")
     if to == "safetensors":
         data, difference = safetensors.dump(network.model.state_dict(), header), None
     else:
@@ -72,18 +72,18 @@ def export(weights: Path, card: Mapping[str, Any], out: Path, *, to: str, force:
 def require_free(out: Path, *, to: str, force: bool) -> None:
     """Refuse a name with the wrong ending, and a file that exists unless `force` is given."""
     if out.suffix != f".{to}":
-        raise ConfigError(f"{out}: a file of --to {to} ends in .{to}. Fix: another --out.")
+        raise ConfigError(f"{out}: with --to {to}, the name must end in .{to}. Fix: choose another --out.")
     if out.is_dir() or (out.exists() and not force):
-        raise ConfigError(f"{out}: exists already. Fix: another --out, or --force to overwrite it.")
+        raise ConfigError(f"{out}: exists already. Fix: choose another --out, or use --force to overwrite it.")
     if not out.parent.is_dir():
-        raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: make it first, or another --out.")
+        raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: create it, or choose another --out.")
 
 
 def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata of the weights, with the card, which must be about these weights."""
     header = safetensors.read(weights).header
     if card.get("weights_digest") != header["digest"]:
-        raise DataError(f"{weights}: the card is about other weights. Fix: `dpvision report` on the run, then again.")
+        raise DataError(f"{weights}: the card is that of other weights. Fix: run `dpvision report` on the run first.")
     kept = {key: value for key, value in header.items() if key not in ("digest", "signature")}
     return {**kept, "card": json.dumps(dict(card), allow_nan=False), "input": json.dumps(_input(load_model(weights)))}
 
@@ -100,7 +100,7 @@ def _input(network: Model) -> dict[str, Any]:
 
 
 class Classifier(nn.Module):
-    """The network from bytes to scores and probabilities; the scaling is that of inputs.to_tensor."""
+    """The network from bytes to scores and probabilities, with the scaling of inputs.to_tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Classifier(nn.Module):
 
 
 def to_onnx(model: nn.Module, shape: Shape, *, name: str) -> bytes:
-    """Return the network as an ONNX graph, or raise a ConfigError that names the operators ONNX does not have."""
+    """Return the network as an ONNX graph, or raise a ConfigError that names the unsupported operators."""
     _require_packages()
     images = torch.from_numpy(_random_images(shape, 2))
     try:
@@ -129,13 +129,13 @@ def to_onnx(model: nn.Module, shape: Shape, *, name: str) -> bytes:
         assert program is not None
         return _without_traces(program.model_proto)
     except Exception as exc:  # the exporter wraps whatever a network raises, in many kinds
-        raise ConfigError(f"{name}: cannot become an ONNX graph, because of {_reason(exc)}. {ALTERNATIVE}") from exc
+        raise ConfigError(f"{name}: cannot be exported to ONNX, because of {_reason(exc)}. {ALTERNATIVE}") from exc
 
 
 def require_same_outputs(graph: bytes, model: nn.Module, shape: Shape, *, name: str) -> float:
-    """Return the largest difference of onnxruntime's outputs from the network's on random images.
+    """Return the largest difference between the outputs of onnxruntime and of the network on random images.
 
-    A graph that differs by more than MAX_DIFFERENCE, or does not run, is refused.
+    Refuse a graph that differs by more than MAX_DIFFERENCE or does not run.
     """
     _require_packages()
     import onnxruntime
@@ -148,7 +148,7 @@ def require_same_outputs(graph: bytes, model: nn.Module, shape: Shape, *, name: 
             expected = Classifier(model.eval())(torch.from_numpy(images))
         try:
             outputs = session.run(list(OUTPUTS), {"images": images})
-        except Exception as exc:  # those of onnxruntime have no common root of their own
+        except Exception as exc:  # onnxruntime's exceptions have no common base class
             raise ConfigError(
                 f"{name}: its ONNX graph does not run with {count} images ({exc}). {ALTERNATIVE}"
             ) from exc
@@ -157,14 +157,14 @@ def require_same_outputs(graph: bytes, model: nn.Module, shape: Shape, *, name: 
             worst = max(worst, float(difference)) if np.isfinite(difference) else np.inf
     if not worst <= MAX_DIFFERENCE:
         raise ConfigError(
-            f"{name}: the outputs of its ONNX graph differ from the network's by {worst:.2g}, and {MAX_DIFFERENCE:g} "
-            f"is allowed, so no file was written. {ALTERNATIVE}"
+            f"{name}: the outputs of its ONNX graph differ from those of the network by {worst:.2g}, more than the "
+            f"tolerance of {MAX_DIFFERENCE:g}, so no file was written. {ALTERNATIVE}"
         )
     return worst
 
 
 def _add_metadata(graph: bytes, entries: Mapping[str, str]) -> bytes:
-    """Return the graph with these texts as metadata_props, which runtimes show by name."""
+    """Return the graph with these entries as metadata_props, which runtimes expose by name."""
     import onnx
 
     model = onnx.load_from_string(graph)
@@ -175,7 +175,7 @@ def _add_metadata(graph: bytes, entries: Mapping[str, str]) -> bytes:
 
 
 def _without_traces(model: Any) -> bytes:
-    """Remove what the exporter notes about the source of each operation: paths of this machine."""
+    """Remove the exporter's notes about the source of each operation, which contain paths of this machine."""
     del model.metadata_props[:]
     for graph in (model.graph, *model.functions):
         del graph.metadata_props[:]
@@ -194,7 +194,7 @@ def _random_images(shape: Shape, count: int) -> np.ndarray:
 
 
 def _reason(exc: BaseException) -> str:
-    """Name the operators that the exporter does not know, or return the first line of its error."""
+    """Return the names of unsupported operators, or else the first line of the exporter's error."""
     texts = []
     while exc is not None:
         texts.append(str(exc))

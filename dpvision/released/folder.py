@@ -1,20 +1,21 @@
-"""A released data set is a folder that anyone can read without dpvision.
+"""A released data set: a folder that anyone can read without dpvision.
 
 rows-00000.safetensors ...   "features" (rows, d) float32; "labels" (rows,) int64 of classes, or (rows, classes) float32
 moments.safetensors          for a release of moments: the noisy sums that the rows were drawn from
-map.safetensors              the public map from the encoder's features to these, where there is one
-schema.json                  what the files hold
+map.safetensors              the public map from the encoder's features to these, if there is one
+schema.json                  the format of the files
 card.json, card.md           the guarantee, how the release was made, and its licence
-report.html                  the same as a page
-README.md                    how to read and use it
-audit.json, audit.svg        lower bounds found by `dpvision audit`, where one was made
+report.html                  the card as a web page
+README.md                    how to read and use the release
+audit.json, audit.svg        lower bounds on epsilon, if `dpvision audit` was run
 
-It is written under a temporary name and renamed when it is complete. No row is left out: the number of rows is public.
+The folder is written under a temporary name and renamed when it is complete. No row is left out: the number of rows is
+public.
 
-`read_release` reads such a folder from anywhere, strictly: settings, event and files must agree. What can be computed
-is not taken from card.json: the event follows from the settings, and the headers of the rows state whether their noise
-is secret. The digests on the card bind it to the bytes of its rows. They detect damage and careless edits, not forgery:
-whoever forges a whole folder can claim anything.
+`read_release` reads a folder of any origin strictly: settings, event and files must agree. What can be computed is not
+taken from card.json: the event follows from the settings, and the headers of the rows state whether their noise is
+secret. The digests on the card bind it to the bytes of its rows. They detect damage and careless edits, not forgery:
+someone who forges a whole folder can claim anything.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from dpvision.storage import run_folder
 
 FORMAT, CARD_FORMAT = "dpvision-release-1", "dpvision-release-card-1"
 SHARD = 8192  # rows in a file
-MOST, MAX_TEXT = 4 << 30, 1 << 24  # bytes of one file of arrays, and of one text
-HEADER = 1 << 16  # bytes that a file of arrays may have in addition to them
+MAX_ARRAYS, MAX_TEXT = 4 << 30, 1 << 24  # bytes of one file of arrays, and of one text file
+HEADER = 1 << 16  # bytes that a file of arrays may have in addition to the arrays
 # The status in the header of each file, and what it means.
 STATUS = {
     "private": "may be released: its noise is secret, and card.json has the guarantee",
     "NOT PRIVATE": f"must not be released: {run_folder.FIXED_KEY}",
 }
-# The parts of card.json that only its maker knew and that are kept when it is written again, and their types.
+# The parts of card.json that cannot be recomputed and are copied when it is regenerated, with their types.
 KEPT = {
     "run": str,
     "licence": str,
@@ -76,12 +77,12 @@ def create_folder(folder: Path) -> Iterator[Path]:
 
 
 def require_free(folder: Path) -> None:
-    """Refuse a folder that holds something, or that cannot be made."""
+    """Refuse a folder that is not empty or that cannot be created."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: exists already. Fix: another --out.")
+        raise ConfigError(f"{folder}: exists already. Fix: choose another --out.")
     above = next(path for path in Path(os.path.abspath(folder)).parents if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise ConfigError(f"{folder}: {above} is not a folder that can be written to. Fix: another --out.")
+        raise ConfigError(f"{folder}: {above} is not a folder with write access. Fix: choose another --out.")
 
 
 def next_free() -> Path:
@@ -90,7 +91,7 @@ def next_free() -> Path:
 
 
 def write_rows(folder: Path, blocks: Iterator[Block], mark: Mapping[str, str] | None = None) -> int:
-    """Write the rows as shards, in order, each with the mark in its header; return the number of rows."""
+    """Write the rows as shards, each with `mark` in its header; return the number of rows."""
     waiting: list[Block] = []
     count = shard = held = 0
     for block in blocks:
@@ -112,20 +113,20 @@ def _write_shard(folder: Path, number: int, blocks: list[Block], mark: Mapping[s
 def write_arrays(
     path: Path, arrays: Mapping[str, NDArray[Any]], mark: Mapping[str, str] | None = None, *, mode: int = 0o644
 ) -> None:
-    """Write arrays by name as a safetensors file, with the mark in its header."""
+    """Write named arrays as a safetensors file, with `mark` in its header."""
     plain = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     files.write(path, write_safetensors(plain, dict(mark) if mark else None), mode=mode)
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Return the BLAKE2b digest of every file of arrays in the folder, by its name: what a card is about."""
+    """Return the BLAKE2b digest of every file of arrays in the folder, by file name."""
     try:
         return {
-            path.name: hashlib.blake2b(files.read(path, most=MOST), digest_size=20).hexdigest()
+            path.name: hashlib.blake2b(files.read(path, most=MAX_ARRAYS), digest_size=20).hexdigest()
             for path in sorted(folder.glob("*.safetensors"))
         }
     except (OSError, ValueError) as exc:
-        raise DataError(f"{folder}: its files cannot be read ({exc}). Fix: copy it again.") from exc
+        raise DataError(f"{folder}: its files cannot be read ({exc}). Fix: copy the folder again.") from exc
 
 
 def _read_status(path: Path) -> str | None:
@@ -140,12 +141,12 @@ def _read_status(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that everyone may read."""
+    """Write a JSON file that is readable by everyone."""
     files.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode=0o644)
 
 
 def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Return all rows and labels of a released folder. A file that is larger than its schema allows is not read."""
+    """Return all rows and labels of a released folder; refuse files that are larger than schema.json allows."""
     schema = read_schema(folder)
     left = schema["rows"] * (4 * schema["width"] + max(8, 4 * len(schema["classes"])))
     parts = []
@@ -153,10 +154,10 @@ def read_rows(folder: str | Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
         parts.append(read_arrays(Path(folder) / name, most=left + HEADER))
         left -= sum(array.nbytes for array in parts[-1].values())
     if not parts or not all({"features", "labels"} <= part.keys() for part in parts):
-        raise DataError(f"{folder}: its files have no features and labels.")
+        raise DataError(f"{folder}: its files lack features or labels. Fix: copy the folder again.")
     kinds = {_kind(part["features"], part["labels"], schema) for part in parts}
     if len(kinds) != 1 or None in kinds or sum(len(part["features"]) for part in parts) != schema["rows"]:
-        raise DataError(f"{folder}: its rows do not match schema.json. Fix: copy it again.")
+        raise DataError(f"{folder}: its rows do not match schema.json. Fix: copy the folder again.")
     with _enough_memory(folder):
         features, labels = (np.concatenate([part[k] for part in parts]) for k in ("features", "labels"))
     return features, labels
@@ -197,13 +198,13 @@ def read_schema(folder: str | Path) -> dict[str, Any]:
     return dict(schema)
 
 
-def read_arrays(path: Path, *, most: int = MOST) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, *, most: int = MAX_ARRAYS) -> dict[str, NDArray[Any]]:
     """Return the arrays of a safetensors file of at most `most` bytes, by name."""
     try:
         with _enough_memory(path):
-            return dict(read_safetensors(files.read(path, most=min(most, MOST))))
+            return dict(read_safetensors(files.read(path, most=min(most, MAX_ARRAYS))))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, OverflowError) as exc:
-        raise DataError(f"{path}: cannot be read as safetensors ({exc}). Fix: copy it again.") from exc
+        raise DataError(f"{path}: cannot be read as safetensors ({exc}). Fix: copy the file again.") from exc
 
 
 @contextmanager
@@ -211,12 +212,14 @@ def _enough_memory(path: str | Path) -> Iterator[None]:
     try:
         yield
     except MemoryError as exc:
-        raise DataError(f"{path}: needs more memory than this machine has. Fix: read it on a larger one.") from exc
+        raise DataError(
+            f"{path}: reading it needs more memory than this machine has. Fix: use a larger machine."
+        ) from exc
 
 
 @dataclass(frozen=True)
 class FinishedRelease:
-    """A released folder whose settings, event and files agree with each other."""
+    """A released folder; its settings, event and files agree with each other."""
 
     folder: Path
     card: dict[str, Any]
@@ -237,19 +240,19 @@ class FinishedRelease:
 
 
 def read_release(folder: Path) -> FinishedRelease:
-    """Read the release in a folder; refuse it with a DataError where its files do not agree."""
+    """Read the release in a folder; raise a DataError if its files do not agree with each other."""
     schema, path = read_schema(folder), folder / "card.json"
     card = _read_card(path)
     if card.get("files") != digest_files(folder) or not set(schema["files"]) <= set(card["files"]):
         raise DataError(
-            f"{folder}: its rows are not those that card.json is about (by their digests). Fix: copy it again; a card "
-            "without digests is of an earlier version, and cannot be bound to rows any more."
+            f"{folder}: the digests on card.json are not those of its rows. Fix: copy the folder again. (A card "
+            "without digests was written by an earlier version, and nothing shows which rows it belongs to.)"
         )
     read_rows(folder)  # checks their number and width
     settings = _settings(path, card, schema)
     event = settings.event(settings.sigma or 0.0, len(schema["classes"]))
     if card["classes"] != schema["classes"] or card.get("events") != [json.loads(json.dumps(to_json(event)))]:
-        raise DataError(f"{path}: what was charged, or the classes, are not those of its settings and of schema.json.")
+        raise DataError(f"{path}: its event or its classes do not match its settings and schema.json.")
     statuses = {_read_status(folder / name) for name in schema["files"]}
     return FinishedRelease(folder, card, settings, event, private=statuses == {"private"})
 
@@ -257,7 +260,7 @@ def read_release(folder: Path) -> FinishedRelease:
 def _read_card(path: Path) -> dict[str, Any]:
     try:
         card = json.loads(files.read(path, most=MAX_TEXT), parse_constant=_refuse_constant)
-        json.dumps(card, indent=1)  # it will be written again
+        json.dumps(card, indent=1)  # it will be regenerated from this
         if card["format"] != CARD_FORMAT:
             raise ValueError(f"its format is {card['format']!r}")
         wrong = [name for name, kind in KEPT.items() if not isinstance(card[name], kind)]
@@ -266,9 +269,9 @@ def _read_card(path: Path) -> dict[str, Any]:
         if accuracy is not None and not all(isinstance(x, int | float) for x in accuracy.values()):
             wrong.append("accuracy")
         if wrong:
-            raise ValueError(f"{', '.join(wrong)}: of another type")
+            raise ValueError(f"{', '.join(wrong)}: wrong type")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise DataError(f"{path}: not the card of a release ({exc}). Fix: copy the folder again.") from exc
+        raise DataError(f"{path}: not a valid card of a release ({exc}). Fix: copy the folder again.") from exc
     return dict(card)
 
 
@@ -276,12 +279,14 @@ def _settings(path: Path, card: dict[str, Any], schema: dict[str, Any]) -> Relea
     try:
         settings = Release(**check_values(Release, card["config"], source=str(path)))
         if not settings.is_complete or settings.rows != schema["rows"]:
-            raise ConfigError("they are not complete, or of another number of rows")
+            raise ConfigError("they are incomplete, or their number of rows is another")
         if settings.class_counts is not None and len(settings.class_counts) != len(schema["classes"]):
             raise ConfigError("class_counts must be one number for each class")
         settings.event(settings.sigma or 0.0, len(schema["classes"]))
     except ConfigError as exc:
-        raise DataError(f"{path}: its settings are not those of a release ({exc}).") from exc
+        raise DataError(
+            f"{path}: its settings are not valid for a release ({exc}). Fix: copy the folder again."
+        ) from exc
     return settings
 
 

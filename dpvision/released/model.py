@@ -1,4 +1,4 @@
-"""Use a released model: load it from its weights file alone, measure its accuracy, classify images."""
+"""Use a released model: load it from its weights file, measure its accuracy, classify images."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from dpvision.storage.run_folder import Run
 
 @dataclass(frozen=True)
 class Model:
-    """A released model with the shape of its images (channels, height, width) and its classes.
+    """A released model, the shape of its images (channels, height, width), and its classes.
 
-    A head on features takes rows instead of images: of shape (1, 1, d).
+    A head on features takes rows of features instead of images; their shape is (1, 1, d).
     """
 
     model: nn.Module
@@ -38,11 +38,11 @@ class Model:
 
     @property
     def on_features(self) -> bool:
-        """Whether it takes rows of features instead of images."""
+        """Whether the model takes rows of features instead of images."""
         return isinstance(self.model, HeadOnFeatures)
 
     def load(self, source: str, *, size: Any) -> Dataset:
-        """Load labelled records of the model's kind, with its classes."""
+        """Load labelled images, or rows of features, that fit the model and have its classes."""
         classes = list(self.classes)
         if self.on_features:
             return load_rows(source, classes=classes)
@@ -54,13 +54,13 @@ class Model:
 
 
 def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
-    """Load the model of a run folder, or of a weights.safetensors file given by name."""
+    """Load the model from a run folder or from a weights.safetensors file."""
     path = run / "weights.safetensors" if run.is_dir() else run
     if not path.exists():
         fix = (
             f"finish the run with `dpvision resume {run}`"
             if (run / "operator").is_dir()
-            else "name the folder of a run"
+            else "give the folder of a run"
         )
         raise DataError(f"{path}: there is no released model here. Fix: {fix}.")
     header = safetensors.read(path).header
@@ -75,7 +75,7 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
             raise ValueError("an impossible shape or number of classes")
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
-    with torch.device("meta"):  # shapes only: a small file must not make a large model
+    with torch.device("meta"):  # shapes only: a forged header must not allocate a large model
         sketch = _build(name, (channels, height, width), len(classes))
     tensors, _ = safetensors.load(path, sketch.state_dict())
     model = _build(name, (channels, height, width), len(classes))
@@ -99,12 +99,14 @@ def evaluate(
     examples: int = 0,
     device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
-    """Return accuracy on one split of a data set whose classes and shape are the model's.
+    """Return the accuracy on one split of a data set that has the classes and the shape of the model.
 
-    With `keep`, the evaluation on the test split of the run's own data is written to its folder, for the report.
+    With `keep`, the evaluation on the test split of the run's own data is also written to its folder, for the report.
     """
     if keep and (split != "test" or not (run / "operator").is_dir()):
-        raise ConfigError(f"{run}: --keep is for a run's own test split. Fix: --split test, and the folder of the run.")
+        raise ConfigError(
+            f"{run}: --keep is for the test split of a run. Fix: use --split test, and give the folder of the run."
+        )
     network = load_model(run, device=device)
     data = network.load(source, size=size)
     chosen = data.require_split(split, source=source)
@@ -115,7 +117,7 @@ def evaluate(
     if keep:
         if identify(data.train)[0] != Run(run).facts().get("fingerprint"):
             raise ConfigError(
-                f"{source}: not the data that {run} was trained on, so --keep is refused. Fix: name that data."
+                f"{source}: not the data that {run} was trained on, so --keep is refused. Fix: give that data set."
             )
         digest, classes = safetensors.read(Run(run).weights).header["digest"], len(network.classes)
         evaluation.write(run, chosen, named, chances, classes=classes, weights=digest, examples=examples)
@@ -146,9 +148,9 @@ def predict(
     at_a_time: int = 256,
     device: torch.device | str = "cpu",
 ) -> int:
-    """Pass lines of CSV to `write` one by one: file, class, probability, problem. Return the number of problems.
+    """Write a CSV line (file, class, probability, problem) for each image, and return the number of problems.
 
-    A file that cannot be read has a line with the reason and no class. With `probabilities`, a column for each class
+    The line of a file that cannot be read has the reason and no class. With `probabilities`, a column for each class
     follows. At most `at_a_time` images are in memory.
     """
     network = load_model(run, device=device)
@@ -189,7 +191,7 @@ def _line(*cells: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """Return a cell that is neither a formula in a spreadsheet nor a control sequence in a terminal."""
+    """Return a cell that a spreadsheet does not read as a formula, nor a terminal as a control sequence."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
 
@@ -198,6 +200,6 @@ def _require_same_shape(source: str, shape: tuple[int, ...], network: Model) -> 
     height, width, channels = shape[1:]
     if (channels, height, width) != network.shape:
         raise DataError(
-            f"{source}: its images are {height}x{width}x{channels}; the model takes "
-            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}."
+            f"{source}: its images are {height}x{width}x{channels}, and the model takes "
+            f"{network.shape[1]}x{network.shape[2]}x{network.shape[0]}. Fix: images of that shape."
         )

@@ -4,7 +4,7 @@
     discriminant     score of class j = x^T S^(-1) m_j - 1/2 m_j^T S^(-1) m_j + log prior_j,   S within classes
 
 Noise spreads the eigenvalues of a second moment by a known amount, and inflates m_j^T S^(-1) m_j by its variance times
-tr S^(-1): known amounts are subtracted. Nothing here reads private data; the inputs are released moments.
+tr S^(-1). Known amounts are subtracted. Nothing here reads private data: the inputs are released moments.
 
 Rows are drawn from one Gaussian per class, with a shared covariance:
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Added to every eigenvalue (none exceeds 1), so that nothing is divided by 0 even without noise.
+# Added to every eigenvalue (none exceeds 1), so that there is no division by 0 even without noise.
 MIN_RIDGE = 1e-6
 # Class counts are raised to at least this fraction of n / classes: a noisy count may be near or below 0.
 MIN_OF_EQUAL = 0.1
@@ -64,25 +64,25 @@ def ridge_weights(xx: Floats, xz: Floats, *, noise: float, ridge: float, least: 
 
 
 def floor_counts(counts: Floats, *, n: float) -> Floats:
-    """Return noisy class counts of n records, made safe to divide by."""
+    """Return noisy class counts of n records, raised to a minimum so that they can be divided by."""
     return np.maximum(counts, MIN_OF_EQUAL * n / len(counts))
 
 
 def class_means(sums: Floats, counts: Floats, *, longest: float = 1.0) -> Floats:
-    """(k, d) class means from (d, k) sums, with norms of at most `longest`, the bound on row norms."""
+    """Return (k, d) class means from (d, k) sums, clipped to `longest`, the bound on the norm of a row."""
     means = (sums / counts).T
     return np.asarray(means / np.maximum(1.0, np.linalg.norm(means, axis=1, keepdims=True) / longest))
 
 
 def within_classes(xx: Floats, means: Floats, priors: Floats) -> Floats:
-    """mean(x x^T) - sum_j prior_j m_j m_j^T, the within-class covariance."""
+    """Return the within-class covariance, mean(x x^T) - sum_j prior_j m_j m_j^T."""
     return np.asarray(xx - means.T @ (means * priors[:, None]))
 
 
 def discriminant(
     means: Floats, priors: Floats, inverse_within: Floats, *, noise: Floats | float
 ) -> tuple[Floats, Floats]:
-    """(d, k) weights and (k,) intercepts; `noise` is the standard deviation of each number in a class's mean."""
+    """Return (d, k) weights and (k,) intercepts; `noise` is the standard deviation of each number in a class mean."""
     weight = inverse_within @ means.T
     square = np.einsum("kd,dk->k", means, weight) - np.square(noise) * np.trace(inverse_within)
     return weight, np.log(priors) - np.maximum(square, 0.0) / 2
@@ -102,7 +102,7 @@ class ClassMoments:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Class sizes, shrunk towards equal sizes according to the variance of the noise; none is empty."""
+        """The class sizes, shrunk towards equal sizes according to the variance of the noise; none is 0."""
         equal = self.n / len(self.counts)
         away = self.counts - equal
         factor = max(

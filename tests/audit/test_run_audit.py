@@ -15,7 +15,7 @@ from dpvision.audit.canaries import CanaryRandom
 from dpvision.cli.app import app
 from dpvision.core import accountant
 from dpvision.core.events import Gaussian, from_json
-from dpvision.errors import ConfigError
+from dpvision.errors import ConfigError, DataError
 from dpvision.private.training.prepare import prepare
 from dpvision.private.training.train import begin, proceed, reopen
 from dpvision.released.report.cards import audits_on_card, read_audits
@@ -79,6 +79,21 @@ def test_results_from_private_images_are_only_in_the_operator_folder(finished: t
         assert repr(membership["auc"])[:7] not in text and "by_class" not in text, path
         assert run.facts()["canaries"] not in text, path
     assert os.stat(run.operator).st_mode & 0o077 == 0
+
+
+def test_an_audit_without_the_ledger_of_the_run_or_with_other_data_writes_nothing(
+    finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, folder = finished
+    before = {path: path.read_bytes() for path in (folder / "run").iterdir() if path.is_file()}
+    assert folder / "run" / "audit.json" in before
+    monkeypatch.setenv("DPVISION_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match=r"Nothing was written\. Fix: set DPVISION_HOME"):
+        _run("audit", folder / "run", "--runs", "100")
+    monkeypatch.setenv("DPVISION_HOME", str(home))
+    with pytest.raises(DataError, match="digits"):
+        _run("audit", folder / "run", "digits", "--runs", "100")
+    assert before == {path: path.read_bytes() for path in (folder / "run").iterdir() if path.is_file()}
 
 
 def test_less_noise_than_in_the_settings_is_refuted() -> None:

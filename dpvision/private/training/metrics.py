@@ -21,12 +21,12 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from dpvision.core import accountant
 from dpvision.core.events import Capped, Event
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.training.prepare import Prepared
 from dpvision.private.training.state import State, load_weights, trainable
-from dpvision.settings import quick
 
 POINTS = 20
 RECORDS = 2000  # test records at every point except the last, which uses the whole test split
@@ -35,7 +35,7 @@ RELEASED = ("epsilon", "test_accuracy_ema", "test_accuracy_last", "test_images")
 
 def stated_epsilon(event: Event, delta: float) -> float:
     """Return the epsilon of all charges of the run; that of the budget if settings changed during the run."""
-    return quick.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
+    return accountant.epsilon(event, max(delta, event.delta) if isinstance(event, Capped) else delta)
 
 
 def measured_steps(prepared: Prepared) -> set[int]:

@@ -1,11 +1,11 @@
 """Learners for released data: rows of noisy features with noisy or exact labels, or noisy moments.
 
-Formal guarantee: all of it is post-processing. Nothing here can reach private data, a ledger or noise (pyproject.toml
-has the contract), so the release reveals no more, however often and whatever is learned from it.
+Formal guarantee: everything here is post-processing. None of these modules can import private data, a ledger or noise
+(an import contract in pyproject.toml), so learning from a release reveals nothing beyond the release itself.
 
-learner.py     the base class: scikit-learn's interface, and labels as numbers
+learner.py     the base class: scikit-learn's interface, and the conversion of labels
 descent.py     LinearLearner and NetworkLearner, by Adam on the generalised Kullback-Leibler loss
-closed.py      RidgeLearner and DiscriminantLearner, from averages without the known noise; fit_moments, from moments
+closed.py      RidgeLearner and DiscriminantLearner, corrected for known noise; fit_moments, from released moments
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """Ridge regression and the linear discriminant on released rows or moments, in closed form, corrected for known noise.
 
 A released row is a weighted sum of records, and its labels the same sum of their classes: x~ = sum_i w_i x_i + noise,
-y~ = sum_i w_i y_i + noise. However the weights were drawn, given y the mean of x is sum_k y_k m_k, with m_k the mean of
-class k. So the class means are the regression of features on labels, without an intercept, and its residual has the
-covariance S inside the classes, times sum_i w_i^2:
+y~ = sum_i w_i y_i + noise. However the weights were drawn, the mean of x given y is sum_k y_k m_k, where m_k is the
+mean of class k. So the class means are the regression of features on labels, without an intercept, and the covariance
+of its residual is sum_i w_i^2 times the covariance S inside the classes:
 
     M = (mean y~ y~^T - s_y^2 I)^(-1) mean y~ x~^T
     S = degree * ( cov x~ - s_x^2 I - M^T (cov y~ - s_y^2 I) M )
 
 With exact classes and one record per row these are the usual means and covariance.
 
-`noise_x` and `noise_y` are standard deviations in each released number. Eigenvalues below 0, which only noise gives,
-become 0, and then `ridge` times 2 v sqrt(d/T) is added to all, with v the mean variance of a feature around its class:
-that is how far noise spreads eigenvalues. From 0.03 to 1 was best, smaller the more directions there are in which
-records vary: 0.03 on scattering features of MNIST, 0.3 to 1 on pixels of small digits, many of which never vary.
+`noise_x` and `noise_y` are standard deviations in each released number. Eigenvalues below 0, which only noise can
+cause, are set to 0. Then `ridge` times 2 v sqrt(d/T) is added to all, where v is the mean variance of a feature around
+its class: this is how far noise spreads the eigenvalues. Values of `ridge` from 0.03 to 1 were best, and the more
+directions records vary in, the smaller: 0.03 on scattering features of MNIST, 0.3 to 1 on pixels of small digits, many
+of which never vary.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ METHODS = ("discriminant", "ridge")
 
 @dataclass(frozen=True, eq=False)
 class Averages:
-    """Averages over T rows, from which both learners are computed; the noise is still in them.
+    """Averages over T noisy rows, from which both learners are computed.
 
-    Rows x~ = x + N(0, s_x^2) and labels y~ = y + N(0, s_y^2), with noise that is independent of all else, have
+    Rows x~ = x + N(0, s_x^2) and labels y~ = y + N(0, s_y^2), whose noise is independent of everything else, have
 
         mean x~ x~^T = mean x x^T + s_x^2 I,    mean y~ y~^T = mean y y^T + s_y^2 I,    mean x~ y~^T = mean x y^T
 
@@ -74,13 +75,13 @@ class Averages:
             xy += part.T @ labels.astype(np.float32)
             yy += labels.T @ labels
         mean_y = y.mean(axis=0, dtype=np.float64)
-        rounding = mean - shift  # of the mean to float32, in every row
+        rounding = mean - shift  # the rounding error of the mean in float32, which is in every row
         xx = xx / count + np.outer(mean, mean) - np.outer(rounding, rounding)
         return Averages(count, mean, mean_y, xx, xy / count + np.outer(shift.astype(np.float64), mean_y), yy / count)
 
 
 class RidgeLearner(LinearRule):
-    """Ridge regression of labels on features, both centred. (The noise of the labels is in none of its products.)"""
+    """Ridge regression of labels on features, both centred. The noise of the labels needs no correction."""
 
     def __init__(self, *, classes: int | None = None, noise_x: float = 0.0, ridge: float = 0.3) -> None:
         self.classes, self.noise_x, self.ridge = classes, noise_x, ridge
@@ -103,13 +104,13 @@ class RidgeLearner(LinearRule):
         self.bias_ = avg.y - avg.x @ self.weight_
 
     def predict_proba(self, X: object) -> Floats:
-        """Return the scores with negative ones set to 0, as shares of their sum."""
+        """Return the scores, with negative ones set to 0, divided by their sum."""
         shares = np.maximum(self.scores(X), 0.0) + np.finfo(np.float64).tiny
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 class DiscriminantLearner(LinearRule):
-    """The linear discriminant. `degree` is the mean number of records in a row: it makes S that of single records."""
+    """The linear discriminant. `degree`, the mean number of records in a row, scales S to that of single records."""
 
     def __init__(
         self,
@@ -160,14 +161,15 @@ def fit_moments(
 ) -> DiscriminantLearner | RidgeLearner:
     """Fit a learner directly to released moments: class sums, class counts and the second moment, with their noise.
 
-    sums (d, K)             X^T Y + noise of standard deviation noise_sums in each number
-    counts (K,)             of the classes, noise_counts
-    second_moment (d, d)    X^T X; noise_moment is the standard deviation on its diagonal, with 1/sqrt(2) of it off
-                            the diagonal: so it is for noise on the upper triangle as a vector of the same length, and
-                            for noise on all d^2 numbers once both halves have been averaged, as is done here
+    sums (d, K)             X^T Y, with noise of standard deviation noise_sums in each number
+    counts (K,)             class counts, with noise of standard deviation noise_counts
+    second_moment (d, d)    X^T X; noise_moment is the standard deviation of the noise on its diagonal, and that off
+                            the diagonal is 1/sqrt(2) of it. This is the case if the noise was added to the upper
+                            triangle as a vector of the same norm, or to all d^2 numbers before both halves are
+                            averaged, as is done here
 
-    n is the number of records, if that is public; else the sum of the counts is used. `ridge` is in units of the noise
-    (moments.without_noise_floor); `longest` is the bound on a row's length that the release had.
+    n is the number of records, if that is public; otherwise the sum of the counts is used. `ridge` is in units of the
+    noise (moments.without_noise_floor); `longest` is the bound on the norm of a row in the release.
     """
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}: it must be one of {', '.join(METHODS)}.")
@@ -210,7 +212,7 @@ def _subtract_noise(noisy: Floats, noise: float) -> Floats:
 
 
 def _spread(around: Floats, *, rows: int) -> tuple[float, float]:
-    """Return the noise on the diagonal of a covariance of T rows if features are alike, and the smallest ridge."""
+    """Return the sampling noise on the diagonal of a covariance of similar features, and the smallest ridge."""
     variance = max(float(np.trace(around)) / len(around), 0.0)
     return variance * math.sqrt(2.0 / rows), MIN_RIDGE * variance + np.finfo(np.float64).tiny
 

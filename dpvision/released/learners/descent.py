@@ -1,9 +1,10 @@
 """Learners trained by gradient descent on the generalised Kullback-Leibler loss: linear, and with one hidden layer.
 
 As in NeuroMixGDP (Li et al. 2023): Adam with an initial learning rate of 0.001, divided by ten after 2/5, 3/5 and 4/5
-of the epochs, 256 rows per step, no weight decay, negative labels set to 0. The paper uses 200 epochs; 10 were enough
-on mixtures of MNIST, where learning rates from 0.0001 to 0.01 gave accuracies within half a point of each other. Noise
-in the features biases the weights towards zero, and nothing here corrects for it; closed.py does if the noise is known.
+of the epochs, 256 rows per step, no weight decay, and negative labels set to 0. The paper uses 200 epochs; 10 were
+enough on mixtures of MNIST, where learning rates from 0.0001 to 0.01 gave accuracies within half a point of each other.
+Noise in the features biases the weights towards zero. This is not corrected here; closed.py corrects it if the noise is
+known.
 
 Rows are standardised by their mean and a single scale for all features, so that one learning rate suits rows of any
 scale; the returned weights apply to unstandardised rows. The same seed, rows, software and number of threads give the
@@ -27,7 +28,7 @@ DECAYS, DECAY = (0.4, 0.6, 0.8), 0.1
 
 
 class _Descent(Learner):
-    """The settings and the training loop that both learners share."""
+    """The settings and the training loop of both learners."""
 
     epochs: int
     rate: float

@@ -1,10 +1,10 @@
-"""The base of all learners: scikit-learn's interface, over scores of each class.
+"""The base class of all learners: scikit-learn's interface, from a score of each class.
 
     fit(X, y)            X (T, d), used as float32; y (T, K) soft labels or (T,) classes
-    scores(X)            (N, K): the highest is the class
+    scores(X)            (N, K); the class is the one with the highest score
     predict, predict_proba, score, get_params, set_params, clone, pipelines: as in scikit-learn
 
-An X that cannot be used is refused by scikit-learn itself, with ValueError; settings and labels with ConfigError.
+scikit-learn refuses an invalid X with ValueError; invalid settings and labels raise ConfigError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT_A_TIME = 2048
 
 
 class Learner(ClassifierMixin, BaseEstimator, ABC):
-    """A classifier trained on released rows: subclasses learn from (T, d) and (T, K) float32 in `_learn`."""
+    """A classifier trained on released rows. Subclasses learn from (T, d) and (T, K) float32 in `_learn`."""
 
     classes: int | None
 
@@ -54,7 +54,7 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Refuse settings out of range."""
+        """Refuse settings that are out of range."""
 
     @abstractmethod
     def _learn(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None: ...
@@ -64,7 +64,7 @@ class Learner(ClassifierMixin, BaseEstimator, ABC):
 
 
 class LinearRule(Learner):
-    """A learner with scores x @ weight_ + bias_."""
+    """A learner whose scores are x @ weight_ + bias_."""
 
     weight_: Floats  # (d, K)
     bias_: Floats  # (K,)
@@ -74,7 +74,7 @@ class LinearRule(Learner):
 
 
 def blocks(x: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """AT_A_TIME rows at a time; all of them in float64 may not fit in memory."""
+    """Iterate over AT_A_TIME rows at a time, because all of them in float64 may not fit in memory."""
     return (x[start : start + AT_A_TIME] for start in range(0, len(x), AT_A_TIME))
 
 
@@ -96,9 +96,9 @@ def soft_labels(y: Any, *, classes: int | None, rows: int) -> tuple[NDArray[np.f
     (T,) anything           None          those in y, sorted
     """
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 2):
-        raise ConfigError(f"classes is {classes!r}: the number of classes is a whole number above 1, or None.")
+        raise ConfigError(f"classes is {classes!r}: it must be the number of classes, a whole number above 1, or None.")
     if y is None:
-        raise ConfigError("y is None: a learner requires y to be passed, soft labels (T, K) or classes (T,).")
+        raise ConfigError("y is None: a learner requires y to be passed, as soft labels (T, K) or classes (T,).")
     labels = np.asarray(y)
     if labels.shape[:1] != (rows,):
         raise ConfigError(f"y has shape {labels.shape}, but there are {rows} rows: each row needs one label.")
@@ -112,19 +112,23 @@ def soft_labels(y: Any, *, classes: int | None, rows: int) -> tuple[NDArray[np.f
         names = np.arange(classes)
         return np.eye(classes, dtype=np.float32)[labels], names
     if labels.dtype.kind == "f" and not (np.isfinite(labels).all() and (labels == np.trunc(labels)).all()):
-        raise ConfigError("Unknown label type: y has numbers that are not whole. Fix: classes, or labels (T, K).")
+        raise ConfigError(
+            "Unknown label type: y has numbers that are not whole. Fix: give classes (T,) or soft labels (T, K)."
+        )
     names, places = np.unique(labels, return_inverse=True)
     if len(names) < 2:
-        raise ConfigError(f"y has one class only ({names[0]!r}). Fix: classes=, if others were possible.")
+        raise ConfigError(f"y has only one class ({names[0]!r}). Fix: set classes, if others are possible.")
     return np.eye(len(names), dtype=np.float32)[places], names
 
 
 def _check_soft(labels: NDArray[Any], classes: int | None) -> tuple[NDArray[np.float32], NDArray[Any]]:
     if labels.shape[1] < 2 or labels.dtype.kind not in "fiu":
-        raise ConfigError(f"y is {labels.dtype} of shape {labels.shape}: soft labels need a column for each class.")
+        raise ConfigError(
+            f"y is {labels.dtype} of shape {labels.shape}: soft labels must be numbers, with a column per class."
+        )
     if classes not in (None, labels.shape[1]):
         raise ConfigError(f"y has {labels.shape[1]} columns, but classes={classes} was given.")
     soft = labels.astype(np.float32, copy=False)
     if not np.isfinite(soft).all():
-        raise ConfigError("y has numbers that are not finite. Fix: leave those rows out.")
+        raise ConfigError("y has values that are not finite. Fix: leave those rows out.")
     return soft, np.arange(labels.shape[1])

@@ -1,7 +1,7 @@
-"""board.html: runs compared by their cards, as accuracy against epsilon and as a table that can be sorted.
+"""board.html: a comparison of runs by their cards, as a plot of accuracy against epsilon and as a sortable table.
 
-It shows what the cards state and the names of the folders, nothing else, and is one file like the report.
-Runs on the same data that differ only in their seed are one point, with the standard deviation of their accuracies.
+It shows only what the cards state and the names of the folders, and is a single file like the report. Runs on the same
+data that differ only in their seed are one point, with the standard deviation of their accuracies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpvision.settings.training import Config
 from dpvision.storage.run_folder import read_json
 
 MAX_RUNS = 1000
-# Runs that differ only in these are runs of the same settings.
+# Runs that differ only in these settings are in one group.
 IGNORED = {name for name, of in declared(Config).items() if of.names_branch == "never"}
 IGNORED |= {"seed", "sigma", "physical"}
 
@@ -55,14 +55,14 @@ class Entry:
 
 
 def write(folders: list[Path], out: Path) -> int:
-    """Write the page of all runs in these folders, themselves or one level below; return their number."""
+    """Write the page of all runs that are these folders or are directly inside them; return their number."""
     entries = [read_entry(folder) for folder in _find_runs(folders)]
     atomic.write(out, render(entries, folder=out.parent), mode=0o644)
     return len(entries)
 
 
 def render(entries: list[Entry], *, folder: Path) -> str:
-    """Return the page; its links lead to the reports, relative to the folder that the page is in."""
+    """Return the page, with links to the reports that are relative to `folder`, where the page will be."""
     numbers = {text: i for i, text in enumerate(dict.fromkeys(e.settings for e in entries), 1)}
     script = (files("dpvision.released.report") / "board.js").read_text("utf-8")
     groups = _groups(entries, numbers)
@@ -80,11 +80,11 @@ def render(entries: list[Entry], *, folder: Path) -> str:
 
 
 def read_entry(folder: Path) -> Entry:
-    """Read one run from its card, checked, for the file can be edited."""
+    """Read one run from its card. The file may have been edited, so it is checked."""
     path = folder / "card.json"
     card = read_json(path)
     if card.get("format") != FORMAT:
-        raise DataError(f"{path}: not the card of a run. Fix: folders of `dpvision train`.")
+        raise DataError(f"{path}: not the card of a run. Fix: name folders of finished runs.")
     try:
         config, guarantee, accuracy = card["config"], card["guarantee"], card["accuracy"]
         account = (card["data_set"] or {}).get("account", "unknown")
@@ -109,7 +109,7 @@ def read_entry(folder: Path) -> Entry:
             else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
-        raise DataError(f"{path}: not what dpvision writes ({exc!r}). Fix: `dpvision report {folder}`.") from exc
+        raise DataError(f"{path}: not a valid card ({exc!r}). Fix: `dpvision report {folder}`.") from exc
 
 
 def _find_runs(folders: list[Path]) -> list[Path]:
@@ -121,10 +121,12 @@ def _find_runs(folders: list[Path]) -> list[Path]:
                 p for p in sorted(folder.iterdir()) if (p / "card.json").is_file() and (p / "config.toml").is_file()
             ]
         if not here:
-            raise DataError(f"{folder}: has no finished run. Fix: the folder of a run, or a folder that holds runs.")
+            raise DataError(
+                f"{folder}: has no finished run. Fix: name the folder of a run, or a folder that contains runs."
+            )
         runs |= dict.fromkeys(Path(os.path.abspath(p)) for p in here)
     if len(runs) > MAX_RUNS:
-        raise DataError(f"{len(runs):,} runs are more than one page can show. Fix: at most {MAX_RUNS:,}.")
+        raise DataError(f"{len(runs):,} runs are more than one page can show. Fix: name at most {MAX_RUNS:,}.")
     return list(runs)
 
 
@@ -140,7 +142,7 @@ def _groups(entries: list[Entry], numbers: dict[str, int]) -> list[Group]:
 
 
 def _row(entry: Entry, number: int, folder: Path) -> dict[str, Any]:
-    """Return a row as cells: what is shown, and what it is sorted by."""
+    """Return a row as cells: the text of each, and its key for sorting."""
     report = os.path.relpath(entry.folder / "report.html", folder)
     return {
         "name": plain(entry.folder.name),
@@ -161,7 +163,7 @@ def _row(entry: Entry, number: int, folder: Path) -> dict[str, Any]:
 
 
 def _hash(script: str) -> str:
-    """Return the digest that lets the page's policy run this script and no other."""
+    """Return the digest by which the page's security policy allows this script and no other."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

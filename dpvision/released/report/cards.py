@@ -2,8 +2,8 @@
 
     card             a finished run: a training run, a tuning or an estimator's fit
     on_weights       the part that is known before the weights are written; it goes into their header
-    release_card     a released data set
-    audited_card     a released data set again, from its folder, with its audits
+    release_card     a new released data set
+    audited_card     a released data set read from its folder, with its audits
 
 All are plain JSON values with the same core, `_proved`; card.schema.json describes them. Files that may have been
 edited are read strictly.
@@ -50,16 +50,17 @@ AUDITS = ("mechanism", "one_run")
 AUDIT_FIGURES = ("epsilon_at_least", "confidence", "canaries", "refuted")
 # How a record of a released data set is accounted, by the type of the event.
 ACCOUNTS = {
-    Gaussian: "every record is in {every}; composition of Gaussian noise, exact",
-    PoissonGaussian: "each record is in each row by its own secret draw; PLD of the subsampled Gaussian",
-    ClassScheduled: "per class, at the rate inside the class and on the rows of the class alone: the classes of a row "
-    "are public, for labels and features show them. The published account of hierarchical sampling takes the "
-    "rate over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
+    Gaussian: "every record is in {every}; exact composition of Gaussian mechanisms",
+    PoissonGaussian: "each record is in each row by an independent secret draw; privacy loss distribution of the "
+    "subsampled Gaussian mechanism",
+    ClassScheduled: "per class, with the sampling rate inside the class and the rows of that class only: the classes "
+    "of a row are public, because labels and features show them. The published account of hierarchical sampling uses "
+    "the rate over all records, and is wrong: docs/hierarchical-sampling.md of dpvision",
 }
 
 
 def card(run: Run, account: Account | None) -> dict[str, Any]:
-    """Return the card of a finished run. `account` is the ledger of the data set, where there is one."""
+    """Return the card of a finished run. `account` is that of its data set, if a ledger was read."""
     facts, config = _facts(run), run.config()
     event, classes = from_json(facts["event"]), len(facts["class_names"])
     weights = _require_weights_of(run, facts, config)
@@ -101,7 +102,10 @@ def card(run: Run, account: Account | None) -> dict[str, Any]:
 
 
 def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
-    """Return the part of a run's card for the header of its weights: nothing that may change later or names the run."""
+    """Return the part of a run's card that goes into the header of its weights.
+
+    It contains nothing that identifies the run or that may change later.
+    """
     facts = _checked(facts, Path("run.json"))
     return {"format": FORMAT_ON_WEIGHTS, **_proved_of_run(facts, config, from_json(facts["event"]))}
 
@@ -139,10 +143,10 @@ def release_card(facts: dict[str, Any], account: Account) -> dict[str, Any]:
 
 
 def audited_card(release: FinishedRelease) -> dict[str, Any]:
-    """Return the card of a released folder again, with its audit.json.
+    """Return the card of a released folder with its audit.json.
 
-    Claims are computed again, not taken from the old card. What only its maker knew (the data set's account, what was
-    read from the data, the accuracy) stays as it was.
+    Claims are recomputed, not taken from the old card. What only the process that made the release knew (the data set's
+    account, what was read from the data, the accuracy) is copied.
     """
     delta = release.settings.delta
     return {
@@ -221,7 +225,7 @@ def read_audits(folder: Path, event: Event, config: Config) -> dict[str, dict[st
         return {}
     if not (config.batch and config.n and config.steps and config.sigma):
         raise ConfigError("config.toml: batch, n, steps and sigma must be set, as they are in a finished run.")
-    # Where settings changed on the way, an audit's runs have the last ones in all steps: that claims less, or more.
+    # If settings changed during the run, the audit uses the last ones for all steps. Their epsilon may be any other.
     last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
     proved = accountant.epsilon(event, guarantee.delta_of(event, config.delta))
     tested = accountant.epsilon(last, config.delta)
@@ -247,7 +251,9 @@ def _facts(run: Run) -> dict[str, Any]:
     """Return the facts that a card may use, and no others, checked."""
     facts = run.facts()
     if facts.get("complete") is not True:
-        fix = "a new tuning: this one cannot go on" if "tuning" in facts else f"`dpvision resume {run.folder}`"
+        fix = (
+            "start a new tuning; a tuning cannot be resumed" if "tuning" in facts else f"`dpvision resume {run.folder}`"
+        )
         raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
     return _checked(facts, run.operator / "run.json")
 
@@ -267,7 +273,7 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
             raise DataError(f"{path}: {key} is missing or is not a JSON {kind.__name__}.")
     for key in ("read_off", "class_names"):
         if not all(isinstance(v, str) for v in facts[key]):
-            raise DataError(f"{path}: {key} must be a list of texts.")
+            raise DataError(f"{path}: {key} must be a list of strings.")
     public, tuning = _public_inputs(path, facts.get("public", {})), _tuning(path, facts.get("tuning"))
     return {"public": public, "tuning": tuning, **{key: facts[key] for key in types}}
 
@@ -278,7 +284,7 @@ def _tuning(path: Path, entry: Any) -> dict[str, Any] | None:
         return None
     types = {"candidates": int, "expected_trials": float, "score": str}
     if not isinstance(entry, dict) or not all(type(entry.get(key)) is kind for key, kind in types.items()):
-        raise DataError(f"{path}: tuning is not what a tuning writes.")
+        raise DataError(f"{path}: its entry tuning is not valid. Fix: restore the file from a backup.")
     return {key: entry[key] for key in types}
 
 
@@ -290,7 +296,7 @@ def _public_inputs(path: Path, inputs: Any) -> dict[str, dict[str, Any]]:
         isinstance(entry, dict) and all(isinstance(value, types.get(key, NoneType)) for key, value in entry.items())
         for entry in inputs.values()
     ):
-        raise DataError(f"{path}: public is not what a run writes.")
+        raise DataError(f"{path}: its entry public is not valid. Fix: restore the file from a backup.")
     return inputs
 
 
@@ -302,20 +308,20 @@ def _require_weights_of(run: Run, facts: dict[str, Any], config: Config) -> str:
     for key, value in expected.items():
         if header.get(key) != value:
             raise DataError(
-                f"{run.weights}: its {key} is not the one of the run's other files, so no card can be written. Fix: "
+                f"{run.weights}: its {key} differs from that of the run's other files, so no card can be written. Fix: "
                 "restore the run folder from a backup, or train again."
             )
     return header["digest"]
 
 
 def _own_events(path: Path, event: Event, public: dict[str, dict[str, Any]]) -> tuple[Event, ...]:
-    """Return what the run itself was charged for, without the events of its initial weights, charged elsewhere."""
+    """Return what the run itself was charged for, without the events of initial weights that were trained before."""
     initial = public.get("pretrained", {}).get("event")
     if initial is None:
         return parts(event)
     before = parts(from_json(initial))
     if parts(event)[: len(before)] != before or len(parts(event)) == len(before):
-        raise DataError(f"{path}: its event leaves out what the initial weights reveal.")
+        raise DataError(f"{path}: its event lacks that of the initial weights. Fix: restore the file from a backup.")
     return parts(event)[len(before) :]
 
 
@@ -329,7 +335,7 @@ def _require_charged(run: Run, name: str, *, event: Event, account: Account) -> 
 
     if not all(paid(met) for met in exposures(event)):
         raise LedgerMismatch(
-            f"{run.folder}: the ledger of account {account.id} does not charge what this run did. Fix: set "
+            f"{run.folder}: the ledger of account {account.id} has no charge that covers this run. Fix: set "
             "DPVISION_HOME to the folder that the run was charged in, or restore the ledger from a backup."
         )
 

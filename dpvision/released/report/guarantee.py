@@ -9,7 +9,7 @@
 Let a membership test have false positive rate f and true positive rate t. For every epsilon, both directions of
 (epsilon, delta(epsilon))-differential privacy bound t:
 
-    t <= e^epsilon f + delta(epsilon)                       an output likely with the unit is not rare without it
+    t <= e^epsilon f + delta(epsilon)                       what is likely with the unit is not rare without it
     t <= 1 - e^-epsilon (1 - delta(epsilon) - f)            the same for the test's opposite answer
 
 The bounds hold for all epsilons simultaneously, so their minimum does too. A coarser grid of epsilons only loosens it.
@@ -45,24 +45,24 @@ GRID_POINTS = 2001
 # The grid of epsilons ends where delta is this small: larger epsilons do not improve the bound at the rates above.
 MIN_DELTA = 1e-9
 MAX_PHASES = 12
-# The composition that a figure is based on, as worded on cards and in the ledger on screen.
+# How a figure was composed, as worded on cards and by `dpvision ledger`.
 PLANNED = "privacy loss distributions of events that were fixed before the first result"
 CHOSEN_LATER = (
-    "the first event's privacy loss distribution, and a Gaussian filter for later ones, which were chosen after "
-    "results were seen; over all choices the budget is what holds"
+    "the privacy loss distribution of the first event, and a Gaussian filter for later events, which were chosen after "
+    "results were seen; the budget is the bound that holds for every choice"
 )
 CAPPED = (
     "the budget of the account: settings changed during the run, and results may have decided how often; the meter is "
-    "what the parts there are add up to"
+    "the epsilon of the parts that were run"
 )
 
 READ_OFF = (
-    "Which other accounts of the ledger have some of the same images, and about how many, was read from the data. "
-    "Epsilon does not cover it."
+    "The overlaps with other accounts (which of them have some of the same images, and roughly how many) were read "
+    "from the data. Epsilon does not cover them."
 )
 APART = (
-    "These images were counted apart from other accounts that have some of them. What is revealed about those images "
-    "is bounded by all of these accounts together, not by this one."
+    "These images are counted separately from other accounts that have some of them. What is revealed about the shared "
+    "images is bounded by all of these accounts together, not by this one."
 )
 
 
@@ -134,7 +134,7 @@ def _no_figures(delta: float) -> dict[str, Any]:
 
 
 def composition(event: Event) -> str:
-    """Return which composition the figures of an event are based on."""
+    """Return how the figures of an event were composed, in words."""
     if isinstance(event, Capped):
         return CAPPED
     return CHOSEN_LATER if isinstance(event, Adaptive) else PLANNED
@@ -233,7 +233,7 @@ def epsilon_of_head(own: tuple[Event, ...], config: Config, whole: float | None)
     alone = None
     if len(own) == 1:
         if not isinstance(own[0], PoissonGaussian):
-            raise DataError("the run's event does not consist of steps, so epsilon of its first steps is not known.")
+            raise DataError("the run's event does not consist of steps, so the epsilon of its first steps is unknown.")
         alone = proven(replace(own[0], steps=min(own[0].steps, config.probe_steps)), config.delta)
     share = alone / whole if alone is not None and whole else None
     return {"steps": config.probe_steps, "epsilon": alone, "share_of_epsilon": share}
@@ -314,7 +314,7 @@ def _overlaps(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         isinstance(entry, dict) and all(type(entry.get(key)) in kinds for key, kinds in types.items())
         for entry in entries
     ):
-        raise DataError("operator/run.json: accounts is not what a run writes.")
+        raise DataError("operator/run.json: its entry accounts is not valid. Fix: restore the file from a backup.")
     decided = recorded.get("new_account") is not None or recorded.get("named") is True
     return [
         {
@@ -339,7 +339,7 @@ def _reason(facts: Mapping[str, Any]) -> str | None:
     """Return why these images are accounted for separately from other accounts, in the owner's words."""
     reason = _recorded(facts).get("new_account")
     if reason is not None and not isinstance(reason, str):
-        raise DataError("operator/run.json: new_account is not what a run writes.")
+        raise DataError("operator/run.json: its entry new_account is not valid. Fix: restore the file from a backup.")
     return reason
 
 

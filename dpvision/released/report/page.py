@@ -22,12 +22,12 @@ from dpvision.released.report.wording import sentence
 from dpvision.settings.figures import upper
 from dpvision.storage.run_folder import Run
 
-MAX_SHADED = 20  # classes of a whole confusion matrix; with more, the pairs that are confused most
-MAX_ROWS = 40  # classes that are listed; with more, those with the lowest recall
+MAX_SHADED = 20  # classes up to which the confusion matrix is shown; with more, only the most frequent confusions
+MAX_ROWS = 40  # classes that are listed; if there are more, those with the lowest recall
 MAX_CONFUSED = 10
-# Shades of the confusion matrix begin at these shares of a row: one confusion is visible, as is a half from nearly all.
+# Shares of a row at which a new shade begins: one confusion is visible, and a half differs from nearly all.
 SHADES = (0.0, 0.05, 0.2, 0.5, 0.8)
-# Parts of a page that only a run or only a release has.
+# Parts that only the page of a run, or only that of a release, has.
 ABSENT = dict.fromkeys(
     ("note", "known", "references", "test", "use", "learners", "phases", "charges", "earlier", "bar")
 )
@@ -90,7 +90,7 @@ def release_page(card: dict[str, Any]) -> str:
 
 
 def fill(template: str, **values: Any) -> str:
-    """Fill one of our templates. Everything is escaped except our own style sheet and what `as_markup` marks."""
+    """Fill a template. Everything is escaped, except the style sheet and what `as_markup` marks."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -101,7 +101,7 @@ def fill(template: str, **values: Any) -> str:
 
 
 def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
-    """Mark drawings of ours as safe to insert unescaped; leave out those that are None."""
+    """Mark pictures drawn by this package as safe to insert unescaped; leave out those that are None."""
     from markupsafe import Markup
 
     return {name: Markup(text) for name, text in drawings.items() if text}
@@ -110,7 +110,7 @@ def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
 def _shared(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what every page shows."""
     return {
-        "note": evaluation.LEARNED_LITTLE if test and evaluation.has_learned_little(test) else None,
+        "note": evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None,
         "private": card["status"] == "private",
         "status": card["status"],
         "sentence": sentence(card),
@@ -144,7 +144,7 @@ def _big(card: dict[str, Any], test: dict[str, Any] | None) -> list[tuple[str, s
         (
             "budget left",
             tables.budget_left(card),
-            f"of epsilon {data_set['epsilon_budget']:g} for this data, when this was made"
+            f"of epsilon {data_set['epsilon_budget']:g} for this data set, when this page was written"
             if data_set
             else "no ledger was read",
         ),
@@ -178,7 +178,7 @@ def _pictures(card: dict[str, Any]) -> dict[str, str | None]:
 def _run_pictures(
     card: dict[str, Any], points: list[Point], results: dict[str, list[evaluation.Result]]
 ) -> dict[str, str | None]:
-    """Draw the training of a run; curves of epsilon only where epsilon means something."""
+    """Draw the training of a run; curves of epsilon only if the run is private."""
     private = card["status"] == "private"
     points = [p for p in points if not private or math.isfinite(p.epsilon)]
     drawings = {"accuracy": pictures.accuracy(points, released=card["config"]["release"])}
@@ -304,13 +304,13 @@ def write_release(folder: Path, facts: dict[str, Any], account: Account) -> dict
 
 
 def rewrite_release(release: FinishedRelease) -> list[Path]:
-    """Write the card and the report of a finished release again, with its audits. Return their paths."""
+    """Regenerate the card and the report of a finished release, with its audits. Return their paths."""
     made = cards.audited_card(release)
     try:
         texts = _release_texts(made)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise DataError(
-            f"{release.folder / 'card.json'}: not what a release writes ({exc!r}). Fix: copy the folder again."
+            f"{release.folder / 'card.json'}: not a valid card of a release ({exc!r}). Fix: copy the folder again."
         ) from exc
     return _write(release.folder, texts)
 

@@ -59,7 +59,7 @@ class Group:
 
 
 def epsilon_by_length(event: Event, delta: float, *, target: float, phases: list[dict[str, Any]]) -> str | None:
-    """Draw the epsilon that a training run is charged for by its planned steps; None for one of several branches."""
+    """Draw epsilon against the number of planned steps; return None for a run of several branches."""
     whole = parts(event)
     if len(whole) != 1 or not isinstance(whole[0], PoissonGaussian):
         return None
@@ -149,7 +149,7 @@ def calibration(bins: list[dict[str, Any]], *, error: float) -> str:
 
 
 def audit(audits: dict[str, dict[str, Any]], names: dict[str, str], *, epsilon: float) -> str:
-    """Draw the lower bound of each audit on a line of its own, up to the proven epsilon."""
+    """Draw the lower bound of each audit on a line of its own, next to the proven epsilon."""
     from matplotlib.figure import Figure
 
     with _style("audit"):
@@ -186,16 +186,16 @@ def accuracy(points: list[Point], *, released: str) -> str | None:
         return None
     with _style("accuracy"):
         figure, axes = _axes("step", "test accuracy")
-        at = [p.step for p in points]
+        steps = [p.step for p in points]
         for name, colour, dashes in (("ema", FIRST, "-"), ("last", SECOND, (0, (4, 2)))):
             share = [float(getattr(p, name)) for p in points]
             mark = name == released
             label = _NAMES[name] + (", released" if mark else "")
             axes.plot(
-                at, share, color=colour, linestyle=dashes, label=label, marker="o" if mark else None, markevery=[-1],
+                steps, share, color=colour, linestyle=dashes, label=label, marker="o" if mark else None, markevery=[-1],
                 clip_on=False, zorder=3 if mark else 2,
             )  # fmt: skip
-        axes.set_xlim(0, at[-1])
+        axes.set_xlim(0, steps[-1])
         low = min(min(p.ema or 0.0, p.last or 0.0) for p in points)
         axes.set_ylim(max(0.0, np.floor(10 * low - 0.5) / 10), 1.0)
         axes.yaxis.set_major_formatter(_percent)
@@ -228,12 +228,12 @@ def attack_success(event: Event) -> str:
             axis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
         axes.legend(loc="lower right")
         values = "; ".join(f"{upper_percent(t)} at {100 * f:g}%" for f, t in zip(stated, most, strict=True))
-        label = f"Bound on members found by non-members wrongly reported, above the line of guessing: {values}."
+        label = f"Bound on the share of members found, against non-members wrongly reported: {values}."
         return _inline(figure, label=label)
 
 
 def board(groups: list[Group]) -> str:
-    """Draw groups of runs by their numbers, each with the standard deviation of its accuracies."""
+    """Draw numbered groups of runs, each with the standard deviation of its accuracies."""
     with _style("board"):
         figure, axes = _axes("epsilon", "test accuracy")
         for group in groups:
@@ -272,7 +272,7 @@ def _percent(share: float, _: float) -> str:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """Return where an axis of shares begins and ends: at whole tenths, with some room."""
+    """Return the limits of an axis of shares: whole tenths, with a margin."""
     low = max(0.0, np.floor(10 * (low - 0.04)) / 10)
     return low, min(1.0, max(low + 0.2, np.ceil(10 * (high + 0.02)) / 10))
 
@@ -291,7 +291,7 @@ def _fixed(places: list[float]) -> Locator:
 
 @contextmanager
 def _style(name: str) -> Iterator[None]:
-    """Use matplotlib's defaults, whatever the user has set, with our style; `name` keeps the ids of pictures apart."""
+    """Use matplotlib's defaults and the style of the page, not the user's; `name` makes ids in a picture unique."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -299,7 +299,7 @@ def _style(name: str) -> Iterator[None]:
         matplotlib.rcParams.update(
             {
                 "svg.hashsalt": name,
-                "svg.fonttype": "none",  # text stays text: small, sharp, and readable by machines
+                "svg.fonttype": "none",  # text is not converted to outlines
                 "text.parse_math": False,
                 "font.size": 10,
                 "axes.labelsize": 10,
@@ -332,7 +332,7 @@ def _inline(figure: Figure, *, label: str) -> str:
     """Return the figure as an <svg> element with `label` as its text alternative."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    root = ET.fromstring(file.getvalue())  # our own drawing: no untrusted XML comes here
+    root = ET.fromstring(file.getvalue())  # drawn above, so the XML is trusted
     _clean(root)
     box = root.get("viewBox", "")
     root.attrib.clear()
@@ -355,13 +355,13 @@ def _clean(root: ET.Element) -> None:
 
 
 def _local(name: str) -> str:
-    """Return a name without its namespace: inside HTML, SVG needs none."""
+    """Return a name without its namespace, which SVG inside HTML does not need."""
     return name.rpartition("}")[2]
 
 
 def _themed(value: str) -> str:
     for colour, variable in _VARIABLES.items():
         value = value.replace(colour, f"var(--{variable})")
-    # The page's own font, at the size that the figure asks for.
+    # The font of the page, at the size of the figure.
     value = re.sub(r"font: (?:[\w-]+ )*?([\d.]+)px [^;]*", r"font-size: \1px", value)
     return re.sub(r"font-family: [^;]*;? ?", "", value)

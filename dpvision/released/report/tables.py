@@ -1,4 +1,4 @@
-"""The rows of the tables that card.md, README.md and report.html share, and how numbers and names are printed.
+"""Rows of the tables that card.md, README.md and report.html share, and the format of numbers and names.
 
 Upper bounds are rounded up. Text is not escaped here, but user-supplied names cannot break a line.
 """
@@ -24,8 +24,8 @@ MAX_CHARGES = 300
 
 HEADS = {
     "attack": ("non-members wrongly reported", "members found, at most"),
-    "phases": ("phase", "steps", "epsilon added", "epsilon, if planned to end here"),
-    "public": ("fact", "value", "known"),
+    "phases": ("phase", "steps", "epsilon added", "epsilon of a run that ends here"),
+    "public": ("fact", "value", "source"),
     "accountant": ("figure", "value", "meaning"),
     "charges": ("time (UTC)", "run", "charged for", "epsilon so far"),
 }
@@ -37,9 +37,9 @@ AUDITS_IN_PICTURE = {"mechanism": "canaries in this mechanism", "one_run": "cana
 MECHANISM = {
     "name": "mechanism",
     "sigma": "noise multiplier sigma",
-    "noise_x": "noise in a feature, standard deviation",
-    "noise_y": "noise in a label, standard deviation",
-    "degree": "records in a row, expected",
+    "noise_x": "standard deviation of the noise in a feature",
+    "noise_y": "standard deviation of the noise in a label",
+    "degree": "expected number of records in a row",
 }
 
 
@@ -105,15 +105,19 @@ def overview(card: dict[str, Any], test: dict[str, Any] | None = None) -> list[R
         ]
     if data_set:
         rows.append(
-            ("epsilon spent on the data set, all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
+            ("epsilon spent on the data set by all runs", f"{_spent(data_set)} of {data_set['epsilon_budget']:g}")
         )
     rows += [
         *_overlaps(card),
-        ("sampling", f"{sampler['name']}, each {card['unit']} in a step with probability {sampler['rate']:.4g}"),
+        ("sampling", f"{sampler['name']}: each {card['unit']} is in a step with probability {sampler['rate']:.4g}"),
         ("steps", f"{sampler['steps']:,}"),
-        *([("of these, for the mean of the features", "1")] if card["config"].get("part") == "centred-head" else []),
+        *(
+            [("of these, for the mean of the features", "1, the first")]
+            if card["config"].get("part") == "centred-head"
+            else []
+        ),
         *_probe(card["probe"]),
-        ("views of an image", f"{card['mechanism']['views']:,}, averaged before clipping"),
+        ("views per image", f"{card['mechanism']['views']:,}, averaged before clipping"),
         ("clipping norm", setting(card["mechanism"]["clip"])),
         ("noise multiplier sigma", setting(card["mechanism"]["sigma"])),
         ("noise", card["mechanism"]["noise"]),
@@ -130,7 +134,7 @@ def release_overview(card: dict[str, Any]) -> list[Row]:
     """Return the main figures of a released data set."""
     return [
         *_guarantee(card),
-        ("how a record is counted", card["account_of_a_record"]),
+        ("accounting of a record", card["account_of_a_record"]),
         ("charged for", describe(from_json(card["events"][0]))),
         *((MECHANISM.get(key, key.replace("_", " ")), _long(value)) for key, value in card["mechanism"].items()),
         *((f"features: {key}", _long(value)) for key, value in card["features"].items()),
@@ -153,7 +157,7 @@ def release_accuracy(card: dict[str, Any]) -> list[Row]:
 
 
 def _guarantee(card: dict[str, Any]) -> list[Row]:
-    """Return epsilon, delta, and what they are based on. Cards of version 0.1 do not state the composition."""
+    """Return epsilon, delta, and how they were composed. Cards of version 0.1 do not state the composition."""
     proved = card["guarantee"]
     rows: list[Row] = [("epsilon", upper(proved["epsilon"])), ("delta", f"{proved['delta']:g}")]
     if proved.get("composition"):
@@ -168,8 +172,8 @@ def _probe(probe: dict[str, Any] | None) -> list[Row]:
     if not probe:
         return []
     share = probe["share_of_epsilon"]
-    alone = f"epsilon {upper(probe['epsilon'])} by themselves" + (f", {percent(share)} of the whole" if share else "")
-    return [("of these, for the head first", f"{probe['steps']:,}; {alone}")]
+    alone = f"epsilon {upper(probe['epsilon'])} on their own" + (f", {percent(share)} of the total" if share else "")
+    return [("of these, first for the head alone", f"{probe['steps']:,}; {alone}")]
 
 
 def _by_hand(settings: list[str] | None) -> str:
@@ -181,16 +185,16 @@ def _both(accuracy: dict[str, Any] | None) -> str:
 
 
 def _overlaps(card: dict[str, Any]) -> list[Row]:
-    """Return what is stated about other accounts with the same images. Cards of earlier versions state nothing."""
+    """Return what the card states about other accounts with the same images. Cards of earlier versions do not."""
     reason = card.get("new_account")
-    rows: list[Row] = [] if reason is None else [("counted apart from other accounts because", plain(reason))]
+    rows: list[Row] = [] if reason is None else [("counted separately from other accounts because", plain(reason))]
     for overlap in card.get("overlapping_accounts", []):
-        charged = "charged with all of this run" if overlap["charged"] else "not charged"
+        charged = "charged in full for this run" if overlap["charged"] else "not charged"
         rows.append(
             (
                 f"account {plain(overlap['account'])}",
-                f"has {overlap['share']} of these images, which are {overlap['share_of_account']} of a data set on it; "
-                f"{charged}",
+                f"has {overlap['share']} of these images, which are {overlap['share_of_account']} of one of its "
+                f"data sets; {charged}",
             )
         )
     return rows
@@ -204,7 +208,7 @@ def audits(card: dict[str, Any]) -> list[Row]:
         rows.append(
             (
                 "canaries in the training run",
-                f"{canaries:,} synthetic records, each inserted with probability 1/2, secretly; not counted in the "
+                f"{canaries:,} synthetic records, each inserted in secret with probability 1/2; not included in the "
                 f"number of {card['unit']}s; they cost some accuracy",
             )
         )
@@ -280,12 +284,16 @@ def accountant(card: dict[str, Any]) -> list[Row]:
     approximate = shown["approximate"]
     name = f"{shown['accountant']}, version {shown['dp_accounting_version']}"
     return [
-        (f"epsilon{note}", upper(shown["epsilon"]), f"the proved upper bound, to two decimal places: {name}"),
+        (
+            f"epsilon{note}",
+            upper(shown["epsilon"]),
+            f"the proven upper bound, rounded up (all digits: card.json); {name}",
+        ),
         (f"epsilon by Rényi accounting{note}", upper(shown["rdp_epsilon"]), "for comparison: a looser upper bound"),
         (
             f"mu{note}",
             upper(shown["mu"]),
-            "the Gaussian mechanism whose curve lies above the privacy curve down to this delta",
+            "the Gaussian mechanism whose privacy curve is above that of this card, down to this delta",
         ),
         (f"epsilon by the central limit{note}", _about(approximate["gdp_central_limit_epsilon"]), approximate["label"]),
         (f"mu by the central limit{note}", _about(approximate["gdp_central_limit_mu"]), approximate["label"]),

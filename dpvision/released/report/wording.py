@@ -1,4 +1,4 @@
-"""The card in words: the guarantee and its limits in sentences, settings chosen by hand, and card.md and README.md.
+"""The text of the cards: the guarantee and its limits in sentences, settings chosen by hand, card.md and README.md.
 
 card.md begins with the metadata that the Hugging Face Hub reads.
 """
@@ -25,18 +25,18 @@ from dpvision.storage import run_folder
 FIXED_KEY = f"NOT PRIVATE: {run_folder.FIXED_KEY}"
 TOO_LITTLE_NOISE = f"NOT PRIVATE: no epsilon below {accountant.MAX_LOSS:g} can be proven"
 NOISE = "AES-256-CTR keyed by 32 bytes of operating system entropy; grid-rounded"
-FIXED_NOISE = "AES-256-CTR keyed by a fixed text, which anyone can compute again; grid-rounded"
+FIXED_NOISE = "AES-256-CTR keyed by a fixed text, so anyone can regenerate it; grid-rounded"
 ADD_OR_REMOVE = "add or remove one unit"
-ZERO_OUT = "zero-out: one unit's contribution is replaced by nothing; the number of units is public"
+ZERO_OUT = "zero-out: one unit's contribution is replaced by zero; the number of units is public"
 TUNING = "not counted: settings tried on the same data outside the ledger are not covered"
 ON_FEATURES = (
-    "Each row of features is taken to be computed from one image alone by a public network; that was not checked. The "
-    "account is that of these rows: what other runs reveal, on the images or on other features of them, is counted "
-    "on other accounts."
+    "Each row of features is assumed to be computed from a single image by a public network. This was not checked. The "
+    "account covers these rows only: what other runs reveal about the images, or about other features of them, is "
+    "charged to other accounts."
 )
-# Where the best test may find more than this share of those inside, the sentence calls the guarantee weak.
+# If the best test may find more than this share of the members, the guarantee is called weak.
 WEAK = 0.5
-# Licences that the Hub knows by these names; any other is "other", with its own name in license_name.
+# Licences that the Hub knows by these names. Any other is "other", with its name in license_name.
 # fmt: off
 KNOWN_LICENCES = (
     "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
@@ -51,7 +51,7 @@ from safetensors.numpy import load_file
 parts = [load_file(name) for name in sorted(glob("rows-*.safetensors"))]
 features, labels = (np.concatenate([part[key] for part in parts]) for key in ("features", "labels"))"""
 
-# The linear discriminant of the released moments; eigenvalues get 0.3 times the largest that noise alone would have.
+# The linear discriminant of the released moments. 0.3 times the largest eigenvalue of the noise is added to all.
 USE_MOMENTS = """moments = load_file("moments.safetensors")
 sums, second, n = (moments[key] for key in ("sums", "second", "n"))
 counts = np.maximum(moments["counts"], 0.1 * n / len(moments["counts"]))
@@ -65,15 +65,15 @@ guess = (features @ weight + bias).argmax(axis=1)  # for the rows here, or for a
 FILES = {
     "rows-*.safetensors": "the rows: features and labels",
     "moments.safetensors": "class sums, class counts and the second moment, and the noise in each",
-    "map.safetensors": "the public map: (features of an image - mean) @ matrix, then divided by its length",
-    "schema.json": "the format of the files, for programs",
-    "card.md": "the guarantee and its limits; card.json has them for programs",
-    "report.html": "the same as a page, with the curve of the best possible attack",
+    "map.safetensors": "the public map: (features of an image - mean) @ matrix, then divided by its norm",
+    "schema.json": "the format of the files, machine-readable",
+    "card.md": "the guarantee and its limits; card.json has them in machine-readable form",
+    "report.html": "the card as a web page, with the curve of the best possible attack",
 }
 
 
 def adjacency(read_off: Sequence[str], *, unit: str) -> str:
-    """Return which data sets are neighbours: of the same size, where the number of units was read from the data."""
+    """Return the neighbouring relation: zero-out if the number of units was read from the data, else add or remove."""
     return ZERO_OUT if f"number of {unit}s" in read_off else ADD_OR_REMOVE
 
 
@@ -88,17 +88,17 @@ def tuning(facts: dict[str, Any] | None) -> str:
 
 
 def sentence(card: dict[str, Any]) -> str:
-    """State the guarantee in one sentence, for someone who answers for the data but does not compute with it."""
+    """State the guarantee in plain words, for someone who is responsible for the data but is not a specialist."""
     guarantee, this = card["guarantee"], f"this {card.get('what', 'model')}"
     if card["status"] == FIXED_KEY:
         return (
             f"{this.capitalize()} gives no privacy guarantee: its noise comes from a fixed key, as in tests, so "
-            "whoever knows the key can take the noise away; do not release it."
+            "anyone who knows the key can remove the noise. Do not release it."
         )
     if card["status"] != "private" or guarantee["epsilon"] is None:
         return (
-            f"{this.capitalize()} gives no privacy guarantee: there is so little noise that no epsilon below "
-            f"{accountant.MAX_LOSS:g} can be proven at delta {guarantee['delta']:g}; do not release it."
+            f"{this.capitalize()} gives no privacy guarantee: with so little noise, no epsilon below "
+            f"{accountant.MAX_LOSS:g} can be proven at delta {guarantee['delta']:g}. Do not release it."
         )
     one = next(x for x in card["attack_success"] if x["false_positive_rate"] == 0.01)
     most = one["true_positive_rate_at_most"]
@@ -108,9 +108,10 @@ def sentence(card: dict[str, Any]) -> str:
     data = "private" if card.get("what") == "data set" else "training"  # a release trains nothing
     weak = ", which is a weak guarantee" if most > WEAK else ""
     return (
-        f"Whoever sees {this}, whatever else they know, learns only a limited amount about whether {whose} in the "
-        f"{data} data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}, which means that a test "
-        f"that wrongly reports 1% of the {units} outside finds at most {upper_percent(most)} of those inside{weak}."
+        f"Anyone who sees {this}, whatever else they know, learns only a limited amount about whether {whose} in the "
+        f"{data} data: epsilon {upper(guarantee['epsilon'])} at delta {guarantee['delta']:g}. This means that a test "
+        f"that wrongly reports 1% of the {units} outside the data finds at most {upper_percent(most)} of those "
+        f"inside{weak}."
     )
 
 
@@ -124,35 +125,36 @@ def not_covered(
     examples: bool,
     by_hand: list[str] | None,
 ) -> list[str]:
-    """Return what epsilon does not cover of a run. `bounded`: its epsilon holds even if settings changed on the way."""
+    """Return what epsilon does not cover of a run; `bounded` if epsilon holds although settings changed during it."""
     unit, public = config.unit, facts["public"]
     lines = []
     if facts["private"] is not True:
         lines.append(
-            "Nothing is covered: anyone with the key can compute the noise of this run again. The total of the data "
-            "set counts the run as if its noise were secret, so the total does not hold either once this model is "
-            "released."
+            "Nothing is covered: anyone with the key can regenerate the noise of this run. The total of the data set "
+            "counts the run as if its noise were secret, so once this model is released, the total does not hold "
+            "either."
         )
     lines += [
         "Test accuracy, confusions and calibration are computed on the test split, without noise. Epsilon covers the "
         "training data only: for anyone in both splits, these figures are not covered."
     ]
     if examples:
-        lines.append("Pictures of test images are shown as they are. Epsilon does not cover the test split.")
+        lines.append("The report shows test images without noise. Epsilon does not cover the test split.")
     lines += [
-        "The number of trials and the other trials stay secret: epsilon covers the best one only. Settings tried "
+        "Epsilon covers the best trial only: the number of trials and the other trials are kept secret. Settings tried "
         "outside this tuning are not covered."
         if facts["tuning"] is not None
         else f"Tuning is {TUNING}.",
         *_chosen(by_hand, config.recipe),
         _not_refused(public),
         "The folder operator/ holds values that depend on private data. It is never released.",
-        "Side channels, such as how long the training ran, are not covered.",
+        "Side channels, such as the duration of the training, are not covered.",
     ]
     if config.head is None and config.device not in ("auto", "cpu"):  # a head on features is computed by the host
         lines.append(
-            f"It was trained on an accelerator ({config.device}, {config.precision}): independence between units is "
-            "tested on this device before each charge, not proved for its closed kernels."
+            f"The model was trained on an accelerator ({config.device}, {config.precision}): that units do not affect "
+            "each other's gradients is tested on this device before each charge, but not proved for its closed-source "
+            "kernels."
         )
     if unit == "image":
         lines.append("The unit is one image. Someone with several images in the training data is protected less.")
@@ -160,12 +162,12 @@ def not_covered(
     lines += [_public_input(kind, entry, unit, config.public_licence) for kind, entry in public.items()]
     if branches > 1:
         reason = (
-            "As the change may depend on results, epsilon is the budget of the account, which holds for every such "
-            "choice"
+            "Because results may have influenced the changes, epsilon is the budget of the account, which holds for "
+            "every such choice"
             if bounded
-            else "All of it is counted in epsilon as far as it went. The run was made by a version that did not "
-            "count the steps that each part was charged for and never did: if results decided where a part "
-            "ended, only the ledger's total holds"
+            else "Epsilon counts the steps that were taken. This run was made by a version of dpvision that did not "
+            "count steps that were charged but not taken: if results decided where a part of the run ended, only the "
+            "ledger's total holds"
         )
         lines.append(
             f"Settings or software changed during the training (changes: {branches - 1}). {reason}; if the settings "
@@ -177,21 +179,22 @@ def not_covered(
 
 
 def _not_refused(public: dict[str, dict[str, Any]]) -> str:
-    """State what the fact that the training ran reveals."""
-    line = "That the training was not refused reveals that every class has an image in the training data"
+    """State what is revealed by the fact that the training was not refused."""
+    line = "The fact that the training was not refused reveals that every class has an image in the training data."
+    others = []
     if "synthetic" in public:
-        line += ", and that none of them is, pixel for pixel, among the public images"
+        others.append("a public image")
     if "learned_from" in public.get("pretrained", {}):
-        line += ", or among those that the initial weights were trained on"
-    return line + "."
+        others.append("an image that the initial weights were trained on")
+    return f"{line} It also reveals that no training image is identical to {' or '.join(others)}." if others else line
 
 
 def _public_input(kind: str, entry: Mapping[str, Any], unit: str, licence: str | None) -> str:
-    """State how far weights or images that went into a run are covered."""
+    """State to what extent epsilon covers weights or images that were used by a run."""
     if kind == "prior":
         return (
-            f"The initial weights are {entry.get('file')}: random images, drawn by dpvision and cached next to the "
-            "ledgers, where nobody else must be able to write."
+            f"The initial weights are {entry.get('file')}: dpvision built them from random images and cached them next "
+            "to the ledgers. Nobody else may have write access there."
         )
     what = "The initial weights" if kind == "pretrained" else "The public images"
     if "event" in entry:
@@ -200,14 +203,14 @@ def _public_input(kind: str, entry: Mapping[str, Any], unit: str, licence: str |
             f"epsilon, as if it were about the same {unit}s."
         )
     checked = (
-        "none of the images that they were trained on is, pixel for pixel, in the training data; a changed copy would "
-        "not have been found."
+        "none of the images that they were trained on is identical to a training image, but a modified copy would not "
+        "have been detected."
         if "learned_from" in entry
         else "it was not checked whether they were made from images of the training data."
     )
     return (
-        f"{what} are from {entry.get('file')!r} and are taken as public (licence: {licence or 'not stated'}). Epsilon "
-        f"does not cover what they reveal: {checked}"
+        f"{what} are from {entry.get('file')!r} and are treated as public (licence: {licence or 'not stated'}). "
+        f"Epsilon does not cover what they reveal: {checked}"
     )
 
 
@@ -215,25 +218,26 @@ def not_covered_by_release(facts: Mapping[str, Any], *, fixed_key: bool) -> list
     """Return what epsilon does not cover of a released data set."""
     lines = []
     if fixed_key:
-        lines.append("Nothing is covered: anyone with the key can compute the noise of this release again.")
+        lines.append("Nothing is covered: anyone with the key can regenerate the noise of this release.")
     lines += [
         "The unit is one image. Someone with several images in the data is protected less"
-        + (", and this data states which person each image is of." if facts["persons"] else "."),
+        + (", and this data set records which person each image shows." if facts["persons"] else "."),
         f"Tuning is {TUNING}.",
-        "Images that could not be read may have been left out; that they existed is not covered."
+        "Images that could not be read may have been left out. Epsilon does not cover the fact that they existed."
         if facts["skipped_broken"]
-        else "That the release was not refused reveals that all images could be read and none has an unknown class.",
-        "Side channels, such as how long it took, are not covered.",
+        else "The fact that the release was not refused reveals that all images could be read and that none has an "
+        "unknown class.",
+        "Side channels, such as the duration of the release, are not covered.",
     ]
     if facts.get("accuracy") is not None:
         lines.append(
-            "Accuracy is that of classifiers trained on this folder, measured on the test split without noise: "
-            "epsilon does not cover the test images, and for anyone in both splits, the accuracy is not covered."
+            "The accuracies are those of classifiers trained on this release, measured on the test split without "
+            "noise. Epsilon does not cover the test split: for anyone in both splits, the accuracies are not covered."
         )
     if facts["public"]:
         lines.append(
-            f"The encoder is taken as public ({facts['features']['origin']}). Epsilon does not cover what it reveals: "
-            "it was not checked whether it was made from images of the private data."
+            f"The encoder is treated as public ({facts['features']['origin']}). Epsilon does not cover what it "
+            "reveals: it was not checked whether it was made from images of the private data."
         )
     if facts["config"].get("class_counts") is not None:
         lines.append("The number of images of each class was declared public. Epsilon does not cover it.")
@@ -247,7 +251,7 @@ def read_off_the_data(fact: str) -> str:
     if fact == "classes":
         return (
             "The list of classes was read from the data and is treated as public. Epsilon does not cover it: a class "
-            "that only one person's images have would reveal that person."
+            "that occurs only in the images of one person would reveal that person."
         )
     return f"This was read from the data and is treated as public, so epsilon does not cover it: {fact}."
 
@@ -257,14 +261,14 @@ def _chosen(by_hand: list[str] | None, recipe: str) -> list[str]:
         which = f"All settings were chosen by hand: {recipe!r} is not a recipe of dpvision."
     elif by_hand:
         names = [name.replace("_", " ") for name in by_hand]
-        which = f"Settings chosen by hand, not those of recipe {recipe}: {', '.join(names)}."
+        which = f"Settings that were chosen by hand, instead of those of recipe {recipe}: {', '.join(names)}."
     else:
         return []
-    return [f"{which} If results on the same data outside the ledger led to the choice, that is not covered."]
+    return [f"{which} If the choice was based on results on the same data outside the ledger, it is not covered."]
 
 
 def chosen_by_hand(config: Config) -> list[str] | None:
-    """Return the names of the settings that are not those of the recipe; None if dpvision has no such recipe.
+    """Return the names of the settings that differ from the recipe; None if dpvision has no such recipe.
 
     Somebody chose them, and no epsilon covers what the choice was based on.
     """
@@ -274,11 +278,11 @@ def chosen_by_hand(config: Config) -> list[str] | None:
         usual = recipe(config.recipe, epsilon=config.epsilon)
     except ConfigError:
         return None
-    # What a run is about, or follows from the other settings, is not chosen against the recipe.
+    # Settings that describe the data, or that follow from other settings, are not a choice against the recipe.
     usual = replace(usual, **{k: getattr(config, k) for k, of in declared(Config).items() if not of.on_card})
-    if config.head is not None:  # of features, for which the recipe has a head
+    if config.head is not None:  # on features, recipes leave the choice of the head to dpvision
         usual = replace(usual, head="auto")
-    with suppress(ConfigError):  # where the recipe cannot be as it is, such as a batch above n
+    with suppress(ConfigError):  # the recipe may not fit these data, such as a batch above n
         usual = replace(usual, n=config.n).complete(config.n or 0)
     differ = [f.name for f in fields(Config) if getattr(config, f.name) != getattr(usual, f.name)]
     return [name for name in differ if getattr(usual, name) is not None and name != "final_noise"]
@@ -287,8 +291,9 @@ def chosen_by_hand(config: Config) -> list[str] | None:
 def run_card(card: dict[str, Any], charges: list[dict[str, Any]], test: dict[str, Any] | None = None) -> str:
     """Return card.md of a run; `test` is its evaluation on the test split."""
     parts = [_front_matter_of_model(card), *_title("Privacy card", card)]
-    if test and evaluation.has_learned_little(test):
-        parts.append(evaluation.LEARNED_LITTLE)
+    warning = evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None
+    if warning:
+        parts.append(f"**{_escape(warning)}**")
     parts += ["## Figures", _table(("figure", "value"), tables.overview(card, test))]
     parts += ["## Bound on every membership test", _table(tables.HEADS["attack"], tables.attack(card))]
     parts += ["## Public facts", _table(tables.HEADS["public"], tables.public(card))]
@@ -321,12 +326,12 @@ def readme(card: dict[str, Any]) -> str:
     parts = [
         f"# {card['rows']:,} rows of features" + ("" if private else f": {_escape(card['status'])}"),
         sentence(card),
-        f"{free}To read them, in this folder:",
+        f"{free}To read them from this folder:",
         f"```python\n{READ_ROWS}\n```",
         f"Rows are {_escape(mechanism['rows_are'])}.",
         f"Labels: {_escape(mechanism['labels'])}. Classes, in order: {_escape(', '.join(map(str, card['classes'])))}.",
         f"Features of an image: {_escape(features['encoder'])} ({_escape(features['origin'])}), then "
-        f"{_escape(features['map'])}. With dpvision, the same features of other images: "
+        f"{_escape(features['map'])}. To compute the same features for other images: "
         "`dpvision features THIS_FOLDER IMAGES --out FILE.safetensors`.",
     ]
     if has_moments(card):
@@ -348,7 +353,7 @@ def has_moments(card: dict[str, Any]) -> bool:
 
 
 def files_of(card: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the files of a released data set, each with what it holds."""
+    """Return the files of a released data set, each with a description."""
     absent = {name for name in ("moments.safetensors", "map.safetensors") if name not in card["files"]}
     return [(name, what) for name, what in FILES.items() if name not in absent]
 
@@ -381,20 +386,20 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape text so that it has no mark-up, no HTML, no end of a table's cell, and no link from a bare address."""
+    """Escape text so that it contains no markup, no HTML, no cell separator, and no address that becomes a link."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("://", "&#58;//").replace("www.", "www&#46;")
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", text).replace("@", "&#64;")
 
 
 def _code(text: str) -> str:
-    """Put text between more backticks than it has in a row, so that nothing in it is mark-up."""
+    """Enclose text in more backticks than it has in a row, so that nothing in it is markup."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     space = " " if text.startswith("`") or text.endswith("`") or not text else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
 def _front_matter_of_model(card: dict[str, Any]) -> str:
-    """Return what the Hub reads of the weights of a run: licence, tags, library and metrics, as YAML."""
+    """Return the YAML metadata that the Hub reads for a model: licence, tags, library and metrics."""
     values: dict[str, Any] = _licence(card["licence"])
     values |= {
         "library_name": "dpvision",
@@ -423,7 +428,7 @@ def _licence(text: str | None) -> dict[str, str]:
 
 
 def _as_yaml(values: dict[str, Any]) -> str:
-    """Format values as JSON texts between lines of dashes: YAML reads them unchanged, whatever a licence is called."""
+    """Format values as JSON between lines of dashes: this is valid YAML, whatever characters a licence name has."""
     lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(["---", *lines, "---"])
 

@@ -139,7 +139,7 @@ def test_a_run_that_its_ledger_does_not_charge_is_refused(tmp_path: Path) -> Non
     fewer = PoissonGaussian(rate=0.1, sigma=2.0, steps=199)
     louder = PoissonGaussian(rate=0.1, sigma=2.1, steps=200)
     for wrong in (account(run="another"), account(fewer), account(louder), account(louder, EVENT)):
-        with pytest.raises(LedgerMismatch, match="does not charge"):
+        with pytest.raises(LedgerMismatch, match="no charge that covers this run"):
             card(run, wrong)
     card(run, account(PoissonGaussian(rate=0.1, sigma=2.0, steps=201)))
 

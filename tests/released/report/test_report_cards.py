@@ -149,7 +149,7 @@ def test_a_run_on_an_accelerator_states_what_is_not_proved_there(device: str, tm
     files = [(run.folder / name).read_text("utf-8") for name in ("card.json", "card.md", "report.html")]
     for text in files:
         assert (
-            f"accelerator ({device}, tf32)" in text and "not proved for its closed kernels" in text
+            f"accelerator ({device}, tf32)" in text and "not proved for its closed-source kernels" in text
         ) is on_accelerator
     assert _errors(json.loads(files[0])) == []
     head = card(make(tmp_path / "head", config={"device": device, "head": "descent"}), None)

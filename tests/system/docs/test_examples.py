@@ -35,5 +35,5 @@ def test_the_whole_afternoon(
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     told = capsys.readouterr().out
     assert "unit         person; n = 577 persons" in told and "not refuted" in told
-    assert "epsilon of a person: at most 2.99" in told
+    assert "epsilon of a person: at most 3.00" in told
     assert (tmp_path / "lesions/guesses.csv").read_text().count("\n") == 361

@@ -235,7 +235,7 @@ def test_a_reason_counts_images_apart_and_is_seen_everywhere(tmp_path: Path, own
     assert card["overlapping_accounts"] == [
         {"account": old.account().id, "share": "more than 90%", "share_of_account": "more than 90%", "charged": False}
     ]
-    assert any("counted apart" in line for line in card["not_covered"])
+    assert any("counted separately" in line for line in card["not_covered"])
     for name in ("card.md", "report.html"):
         assert "ethics 12/3" in (tmp_path / "second" / name).read_text()
     with pytest.raises(BudgetSpent):  # without the reason, both are charged

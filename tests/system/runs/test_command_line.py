@@ -130,7 +130,7 @@ def test_train_tells_the_guarantee_and_writes_everything(trained: tuple[Path, Pa
     folder, _, out = trained
     assert (
         "test accuracy" in out
-        and "Whoever sees this model" in out
+        and "Anyone who sees this model" in out
         and "read from the data" in out
         and "NEW account" in out
     )

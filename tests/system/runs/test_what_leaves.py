@@ -199,4 +199,4 @@ def test_an_account_that_shares_images_is_charged_or_on_the_card(which: str, how
         old = old or ledger_of(prepared.fingerprint).account().id
     (listed,) = cards[1]["overlapping_accounts"]
     assert listed["account"] == old and listed["charged"] is (how == "found")
-    assert any("counted apart" in line for line in cards[1]["not_covered"]) is (how != "found")
+    assert any("counted separately" in line for line in cards[1]["not_covered"]) is (how != "found")

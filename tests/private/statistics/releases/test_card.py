@@ -100,7 +100,7 @@ def test_made_with_a_fixed_key_it_is_not_private_and_says_so_everywhere(recipe: 
     text = (tmp_path / "out" / "card.md").read_text()
     assert "**NOT PRIVATE" in text and "gives no privacy guarantee" in text and "| epsilon | none |" in text
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert "gives no privacy guarantee" in readme and "do not release it" in readme
+    assert "gives no privacy guarantee" in readme and "Do not release it" in readme
 
 
 def test_noise_that_tells_more_than_is_asked_for_is_refused(tmp_path: Path) -> None:
@@ -122,14 +122,14 @@ def test_a_private_one_says_what_holds(recipe: str, tmp_path: Path) -> None:
     for name in ("card.md", "README.md"):
         text = (tmp_path / "out" / name).read_text()
         assert f"epsilon {upper(epsilon)} at delta 1e-05" in text and "CC-BY-4.0" in text
-        assert "Whoever sees this data set" in text and "NOT PRIVATE" not in text
+        assert "Anyone who sees this data set" in text and "NOT PRIVATE" not in text
     assert upper(epsilon) in (tmp_path / "out" / "card.md").read_text()
     noise = card["mechanism"].get("noise_x")
     assert (noise is None) == (recipe in ("moments", *PUBLISHED)) and card["mechanism"]["sigma"] == card["config"][
         "sigma"
     ]
-    (line,) = (line for line in card["not_covered"] if "Accuracy is that of classifiers" in line)
-    assert "anyone in both splits, the accuracy is not covered" in line
+    (line,) = (line for line in card["not_covered"] if "The accuracies are those of classifiers" in line)
+    assert "anyone in both splits, the accuracies are not covered" in line
     assert facts["accuracy"] == card["accuracy"]
 
 

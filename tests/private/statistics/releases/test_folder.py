@@ -174,7 +174,7 @@ def _large(name: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         with open(folder / name, "r+b") as file:
             file.truncate(
-                folders.MOST + 1 if name.endswith("safetensors") else (1 << 24) + 1
+                folders.MAX_ARRAYS + 1 if name.endswith("safetensors") else (1 << 24) + 1
             )  # a hole, not a disk full
 
     return write
