@@ -97,7 +97,7 @@ def completion(
 
 
 def option(panel: str, text: str, *, default: str | None = None, **more: Any) -> Parameter:
-    """Describe an option: its panel on the help page, its help and, if the Python default is None, the default to show."""
+    """Describe an option: its panel, its help and, if the default in Python is None, the default to show."""
     usual: dict[str, Any] = {"group": PANELS[panel], "help": text, "negative": ""}
     return Parameter(**{**usual, **({} if default is None else {"show_default": default}), **more})
 
@@ -121,10 +121,13 @@ def _data_setting(name: str, **changes: Any) -> Parameter:
 
 DataSet = Annotated[
     str,
-    Parameter(help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz or .csv file, or a packed store."),
+    Parameter(
+        help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz or .csv file, or a packed store."
+    ),
 ]
 PublicImages = Annotated[
-    str, Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz or .csv file, or a packed store.")
+    str,
+    Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz or .csv file, or a packed store."),
 ]
 Classes = Annotated[str | None, _data_setting("classes")]
 Size = Annotated[int | None, _data_setting("size")]
@@ -160,7 +163,8 @@ Plan = Annotated[
 Consented = Annotated[
     bool,
     flag(
-        "Data", "Use these images although they have a ledger, because their owners have since consented to publication."
+        "Data",
+        "Use these images although they have a ledger, because their owners have since consented to publication.",
     ),
 ]
 CONSENT_FIX = "give only the public part, or add --consented if the owners of these images consented to publication"
@@ -179,9 +183,7 @@ DescribeDevice = Annotated[
         default="none",
     ),
 ]
-Resize = Annotated[
-    int | None, option("Data", "Resize images to this number of pixels per side.", default="unchanged")
-]
+Resize = Annotated[int | None, option("Data", "Resize images to this number of pixels per side.", default="unchanged")]
 
 
 def out_option(text: str, *, default: str | None = None) -> Parameter:
@@ -310,7 +312,9 @@ def main() -> None:
     except (MemoryError, RuntimeError) as exc:
         if isinstance(exc, RuntimeError) and "DefaultCPUAllocator" not in str(exc):
             raise
-        _fail("out of memory. Fix: a smaller batch, model or image size, or a machine with more memory.", 3, debug=debug)
+        _fail(
+            "out of memory. Fix: a smaller batch, model or image size, or a machine with more memory.", 3, debug=debug
+        )
 
 
 def _fail(message: str, code: int, *, debug: bool) -> None:

@@ -27,11 +27,15 @@ def audit(
     ] = None,
     /,
     *,
-    runs: Annotated[int, option("Privacy", "Number of canaries to score; half of them are in the simulated data.")] = 10_000,
+    runs: Annotated[
+        int, option("Privacy", "Number of canaries to score; half of them are in the simulated data.")
+    ] = 10_000,
     confidence: Annotated[float, option("Privacy", "Confidence of every bound.")] = 0.95,
     shadows: Annotated[
         int | None,
-        option("Privacy", "For a run, with DATA: number of shadow models for a LiRA attack, such as 8.", default="none"),
+        option(
+            "Privacy", "For a run, with DATA: number of shadow models for a LiRA attack, such as 8.", default="none"
+        ),
     ] = None,
     operator: Annotated[
         Path | None,
@@ -88,7 +92,9 @@ def _require_fitting_options(
                 "--operator FOLDER, another folder that is never released; or neither."
             )
     elif operator is not None or weights is not None:
-        raise ConfigError("--operator and --weights are for releases only. Fix: leave them out; a run has its own operator/ and weights.")
+        raise ConfigError(
+            "--operator and --weights are for releases; a run has its own operator/ and weights. Fix: leave them out."
+        )
     elif shadows is not None and data is None:
         raise ConfigError("--shadows needs the data of the run. Fix: `dpvision audit RUN DATA --shadows 8`.")
 
@@ -107,7 +113,9 @@ def _audit_run(
     folder = Run(place)
     config = folder.config()
     if "tuning" in folder.facts():
-        raise ConfigError(f"{place}: is a tuning run, but an audit needs a single run. Fix: audit a run with the chosen settings.")
+        raise ConfigError(
+            f"{place}: is a tuning run, but an audit needs a single run. Fix: audit a run with the chosen settings."
+        )
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     event = from_json(fact(folder.facts(), "event", dict))
@@ -126,8 +134,8 @@ def _audit_run(
     finding, allowed = _report_canaries(place, scores, event, delta=config.delta, confidence=confidence)
     if one_run is not None:
         screen.say(
-            f"canaries in this run: {one_run['right']} of {one_run['guesses']} guesses were right, so epsilon is at least "
-            f"{lower(one_run['epsilon_at_least'])}"
+            f"canaries in this run: {one_run['right']} of {one_run['guesses']} guesses were right, so epsilon is at "
+            f"least {lower(one_run['epsilon_at_least'])}"
         )
     if data is not None:
         from dpvision.released.model import load_model
@@ -157,7 +165,9 @@ def _audit_release(
     from dpvision.released.report.cards import read_release_audits
 
     release = read_release(place)
-    read_release_audits(place, release.event, release.settings.delta)  # refuses a forged audit.json before it is overwritten
+    read_release_audits(
+        place, release.event, release.settings.delta
+    )  # refuses a forged audit.json before it is overwritten
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
         raise ConfigError(f"--operator {operator}: is inside the release. Fix: use a folder outside of it.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
@@ -283,10 +293,10 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
     files.write(operator / "inversion.png", sheet.getvalue())
     screen.say(
         f"inversion (not for release): images reconstructed from released rows have a correlation of "
-        f"{inverted.members:.3f} with the nearest of {inverted.compared:,} training images, and of {inverted.others:.3f} "
-        "with the nearest of the same number of test images. Reconstructions of single records without noise have a "
-        f"correlation of {inverted.alone:.3f} with the record; if this is low, the attack is weak and its failure shows "
-        f"nothing. Wrote inversion.json and inversion.png to {operator}"
+        f"{inverted.members:.3f} with the nearest of {inverted.compared:,} training images, and of "
+        f"{inverted.others:.3f} with the nearest of the same number of test images. Reconstructions of single records "
+        f"without noise have a correlation of {inverted.alone:.3f} with the record; if this is low, the attack is weak "
+        f"and its failure shows nothing. Wrote inversion.json and inversion.png to {operator}"
     )
 
 
@@ -316,7 +326,9 @@ def geometry(
     ] = None,
     beside: Annotated[
         str | None,
-        option("Data", "Second data set: compare gradients between data sets instead of between classes.", default="none"),
+        option(
+            "Data", "Second data set: compare gradients between data sets instead of between classes.", default="none"
+        ),
     ] = None,
     seed: Annotated[int, option("Data", "Seed for choosing the images.")] = 0,
     out: Annotated[Path, out_option("Folder to write; it must be new.")] = Path("geometry"),
@@ -342,7 +354,9 @@ def geometry(
     if private:
         screen.say(f"measuring on {what}, which are PRIVATE: the results have no noise and are not for release")
     else:
-        screen.say(f"measuring on {what}, assumed to be PUBLIC: the results may reveal them. If they are private, use --private")
+        screen.say(
+            f"measuring on {what}, assumed to be PUBLIC: the results may reveal them. If they are private: --private"
+        )
     with screen.progress("gradients") as progress:
         measured = audit.measure(
             first,
@@ -354,7 +368,11 @@ def geometry(
         )
     values, trace, plane = measured.curvature.eigenvalues, measured.curvature.trace, measured.plane
     one, two = measured.groups
-    ratio = "none, since the last one is not positive" if measured.curvature.ratio is None else f"{measured.curvature.ratio:.4g}"
+    ratio = (
+        "none, since the last one is not positive"
+        if measured.curvature.ratio is None
+        else f"{measured.curvature.ratio:.4g}"
+    )
     named = {1: "lambda_1", top: f"lambda_{top}"}
     screen.table(
         {
@@ -369,7 +387,9 @@ def geometry(
         title=f"mean loss, {measured.curvature.weights:,} weights",
     )
     if not values.converged:
-        screen.say(f"note: the eigenvalues did not converge in {values.products} Hessian-vector products; see their errors above")
+        screen.say(
+            f"note: the eigenvalues did not converge in {values.products} Hessian products; see their errors above"
+        )
     audit.save(where, first, measured)
     whose = "not for release" if private else "may be released if the weights may be released"
     screen.say(f"wrote {where.folder}: geometry.json, spectrum.svg, gradients.svg ({whose})")

@@ -60,7 +60,9 @@ def predict(
             screen.say(f"wrote {out}")
     if failed:
         count = "a file" if failed == 1 else f"{failed:,} files"
-        raise DataError(f"{images}: {count} cannot be read; the column `problem` has the reason. All others were classified.")
+        raise DataError(
+            f"{images}: {count} cannot be read; the column `problem` has the reason. All others were classified."
+        )
 
 
 @verb
@@ -90,7 +92,9 @@ def evaluate(
     from dpvision.settings.training import Config
 
     if examples and not keep:
-        raise ConfigError("--examples shows test images in the report, which is written only with --keep. Fix: add --keep.")
+        raise ConfigError(
+            "--examples shows test images in the report, which is written only with --keep. Fix: add --keep."
+        )
     Config(examples=examples)  # refuses a number out of range
     chosen = choose_device(device)
     with screen.progress("evaluating"):
@@ -122,7 +126,9 @@ def export(
         Literal["safetensors", "onnx"],
         option("Output", "File format: weights for dpvision, or a graph for any ONNX runtime."),
     ],
-    out: Annotated[Path | None, out_option("File to write.", default="model.safetensors or model.onnx in the run folder")] = None,
+    out: Annotated[
+        Path | None, out_option("File to write.", default="model.safetensors or model.onnx in the run folder")
+    ] = None,
     force: Annotated[bool, flag("Output", "Overwrite an existing file.")] = False,
 ) -> None:
     """Export a trained model as a single safetensors or ONNX file.

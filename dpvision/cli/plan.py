@@ -51,7 +51,9 @@ def plan(
     epsilon: Annotated[float | None, _solved("epsilon", default="computed if --sigma is given")] = None,
     sigma: Annotated[float | None, _solved("sigma", default="computed if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
-    confirm: Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")] = False,
+    confirm: Annotated[
+        bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
+    ] = False,
     model: Annotated[
         str | None, like(_TRAINING["model"], help="Network for --describe-device.", show_default="none")
     ] = None,
@@ -263,7 +265,7 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
         {
             **_data(first, first.config.unit),
             "candidates": f"{len(prepared.candidates):,}; each trial trains one of them, drawn uniformly at random",
-            "trials": f"{stop.mean:.4g} expected; the actual number is secret (negative binomial, eta {stop.eta:g}, gamma "
+            "trials": f"{stop.mean:.4g} expected; their number is secret (negative binomial, eta {stop.eta:g}, gamma "
             f"{stop.gamma:.4g}); with probability {stop.probabilities(1)[0]:.0%} it is 1",
             "mechanism": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
             "one trial": f"epsilon {upper(alone)}; the rest of the budget pays for the choice",
@@ -305,8 +307,8 @@ def show_planned_runs(account: Account) -> None:
         say(f"planned: {describe(event)}")
     say(
         f"account {account.id}: all charged and planned runs together use epsilon {upper(after)} of "
-        f"{account.budget.epsilon:g}. Nothing is charged yet: the first planned run to start charges all of them. Repeat "
-        "each command without --plan, in any order; `dpvision ledger DATA --drop-plan` deletes the plan."
+        f"{account.budget.epsilon:g}. Nothing is charged yet: the first planned run to start charges all of them. "
+        "Repeat each command without --plan, in any order; `dpvision ledger DATA --drop-plan` deletes the plan."
     )
 
 
@@ -331,8 +333,8 @@ def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
     before = facts.get("ranks", 1)
     if before != ranks and facts.get("complete") is not True:
         say(
-            f"note: this run used {before} worker processes so far and now uses {ranks}, which changes the samples. So a "
-            "branch starts here: fresh noise is drawn, and the remaining steps are charged to the ledger again. To "
+            f"note: this run used {before} worker processes so far and now uses {ranks}, which changes the samples. So "
+            "a branch starts here: fresh noise is drawn, and the remaining steps are charged to the ledger again. To "
             f"avoid this, resume with {before}."
         )
 
@@ -388,12 +390,12 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     if config.assist != "none":
         rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
-        rest = (
-            "" if config.pretrained or config.prior else "; the others keep random initial values (no --pretrained)"
-        )
+        rest = "" if config.pretrained or config.prior else "; the others keep random initial values (no --pretrained)"
         rows["trained"] = TRAINED[config.part] + rest
     if config.canaries:
-        rows["canaries"] = f"{config.canaries:,} for a one-run audit, each inserted or not by a secret draw; not counted in n"
+        rows["canaries"] = (
+            f"{config.canaries:,} for a one-run audit, each inserted or not by a secret draw; not counted in n"
+        )
     if config.probe_steps:
         rows["first"] = f"{config.probe_steps:,} steps for {TRAINED['probe']}, lr {config.probe_lr or config.lr:g}"
     return rows

@@ -32,7 +32,8 @@ from dpvision.settings.setting import class_list, declared
 @verb
 def images(
     process: Annotated[
-        str | None, Parameter(help="Name of a random process; without a name, all processes are listed.", show_default=False)
+        str | None,
+        Parameter(help="Name of a random process; without a name, all processes are listed.", show_default=False),
     ] = None,
     /,
     *,
@@ -51,7 +52,7 @@ def images(
 
     if process is None:
         rows = [[name, (draws.__doc__ or "").split("\n")[0]] for name, draws in PROCESSES.items()]
-        screen.grid(["process", "what"], rows)
+        screen.grid(["process", "description"], rows)
         return
     folder = out or Path(process)
     with screen.counting("generating images") as progress:
@@ -145,9 +146,7 @@ def warm(
     out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is continued.")],
     also: Annotated[
         list[str] | None,
-        option(
-            "Data", "More public images to train on, such as synthetic ones; may be repeated.", default="none"
-        ),
+        option("Data", "More public images to train on, such as synthetic ones; may be repeated.", default="none"),
     ] = None,
     settings: Annotated[
         Literal["cifar-10", "cifar-100"],

@@ -189,7 +189,10 @@ def sample(
         int | None, option("Model", "Number of steps of the sampler.", default="18 for edm, 1000 for ddpm")
     ] = None,
     guide: Annotated[
-        Path | None, option("Model", "Folder of a guide fitted by `synth guide`, which makes samples more realistic.", default="none")
+        Path | None,
+        option(
+            "Model", "Folder of a guide fitted by `synth guide`, which makes samples more realistic.", default="none"
+        ),
     ] = None,
     weight: Annotated[float, option("Model", "Weight of the guide.")] = 1.0,
     batch: Annotated[int, option("Output", "Number of images to generate at once.")] = 250,

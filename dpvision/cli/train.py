@@ -95,7 +95,9 @@ def train(
         _fit_head(data, settings, out, new_account=new_account, track=track, plan=plan)
         return
     if settings.head is not None:
-        raise ConfigError(f"{data}: --head applies to features only (an .npz with train_features). Fix: leave --head out.")
+        raise ConfigError(
+            f"{data}: --head applies to features only (an .npz with train_features). Fix: leave --head out."
+        )
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training.prepare import prepare
     from dpvision.private.training.train import require_room_for_canaries
@@ -181,7 +183,9 @@ def _fit_head(
     from dpvision.private.statistics.head_run import prepare
 
     if track or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("a head on features is fitted by a single process and is not tracked. Fix: leave out --track and torchrun.")
+        raise ConfigError(
+            "a head on features is fitted by a single process and is not tracked. Fix: leave out --track and torchrun."
+        )
     with screen.progress("reading features") as show:
         prepared = prepare(data, settings)
         show("looking up earlier uses of these features")
@@ -200,7 +204,9 @@ def _resume_head(run: Any, changes: dict[str, Any]) -> None:
     from dpvision.private.statistics.head_run import reopen
 
     if changes:
-        raise ConfigError(f"{run.folder}: {', '.join(changes)} cannot change after the fit has begun. Fix: start a new run.")
+        raise ConfigError(
+            f"{run.folder}: {', '.join(changes)} cannot change after the fit has begun. Fix: start a new run."
+        )
     with screen.progress("reading features"):
         prepared = reopen(run)
     _train_to(run, prepared)
@@ -302,9 +308,7 @@ def report(
     run: Annotated[Path, Parameter(help="Folder of a finished run or release.")],
     /,
     *,
-    no_examples: Annotated[
-        bool, flag("Output", "Remove the pictures of test images, and examples.json.")
-    ] = False,
+    no_examples: Annotated[bool, flag("Output", "Remove the pictures of test images, and examples.json.")] = False,
 ) -> None:
     """Regenerate the report and privacy card of a run or a release.
 
@@ -321,7 +325,9 @@ def report(
         from dpvision.released.report import rewrite_release
 
         if no_examples:
-            raise ConfigError("--no-examples: the report of a release has no pictures of test images. Fix: leave it out.")
+            raise ConfigError(
+                "--no-examples: the report of a release has no pictures of test images. Fix: leave it out."
+            )
         written = rewrite_release(read_release(place))
     else:
         folder = Run(place)
@@ -349,7 +355,9 @@ def board(
     if not folders:
         raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
     if not out.parent.is_dir() or out.is_dir():
-        raise ConfigError(f"{out}: is a folder, or its folder does not exist. Fix: --out board.html, in a folder that exists.")
+        raise ConfigError(
+            f"{out}: is a folder, or its folder does not exist. Fix: --out board.html, in a folder that exists."
+        )
     out = Path(os.path.abspath(out))
     screen.say(f"wrote {out}: {write(list(folders), out):,} runs")
 

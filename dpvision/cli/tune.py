@@ -27,7 +27,7 @@ from dpvision.settings.training import Config
 
 
 def fixed_for_all(of: Setting) -> bool:
-    """Return whether `tune` takes this setting for all candidates: it concerns the guarantee or the data, or is tunable."""
+    """Return whether `tune` takes this setting for all candidates: it is about privacy or data, or is tunable."""
     return of.tunable or of.group == "Data" or of.name in ("epsilon", "delta", "unit", "budget", "device", "precision")
 
 
@@ -56,7 +56,7 @@ def tune(
         float,
         option(
             "Optimisation",
-            "Distribution of the number of trials: 1 geometric; 0 logarithmic, which costs less but more often gives 1 trial.",
+            "Distribution of the number of trials: 1 geometric; 0 logarithmic, cheaper but more often only 1 trial.",
         ),
     ] = 1,
     recipe: Recipe = "default",
@@ -150,7 +150,9 @@ def recipes(
             screen.grid([f"recipe of {verb_name}", "description"], rows)
         return
     if name is None:
-        raise ConfigError(f"recipes {action} needs the name of a recipe. Fix: choose one that `dpvision recipes` lists.")
+        raise ConfigError(
+            f"recipes {action} needs the name of a recipe. Fix: choose one that `dpvision recipes` lists."
+        )
     verb_name = "release" if name in RELEASES else "train"
     settings = RELEASES[name]() if name in RELEASES else named(name)
     # No recipe sets epsilon: it is a decision of the user.
