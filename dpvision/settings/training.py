@@ -156,7 +156,7 @@ class Config:
         help="Fraction of epsilon to spend on probe steps, from 0 to 1; replaces --probe-steps.",
     )
     probe_lr: float | None = setting(
-        None, group="Optimisation", above=0, tunable=True, shown="that of --lr", help="Learning rate of the probe steps."
+        None, group="Optimisation", above=0, tunable=True, shown="that of --lr", help="Learning rate of probe steps."
     )
     momentum: float = setting(
         0.0, group="Optimisation", at_least=0, below=1, resumable=True, tunable=True, help="Momentum of the optimiser."
@@ -167,8 +167,8 @@ class Config:
     )
     clip_style: str = setting(
         "flat", group="Optimisation", choices=("flat", "automatic", "per-layer"), resumable=True, tunable=True,
-        help="How to clip gradients: scale down those above the norm (flat), normalise all of them (automatic), or clip "
-        "each layer (per-layer).",
+        help="How to clip gradients: scale down those above the norm (flat), normalise all of them (automatic), or "
+        "clip each layer (per-layer).",
     )
     ema: float = setting(
         0.98, group="Optimisation", at_least=0, below=1, resumable=True, tunable=True,
@@ -279,8 +279,8 @@ class Config:
         check(self)
         if self.prior and self.pretrained:
             raise ConfigError(
-                f"prior is {self.prior!r} and pretrained is {self.pretrained!r}, but a training run starts from only one "
-                "of them. Fix: leave one of them out."
+                f"prior is {self.prior!r} and pretrained is {self.pretrained!r}, but a training run starts from one "
+                "of them. Fix: leave the other one out."
             )
         if self.views < 1:
             raise ConfigError(

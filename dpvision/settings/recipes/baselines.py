@@ -69,7 +69,7 @@ def scatter_linear() -> Config:
 def scatter_cnn() -> Config:
     """A small network on scattering features, for images whose class does not change when they are mirrored.
 
-    Paper: Tramèr and Boneh 2021 (Handcrafted-DP); averaging features over an image and its mirror image halves them.
+    Paper: Tramèr and Boneh 2021 (Handcrafted-DP). Features are averaged over mirror images, which halves their number.
     Differs: learning rate 8 (theirs is 4), the better of the two on CIFAR-10, including its test images, which epsilon
     does not cover. For images whose class may change when they are mirrored, such as digits, use --model scatter-cnn.
     Command: dpvision train cifar10.npz --epsilon 3 --recipe scatter-cnn
