@@ -293,7 +293,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
         """Raise a PrivacyError: the next step of a pipeline would learn from private features without noise."""
         raise PrivacyError(
             "fit_transform would return features of the private images without noise, so a model trained on them would "
-            "not be private. Fix: call fit, then train on released_ and released_labels_; transform is for other images."
+            "not be private. Fix: call fit, then train on released_ and released_labels_; transform only other images."
         )
 
     def _config(self) -> Release:

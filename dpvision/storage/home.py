@@ -132,8 +132,8 @@ def use_threads(wanted: Any, *, resumed: bool) -> Iterator[None]:
             stack.enter_context(threadpool_limits(wanted["blas"], user_api="blas"))
         if (actual := {wanted["blas"], *_blas_threads()}) != {wanted["blas"]}:
             raise PrivacyError(
-                f"BLAS used {wanted['blas']} threads before and can use at most {max(actual)} here, which would round sums "
-                "differently under the same noise. Fix: resume in the original environment (the BLAS of numpy and "
+                f"BLAS used {wanted['blas']} threads before but has at most {max(actual)} here, which would round "
+                "sums differently under the same noise. Fix: resume in the original environment (the BLAS of numpy and "
                 "scipy, OMP_NUM_THREADS), or start again in a new folder, which is charged separately."
             )
         yield

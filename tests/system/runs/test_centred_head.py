@@ -218,9 +218,9 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
 def test_what_has_no_mean_is_refused(data: str) -> None:
     with pytest.raises(ConfigError, match="does not subtract the mean"):
         train.prepare(data, replace(SETTINGS, model="small-cnn"))
-    with pytest.raises(ConfigError, match="the first for the mean"):
+    with pytest.raises(ConfigError, match="the first computes the mean"):
         replace(SETTINGS, steps=1)
-    with pytest.raises(ConfigError, match="the first for the mean"):
+    with pytest.raises(ConfigError, match="the first computes the mean"):
         replace(SETTINGS, augment=("flip",))
     with pytest.raises(ConfigError, match="part is 'centre'"):
         replace(SETTINGS, part="centre")

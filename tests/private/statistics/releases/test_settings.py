@@ -74,7 +74,7 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
         others |= {"balance": 2.0} if base.sampling == "class-schedule" else {}
     assert set(others) == unused_settings(base)
     for key, value in others.items():
-        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} does not use it"):
+        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} does not use this setting"):
             with_changes(base, {key: value})
     if base.kind == "mixtures":
         assert (
