@@ -35,7 +35,7 @@ def predict(
     /,
     *,
     out: Annotated[Path | None, out_option("CSV file to write.", default="standard output")] = None,
-    probabilities: Annotated[bool, flag("Output", "Add a column with the probability of each class.")] = False,
+    probabilities: Annotated[bool, flag("Output", "Add one column per class with its probability.")] = False,
     device: Device = "auto",
 ) -> None:
     """Classify images with a trained model.

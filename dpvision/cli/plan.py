@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpvision.storage.run_folder import Run
 
 TRAINED = {
-    "head": "the head alone",
+    "head": "the head only",
     "centred-head": "the mean of the features in the first step, then the head",
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
@@ -176,7 +176,7 @@ def show_training(
         {
             **_data(prepared, config.unit),
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
-            **_what_goes_in(config),
+            **_input_rows(config),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",
@@ -245,7 +245,7 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
             "unit": f"image (one row); n = {config.n:,} rows",
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
-            **_what_goes_in(config),
+            **_input_rows(config),
             "charged": describe(event),
             "guarantee": _guarantee(event, config.delta),
             "cross-check": _central_limit(event, config.delta),
@@ -375,7 +375,7 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     return {"in total": f"epsilon {upper(both)}, together with what the initial weights reveal of their training data"}
 
 
-def _what_goes_in(config: Config) -> dict[str, str]:
+def _input_rows(config: Config) -> dict[str, str]:
     """Return the rows about views and public inputs, if there are any."""
     rows = {}
     if not config.as_it_is:

@@ -101,7 +101,7 @@ def release(
         return
     if dry_run:
         require_encoder(prepared)
-        screen.say(f"dry run: nothing was released or charged. The release would be written to {out}.")
+        screen.say(f"dry run: nothing was released, nothing was charged. The release would be written to {out}.")
         return
     with screen.progress("preparing the encoder") as show:
         progress = screen.in_percent(show)
@@ -123,7 +123,7 @@ def features(
     data: DataSet,
     /,
     *,
-    out: Annotated[Path, out_option(".safetensors file to write; it must be new.")],
+    out: Annotated[Path, out_option("File to write (.safetensors); it must be new.")],
     split: Annotated[Literal["train", "val", "test"], option("Data", "Split to encode.")] = "test",
     weights: Annotated[
         Path | None, option("Model", "File of the encoder's public weights, if it has any.", default="none")

@@ -180,7 +180,7 @@ def sample(
     /,
     *,
     count: Annotated[int, option("Output", "Number of images in total; each class gets the same number.")],
-    out: Annotated[Path, out_option(".npz file to write; an interrupted one is continued.")],
+    out: Annotated[Path, out_option("File to write (.npz); an interrupted one is continued.")],
     sampler: Annotated[
         Literal["heun", "euler", "ancestral"] | None,
         option("Model", "Sampling method.", default="heun for edm, ancestral for ddpm"),

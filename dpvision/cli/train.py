@@ -131,7 +131,7 @@ def train(
         accounts.require_room(prepared.event(), prepared.config)
         require_room_for_canaries(prepared)
         if ranks.rank() == 0:
-            screen.say("dry run: nothing was run or charged.")
+            screen.say("dry run: nothing was trained, nothing was charged.")
         return
     test_key = os.environ.get("DPVISION_TEST_KEY") or None
     _train_to(out, prepared, track, test_key=test_key, accounts=accounts)
@@ -195,7 +195,7 @@ def _fit_head(
         show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
     elif out is None:
         accounts.require_room(prepared.event(), prepared.config)
-        screen.say("dry run: nothing was run or charged.")
+        screen.say("dry run: nothing was trained, nothing was charged.")
     else:
         _train_to(out, prepared, test_key=os.environ.get("DPVISION_TEST_KEY") or None, accounts=accounts)
 

@@ -90,7 +90,7 @@ def tune(
     show_tuning(prepared, accounts)
     if dry_run or out is None:
         accounts.require_room(prepared.event, prepared.first.config)
-        screen.say("dry run: nothing was run or charged.")
+        screen.say("dry run: nothing was trained, nothing was charged.")
         return
     screen.say("tuning; progress and time are not shown, since they would reveal the secret number of trials")
     run = proceed(prepared, out, accounts=accounts)
