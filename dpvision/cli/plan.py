@@ -170,7 +170,7 @@ def show_training(
     time = _time_here(prepared, ranks) if describe_device is None else _time_on(prepared, describe_device)
     if config.prior:
         built = f"was built in {duration(seconds_of_prior)} and" if seconds_of_prior else "was built earlier and"
-        time += f"; this does not include the prior, which {built} is cached"
+        time += f", not including the prior, which {built} is cached"
     weights = sum(p.numel() for p in prepared.network.build().parameters() if p.requires_grad)
     table(
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import ledger_of
+from tests.system.docs.examples import call
 from tests.system.runs.commands import run as command
 from tests.system.runs.stopping import until
 
@@ -158,6 +160,18 @@ def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
     assert load_public(loaded, path) == prepared.public.names["prior"]["digest"]
     mine = prepared.network.build().state_dict()
     assert all(torch.equal(t, mine[n]) for n, t in loaded.state_dict().items() if n.startswith("prefix."))
+
+
+def test_the_plan_states_that_the_predicted_time_excludes_the_prior(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", data, "--epsilon", "8", "--recipe", "patches", "--model", "patches-256", "--dry-run"]
+    for built in (r"was built in \d+ s and", "was built earlier and"):
+        assert call(words, monkeypatch) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"time +about .* at its current load, not including the prior, which {built} is cached", out)
+    assert call([*words[:4], "--model", "linear", "--dry-run"], monkeypatch) == 0
+    assert "the prior" not in capsys.readouterr().out
 
 
 def test_what_lies_where_the_dictionary_should_be_is_not_trusted(data: str, tmp_path: Path) -> None:
