@@ -1,4 +1,4 @@
-"""Differentially private image learning: a classifier or a data set of features, with a proof of what it reveals."""
+"""Differentially private image learning: train a classifier or publish features, with a proven bound on what leaks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-# Public name -> (module, name in it). Loaded on first use, so that `import dpvision` costs nothing.
+# Public name -> (module, name in it). Modules are imported on first use, so that `import dpvision` is fast.
 _PUBLIC = {
     "Budget": ("dpvision.core.events", "Budget"),
     "ClassScheduled": ("dpvision.core.events", "ClassScheduled"),

@@ -1,4 +1,4 @@
-"""`python -m dpvision`."""
+"""Run the command line as `python -m dpvision`."""
 
 from dpvision.cli import main
 

@@ -1,26 +1,26 @@
-"""scikit-learn estimators: private training and private release of arrays of images.
+"""scikit-learn estimators: private training on arrays of images, and private release of their features.
 
-Formal guarantee: a fit takes the same path as `dpvision train` and `dpvision release`, so what it releases is in the
-ledger before it exists, and a fit that the budget does not allow is refused with BudgetSpent. What a fit learned is in
-its run folder; `epsilon_` at `delta_` covers that, but no choice that was made by looking at private images.
+Formal guarantee: a fit runs the same code as `dpvision train` and `dpvision release`, so the ledger is charged before
+anything is released, and a fit that the budget does not allow is refused with BudgetSpent. The results of a fit are in
+its run folder; `epsilon_` at `delta_` covers them, but not choices made by looking at private images.
 
-Arrays become images by public bounds, each image by itself:
+Arrays are converted to images using public bounds, each image independently:
 
-    X   (n, H, W) or (n, H, W, C) images, or (n, features) rows, which become images of one line
-        uint8, or numbers in [0, 1]; with `bounds` any numbers: clipped to the bounds, then scaled to [0, 1]
+    X   (n, H, W) or (n, H, W, C) images, or (n, features) rows, which become images with a single line
+        uint8, or numbers in [0, 1]; with `bounds`, any numbers, which are clipped to the bounds and scaled to [0, 1]
 
-Nothing is scaled by statistics of the images: a mean or a largest value would reveal something about them. Unusable
-X is refused with ValueError, as is usual in scikit-learn.
+Statistics of the images are not used for scaling: a mean or maximum would reveal something about them. Unusable X is
+refused with ValueError, as usual in scikit-learn.
 
-A fit is charged to the account of its images, or to one by name; never to a new one that hides earlier charges:
+A fit is charged to the account of its images or to a named account, but never to a new one that hides earlier charges:
 
-    account=None     the account of these images, and every other account that shares some of them: the rule of
-                     dpvision/private/accounts/accounts.py, which the command line follows too
-    account="name"   that one account, for whatever data: every fit of a search, and whatever follows it
-    account_of(X)    returns the name of the account of X, which is also that of `dpvision train`
+    account=None     the account of these images, and every other account that shares some of them, by the rule of
+                     dpvision/private/accounts/accounts.py, which the command line also follows
+    account="name"   only this account, for any data: for all fits of a search and those that follow it
+    account_of(X)    returns the name of the account of X, which `dpvision train` also uses
 
-Overlaps below 2% of the images, images that were resized or recompressed, and concurrent fits (n_jobs) are not
-detected: name the account.
+Overlaps below 2% of the images, resized or recompressed images, and concurrent fits (n_jobs) are not detected. In these
+cases, name the account.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ from dpvision.storage.run_folder import key_of_fit
 __all__ = ["PrivateImageClassifier", "PrivateRelease", "account_of", "ledger"]
 
 Bounds = tuple[float, float] | None
-AT_A_TIME = 1024
+BATCH = 1024  # images per forward pass
 
 
 class _OnImages(BaseEstimator):
-    """What both estimators share: from arrays to prepared data, and the attributes after a fit."""
+    """The common part of both estimators: preparing data from arrays, and setting the attributes after a fit."""
 
     def _prepared(self, X: Any, y: Any, prepare: Callable[..., Any]) -> Any:
-        """Prepare the data and complete the settings; `classes_` and the shape of the images are stored."""
+        """Prepare the data and complete the settings; set `classes_` and store the shape of the images."""
         images = _images_of(self, X, self.bounds, reset=True)
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None.")
@@ -91,25 +91,25 @@ class _OnImages(BaseEstimator):
         return replace(prepared, sketch=overlap.add_digests(prepared.sketch, *raw_digests(X)))
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Collect settings by name: those of `settings`, overridden by these parameters if given."""
+        """Return settings by name: those of `settings`, overridden by the parameters `names` that are not None."""
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         wanted = {**(self.settings or {}), **own, "epsilon": self.epsilon, "delta": self.delta}
-        # numpy scalars, such as a search passes, become Python numbers.
+        # Convert numpy scalars, which a search may pass, to Python numbers.
         return {name: value.item() if isinstance(value, np.generic) else value for name, value in wanted.items()}
 
     def _folder(self, kind: str) -> Path:
         return Path(self.out or home() / kind) / secrets.token_hex(6)
 
-    def _keep(self, folder: Path, event: Event, delta: float, card: dict[str, Any]) -> None:
+    def _set_results(self, folder: Path, event: Event, delta: float, card: dict[str, Any]) -> None:
         self.run_folder_, self.event_, self.delta_, self.card_ = folder, event, delta, card
         self.epsilon_ = accountant.epsilon(event, delta)
 
-    def _through(self, network: nn.Module, X: Any, apply: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def _apply_in_batches(self, network: nn.Module, X: Any, apply: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Apply a function of a network to images in batches, on the network's device."""
         images, device = _images_of(self, X, self.bounds, reset=False), device_of(network)
         with torch.no_grad():
-            starts = range(0, len(images), AT_A_TIME)
-            return [apply(to_tensor(images[start : start + AT_A_TIME]).to(device)).cpu() for start in starts]
+            starts = range(0, len(images), BATCH)
+            return [apply(to_tensor(images[start : start + BATCH]).to(device)).cpu() for start in starts]
 
     def _device(self) -> torch.device:
         device = find_device(self.device)
@@ -124,34 +124,34 @@ class _OnImages(BaseEstimator):
 
 
 class PrivateImageClassifier(ClassifierMixin, _OnImages):
-    """An image classifier whose fit reveals a bounded amount about any one training image.
+    """An image classifier whose fit reveals a bounded amount about any single training image.
 
-    epsilon, delta   how much one fit may reveal; the account of the images (see `account`) bounds all fits together
-    recipe           a name of `dpvision recipes`; None is "default"
-    classes          the classes, or their number for 0 to k - 1. None: read from y, with a warning
-    n                the number of images, as a public number. None: read from X, and stated on the card
-    model, lr, steps, batch, clip    single settings of a run, for a search; None: those of the recipe
-    settings         any other setting of a run, by name: {"full_batch": True, "part": "head"}
-    bounds           the least and the largest value of X, public; None: X is uint8, or in [0, 1]
-    account          None, a name, or `account_of(X)`: what is charged, see the top of this file
-    budget           epsilon of the account over all fits, if this is its first; None: this fit's epsilon
-    device           where to compute: "auto" is an accelerator if there is one, otherwise "cpu"
-    out              folder in which each fit makes a run folder; None: runs/ in $DPVISION_HOME
+    epsilon, delta   privacy budget of one fit; the account of the images (see `account`) bounds all fits together
+    recipe           name of a recipe that `dpvision recipes` lists; None: "default"
+    classes          the classes, or their number if they are 0 to k - 1. None: read from y, with a warning
+    n                number of images, as a public number. None: read from X, and stated on the card
+    model, lr, steps, batch, clip    individual settings of a run, for a search; None: those of the recipe
+    settings         any other settings of a run by name: {"full_batch": True, "part": "head"}
+    bounds           smallest and largest value of X, which are public; None: X is uint8, or in [0, 1]
+    account          account to charge: None, a name, or `account_of(X)`; see the docstring of this module
+    budget           epsilon of the account over all fits, if this is the first one; None: the epsilon of this fit
+    device           device to compute on: "auto" is an accelerator if there is one, or else the CPU
+    out              folder in which each fit creates a run folder; None: runs/ in $DPVISION_HOME
 
-    After a fit: classes_, epsilon_ at delta_ (an upper bound), event_, card_ (as in card.json), run_folder_
+    Attributes after a fit: classes_, epsilon_ at delta_ (an upper bound), event_, card_ (as in card.json), run_folder_
     (for `dpvision report` and `dpvision predict`), released_ (the model).
 
-    A fit in a search is a fit. GridSearchCV and cross_val_score fit many times on parts of the same images: each fit is
-    charged, all of them to one account. So a search with k fits needs an account whose budget has room for them and for
-    the last one, and is refused with BudgetSpent otherwise (scikit-learn turns that into a FitFailedWarning,
-    unless error_score="raise"). The account covers the fitted classifiers. It does not cover scores on held-out folds,
-    nor settings chosen by these scores, which have no noise. If the choice must be covered, use `dpvision tune`.
+    Every fit of a search counts. GridSearchCV and cross_val_score fit many times on parts of the same images; each fit
+    is charged, all of them to the same account. So a search with k fits needs an account whose budget covers these fits
+    and the final one; or else it is refused with BudgetSpent (which scikit-learn turns into a FitFailedWarning, unless
+    error_score="raise"). The account covers the fitted classifiers. It covers neither scores on held-out folds, which
+    have no noise, nor settings chosen by these scores. If the choice must be covered, use `dpvision tune`.
 
         search = GridSearchCV(
             PrivateImageClassifier(epsilon=0.5, budget=3, classes=10, account="scans"), {"lr": [1, 4]}, cv=3
         )
 
-    The noise has no seed: two fits give two classifiers.
+    The noise has no seed, so two fits give two different classifiers.
     """
 
     def __init__(
@@ -184,13 +184,15 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         prepared = self._prepared(X, y, prepare_read)
         epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
         if epsilon > prepared.config.epsilon:
-            raise PrivacyError(f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}.")
+            raise PrivacyError(
+                f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}. Fix: more noise."
+            )
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         with key_of_fit() as key_name:
             outcome = train.run(prepared, self._folder("runs"), accounts=accounts, key_name=key_name)
         run = outcome.run
         card = report.card(run, read_accounts(run.facts()).first.account())
-        self._keep(run.folder, outcome.event, prepared.config.delta, card)
+        self._set_results(run.folder, outcome.event, prepared.config.delta, card)
         self.released_ = load_model(run.folder).model.to(self._device())
         return self
 
@@ -202,7 +204,9 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
-        return np.concatenate([scores.double().numpy() for scores in self._through(self.released_, X, self.released_)])
+        return np.concatenate(
+            [scores.double().numpy() for scores in self._apply_in_batches(self.released_, X, self.released_)]
+        )
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return scores (N, classes); with two classes (N,), the score of the second minus that of the first."""
@@ -219,27 +223,27 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.poor_score = True  # with a few dozen rows, noise dominates
+        tags.classifier_tags.poor_score = True  # noise dominates on a few dozen rows
         return tags
 
 
 class PrivateRelease(TransformerMixin, _OnImages):
-    """A released data set of private features, and the public map that computes the same features of other images.
+    """A released data set of private features, and the public map that computes the same features for other images.
 
         release = PrivateRelease(epsilon=1, classes=10).fit(X, y)
         learner = DiscriminantLearner().fit(release.released_, release.released_labels_)   # at no further privacy cost
         learner.score(release.transform(X_test), y_test)
 
-    epsilon, delta   how much the release may reveal
-    recipe           a release recipe of `dpvision recipes`; None is "moments"
+    epsilon, delta   privacy budget of the release
+    recipe           name of a release recipe that `dpvision recipes` lists; None: "moments"
     encoder, rank, rows, settings    settings of a release, as in `dpvision release`
-    classes, n, bounds, account, budget, device, out    as for PrivateImageClassifier; `out` is releases/ by default
+    classes, n, bounds, account, budget, device, out    as in PrivateImageClassifier; `out` is releases/ by default
 
-    After a fit: released_ (rows), released_labels_ (classes, or their shares in each row), classes_, epsilon_ at
-    delta_, event_, card_, run_folder_ (what may leave).
+    Attributes after a fit: released_ (rows), released_labels_ (classes, or their proportions in each row), classes_,
+    epsilon_ at delta_, event_, card_, run_folder_ (which may be published).
 
-    `transform` returns features without noise: those of private images are as private as the images. So fit_transform
-    is refused: the next step of a pipeline would learn from private features.
+    `transform` returns features without noise, so features of private images are as private as the images. Therefore
+    fit_transform is refused: the next step of a pipeline would learn from private features.
     """
 
     def __init__(
@@ -265,7 +269,7 @@ class PrivateRelease(TransformerMixin, _OnImages):
         self.account, self.budget, self.device, self.out = account, budget, device, out
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Charge the account, make the release, and load its rows."""
+        """Charge the account, create the release, and load its rows."""
         prepared = self._prepared(X, y, release.prepare_read)
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         folder = self._folder("releases")
@@ -273,23 +277,23 @@ class PrivateRelease(TransformerMixin, _OnImages):
         encoded = release.Encoded(prepared, device=self._device())
         with key_of_fit(release.name_of_key(prepared, folder)):
             card = release.make(prepared, folder, encoded=encoded, accounts=accounts)
-        self._keep(folder, prepared.event(), prepared.config.delta, card)
+        self._set_results(folder, prepared.event(), prepared.config.delta, card)
         self.encoder_, self.preparation_ = encoded.encoder, encoded.preparation
         self.released_, labels = folders.read_rows(folder)
         self.released_labels_ = self.classes_[labels] if labels.ndim == 1 else labels
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
-        """Compute features of images by the public map of the release: without noise, and as private as the images."""
+        """Compute features of images with the public map of the release; without noise, as private as the images."""
         check_is_fitted(self)
-        rows = [batch.float().numpy() for batch in self._through(self.encoder_, X, self.encoder_.features)]
+        rows = [batch.float().numpy() for batch in self._apply_in_batches(self.encoder_, X, self.encoder_.features)]
         return np.asarray(self.preparation_.apply(np.concatenate(rows))[0])
 
     def fit_transform(self, X: Any, y: Any = None) -> NoReturn:
-        """Refused: the next step of a pipeline would learn from private features without noise."""
+        """Raise a PrivacyError: the next step of a pipeline would learn from private features without noise."""
         raise PrivacyError(
-            "fit_transform would return the features of the private images themselves, and what learns from them is "
-            "not private. Fix: fit, then learn from released_ and released_labels_; transform is for other images."
+            "fit_transform would return features of the private images without noise, so a model trained on them would "
+            "not be private. Fix: call fit, then train on released_ and released_labels_; transform only other images."
         )
 
     def _config(self) -> Release:
@@ -305,26 +309,28 @@ class PrivateRelease(TransformerMixin, _OnImages):
 
 
 def account_of(X: Any) -> str:
-    """Return the name of the account of these images, uint8 or float32 in [0, 1], (n, H, W[, C]) or (n, features)."""
+    """Return the account name of images (n, H, W[, C]) or (n, features), which are uint8, or float32 in [0, 1]."""
     x = np.asarray(X)
     if x.dtype not in (np.uint8, np.float32) or not 2 <= x.ndim <= 4:
-        raise ConfigError(f"an account belongs to images in uint8 or float32, not to {x.dtype} {x.shape}.")
-    return identify(Split(_four_sides(x), np.zeros(len(x), np.int64), None))[0]
+        raise ConfigError(
+            f"X is {x.dtype} {x.shape}: an account is that of uint8 or float32 images, (n, H, W[, C]) or (n, features)."
+        )
+    return identify(Split(_with_channels(x), np.zeros(len(x), np.int64), None))[0]
 
 
 def ledger(account: str) -> Ledger:
-    """Return the ledger of an account: `.account()` reads it, `.set_budget(...)` is a decision of the owner."""
-    return ledger_of(_named(account))
+    """Return the ledger of an account. `.account()` reads it; `.set_budget(...)` is up to the owner of the data."""
+    return ledger_of(_account_id(account))
 
 
 def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch) -> Accounts:
-    """Find the accounts that a fit on these images is charged to, and warn about each."""
-    accounts = choose(fingerprint, sketch, named=None if account is None else _named(account))
+    """Find the accounts to which a fit on these images is charged, and warn about each of them."""
+    accounts = choose(fingerprint, sketch, named=None if account is None else _account_id(account))
     if account is not None:
         for share in accounts.overlaps:
             _warn(
-                f"account {share.ledger.account().id} has {describe_shares(share)} too and is not charged, as the "
-                f"account {account!r} was named. Both together bound what is revealed about those images."
+                f"account {share.ledger.account().id} also has {describe_shares(share)}, but it is not charged, since "
+                f"account {account!r} was named. Only both together bound what is revealed about those images."
             )
     for charged in (accounts.first, *accounts.others):
         if charged.exists():
@@ -337,67 +343,68 @@ def _find_accounts(account: str | None, fingerprint: str, sketch: overlap.Sketch
     return accounts
 
 
-def _named(account: Any) -> str:
+def _account_id(account: Any) -> str:
+    """Return the identifier of an account from the result of `account_of`, or from a name."""
     if not isinstance(account, str) or not account.strip():
-        raise ConfigError(f"account is {account!r}: it must be a name, or the result of account_of(X).")
+        raise ConfigError(f"account is {account!r}: it must be a name or the result of account_of(X).")
     if re.fullmatch(r"[0-9a-f]{64}", account):
         return account
     return hashlib.blake2b(account.encode(), digest_size=32, person=b"account by name").hexdigest()
 
 
 def _warn(text: str) -> None:
-    """Warn at the line that called `fit`, three calls above this one."""
+    """Issue a warning that points to the caller of `fit`, three calls above this one."""
     warnings.warn(text, PrivacyWarning, stacklevel=4)
 
 
 def _images_of(estimator: BaseEstimator, X: Any, bounds: Bounds, *, reset: bool) -> NDArray[Any]:
-    """Return (n, H, W, C) images, uint8 or float32 in [0, 1]; the shape is stored at a fit and required afterwards."""
+    """Return (n, H, W, C) images, uint8 or float32 in [0, 1]; store their shape in a fit and require it afterwards."""
     x = np.asarray(validate_data(estimator, X, reset=reset, allow_nd=True, dtype="numeric"))
     shape = x.shape[1:]
     if reset:
         estimator.shape_ = shape
     elif shape != estimator.shape_:
-        raise ValueError(f"images have shape {shape}, and those of the fit had {estimator.shape_}.")
-    x = _four_sides(x)
+        raise ValueError(f"images have shape {shape}, but those of the fit had shape {estimator.shape_}.")
+    x = _with_channels(x)
     if x.ndim != 4 or x.shape[3] not in (1, 3):
         raise ValueError(
-            f"X has shape {(len(x), *shape)}: images are (n, height, width) or (n, height, width, 1 or 3). Fix: "
-            "reshape it."
+            f"X has shape {(len(x), *shape)}: images must be (n, height, width) or (n, height, width, 1 or 3). Fix: "
+            "reshape X."
         )
-    return _scaled(x, bounds)
+    return _scale(x, bounds)
 
 
-def _four_sides(x: NDArray[Any]) -> NDArray[Any]:
-    """Return (n, H, W, C) from rows, images without a channel axis, or images."""
+def _with_channels(x: NDArray[Any]) -> NDArray[Any]:
+    """Return (n, H, W, C) images from rows, from images without a channel axis, or from images."""
     return x[:, None, :, None] if x.ndim == 2 else x[..., None] if x.ndim == 3 else x
 
 
-def _scaled(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:
+def _scale(x: NDArray[Any], bounds: Bounds) -> NDArray[Any]:
     if bounds is not None:
-        low, high = _checked(bounds)
+        low, high = _check_bounds(bounds)
         return ((np.clip(x.astype(np.float64), low, high) - low) / (high - low)).astype(np.float32)
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x)
     if x.size and not (x.min() >= 0 and x.max() <= 1):
         raise ValueError(
-            "X has values outside of [0, 1] and is not uint8. Fix: pass `bounds`, the smallest and the largest "
-            "possible value, as public knowledge; they are not read from the data."
+            "X has values outside of [0, 1] and is not uint8. Fix: pass `bounds`, the smallest and largest possible "
+            "values from public knowledge; they are not read from the data."
         )
     return x.astype(np.float32)
 
 
-def _checked(bounds: Any) -> tuple[float, float]:
+def _check_bounds(bounds: Any) -> tuple[float, float]:
     try:
         low, high = (float(b) for b in bounds)
     except (TypeError, ValueError):
         raise ConfigError(f"bounds is {bounds!r}: it must be two numbers, such as (0, 255).") from None
     if not (np.isfinite([low, high]).all() and low < high):
-        raise ConfigError(f"bounds is {bounds!r}: the first must be below the second, and both finite.")
+        raise ConfigError(f"bounds is {bounds!r}: both must be finite, and the first below the second.")
     return low, high
 
 
 def _labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the sorted classes and each label's index among them; warn if they were read from y."""
+    """Return the sorted classes and the index of each label among them; warn if the classes were read from y."""
     y = column_or_1d(y, warn=True)
     check_consistent_length(images, y)
     if y.dtype.kind == "f":
@@ -406,16 +413,15 @@ def _labels_of(y: Any, images: NDArray[Any], classes: Sequence[Any] | int | None
     if classes is None:
         known = np.unique(y)
         warnings.warn(
-            "the classes were read from y and are treated as public: a class that only one image has would reveal it, "
-            "and epsilon does not cover that. Fix: declare them, classes=[...].",
+            "the classes were read from y and are treated as public: a class with a single image would reveal that "
+            "image's presence, which epsilon does not cover. Fix: declare the classes, classes=[...].",
             PrivacyWarning,
             stacklevel=4,
         )
     else:
         known = np.arange(classes) if isinstance(classes, int) else np.unique(np.asarray(classes))
     if len(known) < 2:
-        raise ValueError(f"there is {len(known)} class: a classifier needs two classes or more.")
-    strange = ~np.isin(y, known)
-    if strange.any():
-        raise ValueError(f"y has a label that is not among the declared classes {known.tolist()!r}.")
+        raise ValueError(f"there is {len(known)} class: a classifier needs at least two classes.")
+    if not np.isin(y, known).all():
+        raise ValueError(f"y has a label that is not one of the declared classes {known.tolist()!r}.")
     return known, np.searchsorted(known, y).astype(np.int64)

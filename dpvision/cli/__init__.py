@@ -1,4 +1,4 @@
-"""The command line. Verbs import what they need when they run, so that help and plans do not load torch."""
+"""The command line. Each verb imports what it needs when it runs, so that help pages and `plan` do not load torch."""
 
 from dpvision.cli import audit, data, model, plan, public, release, synth, train, tune
 from dpvision.cli.app import main

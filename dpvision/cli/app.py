@@ -1,4 +1,4 @@
-"""The application: its verbs in groups, the options that verbs share, and errors as one message and an exit code."""
+"""The command-line application: groups of verbs, options that several verbs share, and error handling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpvision.errors import ConfigError, DPVisionError
 from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml
 from dpvision.settings.training import Config, merge
 
-# The verbs as `dpvision --help` shows them.
+# The verbs in the order of `dpvision --help`.
 VERBS = {
     "Use": ("train", "resume", "predict", "eval", "export", "release", "features"),
     "Data": ("check", "data", "ledger", "plan"),
@@ -28,18 +28,18 @@ VERBS = {
 _GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate(VERBS)}
 WELCOME = """\
 dpvision trains image classifiers with differential privacy: you get a model and
-a proof of how little it reveals about any one image. Three commands to start:
+a proven bound on what it reveals about any one image. To get started:
 
-  dpvision check digits                                what is in a data set
+  dpvision check digits                                inspect a data set
   dpvision train digits --epsilon 3 --out runs/first   train a private classifier
-  dpvision report runs/first                           write its report and card
+  dpvision report runs/first                           regenerate its report
 
-`digits` is built in. In its place: a folder of images (train/CLASS/x.png), an
-.npz or a .csv. `dpvision --help` lists all commands, and `dpvision train --help`
-the options of one.
+`digits` is a built-in data set. Use your own instead: a folder of images
+(train/CLASS/x.png), or an .npz or .csv file. `dpvision --help` lists all
+commands, and `dpvision train --help` shows the options of one.
 """
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Common", *GROUPS))}
-# Options that most people need, in the order in which verbs with many options show them in a panel of their own.
+# Options that most users need. Verbs with many options show these first, in this order, in a separate panel.
 COMMON = (
     *("epsilon", "delta", "unit", "out", "recipe", "model", "encoder", "pretrained", "weights", "rows"),
     *("grid", "score", "trials", "batch", "steps", "lr", "config", "dry_run"),
@@ -48,11 +48,11 @@ COMMON = (
 app = App(
     name="dpvision",
     version=__version__,
-    help="Train on private images: a model, and a proof of how little it reveals about any one of them.",
+    help="Train on private images, with a proven bound on what the result reveals about any one of them.",
     help_epilogue="Start with `dpvision train digits --epsilon 3 --out runs/first`, then open runs/first/report.html. "
-    "The options of a command: `dpvision train --help`.\n\n"
-    "Exit codes: 0 done, 2 wrong usage, 3 unusable data, 4 refused for privacy, 5 a worker process failed, "
-    "130 interrupted. `--debug` shows tracebacks.",
+    "`dpvision train --help` shows the options of a command.\n\n"
+    "Exit codes: 0 success, 2 usage error, 3 unusable data, 4 refused to protect privacy, 5 worker process failed, "
+    "130 interrupted. Add `--debug` to see tracebacks.",
     help_format="markdown",
     group_commands=_GROUPS["Help"],
     suppress_keyboard_interrupt=False,  # `main` reports it
@@ -62,21 +62,20 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 def verb(function: Verb) -> Verb:
-    """Register a function as a verb, in its group of the help page."""
+    """Register a function as a verb, in its group on the help page."""
     app.command(function, **_place(function.__name__))
     return function
 
 
 def verb_with_parts(name: str, text: str | None = None) -> App:
-    """Register a verb with subcommands, such as `data pack`."""
-    place = _place(name)
-    parts = App(help=text, group_commands="Commands", **place)
-    app.command(parts)
-    return parts
+    """Register a verb that has subcommands, such as `data pack`."""
+    parent = App(help=text, group_commands="Commands", **_place(name))
+    app.command(parent)
+    return parent
 
 
 def _place(name: str) -> dict[str, Any]:
-    """Return the name and group of a verb, and its position in the group; without the epilogue of the application."""
+    """Return a verb's name, its group and its position in the group. Verbs do not repeat the epilogue of the root."""
     name = {"evaluate": "eval"}.get(name, name)
     group = next(group for group, names in VERBS.items() if name in names)
     return {"name": name, "group": _GROUPS[group], "sort_key": VERBS[group].index(name), "help_epilogue": ""}
@@ -84,13 +83,13 @@ def _place(name: str) -> dict[str, Any]:
 
 @verb
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell to complete in.")], /
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Shell to print the script for.")], /
 ) -> None:
-    """Print a script that completes verbs and options in your shell.
+    """Print a shell completion script.
 
-    To install it, write the output where the shell looks for it: for bash
-    `~/.local/share/bash-completion/completions/dpvision`, for fish `~/.config/fish/completions/dpvision.fish`, for zsh
-    a file `_dpvision` in a folder of `$fpath`.
+    To install it, save the output where your shell looks for completions: in bash,
+    `~/.local/share/bash-completion/completions/dpvision`; in fish, `~/.config/fish/completions/dpvision.fish`; in zsh,
+    a file named `_dpvision` in a folder of `$fpath`.
 
     Example: `dpvision completion bash`
     """
@@ -98,7 +97,7 @@ def completion(
 
 
 def option(panel: str, text: str, *, default: str | None = None, **more: Any) -> Parameter:
-    """Describe an option: its panel on the help page, its help and, where Python's default is None, its default."""
+    """Describe an option: its panel, its help and, if the default in Python is None, the default to show."""
     usual: dict[str, Any] = {"group": PANELS[panel], "help": text, "negative": ""}
     return Parameter(**{**usual, **({} if default is None else {"show_default": default}), **more})
 
@@ -109,7 +108,7 @@ def flag(panel: str, text: str, **more: Any) -> Parameter:
 
 
 def like(of: Setting, **changes: Any) -> Parameter:
-    """Describe an option that means what a setting means."""
+    """Describe an option by the declaration of a setting."""
     names = [f"--{of.name.replace('_', '-')}", *of.aliases]
     usual: dict[str, Any] = {"name": names, "negative": "", "group": PANELS[of.group], "help": of.help}
     return Parameter(**{**usual, **changes})
@@ -122,10 +121,13 @@ def _data_setting(name: str, **changes: Any) -> Parameter:
 
 DataSet = Annotated[
     str,
-    Parameter(help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz, a .csv or a packed store."),
+    Parameter(
+        help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz or .csv file, or a packed store."
+    ),
 ]
 PublicImages = Annotated[
-    str, Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz, a .csv or a packed store.")
+    str,
+    Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz or .csv file, or a packed store."),
 ]
 Classes = Annotated[str | None, _data_setting("classes")]
 Size = Annotated[int | None, _data_setting("size")]
@@ -134,68 +136,67 @@ SkipBroken = Annotated[bool | None, _data_setting("skip_broken")]
 Json = Annotated[bool, flag("Output", "Print the result as one JSON object.", name="--json")]
 RunFolder = Annotated[
     Path | None,
-    option("Output", "Folder to write; it must be new.", name=["--out", "-o"], default="the next number in runs/"),
+    option("Output", "Folder to write; it must be new.", name=["--out", "-o"], default="next free number in runs/"),
 ]
 Recipe = Annotated[str, option("Model", declared(Config)["recipe"].help)]
 SettingsFile = Annotated[
-    Path | None, option("Model", "TOML file of settings; options on the command line win over it.", default="none")
+    Path | None, option("Model", "TOML file of settings; command-line options take precedence.", default="none")
 ]
 NewAccount = Annotated[
     str | None,
     option(
         "Privacy",
-        "If some of these images were used before, the budget of that earlier data set is charged too. Give a reason, "
-        "such as 'another hospital, nobody is in both', to count them separately; it is printed on the card.",
+        "If some of these images belong to an earlier data set, its privacy budget is charged too. To count this data "
+        "set separately, give a reason, such as 'another hospital, nobody is in both'; it is printed on the card.",
         default="none",
     ),
 ]
-DryRun = Annotated[bool, flag("Output", "Print the plan and stop: no run is made, nothing is charged.")]
+DryRun = Annotated[bool, flag("Output", "Print the plan and exit: nothing is run or charged.")]
 Plan = Annotated[
     bool,
     flag(
         "Privacy",
-        "Enter this run in the account's plan and stop: runs that are all planned before the first of them starts are "
-        "composed more tightly than runs chosen one after the other.",
+        "Add this run to the account's plan and exit. Runs that are all planned before the first one starts compose "
+        "more tightly than runs chosen one after another.",
     ),
 ]
 Consented = Annotated[
     bool,
     flag(
-        "Data", "These images were once private (they are in the ledger), and their owners have since published them."
+        "Data",
+        "Use these images although they have a ledger, because their owners have since consented to publication.",
     ),
 ]
-CONSENT_FIX = "give the public part alone, or --consented if the owners of these images consented to publish them"
+CONSENT_FIX = "give only the public part, or add --consented if the owners of these images consented to publication"
 Device = Annotated[
     str,
     option(
         "Optimisation",
-        "Where to compute: auto (an accelerator if there is one that passes a trial, else the CPU), cpu, cuda, cuda:1.",
+        "Device to compute on: auto (an accelerator that passes a self-test, or else the CPU), cpu, cuda, cuda:1.",
     ),
 ]
 DescribeDevice = Annotated[
     Path | None,
     option(
         "Optimisation",
-        "TOML file with the figures of a device that is not here (examples/devices): estimate the time on it.",
+        "TOML file that describes another device (see examples/devices): estimate the time on that device.",
         default="none",
     ),
 ]
-Resize = Annotated[
-    int | None, option("Data", "Resize images to this number of pixels per side.", default="as the images are")
-]
+Resize = Annotated[int | None, option("Data", "Resize images to this number of pixels per side.", default="unchanged")]
 
 
 def out_option(text: str, *, default: str | None = None) -> Parameter:
-    """Describe --out."""
+    """Describe the option --out."""
     return option("Output", text, name=["--out", "-o"], default=default)
 
 
 def takes(
     kind: type, which: Callable[[Setting], bool] = lambda _: True, *, default: str | None = None, common: bool = True
 ) -> Callable[[Verb], Verb]:
-    """Give a verb an option for each setting of `kind` that is `which`, in place of its `**flags`.
+    """Replace a verb's `**flags` by an option for each setting of `kind` for which `which` is true.
 
-    Help shows `default` for all of them if it is given, and otherwise the effective default of each setting. With
+    The help page shows `default` for all of them if it is given, or else the effective default of each setting. With
     `common`, the options in COMMON come first.
     """
     settings = [of for of in declared(kind).values() if of.option and which(of)]
@@ -204,13 +205,13 @@ def takes(
         hints = get_type_hints(verb, include_extras=True)
         own = [p for p in inspect.signature(verb).parameters.values() if p.kind is not p.VAR_KEYWORD]
         hints |= {of.name: _typed_option(of, default or of.default_text) for of in settings}
-        made = [inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=None) for of in settings]
-        named = [*made, *(p for p in own if p.kind is p.KEYWORD_ONLY)]
+        options = [inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=None) for of in settings]
+        options += (p for p in own if p.kind is p.KEYWORD_ONLY)
         if common:
-            first = sorted((p for p in named if p.name in COMMON), key=lambda p: COMMON.index(p.name))
-            named = [*first, *(p for p in named if p.name not in COMMON)]
+            first = sorted((p for p in options if p.name in COMMON), key=lambda p: COMMON.index(p.name))
+            options = [*first, *(p for p in options if p.name not in COMMON)]
             hints |= {p.name: Annotated[hints[p.name], Parameter(group=PANELS["Common"])] for p in first}
-        parameters = [*(p for p in own if p.kind is not p.KEYWORD_ONLY), *named]
+        parameters = [*(p for p in own if p.kind is not p.KEYWORD_ONLY), *options]
         verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         verb.__annotations__ = {p.name: hints[p.name] for p in parameters}
         return verb
@@ -219,7 +220,7 @@ def takes(
 
 
 def _typed_option(of: Setting, default: str) -> Any:
-    """Return the type of a setting's option, with its description."""
+    """Return the type of a setting's option, annotated with its description."""
     if of.choices:
         hint: Any = Literal.__getitem__(tuple(of.choices))
     elif of.path:
@@ -234,7 +235,7 @@ def _typed_option(of: Setting, default: str) -> Any:
 
 
 def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, as values of settings. Paths become absolute, so that `resume` finds them."""
+    """Return the given options as values of settings. Paths become absolute, so that `resume` can find them."""
     values: dict[str, Any] = {}
     for name, value in flags.items():
         of = declared(kind)[name]
@@ -252,7 +253,7 @@ def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings_file(kind: type, path: Path | None) -> dict[str, Any]:
-    """Return the settings in a TOML file; its paths are relative to its folder."""
+    """Return the settings in a TOML file; paths in it are relative to its folder."""
     if path is None:
         return {}
     values = read_toml(path)
@@ -262,23 +263,23 @@ def read_settings_file(kind: type, path: Path | None) -> dict[str, Any]:
 
 
 def training_settings(recipe: str, file: Path | None, flags: Mapping[str, Any]) -> Config:
-    """Return the settings of a training run: the recipe's, then the file's, then the options that were given."""
+    """Return the settings of a training run: those of the recipe, overridden by the file and then by the options."""
     from dpvision.settings.recipes import recipe as named
 
     given, from_file = read(Config, flags), read_settings_file(Config, file)
-    asked = {k: v for k, v in {**from_file, **given}.items() if k == "epsilon"}  # recipes of some papers depend on it
-    epsilon = merge(Config(), asked, source="epsilon").epsilon if asked else None
+    budget = {k: v for k, v in {**from_file, **given}.items() if k == "epsilon"}
+    epsilon = merge(Config(), budget, source="epsilon").epsilon if budget else None  # some recipes depend on it
     settings = merge(named(recipe, epsilon=epsilon), from_file, source=str(file))
-    require_epsilon(asked, whom="any one image or person")
+    require_epsilon(budget, whom="any one image or person")
     return merge(settings, given, source="command line")
 
 
 def require_epsilon(*places: Iterable[str], whom: str) -> None:
-    """Refuse a command without epsilon, which has no default."""
+    """Refuse a command without epsilon: it has no default."""
     if not any("epsilon" in place for place in places):
         raise ConfigError(
-            f"--epsilon is missing: how much may be revealed about {whom} is a decision, so it has no default. "
-            "Usual: 1 for a strong guarantee, 3 for a moderate one, 8 for a weak one."
+            f"--epsilon is missing: how much may be revealed about {whom} is your decision, so there is no default. "
+            "Fix: --epsilon 1 for a strong guarantee, 3 for a moderate one, or 8 for a weak one."
         )
 
 
@@ -287,11 +288,11 @@ def _absolute(source: str, *, folder: Path | None = None) -> str:
 
 
 def main() -> None:
-    """Run one verb; errors become one message and an exit code."""
+    """Run one verb; report an error as one message and an exit code."""
     debug = "--debug" in sys.argv[1:]
     words = [w for w in sys.argv[1:] if w != "--debug"]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid text
     try:
         if words:
             app(words, exit_on_error=False, print_error=False)
@@ -311,7 +312,9 @@ def main() -> None:
     except (MemoryError, RuntimeError) as exc:
         if isinstance(exc, RuntimeError) and "DefaultCPUAllocator" not in str(exc):
             raise
-        _fail("this takes more memory than there is. Fix: smaller numbers, or a machine with more.", 3, debug=debug)
+        _fail(
+            "out of memory. Fix: a smaller batch, model or image size, or a machine with more memory.", 3, debug=debug
+        )
 
 
 def _fail(message: str, code: int, *, debug: bool) -> None:
@@ -325,7 +328,7 @@ def _fail(message: str, code: int, *, debug: bool) -> None:
 
 
 def _is_first_to_stop() -> bool:
-    """Return whether this is the first of several worker processes to stop: one of them reports why."""
+    """Return whether this worker process is the first to stop; only that one reports the reason."""
     from dpvision.private.training import ranks
 
     return ranks.is_first_to_report()

@@ -1,4 +1,4 @@
-"""audit, geometry and study: attacks on runs and releases, the loss around weights, gradients before clipping."""
+"""The verbs audit, geometry and study: attacks on runs and releases, loss curvature, gradients before clipping."""
 
 from __future__ import annotations
 
@@ -20,30 +20,34 @@ if TYPE_CHECKING:
 
 @verb
 def audit(
-    folder: Annotated[Path, Parameter(help="Folder of a finished run, or of a release.")],
+    folder: Annotated[Path, Parameter(help="Folder of a finished run or a release.")],
     data: Annotated[
         str | None,
         Parameter(help="Its data set, for a membership attack too; results not for release.", show_default=False),
     ] = None,
     /,
     *,
-    runs: Annotated[int, option("Privacy", "Number of canaries to score, half of them in the data.")] = 10_000,
+    runs: Annotated[
+        int, option("Privacy", "Number of canaries to score; half of them are in the simulated data.")
+    ] = 10_000,
     confidence: Annotated[float, option("Privacy", "Confidence of every bound.")] = 0.95,
     shadows: Annotated[
         int | None,
-        option("Privacy", "Of a run, with DATA: number of shadow models of a LiRA attack, such as 8.", default="none"),
+        option(
+            "Privacy", "For a run, with DATA: number of shadow models for a LiRA attack, such as 8.", default="none"
+        ),
     ] = None,
     operator: Annotated[
         Path | None,
-        option("Output", "Of a release, with DATA: folder for results that are not for release.", default="none"),
+        option("Output", "For a release, with DATA: folder for results that are not for release.", default="none"),
     ] = None,
     weights: Annotated[
         Path | None,
-        option("Model", "Of a release: file of the encoder's public weights, if it has any.", default="none"),
+        option("Model", "For a release: file of the encoder's public weights, if it has any.", default="none"),
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Attack a run or a release, to test what it claims.
+    """Attack a run or a release to test its privacy claim.
 
     Canaries test its mechanism and the run; with DATA, so does a membership attack. Writes audit.json and audit.svg
     into the folder and regenerates its card (of a run, also the report). Nothing is charged: the mechanism runs on
@@ -54,9 +58,9 @@ def audit(
     or `dpvision audit releases/1 digits --operator attacked`
     """
     if runs < 100:
-        raise ConfigError(f"--runs {runs}: fewer than 100 canaries show nothing. Usual: 10,000.")
+        raise ConfigError(f"--runs {runs}: fewer than 100 canaries show nothing. Fix: --runs 10000.")
     if not 0.5 <= confidence < 1:
-        raise ConfigError(f"--confidence {confidence}: it must be from 0.5 to below 1, such as 0.95.")
+        raise ConfigError(f"--confidence {confidence}: it must be at least 0.5 and below 1, such as 0.95.")
     place = Path(os.path.abspath(folder))
     is_release = (place / "schema.json").exists()
     _require_fitting_options(is_release, data, shadows=shadows, operator=operator, weights=weights)
@@ -73,7 +77,7 @@ def audit(
             "the same result. If the claim is refuted again, do not release the folder, and report it (SECURITY.md)."
         )
         raise SystemExit(4)
-    screen.say("not refuted: no test here showed more than the claim allows.")
+    screen.say("not refuted: no test showed more than the claim allows.")
 
 
 def _require_fitting_options(
@@ -81,16 +85,18 @@ def _require_fitting_options(
 ) -> None:
     if is_release:
         if shadows is not None:
-            raise ConfigError("--shadows: a release has no model to compare with. Fix: leave it out.")
+            raise ConfigError("--shadows: a release has no model to compare with shadow models. Fix: leave it out.")
         if (data is None) != (operator is None):
             raise ConfigError(
-                "results about private images must not be in the folder of a release. Fix: give the data and "
-                "--operator FOLDER, a folder elsewhere that is never released; or neither of them."
+                "results about private images must not be in the folder of a release. Fix: give both the data and "
+                "--operator FOLDER, another folder that is never released; or neither."
             )
     elif operator is not None or weights is not None:
-        raise ConfigError("--operator and --weights are for releases: a run has its own operator/ folder and weights.")
+        raise ConfigError(
+            "--operator and --weights are for releases; a run has its own operator/ and weights. Fix: leave them out."
+        )
     elif shadows is not None and data is None:
-        raise ConfigError("--shadows needs the run's data: `dpvision audit RUN DATA --shadows 8`.")
+        raise ConfigError("--shadows needs the data of the run. Fix: `dpvision audit RUN DATA --shadows 8`.")
 
 
 def _audit_run(
@@ -107,11 +113,13 @@ def _audit_run(
     folder = Run(place)
     config = folder.config()
     if "tuning" in folder.facts():
-        raise ConfigError(f"{place}: is a tuning; an audit needs a single run. Fix: a run with the same settings.")
+        raise ConfigError(
+            f"{place}: is a tuning run, but an audit needs a single run. Fix: audit a run with the chosen settings."
+        )
     if folder.facts().get("complete") is not True:
         raise ConfigError(f"{place}: the run is not finished. Fix: `dpvision resume {place}`.")
     event = from_json(fact(folder.facts(), "event", dict))
-    carried = read_audits(place, event, config).get("one_run")
+    one_run = read_audits(place, event, config).get("one_run")
     # Whatever a card would refuse is refused before anything is computed or written.
     account = find_account(folder, required=True)
     card(folder, account)
@@ -129,11 +137,11 @@ def _audit_run(
     with screen.counting("scoring canaries") as progress:
         scores = training_canaries.score_canaries(config, canaries=canaries, device=device, progress=progress)
     finding, allowed = _report_canaries(place, scores, event, delta=config.delta, confidence=confidence)
-    if carried is not None:
+    if one_run is not None:
         screen.say(
-            f"Attack with the {carried['canaries']:,} canaries of this run: it guessed for {carried['guesses']:,} of "
-            f"them whether they were in the data, and was right {carried['right']:,} times, so epsilon is at least "
-            f"{lower(carried['epsilon_at_least'])} with {carried['confidence']:.0%} confidence (0.00: no evidence)."
+            f"Attack with the {one_run['canaries']:,} canaries of this run: it guessed for {one_run['guesses']:,} of "
+            f"them whether they were in the data, and was right {one_run['right']:,} times, so epsilon is at least "
+            f"{lower(one_run['epsilon_at_least'])} with {one_run['confidence']:.0%} confidence (0.00: no evidence)."
         )
     if losses is not None:
         from dpvision.released.model import load_model
@@ -142,7 +150,7 @@ def _audit_run(
     if planned is not None:
         _attack_by_shadows(folder, planned, allowed)
     _say_written(place, write(folder, account))
-    return finding.refuted or bool((carried or {}).get("refuted"))
+    return finding.refuted or bool((one_run or {}).get("refuted"))
 
 
 def _audit_release(
@@ -160,9 +168,11 @@ def _audit_release(
     from dpvision.released.report.cards import read_release_audits
 
     release = read_release(place)
-    read_release_audits(place, release.event, release.settings.delta)  # refuses a forged file before it is overwritten
+    read_release_audits(
+        place, release.event, release.settings.delta
+    )  # refuses a forged audit.json before it is overwritten
     if operator is not None and operator.resolve().is_relative_to(place.resolve()):
-        raise ConfigError(f"--operator {operator}: is inside the release. Fix: a folder elsewhere.")
+        raise ConfigError(f"--operator {operator}: is inside the release. Fix: use a folder outside of it.")
     if operator is not None and any((operator / name).exists() for name in ("schema.json", "config.toml")):
         raise ConfigError(f"--operator {operator}: is the folder of a release or a run. Fix: a folder of its own.")
     losses = None
@@ -192,7 +202,7 @@ def _say_written(place: Path, regenerated: list[Path]) -> None:
 
 
 def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, confidence: float) -> tuple[Any, Any]:
-    """Print the result of the canaries and write audit.json and audit.svg; return it with what the claim allows."""
+    """Print the result of the canaries, write audit.json and audit.svg, and return the result and the allowed rates."""
     from dpvision.audit import audit_file, membership, pictures
     from dpvision.audit.bounds import ENOUGH_DRAWS, judge
     from dpvision.core import accountant, files
@@ -238,7 +248,7 @@ def _report_canaries(place: Path, scores: Any, event: Any, *, delta: float, conf
 
 
 def _report_losses(operator: Path, attack: Any, classes: tuple[str, ...], allowed: Any) -> None:
-    """Write the membership attack by losses to the operator's folder, and print it."""
+    """Write the results of the loss-based membership attack to the operator's folder, and print them."""
     from dpvision.audit import membership
 
     result, scores = attack
@@ -255,19 +265,19 @@ def _report_losses(operator: Path, attack: Any, classes: tuple[str, ...], allowe
 
 
 def _attack_by_shadows(folder: Any, planned: Any, allowed: Any) -> None:
-    """Train shadow models, write the LiRA attack to the operator's folder, and print it."""
+    """Train shadow models, write the results of the LiRA attack to the operator's folder, and print them."""
     from dpvision.audit.shadow_models import WARNING, train_shadows_and_attack
 
     with screen.counting("training shadow models, steps") as progress:
         lira = train_shadows_and_attack(planned, progress=progress)
     _write_for_operator(folder.operator, "lira", lira.as_json(), lira.curves, allowed)
-    for name, one in (("this model", lira.this_model), ("shadow models in turn", lira.shadows_in_turn)):
+    for name, one in (("this model", lira.this_model), ("each shadow model in turn", lira.shadows_in_turn)):
         low, high = (f"{one.true_positive_rates[rate]:.2%}" for rate in (0.001, 0.01))
         screen.say(
             f"LiRA, {name}: {one.members:,} members and {one.others:,} others, AUC {one.auc:.4f}, where 0.5 is "
             f"guessing; {low} and {high} of members are found at 0.1% and 1% false positives"
         )
-    screen.say(f"{WARNING} In {folder.operator}: lira.json, lira.svg")
+    screen.say(f"{WARNING} Wrote lira.json and lira.svg to {folder.operator}")
 
 
 def _write_for_operator(operator: Path, name: str, entry: Any, curves: Any, allowed: Any) -> None:
@@ -282,7 +292,7 @@ def _write_for_operator(operator: Path, name: str, entry: Any, curves: Any, allo
 
 
 def _report_inversion(operator: Path, inverted: Any) -> None:
-    """Write images reconstructed from released rows to the operator's folder, and print how good they are."""
+    """Write images reconstructed from released rows to the operator's folder, and print how similar they are."""
     import io
     import json
 
@@ -298,11 +308,11 @@ def _report_inversion(operator: Path, inverted: Any) -> None:
     write_labelled_rows(sheet, inverted.lines)
     files.write(operator / "inversion.png", sheet.getvalue())
     screen.say(
-        f"inversion (not for release): images reconstructed from released rows correlate {inverted.members:.3f} with "
-        f"the nearest of {inverted.compared:,} training images, and {inverted.others:.3f} with the nearest of the same "
-        f"number of test images. Reconstructed from single records without noise they correlate {inverted.alone:.3f} "
-        "with the record; where that is low, the attack is weak and its failure shows nothing. "
-        f"In {operator}: inversion.json, inversion.png"
+        f"inversion (not for release): images reconstructed from released rows have a correlation of "
+        f"{inverted.members:.3f} with the nearest of {inverted.compared:,} training images, and of "
+        f"{inverted.others:.3f} with the nearest of the same number of test images. Reconstructions of single records "
+        f"without noise have a correlation of {inverted.alone:.3f} with the record; if this is low, the attack is weak "
+        f"and its failure shows nothing. Wrote inversion.json and inversion.png to {operator}"
     )
 
 
@@ -313,36 +323,38 @@ def geometry(
     /,
     *,
     private: Annotated[
-        bool, flag("Data", "The images are private: results stay in the run's operator folder, not for release.")
+        bool, flag("Data", "The images are private: write the results to the run's operator folder, not for release.")
     ] = False,
     model: Annotated[
-        str | None, option("Model", "Network of a file that does not name it, such as wrn-10-1.", default="in the file")
+        str | None, option("Model", "Network, if the file does not name it, such as wrn-10-1.", default="from the file")
     ] = None,
-    split: Annotated[Literal["train", "val", "test"], option("Data", "Which images to measure on.")] = "train",
-    most: Annotated[int, option("Data", "Largest number of images to use.")] = 512,
+    split: Annotated[Literal["train", "val", "test"], option("Data", "Split to measure on.")] = "train",
+    most: Annotated[int, option("Data", "Maximum number of images to use.")] = 512,
     top: Annotated[int, option("Output", "Number of largest Hessian eigenvalues to compute.")] = 5,
-    probes: Annotated[int, option("Output", "Number of random vectors to estimate the Hessian's trace with.")] = 32,
+    probes: Annotated[int, option("Output", "Number of random vectors for estimating the trace of the Hessian.")] = 32,
     pair: Annotated[
         str | None,
         option(
             "Data",
-            "Two classes for the picture of gradients, with a comma between; one with --beside.",
+            "Two classes to compare the gradients of, comma-separated; with --beside, a single class.",
             default="the two most frequent",
         ),
     ] = None,
     beside: Annotated[
         str | None,
-        option("Data", "A second data set to compare gradients with, instead of two classes of one.", default="none"),
+        option(
+            "Data", "Second data set: compare gradients between data sets instead of between classes.", default="none"
+        ),
     ] = None,
-    seed: Annotated[int, option("Data", "Seed of the choice of images.")] = 0,
+    seed: Annotated[int, option("Data", "Seed for choosing the images.")] = 0,
     out: Annotated[Path, out_option("Folder to write; it must be new.")] = Path("geometry"),
     device: Device = "auto",
 ) -> None:
-    """Measure how sharp the loss is at a model's weights.
+    """Measure the sharpness of the loss at a model's weights.
 
-    Also whether gradients of one class agree. Prints the largest eigenvalues of the Hessian and its trace; writes
-    geometry.json, spectrum.svg and gradients.svg. Without --private the images are taken as public: nothing protects
-    what the results reveal about them.
+    It also measures how well the gradients within a class agree. It prints the largest eigenvalues and the trace of the
+    Hessian, and writes geometry.json, spectrum.svg and gradients.svg. Without --private, the images are assumed to be
+    public: nothing protects what the results reveal about them.
 
     Example: `dpvision geometry runs/first digits --private`, or, for public images,
     `dpvision geometry warmed/weights.safetensors parts/public.npz --model wrn-10-1`
@@ -356,9 +368,11 @@ def geometry(
         first, *others = (audit.load_subject(weights, source, device=chosen, **options) for source in sources)
     what = " and ".join(f"{s.facts['images']:,} images of {s.name}" for s in (first, *others))
     if private:
-        screen.say(f"measuring on {what}, which are PRIVATE: no noise protects the results; not for release")
+        screen.say(f"measuring on {what}, which are PRIVATE: the results have no noise and are not for release")
     else:
-        screen.say(f"measuring on {what}, taken as PUBLIC: the results reveal them. If they are private: --private")
+        screen.say(
+            f"measuring on {what}, assumed to be PUBLIC: the results may reveal them. If they are private: --private"
+        )
     with screen.progress("gradients") as progress:
         measured = audit.measure(
             first,
@@ -370,7 +384,11 @@ def geometry(
         )
     values, trace, plane = measured.curvature.eigenvalues, measured.curvature.trace, measured.plane
     one, two = measured.groups
-    ratio = "none: the last is not positive" if measured.curvature.ratio is None else f"{measured.curvature.ratio:.4g}"
+    ratio = (
+        "none, since the last one is not positive"
+        if measured.curvature.ratio is None
+        else f"{measured.curvature.ratio:.4g}"
+    )
     named = {1: "lambda_1", top: f"lambda_{top}"}
     screen.table(
         {
@@ -385,32 +403,34 @@ def geometry(
         title=f"mean loss, {measured.curvature.weights:,} weights",
     )
     if not values.converged:
-        screen.say(f"note: the eigenvalues did not converge in {values.products} products; see their errors above")
+        screen.say(
+            f"note: the eigenvalues did not converge in {values.products} Hessian products; see their errors above"
+        )
     audit.save(where, first, measured)
-    whose = "not for release" if private else "may be released wherever the weights may"
+    whose = "not for release" if private else "may be released if the weights may be released"
     screen.say(f"wrote {where.folder}: geometry.json, spectrum.svg, gradients.svg ({whose})")
 
 
 @verb
 def study(
-    *folders: Annotated[Path, Parameter(help="Runs that were trained with --study.")],
+    *folders: Annotated[Path, Parameter(help="Folders of runs trained with --study.")],
     out: Annotated[
         Path | None, out_option("SVG file to write.", default="gradients.svg in the first run's operator folder")
     ] = None,
 ) -> None:
-    """Plot gradients before clipping, of runs with --study.
+    """Plot gradients before clipping, for runs trained with --study.
 
-    No noise protects them: not for release.
+    No noise protects the gradients, so the plot is not for release.
 
-    Example: `dpvision train digits --epsilon 1 --study --out runs/looked`, then `dpvision study runs/looked`
+    Example: `dpvision train digits --epsilon 1 --study --out runs/study`, then `dpvision study runs/study`
     """
     from dpvision.private.training.gradient_study import plot
     from dpvision.storage.run_folder import Run
 
     if not folders:
-        raise ConfigError("study needs at least one run that was trained with --study.")
+        raise ConfigError("study needs a run that was trained with --study. Fix: `dpvision study RUN`.")
     runs = [Run(Path(os.path.abspath(f))) for f in folders]
     out = out or runs[0].operator / "gradients.svg"
     for name, deviation in plot(runs, out).items():
-        screen.say(f"{name}: standard deviation over the weights {deviation:.4g}")
+        screen.say(f"{name}: the standard deviation over the weights is {deviation:.4g}")
     screen.say(f"wrote {out} (not for release)")

@@ -1,4 +1,4 @@
-"""predict, eval and export: what a released model answers, how good it is, and the model as one file."""
+"""The verbs predict, eval and export, which use a trained model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str, precision: str = "float32") -> torch.device:
-    """The device with this name, set to deterministic arithmetic; if auto falls back to the CPU, print the reason."""
+    """Return the device with this name, with deterministic arithmetic; print why `auto` falls back to the CPU."""
     from dpvision.models.device import find_device, fix_arithmetic
 
     device = find_device(name, report=lambda reason: print(f"dpvision: {reason}", file=sys.stderr))
@@ -30,18 +30,19 @@ def choose_device(name: str, precision: str = "float32") -> torch.device:
 
 @verb
 def predict(
-    run: Annotated[Path, Parameter(help="Folder of a run, or a .safetensors file of `export`.")],
+    run: Annotated[Path, Parameter(help="Folder of a run, or a .safetensors file written by `export`.")],
     images: Annotated[Path, Parameter(help="An image, a folder of images, or an .npz with test_images or images.")],
     /,
     *,
-    out: Annotated[Path | None, out_option("CSV file to write.", default="print to the terminal")] = None,
-    probabilities: Annotated[bool, flag("Output", "Add a column with the probability of each class.")] = False,
+    out: Annotated[Path | None, out_option("CSV file to write.", default="standard output")] = None,
+    probabilities: Annotated[bool, flag("Output", "Add one column per class with its probability.")] = False,
     device: Device = "auto",
 ) -> None:
     """Classify images with a trained model.
 
-    Each image gets a line: file, class, probability, problem. A file that cannot be read gets a line with the reason,
-    and the exit code is 3 at the end. Images are read a few at a time, so there may be any number of them.
+    The output has one line per image, with the columns file, class, probability and problem. For a file that cannot be
+    read, the column `problem` has the reason, and the exit code is 3 at the end. Images are read in small batches, so
+    their number is not limited by memory.
 
     Example: `dpvision predict runs/first new_photos --probabilities --out guesses.csv`
     """
@@ -59,7 +60,9 @@ def predict(
             screen.say(f"wrote {out}")
     if failed:
         count = "a file" if failed == 1 else f"{failed:,} files"
-        raise DataError(f"{images}: {count} cannot be read; the column `problem` has the reason. All others are done.")
+        raise DataError(
+            f"{images}: {count} cannot be read; the column `problem` has the reason. All others were classified."
+        )
 
 
 @verb
@@ -68,19 +71,19 @@ def evaluate(
     data: DataSet,
     /,
     *,
-    split: Annotated[Literal["test", "val", "train"], option("Data", "Which images to test on.")] = "test",
+    split: Annotated[Literal["test", "val", "train"], option("Data", "Split to test on.")] = "test",
     size: Size = None,
-    keep: Annotated[bool, flag("Output", "Keep the result on the test split for the run's report.")] = False,
+    keep: Annotated[bool, flag("Output", "Add the result to the report of the run (test split only).")] = False,
     examples: Annotated[
-        int, option("Output", "With --keep: number of TEST images to show on the report, correctly classified and not.")
+        int, option("Output", "With --keep: show this many correct and this many wrong TEST images in the report.")
     ] = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure the accuracy of a trained model.
 
-    No noise protects the figures: on private images they are not for release. With --keep the run's report shows them,
-    with a confusion matrix and calibration.
+    No noise protects these figures: if the images are private, they are not for release. With --keep, they are added to
+    the report of the run, with a confusion matrix and calibration.
 
     Example: `dpvision eval runs/first digits`
     """
@@ -89,8 +92,10 @@ def evaluate(
     from dpvision.settings.training import Config
 
     if examples and not keep:
-        raise ConfigError("--examples puts test images on the report, which --keep writes. Fix: add --keep.")
-    Config(examples=examples)  # refuses what is out of range
+        raise ConfigError(
+            "--examples shows test images in the report, which is written only with --keep. Fix: add --keep."
+        )
+    Config(examples=examples)  # refuses a number out of range
     chosen = choose_device(device)
     with screen.progress("evaluating"):
         result = measure(run, data, split=split, size=size, keep=keep, examples=examples, device=chosen)
@@ -124,15 +129,17 @@ def export(
         Literal["safetensors", "onnx"],
         option("Output", "File format: weights for dpvision, or a graph for any ONNX runtime."),
     ],
-    out: Annotated[Path | None, out_option("File to write.", default="model.TO in the run")] = None,
-    force: Annotated[bool, flag("Output", "Overwrite a file that exists.")] = False,
+    out: Annotated[
+        Path | None, out_option("File to write.", default="model.safetensors or model.onnx in the run folder")
+    ] = None,
+    force: Annotated[bool, flag("Output", "Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a trained model as one file, for dpvision or ONNX.
+    """Export a trained model as a single safetensors or ONNX file.
 
-    The file has its classes, the preparation of its input and its privacy card. ONNX takes images as bytes (N, height,
-    width, channels), scales them inside, and gives scores and probabilities; it is compared with the model before the
-    file gets its name. The card is the entry `card` in the header (safetensors) or the metadata (ONNX). An operator
-    that ONNX does not have is refused by its name.
+    The file includes the classes, the input preprocessing and the privacy card, which is the entry `card` of the header
+    (safetensors) or the metadata (ONNX). The ONNX graph takes images as bytes (N, height, width, channels), scales
+    them itself, and returns scores and probabilities; its output is compared with that of the model before the file is
+    written. A model with an operator that ONNX does not have is refused, and the error names the operator.
 
     Example: `dpvision export runs/first --to onnx`, or
     `dpvision export runs/first --to safetensors --out first.safetensors`
@@ -149,8 +156,8 @@ def export(
     card = card_of(folder, find_account(folder))
     difference = write(folder.weights, card, out, to=to, force=force)
     if difference is not None:
-        screen.say(f"onnxruntime and the model differ by at most {difference:.1g} on random images")
+        screen.say(f"the outputs of onnxruntime and of the model differ by at most {difference:.1g} on random images")
     if card["status"] == "private":
-        screen.say(f"wrote {out}: it may be released, with its card inside")
+        screen.say(f"wrote {out}: it may be released and includes its privacy card")
     else:
         screen.say(f"wrote {out}: {card['status']}; it must not be released")

@@ -1,4 +1,4 @@
-"""plan: noise from epsilon or epsilon from noise; and the plans that are printed before a run is charged."""
+"""The verb `plan` (noise from epsilon, or epsilon from noise), and the plans printed before a run is charged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpvision.storage.run_folder import Run
 
 TRAINED = {
-    "head": "the head alone",
+    "head": "the head only",
     "centred-head": "the mean of the features in the first step, then the head",
     "probe": "the head and the normalisation before it",
     "bias": "the biases and the head",
@@ -35,7 +35,7 @@ _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
 def _solved(name: str, *, of: dict[str, Any] = _TRAINING, default: str | None = None) -> Any:
-    """Describe an option that means what a setting means, with its effective default."""
+    """Describe an option by the declaration of a setting, with its effective default."""
     return like(of[name], show_default=default or of[name].default_text)
 
 
@@ -48,10 +48,12 @@ def plan(
     n: Annotated[int, like(_TRAINING["n"])],
     batch: Annotated[int | None, _solved("batch")] = None,
     steps: Annotated[int | None, _solved("steps")] = None,
-    epsilon: Annotated[float | None, _solved("epsilon", default="solved for, if --sigma is given")] = None,
-    sigma: Annotated[float | None, _solved("sigma", default="solved for, if --epsilon is given")] = None,
+    epsilon: Annotated[float | None, _solved("epsilon", default="computed if --sigma is given")] = None,
+    sigma: Annotated[float | None, _solved("sigma", default="computed if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
-    confirm: Annotated[bool, flag("Output", "Confirm the answer with dp-accounting, which takes a second.")] = False,
+    confirm: Annotated[
+        bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
+    ] = False,
     model: Annotated[
         str | None, like(_TRAINING["model"], help="Network for --describe-device.", show_default="none")
     ] = None,
@@ -63,13 +65,13 @@ def plan(
     describe_device: DescribeDevice = None,
     scale_down: Annotated[
         float | None,
-        option("Output", "Also plan a cheap rehearsal on public data, smaller by this factor.", default="none"),
+        option("Output", "Also plan a cheap rehearsal on public data, scaled down by this factor.", default="none"),
     ] = None,
     json: Json = False,
 ) -> None:
     """Compute noise from epsilon, or epsilon from noise, without data.
 
-    Give all but one of batch, steps, epsilon and sigma, and that one is solved for. The answer never exceeds epsilon.
+    Give all but one of batch, steps, epsilon and sigma to compute the missing one. The answer never exceeds epsilon.
 
     Example: `dpvision plan --n 50000 --batch 4096 --steps 875 --epsilon 1 --delta 1e-5 --json`
     """
@@ -106,7 +108,7 @@ def release(
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
     json: Json = False,
 ) -> None:
-    """Compute the noise of a release, and the best degree of its mixtures, without any data.
+    """Compute the noise of a release, and the best degree of its mixtures, without data.
 
     Example: `dpvision plan release --n 60000 --epsilon 1 --classes 10`
     """
@@ -129,14 +131,14 @@ def _estimate(
     views: int,
     precision: str,
 ) -> str:
-    """Return the estimated time of the planned training on a described device."""
+    """Return the estimated time of the planned training run on the device that a file describes."""
     from torch.nn.functional import cross_entropy
 
     from dpvision.models import build
     from dpvision.models.cost import Described, count, predict
 
     if model is None:
-        raise ConfigError("--describe-device estimates the time of a network. Fix: --model with its name.")
+        raise ConfigError("--describe-device needs to know which network is trained. Fix: --model NAME.")
     device = Described.read(path)
     network = build(model, shape, classes=classes, seed=0)
     cost = count(network, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), shape)
@@ -154,9 +156,10 @@ def _as_text(answer: Mapping[str, Any]) -> dict[str, str]:
 def show_training(
     prepared: Prepared, accounts: Accounts, describe_device: Path | None = None, *, seconds_of_prior: float = 0.0
 ) -> None:
-    """Print the plan of a training run, with what is public and how it is known.
+    """Print the plan of a training run, and which facts about the data become public.
 
-    With `describe_device`, the time is an estimate for a device that is not here.
+    With `describe_device`, the time is an estimate for the device that this file describes. `seconds_of_prior` is how
+    long the prior took to build, 0 if it was cached: the predicted time does not include it.
     """
     from dpvision.private.training import ranks as distributed
     from dpvision.private.training.private_sum import count_units
@@ -164,19 +167,21 @@ def show_training(
 
     config, event, sampler = prepared.config, prepared.event(), prepared.sampler
     ranks = distributed.ranks()
-    built = f", after {duration(seconds_of_prior)} for the prior, which is kept" if seconds_of_prior else ""
-    where = _time_here(prepared, ranks) + built if describe_device is None else _time_on(prepared, describe_device)
+    time = _time_here(prepared, ranks) if describe_device is None else _time_on(prepared, describe_device)
+    if config.prior:
+        built = f"was built in {duration(seconds_of_prior)} and" if seconds_of_prior else "was built earlier and"
+        time += f", not including the prior, which {built} is cached"
     weights = sum(p.numel() for p in prepared.network.build().parameters() if p.requires_grad)
     table(
         {
             **_data(prepared, config.unit),
             "model": f"{config.model}, {weights:,} weights, recipe {config.recipe}",
-            **_what_goes_in(config),
+            **_input_rows(config),
             "sampling": f"Poisson, expected batch {config.batch:,} of {config.n:,} (rate {sampler.rate:.6g})"
             if sampler.rate < 1
             else f"every {config.unit} in every step",
             "device": f"{prepared.device}, {config.precision}",
-            "time": where,
+            "time": time,
             "steps": f"{config.steps:,} ({sampler.rate * sampler.steps:.1f} expected passes)",
             "noise": f"sigma {config.sigma:.5g} at clip {config.clip:g}",
             "guarantee": _guarantee(event, config.delta),
@@ -188,15 +193,13 @@ def show_training(
     )
     for note in prepared.notes:
         say(f"  note: {note}")
-    here = count_units(prepared.data.train, config.unit)
+    count = count_units(prepared.data.train, config.unit)
     assert config.n
-    if not 0.67 < here / config.n < 1.5:
-        say(f"  note, not for release: n is declared as {config.n:,}, and the data has {here:,} {config.unit}s.")
-    twice = prepared.persons_in_both()
-    if twice:
-        say(
-            f"  note: {twice:,} persons of the test split are in the training data too; no noise protects the accuracy."
-        )
+    if not 0.67 < count / config.n < 1.5:
+        say(f"  note, not for release: n is declared as {config.n:,}, but the data has {count:,} {config.unit}s.")
+    in_both = prepared.persons_in_both()
+    if in_both:
+        say(f"  note: {in_both:,} persons are in both splits; for them, no noise protects the test accuracy.")
     if config.assist in ("dope", "mirror") and config.lr > 1:
         say(
             f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
@@ -209,20 +212,20 @@ def show_training(
 
 
 def _time_here(prepared: Prepared, ranks: int) -> str:
-    """Return the measured time of a training run."""
+    """Return the time of a training run on this machine, predicted from a measured rate."""
     where = "this machine" if ranks == 1 else f"{ranks} worker processes like this one"
-    return f"about {duration(prepared.estimate_seconds(ranks=ranks))} on {where} as it is now"
+    return f"about {duration(prepared.estimate_seconds(ranks=ranks))} on {where} at its current load"
 
 
 def _time_on(prepared: Prepared, path: Path) -> str:
-    """Return the estimated time of a training run on a described device."""
+    """Return the estimated time of a training run on the device that a file describes."""
     from dpvision.models.cost import Described
 
     return describe_prediction(prepared.predict(device := Described.read(path)), device, prepared.sampler.steps)
 
 
 def describe_prediction(prediction: Prediction, device: Described, steps: int) -> str:
-    """Return a prediction in words, which call it an estimate."""
+    """Describe a prediction, and state that it is an estimate."""
     memory = f"passes of {prediction.units:,} units in {prediction.memory / 1e9:.3g} GB"
     return (
         f"about {duration(prediction.step * steps)} on {device.name}: {prediction.images_per_second:,.0f} images/s "
@@ -231,7 +234,7 @@ def describe_prediction(prediction: Prediction, device: Described, steps: int) -
 
 
 def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
-    """Print the plan of a head on features, with what is public and how it is known."""
+    """Print the plan of a head on features, and which facts about the data become public."""
     from dpvision.settings.figures import describe
 
     config, event, data = prepared.config, prepared.event(), prepared.data
@@ -239,10 +242,10 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
     table(
         {
             "data": f"{data.name}: rows of {prepared.shape[2]:,} features, {len(data.classes)} classes",
-            "unit": f"image, which is one row; n = {config.n:,} rows",
+            "unit": f"image (one row); n = {config.n:,} rows",
             "head": f"{config.head}: the mean row, then {config.steps - 1:,} more noisy "
             + ("sum" if config.steps == 2 else "sums"),
-            **_what_goes_in(config),
+            **_input_rows(config),
             "charged": describe(event),
             "guarantee": _guarantee(event, config.delta),
             "cross-check": _central_limit(event, config.delta),
@@ -253,7 +256,7 @@ def show_head(prepared: PreparedHead, accounts: Accounts) -> None:
 
 
 def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
-    """Print the plan of a tuning."""
+    """Print the plan of a tuning run."""
     from dpvision.core import accountant
 
     first, event, stop = prepared.first, prepared.event, prepared.stopping
@@ -261,13 +264,13 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
     table(
         {
             **_data(first, first.config.unit),
-            "candidates": f"{len(prepared.candidates):,}, each trial one of them, all equally likely",
-            "trials": f"{stop.mean:.4g} expected, drawn in secret (negative binomial, eta {stop.eta:g}, gamma "
-            f"{stop.gamma:.4g}); with probability {stop.probabilities(1)[0]:.0%} there is only one",
-            "trained by": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
-            "one trial": f"epsilon {upper(alone)}, which leaves room for the choice",
+            "candidates": f"{len(prepared.candidates):,}; each trial trains one of them, drawn uniformly at random",
+            "trials": f"{stop.mean:.4g} expected; their number is secret (negative binomial, eta {stop.eta:g}, gamma "
+            f"{stop.gamma:.4g}); with probability {stop.probabilities(1)[0]:.0%} it is 1",
+            "mechanism": "; or ".join(dict.fromkeys(describe(trial) for trial in event.trials)),
+            "one trial": f"epsilon {upper(alone)}; the rest of the budget pays for the choice",
             "score": f"accuracy on {len(prepared.score):,} public images ({prepared.score_on['file']})",
-            "guarantee": f"epsilon {upper(prepared.epsilon)} at delta {first.config.delta:g}, of the whole tuning",
+            "guarantee": f"epsilon {upper(prepared.epsilon)} at delta {first.config.delta:g}, for the whole tuning run",
         },
         title="plan",
     )
@@ -276,7 +279,6 @@ def show_tuning(prepared: PreparedTuning, accounts: Accounts) -> None:
 
 def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
     """Print the plan of a release."""
-
     config, event = prepared.config, prepared.event()
     table(
         {
@@ -284,7 +286,7 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
             "recipe": f"{config.recipe}: {config.rows:,} rows"
             + (f" of expected degree {config.degree:.4g}, {config.sampling} sampling" if config.degree else ""),
             "features": f"{config.encoder}, "
-            + (f"whitened by random images, {config.rank} directions at most" if config.rank else "as they are"),
+            + (f"whitened with random images, at most {config.rank} directions" if config.rank else "not whitened"),
             "charged": describe(event),
             "guarantee": _guarantee(event, config.delta),
             "cross-check": _central_limit(event, config.delta),
@@ -292,26 +294,26 @@ def show_release(prepared: PreparedRelease, accounts: Accounts) -> None:
         title="plan",
     )
     if prepared.data.train.persons is not None:
-        say("  note: the guarantee is for one image. Persons are known in this data; each is protected less.")
+        say("  note: the guarantee is for one image; a person with several images in this data is protected less.")
     _notes(prepared, accounts)
 
 
 def show_planned_runs(account: Account) -> None:
-    """Print what is planned on an account, and how much of the budget all of it would use."""
+    """Print the planned runs of an account, and how much of the budget they would use in total."""
     from dpvision.core import accountant
 
     after = accountant.epsilon(account.total_planned, account.budget.delta)
     for _, event in account.plan:
         say(f"planned: {describe(event)}")
     say(
-        f"account {account.id}: all that is charged and planned uses epsilon {upper(after)} of "
-        f"{account.budget.epsilon:g}. Nothing is charged yet: the first of the planned runs charges all of them. Give "
-        "each command again without --plan, in any order; `dpvision ledger DATA --drop-plan` forgets the plan."
+        f"account {account.id}: all charged and planned runs together use epsilon {upper(after)} of "
+        f"{account.budget.epsilon:g}. Nothing is charged yet: the first planned run to start charges all of them. "
+        "Repeat each command without --plan, in any order; `dpvision ledger DATA --drop-plan` deletes the plan."
     )
 
 
 def note_other_arithmetic(run: Run, prepared: Prepared) -> None:
-    """Print what another device or precision costs, before it is charged."""
+    """Print the cost of resuming on another device or with another precision, before it is charged."""
     from dpvision.private.training.state import State
     from dpvision.storage import safetensors
 
@@ -320,25 +322,25 @@ def note_other_arithmetic(run: Run, prepared: Prepared) -> None:
     was, now = (before.device.split(":")[0], before.precision), (prepared.device.type, prepared.config.precision)
     if header["branch"] and was != now and run.facts().get("complete") is not True:
         say(
-            f"note: this run computed on {before.device} in {before.precision} so far, and does on {prepared.device} "
-            f"in {prepared.config.precision} now, which rounds differently. So a branch starts here: fresh noise, and "
-            "the remaining steps are charged to the ledger again."
+            f"note: this run used {before.device} with {before.precision} so far; {prepared.device} with "
+            f"{prepared.config.precision} rounds differently. So a branch starts here: fresh noise is drawn, and the "
+            "remaining steps are charged to the ledger again."
         )
 
 
 def note_other_ranks(facts: Mapping[str, Any], ranks: int) -> None:
-    """Print what another number of worker processes costs, before it is charged."""
+    """Print the cost of resuming with another number of worker processes, before it is charged."""
     before = facts.get("ranks", 1)
     if before != ranks and facts.get("complete") is not True:
         say(
-            f"note: this run had {before} worker processes so far and has {ranks} now. They draw different samples, so "
-            "a branch starts here: fresh noise, and the remaining steps are charged to the ledger again. To continue "
-            f"as before, resume with {before}."
+            f"note: this run used {before} worker processes so far and now uses {ranks}, which changes the samples. So "
+            "a branch starts here: fresh noise is drawn, and the remaining steps are charged to the ledger again. To "
+            f"avoid this, resume with {before}."
         )
 
 
 def _data(prepared: Prepared | PreparedRelease, unit: str) -> dict[str, str]:
-    """Return the rows about the data, from public figures alone."""
+    """Return the rows about the data, from public facts alone."""
     data, config = prepared.data, prepared.config
     channels, height, width = prepared.shape
     return {
@@ -361,7 +363,7 @@ def _central_limit(event: Event, delta: float) -> str:
 
 
 def _with_first_weights(prepared: Prepared) -> dict[str, str]:
-    """Return what the model reveals in total, if it starts from weights that were trained privately."""
+    """Return the total privacy loss of the model, if it starts from weights that were trained privately."""
     from dpvision.core import accountant, adaptive
 
     if not prepared.public.earlier_events:
@@ -373,8 +375,8 @@ def _with_first_weights(prepared: Prepared) -> dict[str, str]:
     return {"in total": f"epsilon {upper(both)}, together with what the initial weights reveal of their training data"}
 
 
-def _what_goes_in(config: Config) -> dict[str, str]:
-    """Return the rows about views and public inputs, where there are any."""
+def _input_rows(config: Config) -> dict[str, str]:
+    """Return the rows about views and public inputs, if there are any."""
     rows = {}
     if not config.as_it_is:
         kinds = {"of the image": config.k_base, "mixtures": config.k_self, "public images": config.k_diff}
@@ -388,23 +390,23 @@ def _what_goes_in(config: Config) -> dict[str, str]:
     if config.assist != "none":
         rows["assisted"] = f"{WAYS[config.assist].title.format(config)}; public batches of {config.public_batch}"
     if config.part != "all":
-        rest = (
-            "" if config.pretrained or config.prior else "; the others keep their random values, without --pretrained"
-        )
+        rest = "" if config.pretrained or config.prior else "; the others keep random initial values (no --pretrained)"
         rows["trained"] = TRAINED[config.part] + rest
     if config.canaries:
-        rows["canaries"] = f"{config.canaries:,}, each inserted by a secret draw and not counted in n: a one-run audit"
+        rows["canaries"] = (
+            f"{config.canaries:,} for a one-run audit, each inserted or not by a secret draw; not counted in n"
+        )
     if config.probe_steps:
         rows["first"] = f"{config.probe_steps:,} steps for {TRAINED['probe']}, lr {config.probe_lr or config.lr:g}"
     return rows
 
 
 def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accounts) -> None:
-    """Print the notes at the end of every plan: what becomes public, what is missing, which accounts are charged."""
+    """Print the notes below every plan: facts that become public, missing splits, accounts and skipped files."""
     if prepared.read_off:
         say(
             f"  note: {', '.join(prepared.read_off)}: read from the data and treated as public, as the card states. "
-            "If they must not be revealed, declare other figures: --n (rounded), --classes, --size, --channels."
+            "If these facts are not public, declare them instead: --n (rounded), --classes, --size, --channels."
         )
     if prepared.data.test is None:
         say("  note: there is no test split, so no accuracy will be reported.")
@@ -415,7 +417,7 @@ def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accoun
 
 
 def _account_notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accounts) -> list[str]:
-    """Return lines about the accounts: which are charged, what is spent, and which share images but are not charged."""
+    """Describe the accounts: those that are charged, what they have spent, and others that share images with them."""
     from dpvision.private.accounts.accounts import describe_shares
 
     config, notes = prepared.config, []

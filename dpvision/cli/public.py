@@ -1,4 +1,4 @@
-"""images, pretrain and warm: random images, and weights that were trained on public images alone."""
+"""The verbs images, pretrain and warm: random images, and weights trained on public images only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from dpvision.settings.setting import class_list, declared
 @verb
 def images(
     process: Annotated[
-        str | None, Parameter(help="Name of a random process; without one, all are listed.", show_default=False)
+        str | None,
+        Parameter(help="Name of a random process; without a name, all processes are listed.", show_default=False),
     ] = None,
     /,
     *,
@@ -42,7 +43,7 @@ def images(
     workers: Annotated[int, option("Output", "Number of processor cores to use.")] = 1,
     out: Annotated[Path | None, out_option("Folder to write.", default="the name of the process")] = None,
 ) -> None:
-    """Draw images from a random process; no photograph is used.
+    """Generate images from a random process, without any photographs.
 
     Example: `dpvision images dead-leaves-mixed --count 1000 --out leaves`
     """
@@ -51,10 +52,10 @@ def images(
 
     if process is None:
         rows = [[name, (draws.__doc__ or "").split("\n")[0]] for name, draws in PROCESSES.items()]
-        screen.grid(["process", "what"], rows)
+        screen.grid(["process", "description"], rows)
         return
     folder = out or Path(process)
-    with screen.counting("drawing images") as progress:
+    with screen.counting("generating images") as progress:
         write_gallery(process, folder, count=count, side=size, seed=seed, workers=workers, progress=progress)
     screen.say(f"wrote {folder}; look at {folder / 'contact_sheet.png'}")
 
@@ -63,18 +64,18 @@ def images(
 @takes(PretrainSettings, common=False)
 def pretrain(
     *,
-    out: Annotated[Path, out_option("Folder to write the weights to; an interrupted one is continued.")],
+    out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is continued.")],
     size: Annotated[int, like(declared(PretrainSettings)["side"], name="--size")] = PretrainSettings.side,
     count: Annotated[int, like(declared(PretrainSettings)["images"], name="--count")] = PretrainSettings.images,
-    workers: Annotated[int, option("Optimisation", "Number of processor cores that draw images.")] = 1,
+    workers: Annotated[int, option("Optimisation", "Number of processor cores to generate images with.")] = 1,
     device: Device = "auto",
     **flags: Any,
 ) -> None:
     """Train a network on random images, for `train --pretrained`.
 
-    No label and no private image is used. Ctrl-C stops it, and the same command continues it. A model on patches is not
-    trained: its dictionary takes a minute at 64 pixels per side (longer for larger images), and only --process, --size
-    and --seed matter.
+    It uses no labels and no private images. Ctrl-C stops it, and the same command continues it. A patches model is not
+    trained: only its dictionary is computed, which takes a minute at 64 pixels per side (longer for larger images), and
+    of the settings only --process, --size and --seed matter.
 
     Example: `dpvision pretrain --model wrn-10-1 --process dead-leaves-mixed --hidden 512 --steps 2000 --out prior`
     """
@@ -103,13 +104,13 @@ def pretrain(
             report=screen.say,
         )
     if not done:
-        screen.say(f"stopped; the same command continues it (its state is in {out})")
+        screen.say(f"stopped; run the same command again to continue (the state is in {out})")
         sys.exit(130)
     first, last = (
         retrieval_accuracy(trunk.to(place), settings.process, side=size, first=count, seed=settings.seed, device=place)
         for trunk in (load_trunk(settings), load_trunk(settings, out))
     )
-    screen.say(f"of 200 new random images, {last:.1%} are recognised in another view; before training, {first:.1%}")
+    screen.say(f"{last:.1%} of 200 new random images are recognised in another view ({first:.1%} before training)")
     weights = out / "weights.safetensors"
     screen.say(
         f"wrote {weights}; use it with `dpvision train DATA --epsilon EPSILON --model {model} --pretrained {weights} "
@@ -142,16 +143,14 @@ def warm(
     public: PublicImages,
     /,
     *,
-    out: Annotated[Path, out_option("Folder to write the weights to; an interrupted one is continued.")],
+    out: Annotated[Path, out_option("Folder to write the weights to; interrupted work in it is continued.")],
     also: Annotated[
         list[str] | None,
-        option(
-            "Data", "More public images to train on, such as synthetic ones; repeat it for several.", default="none"
-        ),
+        option("Data", "More public images to train on, such as synthetic ones; may be repeated.", default="none"),
     ] = None,
     settings: Annotated[
         Literal["cifar-10", "cifar-100"],
-        option("Model", "Settings to start from, those of Park et al. 2024; other options win over them."),
+        option("Model", "Settings of Park et al. 2024 to start from; other options override them."),
     ] = "cifar-10",
     save_every: Annotated[float, option("Output", "Seconds between checkpoints.")] = 60.0,
     device: Device = "auto",
@@ -164,9 +163,9 @@ def warm(
 ) -> None:
     """Train a network on public images, for `train --pretrained`.
 
-    It costs no epsilon. Only PUBLIC and --also are read, and of these only the training images; their owners must have
-    consented. Ctrl-C stops it, and the same command continues it. Accuracy on held-out images is too optimistic if
-    --also was synthesised from all of PUBLIC.
+    This costs no epsilon: only the training images of PUBLIC and --also are read, and their owners must have consented.
+    Ctrl-C stops it, and the same command continues it. If --also was synthesised from all of PUBLIC, the accuracy on
+    held-out images is too optimistic.
 
     Example: `dpvision warm parts/public.npz --also synthetic.npz --balance --model wrn-10-1 --out warmed`
     """
@@ -197,13 +196,13 @@ def warm(
             report=screen.say,
         )
     if not done:
-        screen.say(f"stopped; the same command continues it (its state is in {out})")
+        screen.say(f"stopped; run the same command again to continue (the state is in {out})")
         sys.exit(130)
     _show_warm_up(out, chosen.model)
 
 
 def _read_public(source: str, consented: bool, **options: Any) -> tuple[Any, tuple[str, ...]]:
-    """The training images and the classes of a public source; its test and validation images are not used."""
+    """Return the training images and the classes of a public source; its test and validation images are not used."""
     from dpvision.data import identify, load
     from dpvision.private.accounts.accounts import require_not_private
     from dpvision.public.batches import Source
@@ -218,7 +217,7 @@ def _read_public(source: str, consented: bool, **options: Any) -> tuple[Any, tup
 
 
 def _show_warm_up(out: Path, model: str) -> None:
-    """Print what the card of a finished warm-up states."""
+    """Print the card of a finished warm-up."""
     import json
 
     from dpvision.cli import screen
@@ -233,7 +232,7 @@ def _show_warm_up(out: Path, model: str) -> None:
     )
     missing = [name for name, count in zip(card["classes"], card["of_each_class"], strict=True) if not count]
     if missing:
-        screen.say(f"note: there was no image of class {', '.join(missing)} to learn from.")
+        screen.say(f"note: there were no images of class {', '.join(missing)} to train on.")
     first, *others = (source["images"] for source in card["sources"])
     repeated = f"; each public image is repeated {repeats(first, sum(others))} times" if card["balance"] else ""
     screen.say(f"optimiser {card['optimiser']}, augmentation {', '.join(card['augment']) or 'none'}{repeated}")

@@ -1,4 +1,4 @@
-"""release and features: a private data set of features, and features of other images to use with it."""
+"""The verbs release and features: publish private features, and compute matching features of other images."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def release(
     /,
     *,
     out: Annotated[
-        Path | None, out_option("Folder to write; it must be new.", default="the next number in releases/")
+        Path | None, out_option("Folder to write; it must be new.", default="next free number in releases/")
     ] = None,
     recipe: Annotated[str | None, option("Model", declared(Release)["recipe"].help, default="moments")] = None,
     config: SettingsFile = None,
     new_account: NewAccount = None,
     accounting: Annotated[
         Literal["sound", "paper"],
-        option("Privacy", "With `paper`: compare with the account that was published for this method, and stop."),
+        option("Privacy", "With `paper`: compare with the published accounting of this method, and exit."),
     ] = "sound",
     device: Device = "auto",
     dry_run: DryRun = False,
@@ -53,8 +53,8 @@ def release(
 ) -> None:
     """Publish private features of a data set for anyone to train on.
 
-    Training on them has no further privacy cost. You decide about the data and epsilon; the plan is printed first. The
-    data set's ledger is charged before any noise is drawn.
+    Training on them has no further privacy cost. Only the data set and epsilon are required. The plan is printed first,
+    and the data set's ledger is charged before any noise is drawn.
 
     Example: `dpvision release digits --epsilon 1`
     """
@@ -66,7 +66,7 @@ def release(
     require_epsilon(given, from_file, whom="any one image")
     named = str(from_file.pop("recipe", recipe or "moments"))
     if recipe not in (None, named):
-        raise ConfigError(f"{config}: is of recipe {named}, and --recipe is {recipe}. Fix: leave one of them out.")
+        raise ConfigError(f"{config}: names recipe {named}, but --recipe is {recipe}. Fix: leave one of them out.")
     settings = with_changes(release_recipe(named), check_values(Release, from_file, source=str(config)))
     settings = with_changes(settings, check_values(Release, given, source="command line"))
 
@@ -87,8 +87,8 @@ def release(
         from dpvision.audit.hierarchical import compare_accounts
 
         table = compare_accounts(prepared.config, len(prepared.data.classes))
-        screen.table(table, title="the published account, for comparison")
-        screen.say("comparison only: nothing was written, nothing was charged.")
+        screen.table(table, title="published accounting, for comparison")
+        screen.say("comparison only: nothing was written or charged.")
         return
     accounts = choose(prepared.fingerprint, prepared.sketch, new_account=new_account)
     if is_first:
@@ -101,13 +101,13 @@ def release(
         return
     if dry_run:
         require_encoder(prepared)
-        screen.say(f"dry run: nothing was released, nothing was charged. It would be written to {out}.")
+        screen.say(f"dry run: nothing was released, nothing was charged. The release would be written to {out}.")
         return
     with screen.progress("preparing the encoder") as show:
         progress = screen.in_percent(show)
-        encoded = Encoded(prepared, progress, device=place)  # by all worker processes together
+        encoded = Encoded(prepared, progress, device=place)  # computed by all worker processes together
         if not is_first:
-            return  # one process charges and draws the noise
+            return  # only the first process charges the ledger and draws the noise
         card = make(prepared, out, encoded=encoded, test_key=test_key, accounts=accounts, progress=progress)
     for name, value in (card["accuracy"] or {}).items():
         screen.say(f"test accuracy, {name}: {value:.2%}")
@@ -123,17 +123,17 @@ def features(
     data: DataSet,
     /,
     *,
-    out: Annotated[Path, out_option("The .safetensors file to write; it must be new.")],
-    split: Annotated[Literal["train", "val", "test"], option("Data", "Which images to encode.")] = "test",
+    out: Annotated[Path, out_option("File to write (.safetensors); it must be new.")],
+    split: Annotated[Literal["train", "val", "test"], option("Data", "Split to encode.")] = "test",
     weights: Annotated[
-        Path | None, option("Model", "File of the encoder's public weights, if it has some.", default="none")
+        Path | None, option("Model", "File of the encoder's public weights, if it has any.", default="none")
     ] = None,
     classes: Classes = None,
     device: Device = "auto",
 ) -> None:
-    """Encode other images as a release does, to test models on them.
+    """Compute features of other images, to test models trained on a release.
 
-    The features are as private as the images.
+    These features have no noise: they are as private as the images.
 
     Example: `dpvision features releases/1 digits --out test.safetensors`
     """
@@ -142,9 +142,9 @@ def features(
     from dpvision.released.folder import write_arrays
 
     if out.exists() or out.suffix != ".safetensors":
-        raise ConfigError(f"{out}: must be a new file that ends in .safetensors. Fix: another --out.")
+        raise ConfigError(f"{out}: must be a new file whose name ends in .safetensors. Fix: another --out.")
     if not out.parent.is_dir():
-        raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: make it first, or another --out.")
+        raise ConfigError(f"{out}: there is no folder {out.parent}. Fix: create it first, or use another --out.")
     place = find_device(device, report=screen.say)
     fix_arithmetic(place)
     with screen.progress("reading images") as show:

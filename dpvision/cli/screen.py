@@ -1,4 +1,4 @@
-"""What verbs print: lines, tables and JSON on stdout, and the progress of long work on stderr."""
+"""Output of the verbs: lines, tables and JSON on stdout, and the progress of long operations on stderr."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
-# In a log: seconds until the first line about a part of the work, and between two lines.
+# In a log: seconds until the first line about a task, and between lines.
 FIRST_LINE, NEXT_LINE = 5.0, 30.0
 
 
 def say(text: str = "") -> None:
-    """Print one line at once, also into a pipe."""
+    """Print one line and flush, so that it is not held back in a pipe."""
     print(text, flush=True)
 
 
@@ -28,7 +28,7 @@ def as_json(value: Any) -> None:
 
 
 def table(rows: Mapping[str, Any], *, title: str | None = None) -> None:
-    """Print two columns: names and values."""
+    """Print a table with two columns, names and values."""
     if title:
         say(title)
     width = max((len(k) for k in rows), default=0)
@@ -37,14 +37,14 @@ def table(rows: Mapping[str, Any], *, title: str | None = None) -> None:
 
 
 def grid(header: list[str], rows: list[list[str]]) -> None:
-    """Print a table with a line under its header."""
+    """Print a table with a header and a line below it."""
     widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
     for row in [header, ["-" * w for w in widths], *rows]:
         say("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in the unit that suits them."""
+    """Format a duration in seconds, minutes, hours or days."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     if seconds < 5400:
@@ -53,17 +53,17 @@ def duration(seconds: float) -> str:
 
 
 class Show(Protocol):
-    """Show how far a part of the work is; without a total, only that it runs."""
+    """Show the progress of a task; without a total, only that it is running."""
 
     def __call__(self, what: str, done: int = 0, total: int = 0, note: str = "") -> None: ...
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Show]:
-    """Show the progress of long work that has several parts, of which `what` is the first.
+    """Show the progress of several tasks in a row, of which `what` is the first.
 
-    On a terminal each part has a bar. Elsewhere, as in the log of a batch system, a line is printed from time to time.
-    Of several worker processes the first one shows it.
+    On a terminal, each task has a progress bar. Elsewhere, as in the log of a batch system, a line is printed from time
+    to time. With several worker processes, only the first one prints.
     """
     if os.environ.get("RANK", "0") != "0":
         yield lambda what, done=0, total=0, note="": None
@@ -77,19 +77,19 @@ def progress(what: str) -> Iterator[Show]:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of long work that has one part: call it with how much is done, and of how much."""
+    """Show the progress of a single task; call the yielded function with the amount done and the total."""
     with progress(what) as show:
         yield lambda done, total: show(what, done, total)
 
 
 def in_percent(show: Show) -> Callable[[str, int, int], None]:
-    """Return `show` in per cent, for work on private records: a log must not show how many there are."""
+    """Return `show` in per cent, for tasks on private records: a log must not reveal how many there are."""
     return lambda what, done, total: show(f"{what}, per cent", round(100 * done / max(total, 1)), 100)
 
 
 def stop(state: object) -> NoReturn:
-    """Say that work was stopped on request and can be continued, and exit."""
-    say(f"stopped; the same command continues it (its state is in {state})")
+    """Report that the work was stopped on request and can be continued, and exit."""
+    say(f"stopped; run the same command again to continue (the state is in {state})")
     sys.exit(130)
 
 
@@ -112,7 +112,7 @@ def _bars(what: str) -> Iterator[Show]:
         def show(what: str, done: int = 0, total: int = 0, note: str = "") -> None:
             if what not in tasks:
                 for name in [name for name, task in tasks.items() if bar.tasks[bar.task_ids.index(task)].total is None]:
-                    bar.remove_task(tasks.pop(name))  # a part without a total has ended
+                    bar.remove_task(tasks.pop(name))  # a task without a total has ended
                 tasks[what] = bar.add_task(what, total=None, note=note)
             bar.update(tasks[what], total=total or None, completed=done, note=note)
 
@@ -121,8 +121,8 @@ def _bars(what: str) -> Iterator[Show]:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of the work: when it began, how much was done when it was first counted, and how much is done now."""
+class _Task:
+    """A task: when it began, how much was done when it was first counted, and how much is done now."""
 
     what: str
     began: float
@@ -132,7 +132,7 @@ class _Part:
     note: str = ""
 
     def line(self, now: float) -> str:
-        """Describe the part: how much of it is done, how fast, and how much time is left."""
+        """Describe how much of the task is done, how fast it runs, and how much time is left."""
         if not self.total or self.counted is None:
             return f"{self.what}: {duration(now - self.began)} so far"
         text = f"{self.what}: {self.done:,} of {self.total:,}"
@@ -145,32 +145,32 @@ class _Part:
 
 
 class _Lines:
-    """A line about the current part: the first after FIRST_LINE seconds, then one every NEXT_LINE.
+    """Print a line about the current task after FIRST_LINE seconds, and then one every NEXT_LINE seconds.
 
-    A thread prints them, so that a part which reports nothing for minutes is seen to run.
+    A thread prints them, so that a task that reports no progress for minutes is visibly running.
     """
 
     def __init__(self, what: str) -> None:
         self._began = self._last = time.monotonic()
-        self._part, self._named = _Part(what, self._began), set[str]()
+        self._task, self._named = _Task(what, self._began), set[str]()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def show(self, what: str, done: int = 0, total: int = 0, note: str = "") -> None:
-        part, now = self._part, time.monotonic()
-        if what != part.what or done < part.done or (part.total and total != part.total):
-            part = _Part(what, now)
-        counted = part.counted or ((now, done) if total else None)
-        self._part = replace(part, counted=counted, done=done, total=total, note=note)
+        task, now = self._task, time.monotonic()
+        if what != task.what or done < task.done or (task.total and total != task.total):
+            task = _Task(what, now)
+        counted = task.counted or ((now, done) if total else None)
+        self._task = replace(task, counted=counted, done=done, total=total, note=note)
 
     def _run(self) -> None:
         while not self._end.wait(min(0.5, FIRST_LINE / 4)):
-            part, now = self._part, time.monotonic()
-            new = part.what not in self._named and now - part.began >= FIRST_LINE
+            task, now = self._task, time.monotonic()
+            new = task.what not in self._named and now - task.began >= FIRST_LINE
             if new or now - self._last >= NEXT_LINE:
-                self._named.add(part.what)
+                self._named.add(task.what)
                 self._last = now
-                print(part.line(now), file=sys.stderr, flush=True)
+                print(task.line(now), file=sys.stderr, flush=True)
 
     def __enter__(self) -> _Lines:
         self._thread.start()
@@ -183,17 +183,17 @@ class _Lines:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C or SIGTERM request a stop after the current step; a second one stops at once."""
-    asked: list[int] = []
+    """Let Ctrl-C or SIGTERM request a stop after the current step; a second signal stops immediately."""
+    requests: list[int] = []
 
-    def ask(number: int, _frame: object) -> None:
-        if asked:
+    def request(number: int, _frame: object) -> None:
+        if requests:
             raise KeyboardInterrupt
-        asked.append(number)
+        requests.append(number)
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(requests)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

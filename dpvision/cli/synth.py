@@ -1,4 +1,4 @@
-"""synth: public images from words or from a few public images, and their quality. No private image is used."""
+"""The verb synth: synthesise public images from text or from a few public images, and measure their quality."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from dpvision.cli.app import (
 from dpvision.errors import ConfigError, DataError
 from dpvision.public.settings import FitSettings, GuideSettings
 
-synth = verb_with_parts("synth", "Make synthetic images from words or from a few public images.")
+synth = verb_with_parts("synth", "Generate synthetic images from text or from a few public images.")
 
-Model = Annotated[Path, Parameter(help="Folder of a model that `synth fit` made.")]
+Model = Annotated[Path, Parameter(help="Folder of a model fitted by `synth fit`.")]
 
 
 @synth.command(help_epilogue="")
 def words(
     *,
     model: Annotated[str, option("Model", "Text-to-image pipeline (diffusers): a folder, or its name on the hub.")],
-    classes: Annotated[str, option("Data", "Names of the classes, with commas between.")],
+    classes: Annotated[str, option("Data", "Comma-separated names of the classes.")],
     out: Annotated[Path, out_option("Folder of images to write, for `train --synthetic`.")],
     prompts: Annotated[
-        str, option("Data", "Prompt for each image; {class} stands for the class.")
+        str, option("Data", "Prompt for each image; {class} is replaced by the class.")
     ] = "a photo of a {class}",
-    count: Annotated[int, option("Output", "Number of images of each class.")] = 1000,
+    count: Annotated[int, option("Output", "Number of images per class.")] = 1000,
     size: Annotated[int, option("Output", "Pixels per side.")] = 32,
     steps: Annotated[int, option("Model", "Number of steps of the sampler.")] = 25,
-    guidance: Annotated[float, option("Model", "Guidance scale: how closely images follow the prompt.")] = 7.5,
+    guidance: Annotated[float, option("Model", "Guidance scale: how closely the images follow the prompt.")] = 7.5,
     seed: Annotated[int, option("Output", "Seed of the images.")] = 0,
 ) -> None:
-    """Draw images from words by a public text-to-image model.
+    """Generate images from text with a public text-to-image model.
 
     Example: `dpvision synth words --model sd-turbo --classes cat,dog --prompts "a photo of a {class}" --out synthetic`
     """
@@ -53,7 +53,7 @@ def words(
     from dpvision.public.prompts import sample
 
     names = [name.strip() for name in classes.split(",") if name.strip()]
-    with screen.counting("drawing images") as progress:
+    with screen.counting("generating images") as progress:
         sample(
             model,
             out,
@@ -75,13 +75,13 @@ def fit(
     public: PublicImages,
     /,
     *,
-    out: Annotated[Path, out_option("Folder to write the model to; an interrupted one is continued.")],
+    out: Annotated[Path, out_option("Folder to write the model to; interrupted work in it is continued.")],
     size: Annotated[
         str, option("Model", "Size of the U-Net: tiny, small, medium or paper (56 million weights).")
     ] = "small",
-    steps: Annotated[int | None, option("Optimisation", "Number of steps in total.", default="none")] = None,
+    steps: Annotated[int | None, option("Optimisation", "Total number of steps.", default="none")] = None,
     minutes: Annotated[
-        float | None, option("Optimisation", "Minutes of training in total, instead of --steps.", default="none")
+        float | None, option("Optimisation", "Total minutes of training, instead of --steps.", default="none")
     ] = None,
     method: Annotated[Literal["edm", "ddpm"], option("Model", "Kind of diffusion model.")] = "edm",
     resize: Resize = None,
@@ -89,10 +89,10 @@ def fit(
     consented: Consented = False,
     **flags: Any,
 ) -> None:
-    """Fit a diffusion model to a few PUBLIC images, to draw any number of new images of each class from it.
+    """Fit a diffusion model to a few PUBLIC images, to sample any number of new images of each class.
 
-    Ctrl-C stops it, and the same command continues it; with more --steps, a finished one too. Sheets of samples
-    (grid-STEP.png) are written while it trains.
+    Ctrl-C stops it, and the same command continues it; more --steps continue a finished model, too. Sheets of samples
+    (grid-STEP.png) are written during training.
 
     Example: `dpvision synth fit parts/public.npz --steps 8000 --out edm`
     """
@@ -131,7 +131,7 @@ def fit(
         )
     if not done:
         _stop(out)
-    screen.say(f"wrote {out}; draw from it with `dpvision synth sample {out} --count 50000 --out synthetic.npz`")
+    screen.say(f"wrote {out}; sample from it with `dpvision synth sample {out} --count 50000 --out synthetic.npz`")
 
 
 @synth.command(help_epilogue="")
@@ -141,13 +141,13 @@ def guide(
     public: PublicImages,
     /,
     *,
-    out: Annotated[Path, out_option("Folder to write the guide to; an interrupted one is continued.")],
+    out: Annotated[Path, out_option("Folder to write the guide to; interrupted work in it is continued.")],
     resize: Resize = None,
     device: Device = "auto",
     consented: Consented = False,
     **flags: Any,
 ) -> None:
-    """Fit a discriminator between PUBLIC images and samples of a model, which makes later samples more realistic.
+    """Fit a discriminator between PUBLIC images and samples of a model, to make later samples more realistic.
 
     Ctrl-C stops it, and the same command continues it.
 
@@ -180,7 +180,7 @@ def sample(
     /,
     *,
     count: Annotated[int, option("Output", "Number of images in total; each class gets the same number.")],
-    out: Annotated[Path, out_option("The .npz file to write; an interrupted one is continued.")],
+    out: Annotated[Path, out_option("File to write (.npz); an interrupted one is continued.")],
     sampler: Annotated[
         Literal["heun", "euler", "ancestral"] | None,
         option("Model", "Sampling method.", default="heun for edm, ancestral for ddpm"),
@@ -189,16 +189,19 @@ def sample(
         int | None, option("Model", "Number of steps of the sampler.", default="18 for edm, 1000 for ddpm")
     ] = None,
     guide: Annotated[
-        Path | None, option("Model", "Folder of `synth guide`, which makes samples more realistic.", default="none")
+        Path | None,
+        option(
+            "Model", "Folder of a guide fitted by `synth guide`, which makes samples more realistic.", default="none"
+        ),
     ] = None,
     weight: Annotated[float, option("Model", "Weight of the guide.")] = 1.0,
-    batch: Annotated[int, option("Output", "Number of images drawn at once.")] = 250,
+    batch: Annotated[int, option("Output", "Number of images to generate at once.")] = 250,
     seed: Annotated[int, option("Output", "Seed of the images.")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Draw new images, the same number of each class, from a model that `synth fit` made.
+    """Sample new images from a model fitted by `synth fit`, the same number of each class.
 
-    Ctrl-C stops it, and the same command continues it, even if it was killed.
+    Ctrl-C stops it, and the same command continues it, even after a kill.
 
     Example: `dpvision synth sample edm --count 50000 --out synthetic.npz`
     """
@@ -212,7 +215,7 @@ def sample(
     place = find_device(device, report=screen.say)
     loaded, name = (None, "") if guide is None else load_guide(guide, model, weight=weight, device=place)
     sampling = SampleSettings(count=count, sampler=sampler, steps=steps, batch=batch, seed=seed)
-    with screen.counting("drawing images") as progress, screen.stoppable() as stop:
+    with screen.counting("generating images") as progress, screen.stoppable() as stop:
         done = draw_all(
             model,
             sampling,
@@ -230,7 +233,7 @@ def sample(
 
 
 def _read_public(source: str, size: int | None, *, consented: bool) -> tuple[Any, Any]:
-    """The public images and their provenance; images of a private data set are refused."""
+    """Return the public images and their provenance; refuse images of a private data set."""
     from dpvision import data
     from dpvision.cli import screen
     from dpvision.private.accounts.accounts import require_not_private
@@ -246,7 +249,7 @@ def _read_public(source: str, size: int | None, *, consented: bool) -> tuple[Any
 def _stop(state: Path) -> None:
     from dpvision.cli import screen
 
-    screen.say(f"stopped; the same command continues it (its state is in {state})")
+    screen.say(f"stopped; run the same command again to continue (the state is in {state})")
     sys.exit(130)
 
 
@@ -260,16 +263,16 @@ def quality(
     *,
     out: Annotated[Path, out_option("JSON file to write; it must be new. A picture is written next to it.")],
     network: Annotated[
-        Literal["inception", "dinov2", "scattering", "classifier"], option("Model", "Features to compare images by.")
+        Literal["inception", "dinov2", "scattering", "classifier"], option("Model", "Features used to compare images.")
     ] = "scattering",
     weights: Annotated[
         Path | None, option("Model", "Weights of inception or dinov2 (.safetensors).", default="none")
     ] = None,
-    split: Annotated[Literal["train", "val", "test"], option("Data", "Which of the real images.")] = "train",
+    split: Annotated[Literal["train", "val", "test"], option("Data", "Split of the real images.")] = "train",
     most: Annotated[
-        int | None, option("Data", "Maximum number of images of each kind, chosen at random.", default="all")
+        int | None, option("Data", "Maximum number of real and of synthetic images, chosen at random.", default="all")
     ] = None,
-    neighbours: Annotated[int, option("Model", "Number of neighbours of precision and recall.")] = 3,
+    neighbours: Annotated[int, option("Model", "Number of nearest neighbours for precision and recall.")] = 3,
     cas: Annotated[
         bool,
         option(
@@ -278,18 +281,19 @@ def quality(
     ] = True,
     model: Annotated[
         str | None,
-        option("Model", "Network of the classifier for CAS.", default="resnet-9-small; small-cnn below 16 pixels"),
+        option("Model", "Network of the CAS classifier.", default="resnet-9-small; small-cnn below 16 pixels"),
     ] = None,
-    steps: Annotated[int, option("Model", "Number of training steps of that classifier.")] = 400,
+    steps: Annotated[int, option("Model", "Number of training steps of the CAS classifier.")] = 400,
     size: Size = None,
-    seed: Annotated[int, option("Data", "Seed of the choice of images and of the classifier.")] = 0,
+    seed: Annotated[int, option("Data", "Seed for choosing the images and for the CAS classifier.")] = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure synthetic images: FID, precision, recall, Inception score, CAS, and whether they are copies.
 
-    No noise protects the figures: if the real images are private, they are not for release. A distance is called FID
-    only with the network that FID is defined by; `python -m benchmarks.inception_weights` makes its weights.
+    No noise protects the figures: if the real images are private, the figures are not for release. The distance is
+    called FID only if it is computed with the Inception network; `python -m benchmarks.inception_weights` converts its
+    weights.
 
     Example: `dpvision synth quality synthetic.npz parts/public.npz --network scattering --out quality.json`
     """
@@ -298,9 +302,9 @@ def quality(
     picture = out.with_suffix(".png")
     for path in (out, picture):
         if path.exists():
-            raise ConfigError(f"{path}: exists already. Fix: another --out.")
+            raise ConfigError(f"{path}: already exists. Fix: another --out.")
     if picture == out:
-        raise ConfigError(f"{out}: is the name of the picture; the figures are JSON. Fix: --out quality.json.")
+        raise ConfigError(f"{out}: this name is needed for the picture. Fix: --out quality.json.")
     from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.data import Split, load
@@ -346,4 +350,4 @@ def quality(
     screen.table(figures, title=f"{synthetic} against {real}")
     for note in measured.notes:
         screen.say(f"  note: {note}")
-    screen.say(f"wrote {out}; {picture} shows synthetic images above their nearest real ones")
+    screen.say(f"wrote {out}; {picture} shows synthetic images above their nearest real images")

@@ -1,4 +1,4 @@
-"""train, resume, report and board: a private training run, from its settings to its report, and runs on one page."""
+"""The verbs train, resume, report and board."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Track = Annotated[
     tuple[Literal["tensorboard", "trackio"], ...],
     option(
         "Output",
-        "Also send epsilon and test accuracy to this tracker, and nothing private; repeat it for several.",
+        "Also log epsilon and test accuracy, but nothing private, to this tracker. May be given twice.",
         show_default=False,
     ),
 ]
@@ -66,13 +66,13 @@ def train(
     plan: Plan = False,
     **flags: Any,
 ) -> None:
-    """Train a classifier privately.
+    """Train an image classifier with differential privacy.
 
-    You decide about the data and epsilon. Everything else has a default, is computed from public numbers, or comes with
-    a recipe; the plan is printed first. The data set's ledger is charged before training starts. For several worker
-    processes: `torchrun --nproc-per-node 2 -m dpvision -- train ...`.
+    Only the data set and epsilon are required. All other settings have defaults, are computed from public numbers, or
+    come from a recipe. The plan is printed first, and the data set's ledger is charged before training starts. To use
+    several worker processes, run `torchrun --nproc-per-node 2 -m dpvision -- train ...`.
 
-    An .npz with train_features (N, d) instead of images: a linear classifier on these features, see --head.
+    If DATA is an .npz with train_features (N, d) instead of images, a linear classifier is fitted to them: see --head.
 
     Example: `dpvision train digits --epsilon 3 --out runs/first`
     """
@@ -81,7 +81,7 @@ def train(
 
     require_installed(track)
     if describe_device is not None and not dry_run:
-        raise ConfigError("--describe-device predicts a training on a device that is not here. Fix: add --dry-run.")
+        raise ConfigError("--describe-device only estimates the time on another device. Fix: add --dry-run.")
     settings = training_settings(recipe, config, flags)
     if not (dry_run or plan):
         require_free(out := out or next_free())
@@ -90,12 +90,14 @@ def train(
     from dpvision.data import holds_features
     from dpvision.private.training import ranks
 
-    ranks.start()  # before anything that one rank alone may fail at
+    ranks.start()  # before anything that may fail on one rank only
     if holds_features(data):
         _fit_head(data, settings, out, new_account=new_account, track=track, plan=plan)
         return
     if settings.head is not None:
-        raise ConfigError(f"{data}: --head is for features, an .npz with train_features. Fix: leave --head out.")
+        raise ConfigError(
+            f"{data}: --head applies to features only (an .npz with train_features). Fix: leave --head out."
+        )
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.training.prepare import prepare
     from dpvision.private.training.train import require_room_for_canaries
@@ -117,8 +119,8 @@ def train(
         show_training(prepared, accounts, describe_device, seconds_of_prior=seconds_of_prior)
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
             screen.say(
-                f"note: recipe {settings.recipe} is meant to start from pretrained weights, and none are given: "
-                "weights are random. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
+                f"note: recipe {settings.recipe} is meant to start from pretrained weights, but none are given, so it "
+                "starts from random weights. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
             )
     if plan:
         require_room_for_canaries(prepared)
@@ -129,7 +131,7 @@ def train(
         accounts.require_room(prepared.event(), prepared.config)
         require_room_for_canaries(prepared)
         if ranks.rank() == 0:
-            screen.say("dry run: no run was made, nothing was charged.")
+            screen.say("dry run: nothing was trained, nothing was charged.")
         return
     test_key = os.environ.get("DPVISION_TEST_KEY") or None
     _train_to(out, prepared, track, test_key=test_key, accounts=accounts)
@@ -138,12 +140,12 @@ def train(
 @verb
 @takes(Config, lambda of: of.resumable, default="as in the run", common=False)
 def resume(
-    run: Annotated[Path, Parameter(help="Folder of a run that was stopped.")], /, *, track: Track = (), **flags: Any
+    run: Annotated[Path, Parameter(help="Folder of a stopped run.")], /, *, track: Track = (), **flags: Any
 ) -> None:
-    """Continue a run that was stopped, to the same weights bit by bit.
+    """Continue a stopped run, with bit-identical results.
 
-    Settings are those of the run. A changed setting starts a branch: fresh noise, and the remaining steps are charged
-    to the ledger again.
+    The run keeps its settings. Changing a setting starts a branch: fresh noise is drawn, and the remaining steps are
+    charged to the ledger again.
 
     Example: `dpvision resume runs/first`
     """
@@ -161,7 +163,7 @@ def resume(
         _resume_head(folder, changes)
         return
     if changes and folder.facts().get("complete") is True:
-        raise ConfigError(f"{run}: the run is finished, so {', '.join(changes)} cannot change. Fix: a new run.")
+        raise ConfigError(f"{run}: the run is finished, so {', '.join(changes)} cannot change. Fix: start a new run.")
     ranks.start()
     if ranks.rank() == 0:
         note_other_ranks(folder.facts(), ranks.ranks())
@@ -175,13 +177,15 @@ def resume(
 def _fit_head(
     data: str, settings: Config, out: Path | None, *, new_account: str | None, track: tuple[str, ...], plan: bool
 ) -> None:
-    """Fit a head to features. Without `out` nothing is made and nothing charged."""
+    """Fit a head to features. Without `out`, print the plan only, and charge nothing."""
     from dpvision.cli.plan import show_head, show_planned_runs
     from dpvision.private.accounts.accounts import choose
     from dpvision.private.statistics.head_run import prepare
 
     if track or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("a head on features is fitted by one process, in one go. Fix: no --track and no torchrun.")
+        raise ConfigError(
+            "a head on features is fitted by a single process and is not tracked. Fix: leave out --track and torchrun."
+        )
     with screen.progress("reading features") as show:
         prepared = prepare(data, settings)
         show("looking up earlier uses of these features")
@@ -191,7 +195,7 @@ def _fit_head(
         show_planned_runs(accounts.plan(prepared.event(), prepared.config, prepared.sketch))
     elif out is None:
         accounts.require_room(prepared.event(), prepared.config)
-        screen.say("dry run: no run was made, nothing was charged.")
+        screen.say("dry run: nothing was trained, nothing was charged.")
     else:
         _train_to(out, prepared, test_key=os.environ.get("DPVISION_TEST_KEY") or None, accounts=accounts)
 
@@ -200,14 +204,16 @@ def _resume_head(run: Any, changes: dict[str, Any]) -> None:
     from dpvision.private.statistics.head_run import reopen
 
     if changes:
-        raise ConfigError(f"{run.folder}: {', '.join(changes)} cannot change in a fit that began. Fix: a new run.")
+        raise ConfigError(
+            f"{run.folder}: {', '.join(changes)} cannot change after the fit has begun. Fix: start a new run."
+        )
     with screen.progress("reading features"):
         prepared = reopen(run)
     _train_to(run, prepared)
 
 
 def _require_enough_noise(prepared: Any) -> None:
-    """Refuse a noise multiplier that exceeds the epsilon that was asked for."""
+    """Refuse a noise multiplier that is too small for the requested epsilon."""
     from dpvision.core import accountant
     from dpvision.settings.figures import upper
 
@@ -215,13 +221,13 @@ def _require_enough_noise(prepared: Any) -> None:
     epsilon = accountant.epsilon(prepared.event(), config.delta)
     if epsilon > config.epsilon:
         raise ConfigError(
-            f"sigma {config.sigma:g} gives epsilon {upper(epsilon, 4)}, more than the {config.epsilon:g} that was "
-            "asked for. Fix: leave --sigma out, and it is computed."
+            f"sigma {config.sigma:g} gives epsilon {upper(epsilon, 4)}, more than the requested {config.epsilon:g}. "
+            "Fix: leave --sigma out, so that it is computed."
         )
 
 
 def _train_to(to: Path | Run, prepared: Any, track: tuple[str, ...] = (), **begin: Any) -> None:
-    """Train to the end or to a stop, write the report and print what was reached."""
+    """Train until the end or until a stop is requested; then write the report and print the result."""
     from dpvision.private.statistics import head_run
     from dpvision.private.training import ranks
     from dpvision.private.training.train import run as train_run
@@ -246,13 +252,13 @@ def _train_to(to: Path | Run, prepared: Any, track: tuple[str, ...] = (), **begi
 
         picture = run.operator / "gradients.svg"
         gradient_study.plot([run], picture)
-        screen.say(f"gradients before clipping, not for release: {picture}")
-    screen.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run is finished already")
+        screen.say(f"wrote {picture}: gradients before clipping (not for release)")
+    screen.say(f"trained in {outcome.seconds:.1f} s" if outcome.seconds else "the run was already finished")
     show_result(run, paths)
 
 
 def show_result(run: Run, paths: list[Path]) -> None:
-    """Print what a finished run reached and what it reveals. All of it is in its card and report too."""
+    """Print the accuracy of a finished run and what it reveals, both of which are also in its card and report."""
     from dpvision.released import evaluation
     from dpvision.released.report import sentence
     from dpvision.storage.run_folder import read_json
@@ -302,13 +308,11 @@ def report(
     run: Annotated[Path, Parameter(help="Folder of a finished run or release.")],
     /,
     *,
-    no_examples: Annotated[
-        bool, flag("Output", "Leave out pictures of test images; examples.json is removed.")
-    ] = False,
+    no_examples: Annotated[bool, flag("Output", "Remove the pictures of test images, and examples.json.")] = False,
 ) -> None:
     """Regenerate the report and privacy card of a run or a release.
 
-    These are report.html, card.md and card.json in its folder.
+    Rewrites report.html, card.md and card.json in its folder.
 
     Example: `dpvision report runs/first`, or `dpvision report releases/1`
     """
@@ -321,7 +325,9 @@ def report(
         from dpvision.released.report import rewrite_release
 
         if no_examples:
-            raise ConfigError("--no-examples: a release has no pictures of test images. Fix: leave it out.")
+            raise ConfigError(
+                "--no-examples: the report of a release has no pictures of test images. Fix: leave it out."
+            )
         written = rewrite_release(read_release(place))
     else:
         folder = Run(place)
@@ -335,12 +341,12 @@ def report(
 
 @verb
 def board(
-    *folders: Annotated[Path, Parameter(help="Finished runs, or folders that contain some.")],
-    out: Annotated[Path, out_option("Page to write.")] = Path("board.html"),
+    *folders: Annotated[Path, Parameter(help="Folders of finished runs, or folders that contain them.")],
+    out: Annotated[Path, out_option("HTML file to write.")] = Path("board.html"),
 ) -> None:
-    """Compare runs on one page.
+    """Compare runs on one HTML page.
 
-    The page plots accuracy against epsilon, and lists the runs with links to their reports.
+    The page plots accuracy against epsilon and lists the runs, with links to their reports.
 
     Example: `dpvision board runs --out runs/board.html`
     """
@@ -349,13 +355,15 @@ def board(
     if not folders:
         raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
     if not out.parent.is_dir() or out.is_dir():
-        raise ConfigError(f"{out}: cannot be written as a page. Fix: --out board.html, in a folder that exists.")
+        raise ConfigError(
+            f"{out}: is a folder, or its folder does not exist. Fix: --out board.html, in a folder that exists."
+        )
     out = Path(os.path.abspath(out))
     screen.say(f"wrote {out}: {write(list(folders), out):,} runs")
 
 
 def write_report(run: Run, account: Account | None = None) -> list[Path]:
-    """Write the report and cards of a run, with the account of its data set if that is on this machine."""
+    """Write the report and cards of a run, with the account of its data set if it is on this machine."""
     from dpvision.released.report import write
     from dpvision.storage.run_folder import clear
 
@@ -381,6 +389,6 @@ def find_account(run: Run, *, required: bool = False) -> Account | None:
                 f"the run was charged in. If that ledger is lost, remove {run.folder / 'ledger.jsonl'} first."
             )
         screen.say(
-            f"note: no ledger of this data set is in {home()}, so card and report lose it. Fix: set DPVISION_HOME."
+            f"note: {home()} has no ledger of this data set, so the card and report omit it. Fix: set DPVISION_HOME."
         )
     return book.account() if book.exists() else None

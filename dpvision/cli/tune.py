@@ -1,4 +1,4 @@
-"""recipes and tune: settings by name, and settings chosen as the best of a random number of trials."""
+"""The verbs recipes and tune: named settings, and private hyperparameter tuning with a random number of trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dpvision.settings.training import Config
 
 
 def fixed_for_all(of: Setting) -> bool:
-    """Return whether a tuning takes this setting for all candidates: the guarantee, the data, and what it could try."""
+    """Return whether `tune` takes this setting for all candidates: it is about privacy or data, or is tunable."""
     return of.tunable or of.group == "Data" or of.name in ("epsilon", "delta", "unit", "budget", "device", "precision")
 
 
@@ -39,7 +39,7 @@ def tune(
     *,
     grid: Annotated[
         list[str],
-        option("Optimisation", "A setting and the values to try, such as lr=0.5,1,2; repeat it for other settings."),
+        option("Optimisation", "Setting and values to try, such as lr=0.5,1,2; may be repeated for other settings."),
     ],
     score: Annotated[
         str,
@@ -50,13 +50,13 @@ def tune(
     ],
     out: RunFolder = None,
     trials: Annotated[
-        float, option("Optimisation", "Expected number of trials; their actual number is drawn in secret.")
+        float, option("Optimisation", "Expected number of trials; the actual number is random and stays secret.")
     ] = 8,
     eta: Annotated[
         float,
         option(
             "Optimisation",
-            "Distribution of that number: 1 geometric; 0 logarithmic, which costs less and more often gives one trial.",
+            "Distribution of the number of trials: 1 geometric; 0 logarithmic, cheaper but more often only 1 trial.",
         ),
     ] = 1,
     recipe: Recipe = "default",
@@ -65,10 +65,10 @@ def tune(
     dry_run: DryRun = False,
     **flags: Any,
 ) -> None:
-    """Choose settings privately, by a score on public images.
+    """Tune hyperparameters privately, by a score on public images.
 
-    Trains a random number of candidates and releases the best. The ledger is charged once, for the whole, before the
-    first trial. The number of trials stays secret.
+    Trains a random number of candidates and releases the best one. The ledger is charged once for all trials, before
+    the first one starts. The number of trials stays secret.
 
     Example: `dpvision tune private.npz --epsilon 3 --grid lr=1,2,4 --score public.npz --out runs/tuned`
     """
@@ -90,23 +90,23 @@ def tune(
     show_tuning(prepared, accounts)
     if dry_run or out is None:
         accounts.require_room(prepared.event, prepared.first.config)
-        screen.say("dry run: no run was made, nothing was charged.")
+        screen.say("dry run: nothing was trained, nothing was charged.")
         return
-    screen.say("tuning; neither a count nor a time is shown, since they would reveal the secret number of trials")
+    screen.say("tuning; progress and time are not shown, since they would reveal the secret number of trials")
     run = proceed(prepared, out, accounts=accounts)
     paths = write_report(run)
     hide_times(run)
     facts = run.facts()["tuning"]
     chosen = ", ".join(f"{name} {value}" for name, value in facts["chosen"].items())
-    screen.say(f"chosen: {chosen}; right on {facts['score_of_the_chosen']:.2%} of the public images")
+    screen.say(f"chosen: {chosen}; accuracy {facts['score_of_the_chosen']:.2%} on the public images")
     show_result(run, paths)
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
-    """lr=0.5,1 -> lr and its values: numbers, true, false, or else words."""
+    """Parse an option such as lr=0.5,1 into a name and its values: numbers, true, false, or else words."""
     name, _, values = text.partition("=")
     if not name.strip() or not values.strip():
-        raise ConfigError(f"--grid {text}: it must be a setting and its values. Fix: --grid lr=0.5,1,2.")
+        raise ConfigError(f"--grid {text}: it must be a setting with its values. Fix: --grid lr=0.5,1,2.")
     name = name.strip().replace("-", "_")
     of = declared(Config).get(name)
     read = _value if of is None or of.from_text is None else of.from_text
@@ -126,11 +126,11 @@ def _value(word: str) -> Any:
 
 @verb
 def recipes(
-    action: Annotated[Literal["list", "show", "copy"], Parameter(help="What to do.")] = "list",
-    name: Annotated[str | None, Parameter(help="The recipe to show or copy.")] = None,
+    action: Annotated[Literal["list", "show", "copy"], Parameter(help="Action to perform.")] = "list",
+    name: Annotated[str | None, Parameter(help="Recipe to show or copy.")] = None,
     /,
     *,
-    out: Annotated[Path | None, out_option("With copy: TOML file to write.", default="NAME.toml")] = None,
+    out: Annotated[Path | None, out_option("With `copy`: TOML file to write.", default="NAME.toml")] = None,
 ) -> None:
     """List recipes, show one, or copy one to a TOML file for `--config`.
 
@@ -147,13 +147,15 @@ def recipes(
     if action == "list":
         for verb_name, known in (("train", RECIPES), ("release", RELEASES)):
             rows = [[k, (f.__doc__ or "").split("\n")[0]] for k, f in known.items()]
-            screen.grid([f"recipe of {verb_name}", "what"], rows)
+            screen.grid([f"recipe of {verb_name}", "description"], rows)
         return
     if name is None:
-        raise ConfigError(f"recipes {action} needs the name of a recipe. `dpvision recipes` lists them.")
+        raise ConfigError(
+            f"recipes {action} needs the name of a recipe. Fix: choose one that `dpvision recipes` lists."
+        )
     verb_name = "release" if name in RELEASES else "train"
     settings = RELEASES[name]() if name in RELEASES else named(name)
-    # Epsilon is a decision, which no recipe makes.
+    # No recipe sets epsilon: it is a decision of the user.
     left_out = {"epsilon"} | (unused_settings(settings) if isinstance(settings, Release) else set())
     lines = write_toml(settings).splitlines(keepends=True)
     text = "".join(line for line in lines if line.split(" = ")[0] not in left_out)
@@ -164,6 +166,6 @@ def recipes(
         return
     target = out or Path(f"{name}.toml")
     if target.exists():
-        raise ConfigError(f"{target}: exists already. Fix: another --out.")
+        raise ConfigError(f"{target}: already exists. Fix: another --out.")
     files.write(target, text, mode=0o644)
     screen.say(f"wrote {target}; use it with `dpvision {verb_name} DATA --epsilon EPSILON --config {target}`")

@@ -1,1 +1,1 @@
-"""What can be asked for: settings of training runs and releases, recipes, and plans from public numbers."""
+"""Settings of training runs and releases, recipes, and plans computed from public numbers."""

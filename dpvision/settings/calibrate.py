@@ -1,8 +1,8 @@
-"""Solve for the noise multiplier, the steps or the sampling rate, so that the budget is used and never exceeded.
+"""Solve for the noise multiplier, the number of steps or the sampling rate that uses the budget without exceeding it.
 
-Each search moves along a monotone function and returns the end that satisfies the budget. It is driven by the quick
-accountant, which is an upper bound itself; with `confirm` (the default) dp-accounting has the last word, and the
-answer is moved further to the safe side until both agree that the budget holds.
+Each search brackets the solution on a monotone function and returns the end of the bracket that satisfies the budget.
+It uses the quick accountant, which is itself an upper bound. With `confirm` (the default), dp-accounting checks the
+answer, which is moved further to the safe side until both accountants agree that the budget holds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dpvision.settings.figures import describe
 
 MIN_SIGMA, MAX_SIGMA = 0.05, 1e6
 MAX_STEPS = MAX_COUNT
-# Relative precision of sigma and rate; the answer is on the safe side of the true one by at most this.
+# Relative precision of sigma and rate: the answer is on the safe side of the exact one, at most this far from it.
 PRECISION = 1e-5
 
 
 def sigma(budget: Budget, *, rate: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
-    """Return the least noise multiplier with which `steps` steps at `rate`, after `before`, stay within the budget."""
+    """Return the smallest noise multiplier that keeps `steps` steps at `rate`, after `before`, within the budget."""
     return sigma_of(budget, lambda x: PoissonGaussian(rate, x, steps), before=before, confirm=confirm)
 
 
@@ -32,9 +32,9 @@ def sigma_of(
     """Return the least noise multiplier whose event, after `before`, stays within the budget."""
     kinds = [exposure for kind in exposures(event(1.0)) for exposure in split_kind(kind)[0]]
     if not kinds:
-        raise ConfigError("nothing to calibrate: the number of steps and the sampling rate must be above 0.")
-    _check_room(budget, before)
-    # The central limit is not a bound, but a good start: the bracket grows from there until it contains the answer.
+        raise ConfigError("there is no noise to calibrate: the number of steps and the sampling rate must be above 0.")
+    _require_remaining_budget(budget, before)
+    # The central limit is not a bound but a good first guess: the bracket grows from there until it has the answer.
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     start = max(gdp.central_limit_sigma(mu, rate=rate, steps=steps) for rate, _, steps in kinds)
     high = min(max(start, MIN_SIGMA), MAX_SIGMA)
@@ -43,8 +43,8 @@ def sigma_of(
         low, high, step = high, high * step, step * step
         if high > MAX_SIGMA:
             raise ConfigError(
-                f"no noise up to {MAX_SIGMA:g} keeps {describe(event(MAX_SIGMA))}, within epsilon "
-                f"{budget.epsilon:g} at delta {budget.delta:g}. Fix: fewer steps, or a larger epsilon or delta."
+                f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
+                f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
             )
     while low == high or _within(budget, event(low), before):
         if low == MIN_SIGMA:
@@ -60,7 +60,7 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
     def event(x: float) -> Event:
         return PoissonGaussian(min(x, 1.0), sigma, steps)
 
-    _check_room(budget, before)
+    _require_remaining_budget(budget, before)
     if _within(budget, event(1.0), before):
         return _confirmed(1.0, budget, event, before, 1 - PRECISION, confirm=confirm)
     low = 0.5
@@ -68,8 +68,8 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
         low /= 2
         if low < 1e-12:
             raise ConfigError(
-                f"no sampling rate keeps {steps:,} steps at sigma {sigma:g} within {budget}. Fix: more noise, "
-                "or fewer steps."
+                f"no sampling rate keeps {steps:,} steps at sigma {sigma:g} within epsilon {budget.epsilon:g} at delta "
+                f"{budget.delta:g}. Fix: more noise, or fewer steps."
             )
     value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
     return _confirmed(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
@@ -81,7 +81,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
     def event(x: float) -> Event:
         return PoissonGaussian(rate, sigma, int(x))
 
-    _check_room(budget, before)
+    _require_remaining_budget(budget, before)
     if not _within(budget, event(1), before):
         raise ConfigError(
             f"even one step at sigma {sigma:g} and rate {rate:g} exceeds epsilon {budget.epsilon:g} at delta "
@@ -101,7 +101,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
 
 
 def _bisect(bad: float, good: float, holds: Callable[[float], bool]) -> float:
-    """Return the end of the interval (bad, good) that holds, after the interval is narrowed to PRECISION."""
+    """Narrow the interval (bad, good) to PRECISION and return its good end."""
     while good - bad > PRECISION:
         mid = (bad + good) / 2
         bad, good = (bad, mid) if holds(mid) else (mid, good)
@@ -131,16 +131,16 @@ def _confirmed(
         if not confirm or _truly_within(budget, event(value), before):
             return value
         value *= factor
-        factor *= factor  # larger steps each time; a tiny one is usually enough
+        factor *= factor  # take larger steps each time; a tiny one is usually enough
     raise ConfigError(
         f"dp-accounting cannot confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
-        "its rounding is larger than the budget. Fix: fewer steps, or a larger delta."
+        "its rounding error exceeds the budget. Fix: fewer steps, or a larger delta."
     )
 
 
-def _check_room(budget: Budget, before: tuple[Event, ...]) -> None:
+def _require_remaining_budget(budget: Budget, before: tuple[Event, ...]) -> None:
     if before and quick.epsilon(Composed(before), budget.delta) >= budget.epsilon:
         raise ConfigError(
-            f"earlier runs already use epsilon {budget.epsilon:g} at delta {budget.delta:g}; nothing is left. Fix: a "
-            "larger epsilon, or other data."
+            f"earlier runs have already spent epsilon {budget.epsilon:g} at delta {budget.delta:g}. Fix: a larger "
+            "epsilon, or other data."
         )

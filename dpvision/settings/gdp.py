@@ -1,7 +1,7 @@
-"""Gaussian differential privacy: guarantees as one number mu, and the central limit, which is approximate.
+"""Gaussian differential privacy: one-number summaries mu, and the central limit theorem, which is only approximate.
 
 The central limit theorem (Dong, Roth, Su; Bu et al.) is not a bound: at rate 16/50000, T = 50000 and a claimed epsilon
-of 1, the true one is 1.42. It is shown next to the bound, labelled "approximate", and decides nothing.
+of 1, the true epsilon is 1.42. It is shown next to the bound, labelled "approximate", and is never relied upon.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dpvision.core.events import Event, exposures, split_kind
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return an upper bound on epsilon at `delta` of mu-GDP."""
+    """Return an upper bound on the epsilon of mu-GDP at `delta`."""
     if mu <= 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     return find_least(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, start=1.0)
 
 
 def mu_of_point(epsilon: float, delta: float) -> float:
-    """Return the least mu, rounded up, such that mu-GDP implies nothing better than (epsilon, delta)."""
+    """Return the least mu, rounded up, such that mu-GDP implies no better guarantee than (epsilon, delta)."""
     return find_least(lambda mu: gaussian_delta(mu, epsilon) >= delta, start=1.0)
 
 
 def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: float) -> float:
     """Return the least mu whose curve lies on or above the given profile for every epsilon up to `top`.
 
-    A sound one-number summary: whatever mu-GDP implies at those epsilons holds. The profile falls, so between two grid
-    points it is bounded by its value at the left one.
+    It is a sound one-number summary: whatever mu-GDP implies at those epsilons holds. The profile is decreasing, so
+    between two grid points it is bounded by its value at the left one.
     """
     if not 0 < top < math.inf:
         return 0.0 if top <= 0 else math.inf
@@ -40,12 +40,12 @@ def mu_of_curve(profile: Callable[[Sequence[float]], Iterable[float]], top: floa
 
 
 def mu(event: Event, delta: float) -> float:
-    """Return the least mu such that mu-GDP implies the whole profile from delta up: a sound one-number summary."""
-    return mu_of_curve(lambda at: accountant.profile(event, at).tolist(), accountant.epsilon(event, delta))
+    """Return the least mu such that mu-GDP bounds the whole profile from delta up: a sound one-number summary."""
+    return mu_of_curve(lambda epsilons: accountant.profile(event, epsilons).tolist(), accountant.epsilon(event, delta))
 
 
 def central_limit_mu(event: Event) -> float:
-    """Return sqrt(sum of T q^2 (e^(1/sigma^2) - 1)), an approximation; at rate 1, sqrt(sum of T)/sigma, exact."""
+    """Return sqrt(sum of T q^2 (e^(1/sigma^2) - 1)), an approximation; at rate 1, it is exact: sqrt(sum of T)/sigma."""
 
     def squared(rate: float, sigma: float, steps: int) -> float:
         if rate == 1.0:
@@ -59,7 +59,7 @@ def central_limit_mu(event: Event) -> float:
 
 
 def central_limit_sigma(mu: float, *, rate: float, steps: int) -> float:
-    """Return the sigma whose central_limit_mu is `mu`: an approximation, for a first guess."""
+    """Return the sigma whose central_limit_mu is `mu`: an approximation, used as a first guess."""
     if rate == 1.0:
         return math.sqrt(steps) / mu
     return math.log1p((mu / rate) ** 2 / steps) ** -0.5

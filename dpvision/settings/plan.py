@@ -1,4 +1,4 @@
-"""What follows from public numbers alone: noise, steps, batch or epsilon of a plan, and settings that are left open."""
+"""Compute plans and missing settings from public numbers only: noise, steps, batch, epsilon, learning rate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dpvision.settings.recipes import release_recipe
 from dpvision.settings.release import with_changes
 from dpvision.settings.training import HEAD_ON_FEATURES, Config
 
-# Noisy sums of a head on features by default: the mean row first, then steps, or one vector of class statistics.
+# Default number of noisy sums of a head on features: the mean row, and then steps or one vector of class statistics.
 HEAD_SUMS = {"descent": 100, "newton": 21, "moments": 2, "lda": 2}
-# With fewer images, times epsilon, the noise of many steps outweighs what they learn (digits: 1,437 images; at epsilon
-# 0.1 lda reached 39% and descent 14%, at 0.5 83% and 85%).
-LITTLE = 500
-# Descent: the noise that the weights may have at the end, where a row has length 1 and scores are logits; and the
-# largest step. The loss has curvature at most 1/2 along a row of length 1, so plain descent is stable up to 4.
+# Below this product of n and epsilon, the noise of many steps outweighs what they learn (digits, 1,437 images: at
+# epsilon 0.1, lda reached 39% and descent 14%; at 0.5, they reached 83% and 85%).
+SMALL_DATA = 500
+# Descent: the noise allowed in the final weights, for rows of norm 1 and scores that are logits; and the largest
+# learning rate. Along a row of norm 1, the loss has curvature at most 1/2, so plain descent is stable up to 4.
 NOISE_OF_SCORES, LARGEST_RATE = 0.5, 4.0
 
 
@@ -35,11 +35,12 @@ def plan(
     delta: float = 1e-5,
     confirm: bool = False,
 ) -> dict[str, Any]:
-    """Solve for the one of sigma, epsilon, steps and batch that is missing.
+    """Solve for whichever of sigma, epsilon, steps and batch is missing.
 
-    epsilon given, sigma not    the least sigma (batch and steps have defaults)
-    sigma given, epsilon not    epsilon
-    both given, steps not       the most steps
+    given                       solved for
+    epsilon, not sigma          the smallest sigma (batch and steps have defaults)
+    sigma, not epsilon          epsilon
+    both, not steps             the largest number of steps
     both and steps, not batch   the largest expected batch
     all four                    an error: nothing is missing
     """
@@ -50,10 +51,10 @@ def plan(
     if steps is not None and steps < 1:
         raise ConfigError(f"steps is {steps}: it must be at least 1.")
     if epsilon is None and sigma is None:
-        raise ConfigError("plan needs --epsilon (to find the noise) or --sigma (to find epsilon).")
+        raise ConfigError("plan needs --epsilon (to compute the noise) or --sigma (to compute epsilon).")
     solved_for = "epsilon" if epsilon is None else "sigma" if sigma is None else "steps" if steps is None else "batch"
     if solved_for == "batch" and batch is not None:
-        raise ConfigError("n, batch, steps, sigma and epsilon are all given: leave out the one to solve for.")
+        raise ConfigError("batch, steps, sigma and epsilon are all given. Fix: leave out the one to compute.")
     budget = Budget(1.0 if epsilon is None else epsilon, delta)
     if solved_for == "batch":
         assert sigma is not None and steps is not None
@@ -75,10 +76,10 @@ def plan(
 
 
 def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
-    """A cheap rehearsal on public data: batch and sigma by `factor`, the same steps and the same noise in a step.
+    """Plan a cheap rehearsal on public data: batch and sigma are divided by `factor`.
 
-    The noise of a mean gradient is sigma / batch, which stays; so do the steps. What changes is epsilon, which is much
-    larger: settings are chosen on public data this way and then used at full size (Sander et al. 2023, TAN).
+    The noise of a mean gradient, sigma / batch, and the number of steps stay the same. Only epsilon changes: it becomes
+    much larger. Settings are chosen this way on public data and then used at full size (Sander et al. 2023, TAN).
     """
     if not factor >= 1:
         raise ConfigError(f"scale-down is {factor:g}: it must be at least 1.")
@@ -90,7 +91,7 @@ def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
         command = f"dpvision train PUBLIC --n {answer['n']} --epsilon {math.ceil(epsilon) + 1} --batch {batch} "
         command += f"--steps {answer['steps']} --sigma {sigma!r}"
     else:
-        command = "none: with this little noise no epsilon can be proven, and every training states one"
+        command = "none: with this little noise no epsilon can be proven, and every training run needs one"
     return {
         "batch": batch,
         "sigma": sigma,
@@ -98,7 +99,7 @@ def scaled_down(answer: dict[str, Any], factor: float) -> dict[str, Any]:
         "noise_of_the_mean": sigma / batch,
         "epsilon": epsilon,
         "command": command,
-        "note": "for public data: with this little noise nothing private may be used",
+        "note": "for public data only: this little noise does not protect private data",
     }
 
 
@@ -115,7 +116,7 @@ def _answer(
         "sigma": event.sigma,
         "epsilon": epsilon,
         "delta": delta,
-        "mu": gdp.mu_of_curve(lambda at: quick.profile(event, at), epsilon),
+        "mu": gdp.mu_of_curve(lambda epsilons: quick.profile(event, epsilons), epsilon),
         "passes": event.steps * event.rate,
         "solved_for": solved_for,
         "accountant": "dpvision quick PLD, an upper bound; a run is charged by dp-accounting's PLD (--confirm)",
@@ -146,9 +147,9 @@ def plan_release(
     degree: float | None = None,
     delta: float = 1e-5,
 ) -> dict[str, Any]:
-    """The degree, the noise and the guarantee of a release by this recipe, from public numbers."""
-    asked = {"n": n, "epsilon": epsilon, "delta": delta, "rows": rows, "degree": degree}
-    settings = with_changes(release_recipe(recipe), {k: v for k, v in asked.items() if v is not None})
+    """Compute the degree, the noise and the guarantee of a release by this recipe, from public numbers."""
+    given = {"n": n, "epsilon": epsilon, "delta": delta, "rows": rows, "degree": degree}
+    settings = with_changes(release_recipe(recipe), {k: v for k, v in given.items() if v is not None})
     whole = settings.complete(n, classes, channels=1)
     assert whole.sigma
     event = whole.event(whole.sigma, classes)
@@ -168,7 +169,7 @@ def plan_release(
 
 
 def complete(config: Config, n: int) -> Config:
-    """Compute the settings that are None from `n` units and nothing else."""
+    """Compute the settings that are None, from the number of units alone."""
     n = n if config.n is None else config.n
     if n < 2:
         raise ConfigError(f"n is {n}: private training needs at least 2 units.")
@@ -198,12 +199,12 @@ def complete(config: Config, n: int) -> Config:
         whole = replace(whole, probe_share=None, probe_steps=steps_within_share(config.probe_share, whole))
         if config.probe_share and not whole.probe_steps:
             raise ConfigError(
-                f"probe_share is {config.probe_share:g}: the first step alone uses more than that share of epsilon. "
+                f"probe_share is {config.probe_share:g}: a single step already uses more than that share of epsilon. "
                 "Fix: a larger share, or --probe-steps."
             )
     if whole.probe_steps > steps:
         raise ConfigError(
-            f"probe_steps is {whole.probe_steps}, and there are {steps} steps. Fix: a smaller --probe-steps."
+            f"probe_steps is {whole.probe_steps}, but there are only {steps} steps. Fix: a smaller --probe-steps."
         )
     return whole
 
@@ -211,31 +212,31 @@ def complete(config: Config, n: int) -> Config:
 def _require_small_delta(config: Config, n: int) -> None:
     if config.delta * n >= 1:
         raise ConfigError(
-            f"delta is {config.delta:g} and n is {n}: revealing one unit in {1 / config.delta:.3g} completely would "
-            f"be allowed. Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
+            f"delta is {config.delta:g} and n is {n}: a delta of 1/n or more would allow disclosing a unit completely. "
+            f"Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
         )
 
 
 def _complete_head(config: Config, n: int) -> Config:
-    """Compute the settings of a head on features of `n` images: every image is in every noisy sum."""
+    """Compute the settings of a head on features of `n` images; every image is in every noisy sum."""
     _require_small_delta(config, n)
     head = config.head
     if head == "auto":
-        head = "newton" if config.synthetic else "lda" if n * config.epsilon < LITTLE else "descent"
+        head = "newton" if config.synthetic else "lda" if n * config.epsilon < SMALL_DATA else "descent"
     assert head in HEAD_SUMS
     steps = HEAD_SUMS[head] if config.steps is None else config.steps
     if steps < 2 or (HEAD_SUMS[head] == 2 and steps != 2):
         raise ConfigError(
             f"steps is {steps}: the first noisy sum of a head is the mean row, and {head} needs "
-            f"{'one more' if HEAD_SUMS[head] == 2 else 'one or more after it'}. Fix: leave --steps out."
+            f"{'exactly one more' if HEAD_SUMS[head] == 2 else 'at least one more'}. Fix: leave --steps out."
         )
     if head == "newton" and not config.synthetic:
         raise ConfigError(
-            "head is 'newton', which learns directions from features of public images. Fix: --public FILE.npz with "
-            "train_features, or --head descent."
+            "head is 'newton', which needs features of public images. Fix: --public FILE.npz with train_features, or "
+            "--head descent."
         )
     if config.synthetic and head in ("descent", "moments"):
-        raise ConfigError(f"public features are given, and {head} uses none. Fix: leave --public or --head out.")
+        raise ConfigError(f"public features are given, but {head} does not use any. Fix: leave --public or --head out.")
     sigma = calibrate.sigma(Budget(config.epsilon, config.delta), rate=1.0, steps=steps)
     lr, momentum = 1.0, 0.0
     if head == "descent":
@@ -248,30 +249,31 @@ def _complete_head(config: Config, n: int) -> Config:
 
 
 def default_model(n: int) -> str:
-    """A linear model for few units, where noise on many weights outweighs what they learn (benchmarks/RESULTS.md)."""
+    """Return a linear model for few units, where the noise on many weights would dominate (benchmarks/RESULTS.md)."""
     return "linear" if n < 5000 else "small-cnn"
 
 
 def default_batch(n: int) -> int:
-    """Half of the units, at most 4096."""
+    """Return half of the number of units, at most 4096."""
     return max(1, min(n // 2, 4096))
 
 
 def default_steps(n: int, batch: int) -> int:
-    """50 expected passes over few units, 30 over many, where more would cost hours and gain little."""
+    """Return the number of steps in 50 expected passes, or in 30 if there are many units and more would gain little."""
     return max(1, round((50 if n < 5000 else 30) * n / batch))
 
 
 def learning_rate_for_noise(wanted: float, momentum: float, *, sigma: float, steps: int) -> float:
-    """lr such that lr / (1 - momentum) * sigma * sqrt(steps) is `wanted`: `sigma` is the noise in one step's gradient.
+    """Return the lr for which lr / (1 - momentum) * sigma * sqrt(steps) is `wanted`, if a gradient has noise `sigma`.
 
-    Panda et al. 2022 (arXiv 2212.04486): the best total rate grows linearly in epsilon; so it does in n / sigma.
+    Panda et al. 2022 (arXiv 2212.04486): the best total learning rate grows linearly in epsilon; this one grows
+    linearly in n / sigma.
     """
     return wanted * (1 - momentum) / (sigma * math.sqrt(steps))
 
 
 def steps_within_share(share: float, config: Config) -> int:
-    """The largest number of first steps that use at most this share of the whole training's epsilon."""
+    """Return the largest number of steps that use at most this share of the epsilon of the whole training run."""
     assert config.batch and config.n and config.sigma and config.steps
     event = PoissonGaussian(config.batch / config.n, config.sigma, config.steps)
     most = share * quick.epsilon(event, config.delta)

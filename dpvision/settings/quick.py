@@ -1,18 +1,19 @@
-"""A second privacy-loss-distribution accountant in plain numpy: an upper bound too, and ready in 0.1 s.
+"""A second privacy-loss-distribution accountant in plain numpy: also an upper bound, and ready in 0.1 s.
 
-dp-accounting (core/accountant.py) decides what a run may do and what a card states; importing it alone takes a second.
-This one answers `dpvision plan`, drives every calibration search, and is the independent check of the other in tests.
+dp-accounting (core/accountant.py) decides what a run may do and what a card states; just importing it takes a second.
+This one answers `dpvision plan`, drives every calibration search, and serves as an independent check in tests.
 
-For one step of rate q and noise sigma the worst pair is P = (1-q) N(0, sigma^2) + q N(1, sigma^2) against
+For one step of rate q and noise sigma, the worst-case pair is P = (1-q) N(0, sigma^2) + q N(1, sigma^2) against
 Q = N(0, sigma^2), with the loss l(x) = log(dP/dQ)(x) = log(1 - q + q exp((2x-1) / (2 sigma^2))), increasing in x.
-Between two points of the loss grid, the mass is moved to the two ends so that both P and Q keep their mass there
-("connect the dots", Doroshenko et al. 2022): the resulting pair dominates the true one, so every composition of it is
-an upper bound. Steps are composed by the Fourier transform; mass outside the window is counted as infinite loss.
+The mass between two points of the loss grid is moved to these points such that the total mass of both P and Q is
+preserved ("connect the dots", Doroshenko et al. 2022). The resulting pair dominates the true one, so every composition
+of it is an upper bound. Steps are composed by the Fourier transform; mass outside the window counts as infinite loss.
 
-A point (epsilon, delta) is the pair that dominates all that satisfies it (Kairouz, Oh, Viswanath 2015): everything is
-revealed with probability delta, and otherwise one bit, which is right with probability e^epsilon / (1 + e^epsilon).
+A point (epsilon, delta) is represented by the pair that dominates every mechanism satisfying it (Kairouz, Oh, Viswanath
+2015): with probability delta everything is revealed, and else one bit, correct with probability e^epsilon / (1 +
+e^epsilon).
 
-Two more bounds, `rdp_epsilon` and `lower_bound`, are there to compare with the accountant's. They decide nothing.
+Two more bounds, `rdp_epsilon` and `lower_bound`, are only for comparison with the accountant; nothing depends on them.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from dpvision.core.accountant import (
 )
 from dpvision.core.events import Capped, Event, Kind, Point, exposures, split_kind
 
-# Mass that the composed window may leave out on each side; both are counted as infinite loss.
+# Mass that the composed window may omit on each side; it counts as infinite loss.
 WINDOW_TAIL = 1e-14
-# Whole orders only: the series for fractional ones does not always converge, and leaving them out is still a bound.
+# Integer orders only: the series for fractional orders does not always converge, and without them it is still a bound.
 RDP_ORDERS = [*range(2, 65), *range(72, 257, 8), 320, 512, 1024]
 
 
 class _Losses(NamedTuple):
-    """Mass of P on the loss grid, from index `low` on, and at infinity."""
+    """The mass of P on the loss grid, starting at index `low`, and at infinity."""
 
     mass: Floats
     low: int
@@ -52,10 +53,10 @@ class _Losses(NamedTuple):
 
 
 class _Total(NamedTuple):
-    """Composed losses above 0 with their cumulative sums from the top: all that epsilon and delta are computed from."""
+    """Composed losses above 0 with their cumulative sums from the top, from which epsilon and delta are computed."""
 
     losses: Floats
-    above: Floats  # P-mass at this loss or above, infinity included
+    above: Floats  # P-mass at this loss or above, including infinity
     above_q: Floats  # Q-mass at this loss or above
 
 
@@ -73,9 +74,9 @@ def delta(event: Event, epsilon: float) -> float:
 
 def profile(event: Event, epsilons: Sequence[float]) -> Floats:
     """Return the privacy profile: delta at each given epsilon."""
-    at = np.asarray(epsilons, dtype=np.float64)
-    curves = [np.maximum(*(_deltas(t, at) for t in _both_ways(kind))) for kind in exposures(event) if kind]
-    return np.max(curves, axis=0) if curves else np.zeros_like(at)
+    points = np.asarray(epsilons, dtype=np.float64)
+    curves = [np.maximum(*(_deltas(t, points) for t in _both_ways(kind))) for kind in exposures(event) if kind]
+    return np.max(curves, axis=0) if curves else np.zeros_like(points)
 
 
 @lru_cache(maxsize=4096)
@@ -84,13 +85,13 @@ def _epsilon(kind: Kind, delta: float) -> float:
 
 
 def _epsilon_at(total: _Total, delta: float) -> float:
-    deltas = total.above - np.exp(total.losses) * total.above_q  # delta at each grid loss, falling
-    j = int(np.searchsorted(-deltas, -delta))  # the first loss whose delta is at most the wanted one
+    deltas = total.above - np.exp(total.losses) * total.above_q  # delta at each grid loss, decreasing
+    j = int(np.searchsorted(-deltas, -delta))  # the first loss whose delta is at most `delta`
     if j == len(deltas):
         return math.inf
     # Between loss j-1 and loss j: delta(epsilon) = above_j - exp(epsilon) * above_q_j.
     excess = total.above[j] - delta
-    if excess <= 0:  # cancellation between the two lines above: the grid loss before is safe
+    if excess <= 0:  # cancellation in the two lines above: the previous grid loss is safe
         return float(total.losses[j - 1]) if j else 0.0
     return max(0.0, math.log(excess / total.above_q[j]))
 
@@ -102,7 +103,7 @@ def _deltas(total: _Total, epsilons: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _both_ways(kind: Kind) -> tuple[_Total, _Total]:
-    """Return losses of (P against Q), a record removed, and of (Q against P), one added."""
+    """Return the losses of P against Q (a record is removed) and of Q against P (a record is added)."""
     kind = join_unsampled(kind)
     h = grid_width(kind)
     steps, points = split_kind(kind)
@@ -113,13 +114,13 @@ def _both_ways(kind: Kind) -> tuple[_Total, _Total]:
 
 
 def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
-    """One step's loss on the grid, dominating the true one: of P against Q, or (`added`) of Q against P."""
+    """Return a dominating loss of one step on the grid: of P against Q or, if `added`, of Q against P."""
     edge = STEP_TAIL_SIGMAS * sigma
     ends = loss(np.array([-edge, edge + 1.0]), q, sigma)
     ends = np.clip(ends, -MAX_LOSS, MAX_LOSS)
     low, high = math.floor(ends[0] / h), math.ceil(ends[1] / h)
     grid = np.arange(low, high + 1) * h
-    # x at which the loss is a grid value; below log(1-q) no x is.
+    # The x at which the loss is a grid value; there is none for losses below log(1-q).
     gain = np.expm1(grid) / q + 1.0
     x = np.full_like(grid, -np.inf)
     ok = gain > 0
@@ -127,10 +128,10 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
     q_mass = _normal_mass(x / sigma)  # len(grid) + 1 masses: below, between and above the grid points
     p_mass = (1 - q) * q_mass + q * _normal_mass((x - 1.0) / sigma)
     if added:
-        # The other way round the losses change sign: mirror the grid and swap the roles.
+        # In the other direction the losses change sign: mirror the grid and swap P and Q.
         grid, low, p_mass, q_mass = -grid[::-1], -high, q_mass[::-1], p_mass[::-1]
-    # Between grid points a and a+h with masses p and r (of P and Q): put p-u at a and u at a+h so that
-    # (p-u) e^-a + u e^-(a+h) = r, that is u = (p - r e^a) / (1 - e^-h).
+    # Between grid points a and a+h, let p and r be the masses of P and Q. Put p-u at a and u at a+h such that
+    # (p-u) e^-a + u e^-(a+h) = r, which gives u = (p - r e^a) / (1 - e^-h).
     p, r = p_mass[1:-1], q_mass[1:-1]
     with np.errstate(over="ignore", invalid="ignore"):
         up = np.where(r > 0, (p - r * np.exp(grid[:-1])) / -math.expm1(-h), p)
@@ -143,7 +144,7 @@ def _step_losses(q: float, sigma: float, h: float, *, added: bool) -> _Losses:
 
 
 def _point_losses(point: Point, h: float) -> _Losses:
-    """Return the losses of a point, the same for adding and removing. A loss between two grid points is rounded up."""
+    """Return the losses of a point, rounded up to the grid; they are the same for adding and removing a record."""
     high, low = math.ceil(point.epsilon / h), -math.floor(point.epsilon / h)
     mass = np.zeros(high - low + 1)
     mass[-1] += (1 - point.delta) / (1 + math.exp(-point.epsilon))
@@ -152,7 +153,7 @@ def _point_losses(point: Point, h: float) -> _Losses:
 
 
 def _normal_mass(z: Floats) -> Floats:
-    """Return mass of N(0, 1) below z[0], between neighbours, above z[-1]; each from the tail that loses no digits."""
+    """Return the mass of N(0, 1) below z[0], between neighbours, and above z[-1], each from the more precise tail."""
     upper = np.array([math.erfc(v) for v in np.abs(z) * math.sqrt(0.5)]) / 2  # mass beyond |z|
     right = z > 0
     below, above = np.where(right, 1 - upper, upper), np.where(right, upper, 1 - upper)
@@ -169,10 +170,10 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
         spectrum *= np.fft.rfft(losses.mass, size) ** n
         start += losses.low * n
         log_finite += n * math.log1p(-losses.infinite) if losses.infinite < 1 else -math.inf
-    # The transform is periodic: entry i holds the loss (start + i) modulo size; roll so that entry 0 is `low`.
+    # The transform is periodic: entry i holds the loss (start + i) modulo size. Rotate it so that entry 0 is `low`.
     mass = np.roll(np.fft.irfft(spectrum, size), -((low - start) % size))[: high - low + 1]
     infinite = -math.expm1(log_finite) + 2 * WINDOW_TAIL + hidden_by_rounding(sum(n for _, n in steps))
-    # Only losses from 0 up matter, since epsilon >= 0; from MAX_LOSS up they are as good as infinite.
+    # Only losses of at least 0 matter, since epsilon >= 0; those from MAX_LOSS up count as infinite.
     last = min(high, int(MAX_LOSS / h))
     mass = np.maximum(mass, 0.0)
     infinite += float(mass[max(last + 1 - low, 0) :].sum())
@@ -186,7 +187,7 @@ def _compose(steps: list[tuple[_Losses, int]], h: float) -> _Total:
 
 
 def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
-    """Return indices between which the composed loss lies but for WINDOW_TAIL on each side (Chernoff)."""
+    """Return the indices of a window that contains all but WINDOW_TAIL of the composed loss on each side (Chernoff)."""
     points: list[tuple[_Losses, int, Floats]] = [
         (s, n, (np.arange(len(s.mass), dtype=np.float64) + s.low) * h) for s, n in steps
     ]
@@ -194,7 +195,7 @@ def _window(steps: list[tuple[_Losses, int]], h: float) -> tuple[int, int]:
     spread = math.sqrt(sum(n * max(float(s.mass @ l**2) - float(s.mass @ l) ** 2, 0.0) for s, n, l in points)) + h
     low, high = sum(n * float(l[0]) for _, n, l in points), sum(n * float(l[-1]) for _, n, l in points)
     budget = -math.log(WINDOW_TAIL)
-    # Orders near 1/spread suit sums that are nearly normal, small ones the rare large losses of small rates.
+    # Orders near 1/spread suit nearly normal sums; small orders suit the rare large losses at small sampling rates.
     for size in np.geomspace(min(0.5, 0.5 / spread), 10 / spread, 24).tolist():
         for order in (size, -size):
             log_mgf = sum(n * _log_mgf(s.mass, order * l) for s, n, l in points)
@@ -211,13 +212,13 @@ def _log_mgf(mass: Floats, exponent: Floats) -> float:
 
 
 def _fast_length(n: int) -> int:
-    """Return the least 2^a, 3*2^a or 5*2^a that is at least n: lengths at which the transform is fast."""
+    """Return the smallest 2^a, 3*2^a or 5*2^a that is at least n: the transform is fast at these lengths."""
     power = 1 << max(n - 1, 1).bit_length()
     return min(k for k in (power, power // 4 * 3, power // 8 * 5) if k >= n)
 
 
 def rdp_epsilon(event: Event, delta: float) -> float:
-    """Return epsilon by Rényi DP. It needs no discretisation, so an accountant's answer above it shows a mistake."""
+    """Return epsilon by Rényi DP. It needs no discretisation, so a PLD epsilon above it indicates an error."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
@@ -237,7 +238,7 @@ def rdp_epsilon(event: Event, delta: float) -> float:
 def lower_bound(event: Event, delta: float) -> float:
     """Return dp-accounting's optimistic epsilon: the true epsilon is between this and `accountant.epsilon`.
 
-    No lower bound is known for a tuning, so it counts as 0.
+    No lower bound is known for a tuning run, so it counts as 0.
     """
     kinds: list[Kind] = [steps for kind in exposures(event) if (steps := split_kind(kind)[0])]
     return max(

@@ -1,4 +1,4 @@
-"""The settings of a release, each declared once. A setting that is None is computed from public numbers alone."""
+"""The settings of a release, each declared once. A setting that is None is computed from public numbers only."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpvision.core.events import Budget, Event, Gaussian, exposures, split_kind
-from dpvision.core.events import Kind as Met
+from dpvision.core.events import Kind as Exposure
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
 
 if TYPE_CHECKING:
     from dpvision.core.sampling import MixtureSampler, Scheduled
 
-DRAWN = 3
-RANK, MIN_RANK = 800, 20
+DEFAULT_DRAWN = 3
+MAX_RANK, MIN_RANK = 800, 20
 MAX_DELTA = 0.1  # as a fraction of the probability that a record is in any row
-# nu*/mu of `optimal_nu`. A number and not a search: plans are made without scipy, which is slow to import.
+# nu*/mu of `optimal_nu`, as a constant: computing it would need scipy, which is slow to import.
 NU_OVER_MU = 0.5049762122278388
 
 
 @dataclass(frozen=True)
 class ReleaseKind:
-    """What the settings must know of one kind of release; private/statistics/release.py has its mechanism.
+    """The properties of a kind of release that its settings depend on; private/statistics/release.py has its mechanism.
 
-    own          settings of this kind that some other kind does not have
-    releases     number of noisy sums that every record is in; 0 if a sampler decides which rows a record is in
-    least_rows   minimum number of rows by default: rows drawn from noisy moments cost no privacy
+    own          settings of this kind that not all kinds have
+    releases     number of noisy sums over all records; 0 if a sampler decides which rows a record is in
+    least_rows   minimum of the default number of rows: rows drawn from noisy moments have no privacy cost
     """
 
     own: frozenset[str]
@@ -49,7 +49,7 @@ KINDS: dict[str, ReleaseKind] = {
 
 @dataclass(frozen=True)
 class Release:
-    """Everything that shapes a release. None means: computed from public numbers before it is made."""
+    """All settings that determine a release. Those that are None are computed from public numbers beforehand."""
 
     # fmt: off
     recipe: str = setting(
@@ -57,22 +57,22 @@ class Release:
     )
     kind: str = setting(
         "moments", group="Released rows", option=False, choices=tuple(KINDS),
-        help="What is released: noisy moments of each class, noisy mixtures of records, or rows by a published method.",
+        help="What is released: noisy moments of each class, noisy mixtures of records, or rows of a published method.",
     )
     encoder: str | None = setting(
         None, group="Model", shown="scatter-linear for grey images, patches-256 for colour",
-        help="How images become features: pixels, scatter-linear, patches-256, or a network with --weights.",
+        help="Encoder that computes the features: pixels, scatter-linear, patches-256, or a network with --weights.",
     )
     weights: str | None = setting(
-        None, group="Model", path=True, help="File of public weights for the encoder (.safetensors)."
+        None, group="Model", path=True, help="Public weights of the encoder (.safetensors file)."
     )
     rank: int | None = setting(
         None, group="Model", at_least=0, shown="800, at most a quarter of n; 0 with --weights or --bound",
-        help="Number of directions kept when features are whitened by random images; 0 leaves features as they are.",
+        help="Number of directions to keep when whitening the features with random images; 0 for no whitening.",
     )
     bound: float | None = setting(
-        None, group="Model", above=0, shown="all rows are brought to one length",
-        help="With --rank 0: rows longer than this are shortened to it.",
+        None, group="Model", above=0, shown="scale all rows to the same norm",
+        help="With --rank 0: largest norm of a row; longer rows are clipped to it.",
     )
     epsilon: float = setting(
         1.0, group="Privacy", above=0, shown=REQUIRED,
@@ -82,44 +82,44 @@ class Release:
         1e-5, group="Privacy", above=0, below=1, help="Probability of exceeding epsilon; keep it below 1/n."
     )
     n: int | None = setting(
-        None, group="Data", above=0, shown="read from the data, and then public",
+        None, group="Data", above=0, shown="read from the data and treated as public",
         help="Number of images, declared as a public number.",
     )
     classes: tuple[str, ...] | int | None = setting(
-        None, group="Data", from_text=class_list, shown="read from the data, and then public",
-        help="The classes, declared as public: their number, or their names with commas between.",
+        None, group="Data", from_text=class_list, shown="read from the data and treated as public",
+        help="The classes, declared as public: their number, or a comma-separated list of their names.",
     )
     class_counts: tuple[int, ...] | None = setting(
-        None, group="Data", from_text=number_list, shown="private, and released with noise if needed",
+        None, group="Data", from_text=number_list, shown="private; released with noise if needed",
         help="Number of images of each class, declared as public: 500,80,...",
     )
     size: tuple[int, int] | None = setting(
-        None, group="Data", shown="as the images are", help="Resize images to this number of pixels per side."
+        None, group="Data", shown="unchanged", help="Resize images to this number of pixels per side."
     )
     channels: int | None = setting(
-        None, group="Data", shown="as the images are",
+        None, group="Data", shown="unchanged",
         help="Convert images to this number of channels: 1 for grey, 3 for colour.",
     )
     skip_broken: bool = setting(
-        False, group="Data", help="Leave out images that cannot be read, instead of stopping."
+        False, group="Data", help="Skip images that cannot be read instead of stopping."
     )
     rows: int | None = setting(
-        None, group="Released rows", above=0, shown="n; of moments at least 20,000", help="Number of released rows."
+        None, group="Released rows", above=0, shown="n; at least 20,000 for moments", help="Number of released rows."
     )
     sigma: float | None = setting(
-        None, group="Privacy", option=False, above=0, shown="the least noise that keeps epsilon",
+        None, group="Privacy", option=False, above=0, shown="smallest that keeps epsilon",
         help="Noise multiplier: standard deviation of the noise over the sensitivity.",
     )
     seed: int = setting(
         0, group="Released rows", at_least=0, below=1 << 63,
-        help="Seed of public random choices only: rows drawn from moments, classes of a schedule. Noise has no seed.",
+        help="Seed of public random choices only (rows drawn from moments, classes of a schedule); noise has no seed.",
     )
     sampling: str = setting(
         "poisson", group="Released rows", choices=("poisson", "hierarchical", "class-schedule"),
-        shown="as in the recipe", help="How records get into a mixture.",
+        shown="as in the recipe", help="How records are sampled into mixtures.",
     )
     degree: float | None = setting(
-        None, group="Released rows", above=0, shown="the best by theory",
+        None, group="Released rows", above=0, shown="theoretical optimum",
         help="Mixtures: expected number of records in a row.",
     )
     drawn: float | None = setting(
@@ -127,26 +127,26 @@ class Release:
         help="Hierarchical sampling: expected number of classes in a row.",
     )
     balance: float = setting(
-        1.0, group="Released rows", above=0, help="Mixtures: noise of the labels over that of the features (lambda)."
+        1.0, group="Released rows", above=0, help="Mixtures: ratio of the label noise to the feature noise (lambda)."
     )
     alpha: float | None = setting(
-        None, group="Released rows", above=0, shown="the same weight for all",
+        None, group="Released rows", above=0, shown="equal weights",
         help="Mixtures: parameter of random, Dirichlet-like weights of the records in a row.",
     )
     most_weight: float = setting(
         4.0, group="Released rows", above=0, help="With --alpha: largest weight of a record, in units of 1/degree."
     )
     share: float = setting(
-        0.25, group="Released rows", help="Moments: fraction of the privacy budget for the second moment."
+        0.25, group="Released rows", help="Moments: fraction of the privacy budget spent on the second moment."
     )
     counts_share: float = setting(
         0.05, group="Released rows",
-        help="Moments, DP-MERF, DP-HP: fraction of the privacy budget for the class counts, unless these are declared.",
+        help="Moments, DP-MERF, DP-HP: fraction of the privacy budget spent on class counts, unless they are declared.",
     )
     licence: str = setting("not stated", group="Output", help="Licence of the release, for the card.")
     budget: float | None = setting(
         None, group="Privacy", above=0, shown="this release's epsilon",
-        help="Privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
+        help="Total privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
     )
     # fmt: on
 
@@ -154,9 +154,11 @@ class Release:
         Budget(self.epsilon, self.delta)
         check(self)
         if self.rank and self.bound is not None:
-            raise ConfigError("bound: whitened rows are all brought to one length. Fix: leave bound out, or --rank 0.")
+            raise ConfigError(
+                "bound: whitened rows are all scaled to the same norm. Fix: leave bound out, or use --rank 0."
+            )
         if self.class_counts is not None and (not self.class_counts or min(self.class_counts) < 0):
-            raise ConfigError("class_counts must be one number for each class, none below 0.")
+            raise ConfigError("class_counts must have one number for each class, none below 0.")
         if self.class_counts is not None and self.n is not None and sum(self.class_counts) != self.n:
             raise ConfigError(f"class_counts add up to {sum(self.class_counts):,}, but n is {self.n:,}.")
 
@@ -171,21 +173,21 @@ class Release:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all settings are known that the event is computed from."""
+        """Whether all settings that determine the event are known."""
         needed = [self.n, self.rows, self.sigma]
         if self.is_sampled:
             needed += [self.degree, *([self.drawn] if self.sampling == "hierarchical" else [])]
         return all(needed)
 
     def complete(self, n: int, classes: int, channels: int) -> Release:
-        """Compute the settings that are None from `n` records, the number of classes and nothing else."""
+        """Compute the settings that are None, from the numbers of records, classes and channels alone."""
         n = self.n or (sum(self.class_counts) if self.class_counts else n)
         if n < 2:
             raise ConfigError(f"n is {n}: a release needs at least 2 images.")
         if self.delta * n >= 1:
             raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: a --delta well below {1 / n:.2g}.")
         if self.class_counts is not None and len(self.class_counts) != classes:
-            raise ConfigError(f"class_counts has {len(self.class_counts)} numbers, and there are {classes} classes.")
+            raise ConfigError(f"class_counts has {len(self.class_counts)} numbers, but there are {classes} classes.")
         rows = self.rows or max(n, self.of_kind.least_rows)
         degree = self.degree
         if degree is None and self.is_sampled:
@@ -193,10 +195,10 @@ class Release:
         encoder = self.encoder or ("scatter-linear" if channels == 1 else "patches-256")
         rank = self.rank
         if rank is None:
-            rank = min(RANK, max(MIN_RANK, n // 4)) if self.weights is None and self.bound is None else 0
+            rank = min(MAX_RANK, max(MIN_RANK, n // 4)) if self.weights is None and self.bound is None else 0
         drawn = self.drawn
         if drawn is None and self.sampling == "hierarchical":
-            drawn = float(min(DRAWN, classes))
+            drawn = float(min(DEFAULT_DRAWN, classes))
         whole = replace(self, n=n, rows=rows, degree=degree, encoder=encoder, rank=rank, drawn=drawn)
         if self.is_sampled:
             whole._require_more_than_delta(classes)
@@ -207,29 +209,29 @@ class Release:
             whole = replace(whole, sigma=calibrate.sigma_of(budget, lambda s: whole.event(s, classes)))
             if whole.sigma == calibrate.MIN_SIGMA:
                 raise ConfigError(
-                    f"epsilon {self.epsilon:g} at delta {self.delta:g} would let sigma be {whole.sigma:g} or less: "
-                    "that hides nobody. Fix: a smaller --epsilon or --delta."
+                    f"epsilon {self.epsilon:g} at delta {self.delta:g} would allow a sigma of {whole.sigma:g} or less, "
+                    "which protects nobody. Fix: a smaller --epsilon or --delta."
                 )
         return whole
 
     def _require_more_than_delta(self, classes: int) -> None:
-        """Refuse a delta near the probability that a record is in any row: it would allow a row without noise."""
+        """Refuse a delta close to the probability that a record is in any row: it would allow rows without noise."""
         chance = max(map(_chance_of, exposures(self.event(1.0, classes))))
         if self.delta > MAX_DELTA * chance:
             raise ConfigError(
                 f"delta is {self.delta:g}, and a record is in any of {self.rows:,} rows with probability "
-                f"{chance:.2g}: a delta that large allows nearly no noise. Fix: a --delta below a tenth of that "
+                f"{chance:.2g}: such a large delta would allow almost no noise. Fix: a --delta below a tenth of that "
                 "probability, more --rows or a higher --degree."
             )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
         budget = Budget(self.epsilon, self.delta)
-        if self.sampling == "class-schedule":  # a class has its own rows, as if it were a data set of its own
+        if self.sampling == "class-schedule":  # each class has its own rows, like a separate data set
             return optimal_degree(max(1, n // classes), max(1, rows // classes), budget=budget)
         return optimal_degree(n, rows, budget=budget)
 
     def rates(self, classes: int) -> tuple[float, ...]:
-        """Return the sampling rates inside each class, by declared counts or as if classes had the same size."""
+        """Return the sampling rate within each class, by declared counts or else assuming classes of equal size."""
         assert self.degree and self.n
         counts = self.class_counts or (self.n / classes,) * classes
         return tuple(min(1.0, self.degree / max(1.0, count)) for count in counts)
@@ -252,15 +254,17 @@ class Release:
         return round_robin(rows, rates=self.rates(classes))
 
     def without_folders(self) -> Release:
-        """Public inputs by file name alone: what may be released does not show the operator's folders."""
+        """Return the settings with paths reduced to file names: a release must not reveal the operator's folders."""
         return without_folders(self)
 
 
 def with_changes(base: Release, values: Mapping[str, Any]) -> Release:
-    """Return `base` with checked values; a setting that this kind of release does not use is refused."""
+    """Return `base` with these checked values; refuse a setting that this kind of release does not use."""
     config = replace(base, **values)
     for name in sorted(unused_settings(config) & values.keys()):
-        raise ConfigError(f"{name.replace('_', '-')}: recipe {config.recipe} does not use it. Fix: leave it out.")
+        raise ConfigError(
+            f"{name.replace('_', '-')}: recipe {config.recipe} does not use this setting. Fix: leave it out."
+        )
     return config
 
 
@@ -277,8 +281,8 @@ def unused_settings(config: Release) -> frozenset[str]:
     return others | {name for name, used in of_some.items() if not used}
 
 
-def _chance_of(kind: Met) -> float:
-    """Return the probability that such a record is in any of the releases."""
+def _chance_of(kind: Exposure) -> float:
+    """Return the probability that a record with this exposure is in any row or noisy sum."""
     steps, points = split_kind(kind)
     if points or any(x.rate == 1 for x in steps):
         return 1.0
@@ -286,7 +290,7 @@ def _chance_of(kind: Met) -> float:
 
 
 def round_robin(rows: int, *, rates: Sequence[float]) -> Scheduled:
-    """Return a public schedule with one class in each row, in turn; `rates` are those inside each class."""
+    """Return a public schedule that cycles through the classes, one per row, at these sampling rates within classes."""
     import numpy as np
 
     from dpvision.core.sampling import Scheduled
@@ -299,10 +303,10 @@ def round_robin(rows: int, *, rates: Sequence[float]) -> Scheduled:
 def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float, seed: int) -> Scheduled:
     """Return a public schedule of hierarchical sampling (Li et al. 2023, Procedure 2).
 
-    Each class is in a row with probability p = drawn / classes, by a public seed, and then each record of it with
-    q = degree / (n p). The paper accounts for a record at rate degree / n in every row, as if nobody could see which
-    classes were drawn. Labels and features reveal that, so here a record of class k is accounted for at rate q in the
-    rows of its class: docs/hierarchical-sampling.md.
+    Each class is in a row with probability p = drawn / classes, by a public seed, and each record of that class then
+    with probability q = degree / (n p). The paper accounts for a record at rate degree / n in every row, as if nobody
+    could see which classes were drawn. Labels and features reveal that, so here a record of class k is accounted for at
+    rate q in the rows of its class: see docs/hierarchical-sampling.md.
     """
     import numpy as np
 
@@ -314,7 +318,7 @@ def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float
     rate = degree / (n * p)
     if rate > 1:
         raise ConfigError(
-            f"degree {degree:g} with {drawn:g} of {classes} classes per row: that is more records than there are. "
+            f"degree {degree:g} with {drawn:g} of {classes} classes per row: the classes have fewer records than that. "
             "Fix: a smaller --degree, or a larger --drawn."
         )
     return Scheduled(np.random.default_rng(seed).random((rows, classes)) < p, (rate,) * classes)
@@ -328,8 +332,9 @@ def optimal_nu(mu: float) -> float:
 
         bias ~ 1 / sqrt(nu ln(1 + mu^2 / nu^2)),   so   nu* = argmax of nu ln(1 + mu^2 / nu^2),   m* = nu* n / sqrt(T)
 
-    (the remark after the theorem says argmin; there is none, and the bias is least at the maximum). With nu = t mu that
-    is mu t ln(1 + t^-2), so t* is one number for all: the root of ln(1 + t^-2) = 2 / (1 + t^2), and nu* = t* mu.
+    (the remark after the theorem says argmin; there is none, and the bias is smallest at the maximum). With nu = t mu,
+    that is mu t ln(1 + t^-2), so t* does not depend on mu: it is the root of ln(1 + t^-2) = 2 / (1 + t^2), and
+    nu* = t* mu.
     """
     if not 0 < mu < math.inf:
         raise ConfigError(f"mu is {mu!r}: it must be a finite number above 0.")
@@ -337,14 +342,14 @@ def optimal_nu(mu: float) -> float:
 
 
 def optimal_degree(n: int, rows: int, *, budget: Budget) -> float:
-    """Return how many records to mix into a row for the least bias of a linear model: m* = nu* n / sqrt(rows) <= n.
+    """Return the number of records per row with the least bias of a linear model: m* = nu* n / sqrt(rows) <= n.
 
-    A function of public numbers. Its mu is the one whose curve meets the budget's epsilon at its delta, by a limit
-    that is not a bound; the noise at that degree is calibrated by a bound.
+    It is computed from public numbers. Its mu is the one whose curve meets the budget's epsilon at its delta, by a
+    central limit that is not a bound; the noise at that degree is then calibrated by a bound.
     """
     from dpvision.settings import gdp
 
     if n < 1 or rows < 1:
-        raise ConfigError(f"n is {n:,} and there are {rows:,} rows: both must be at least 1.")
+        raise ConfigError(f"n is {n:,} and rows is {rows:,}: both must be at least 1.")
     mu = gdp.mu_of_point(budget.epsilon, budget.delta)
     return min(optimal_nu(mu) * n / math.sqrt(rows), float(n))

@@ -1,8 +1,8 @@
-"""A setting is declared once, as a field of a frozen dataclass; checks, files, command line, card and docs follow it.
+"""Settings are declared once, as fields of frozen dataclasses, for checks, files, command line, card and docs.
 
     epsilon: float = setting(3.0, group="Privacy", help="Privacy budget.", above=0)
 
-`declared(kind)` gives the declarations of a class of settings by name. Nothing here knows any one setting.
+`declared(kind)` returns the declarations of a settings class by name. Nothing here depends on a particular setting.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dpvision.errors import ConfigError, did_you_mean
 
 Group = Literal["Privacy", "Data", "Model", "Optimisation", "Views", "Released rows", "Public data", "Output"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-# How a setting is part of a run's name, which its noise follows: always; where it differs from its default, as for
-# every setting that came after the first runs; or never, where it changes nothing of what is computed.
+# Whether a setting is part of a run's name, which determines its noise: always; only if it differs from its default, as
+# for every setting added after the first runs; or never, if it does not change the result.
 Names = Literal["always", "changed", "never"]
 REQUIRED = "required"
 
@@ -32,16 +32,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one setting, as `setting` takes it; its name, default and type are those of the field.
+    """The declaration of one setting; its name, default and type are those of the field.
 
-    shown         the effective default in words, where it is computed
-    path          a file or folder: from a settings file it is meant relative to that file
-    from_text     how a word of the command line becomes a value
-    option        whether verbs take it as an option of its own; aliases are other names of that option
-    resumable     a resumed run may change it, as a branch with fresh noise
-    tunable       `dpvision tune` may choose it
-    on_card       the card names it where it is not as the recipe has it: somebody chose it, perhaps by looking at data
-    names_branch  whether another value is another branch; a new setting is "changed", so that earlier runs keep names
+    shown         the effective default in words, if it is computed
+    path          whether it is a file or folder; in a settings file, a path is relative to that file
+    from_text     a function that converts the text of a command-line option to a value
+    option        whether verbs have an option for it; `aliases` are other names of that option
+    resumable     whether a resumed run may change it, which starts a branch with fresh noise
+    tunable       whether `dpvision tune` may choose it
+    on_card       whether the card names it if it differs from the recipe: it may have been chosen by looking at data
+    names_branch  whether another value is another branch; new settings use "changed", so that earlier runs keep names
     """
 
     group: Group
@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def pair(self) -> bool:
-        """Whether a value is two numbers, for which one number may stand."""
+        """Whether a value is a pair of numbers, which may be given as a single number."""
         return any(get_origin(kind) is tuple and ... not in get_args(kind) for kind in self.kinds)
 
     @property
@@ -85,7 +85,7 @@ class Setting:
 
     @property
     def range_text(self) -> str:
-        """What a value must be, in words."""
+        """The allowed range or choices in words."""
         if self.choices:
             return " or ".join(map(repr, self.choices))
         if self.at_least is not None and self.at_most is not None:
@@ -94,7 +94,7 @@ class Setting:
         return " and ".join(f"{word} {_number(bound)}" for word, bound in bounds.items() if bound is not None)
 
     def check(self, value: Any) -> None:
-        """Refuse a value outside of the declared range; None is always within."""
+        """Refuse a value outside of the declared range; None is always allowed."""
         if value is None:
             return
         if self.choices and value not in self.choices:
@@ -111,13 +111,13 @@ class Setting:
 
 
 def setting(default: Any, **about: Any) -> Any:
-    """Declare a field of a class of settings, with what a `Setting` has. A default of None means: computed."""
+    """Declare a field of a settings class; the keywords are those of `Setting`. A default of None is computed later."""
     about.setdefault("on_card", about.get("names_branch") != "never")
     return field(default=default, metadata={"setting": Setting(**about)})
 
 
 def declared(kind: type) -> dict[str, Setting]:
-    """The declarations of a class of settings, by name and in their order."""
+    """Return the declarations of a settings class by name, in their order."""
     return _declared(kind)
 
 
@@ -136,7 +136,7 @@ def check(config: Any) -> None:
 
 
 def check_values(kind: type, changes: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Return the values as the types of their settings; an unknown key is an error with a suggestion."""
+    """Return the values, converted to the types of their settings; an unknown key is an error with a suggestion."""
     known = declared(kind)
     values = {}
     for raw, value in changes.items():
@@ -148,19 +148,19 @@ def check_values(kind: type, changes: Mapping[str, Any], *, source: str) -> dict
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The settings as plain values, without those that are None."""
+    """Return the settings as plain values, without those that are None."""
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
 
 
 def without_folders(config: T) -> T:
-    """Public inputs by file name alone: what may be released does not show the operator's folders."""
+    """Return the settings with paths reduced to file names: a release must not reveal the operator's folders."""
     paths = {name: getattr(config, name) for name, of in declared(type(config)).items() if of.path}
     return replace(config, **{name: value and PurePath(value).name for name, value in paths.items()})  # type: ignore[type-var]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a settings file, a flat table of TOML."""
+    """Read a settings file, which is a flat TOML table."""
     try:
         return tomllib.loads(files.read(path, most=1 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
@@ -168,39 +168,39 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_toml(config: Any) -> str:
-    """The text of a file that `read_toml` reads back to the last bit."""
+    """Return the settings as TOML text, from which `read_toml` restores exactly the same values."""
     lines = []
     for key, value in to_dict(config).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key} is {value}, which is not a number.")
+            raise ConfigError(f"{key} is {value}: it must be a finite number.")
         lines.append(f"{key} = {json.dumps(value, ensure_ascii=True)}")
     return "\n".join(lines) + "\n"
 
 
 def class_list(text: str | None) -> int | list[str] | None:
-    """Read a number of classes, or their names with commas between."""
+    """Parse a number of classes or a comma-separated list of their names."""
     if text is None:
         return None
     return int(text) if text.isascii() and text.isdigit() else word_list(text)
 
 
 def word_list(text: str) -> list[str]:
-    """Read words with commas between."""
+    """Parse a comma-separated list of words."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def number_list(text: str) -> list[int]:
-    """Read whole numbers with commas between."""
+    """Parse a comma-separated list of whole numbers."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise ValueError("it must be whole numbers with commas between") from None
+        raise ValueError("it must be a comma-separated list of whole numbers") from None
 
 
 def _typed(of: Setting, value: Any, source: str) -> Any:
-    """The value as the type of its field, or an error that names the right type."""
+    """Return the value converted to the type of its field, or raise an error that names the right type."""
     kinds = of.kinds
-    bad = ConfigError(f"{source}: {of.name} = {_short(value)} is not of the right kind ({_words(kinds)}).")
+    bad = ConfigError(f"{source}: {of.name} = {_short(value)} has the wrong type: it must be {_words(kinds)}.")
     if value is None:
         if NoneType in kinds:
             return None
@@ -225,22 +225,22 @@ def _typed(of: Setting, value: Any, source: str) -> Any:
 
 
 def _is_list_of(kinds: tuple[Any, ...], values: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether the values are those of tuple[kind, ...], or of a pair of numbers above 0."""
+    """Return whether the values fit tuple[kind, ...], or are a pair of numbers above 0."""
     if not all(isinstance(v, kinds[0]) and not isinstance(v, bool) for v in values):
         return False
     return ... in kinds or (len(values) == len(kinds) and all(v > 0 for v in values))
 
 
 def _short(value: Any) -> str:
-    """The value as it was given, cut short for a message."""
+    """Return the given value as text, shortened for a message."""
     if isinstance(value, int) and value.bit_length() > 100:
-        return f"a number of {value.bit_length():,} bits"
+        return f"a number with {value.bit_length():,} bits"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _words(kinds: tuple[Any, ...]) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return " or ".join(names.get(k, "a list") for k in kinds if k is not NoneType)
 
 

@@ -1,6 +1,6 @@
-"""The settings of a training run, each declared once. A later source wins: recipe, then --config file, then options.
+"""The settings of a training run, each declared once. Options override the --config file, which overrides the recipe.
 
-A setting that is None is computed from public numbers alone before training starts: see `complete` in plan.py.
+A setting that is None is computed from public numbers before training starts: see `complete` in plan.py.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dpvision.settings.setting import (
 
 @dataclass(frozen=True)
 class Way:
-    """How gradients of public images assist a private step, as far as it must be known before the step runs.
+    """A way in which gradients of public images assist a private step: the facts needed before the step runs.
 
-    title           a line for the printed plan; {0} stands for the settings
+    title           a line of the printed plan; {0} is replaced by the settings
     shaped_by       public vectors that change a contribution before it is clipped (core.clipping.Public)
-    each_view       whether every view of a unit has its own weights
+    each_view       whether each view of a unit uses its own weights
     second_moment   whether the state of a training run stores a second moment
     """
 
@@ -42,32 +42,32 @@ class Way:
     second_moment: bool = False
 
 
-# To add a way: a line here, and a function of the same name in public/assist.py, which has the formulas.
+# To add a way, add a line here and a function of the same name in public/assist.py, which has the formulas.
 WAYS: dict[str, Way] = {
-    "none": Way("private gradients alone"),
+    "none": Way("private gradients only"),
     "weights": Way("weight multiplicity, radius {0.radius:g}", ("perturbations",), each_view=True),
     "dope": Way("DOPE-SGD: the public gradient is subtracted before clipping and added afterwards", ("shift",)),
-    "mirror": Way("mirror descent: from the private towards the public gradient as training goes on"),
+    "mirror": Way("mirror descent: moves from the private to the public gradient during training"),
     "adadps": Way(
         "AdaDPS: gradients are scaled by public second moments before clipping", ("scale",), second_moment=True
     ),
 }
 FROM_WEIGHTS = {
-    "finetune": "for dinov2-vits14 with the names of the original model",
+    "finetune": "for dinov2-vits14, with the tensor names of the original model",
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
 MAX_CANARIES, MAX_EXAMPLES = 100_000, 24
-# The linear classifiers on features, and the model that they become.
+# Methods of fitting a linear classifier to features, and the name of the resulting model.
 HEADS = ("auto", "descent", "newton", "moments", "lda")
 HEAD_ON_FEATURES = "head-on-features"
-# How inputs of products are rounded: not at all, to 10 bits (TF32) or to 7 bits (bfloat16). Sums are float32.
+# Rounding of the inputs of matrix products: none, to 10 bits (TF32) or to 7 bits (bfloat16). Sums are float32.
 PRECISIONS = ("float32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that shapes a private training run. None means: computed from public numbers before it starts."""
+    """All settings that determine a training run. Those that are None are computed from public numbers beforehand."""
 
     # fmt: off
     recipe: str = setting(
@@ -75,7 +75,7 @@ class Config:
         help="Settings to start from, by name; `dpvision recipes` lists them.",
     )
     model: str | None = setting(
-        None, group="Model", tunable=True, shown="linear below 5,000 units, small-cnn from there on",
+        None, group="Model", tunable=True, shown="linear below 5,000 units, else small-cnn",
         help="Network to train, such as small-cnn, wrn-16-4 or scatter-linear.",
     )
     part: str = setting(
@@ -83,13 +83,13 @@ class Config:
         help="Which parameters to train; the others keep their initial values.",
     )
     head: str | None = setting(
-        None, group="Model", choices=HEADS, shown="with features auto: newton with --public, lda for very little "
-        "data, otherwise descent",
-        help="With an .npz of features instead of images: how the linear classifier is fitted to them.",
+        None, group="Model", choices=HEADS, shown="auto for features: newton with --public, lda for very little data, "
+        "else descent",
+        help="For an .npz of features instead of images: how to fit the linear classifier.",
     )
     pretrained: str | None = setting(
         None, group="Model", path=True, on_card=False, shown="random weights",
-        help="File of public weights to start from (.safetensors).",
+        help="Public weights to start from (.safetensors file).",
     )
     prior: str | None = setting(
         None, group="Model", choices=("patches",), on_card=False,
@@ -108,23 +108,23 @@ class Config:
         help="What the guarantee protects: each image, or each person with all of their images.",
     )
     n: int | None = setting(
-        None, group="Data", above=0, shown="read from the data, and then public",
+        None, group="Data", above=0, shown="read from the data and treated as public",
         help="Number of training images (or persons), declared as a public number.",
     )
     classes: tuple[str, ...] | int | None = setting(
-        None, group="Data", from_text=class_list, on_card=False, shown="read from the data, and then public",
-        help="The classes, declared as public: their number, or their names with commas between.",
+        None, group="Data", from_text=class_list, on_card=False, shown="read from the data and treated as public",
+        help="The classes, declared as public: their number, or a comma-separated list of their names.",
     )
     size: tuple[int, int] | None = setting(
-        None, group="Data", on_card=False, shown="as the images are",
+        None, group="Data", on_card=False, shown="unchanged",
         help="Resize images to this number of pixels per side.",
     )
     channels: int | None = setting(
-        None, group="Data", on_card=False, shown="as the images are",
+        None, group="Data", on_card=False, shown="unchanged",
         help="Convert images to this number of channels: 1 for grey, 3 for colour.",
     )
     skip_broken: bool = setting(
-        False, group="Data", on_card=False, help="Leave out images that cannot be read, instead of stopping."
+        False, group="Data", on_card=False, help="Skip images that cannot be read instead of stopping."
     )
     batch: int | None = setting(
         None, group="Optimisation", above=0, resumable=True, tunable=True, shown="half of n, at most 4096",
@@ -139,35 +139,36 @@ class Config:
         help="Number of training steps.",
     )
     sigma: float | None = setting(
-        None, group="Privacy", above=0, resumable=True, on_card=False, shown="the least noise that keeps epsilon",
+        None, group="Privacy", above=0, resumable=True, on_card=False, shown="smallest that keeps epsilon",
         help="Noise multiplier: standard deviation of the noise over the clipping norm.",
     )
     lr: float = setting(4.0, group="Optimisation", above=0, resumable=True, tunable=True, help="Learning rate.")
     final_noise: float | None = setting(
         None, group="Optimisation", above=0, tunable=True,
-        help="Choose the learning rate such that this much noise is in each weight at the end; instead of --lr.",
+        help="Set the learning rate so that the noise in each final weight has this standard deviation; replaces --lr.",
     )
     probe_steps: int = setting(
         0, group="Optimisation", at_least=0, names_branch="changed",
-        help="Number of first steps that train only the head and the normalisation before it.",
+        help="Number of initial (probe) steps that train only the head and the normalisation before it.",
     )
     probe_share: float | None = setting(
         None, group="Optimisation", at_least=0, at_most=1,
-        help="The same as a fraction of epsilon, from 0 to 1; instead of --probe-steps.",
+        help="Fraction of epsilon to spend on probe steps, from 0 to 1; replaces --probe-steps.",
     )
     probe_lr: float | None = setting(
-        None, group="Optimisation", above=0, tunable=True, shown="that of --lr", help="Learning rate of these steps."
+        None, group="Optimisation", above=0, tunable=True, shown="that of --lr", help="Learning rate of probe steps."
     )
     momentum: float = setting(
         0.0, group="Optimisation", at_least=0, below=1, resumable=True, tunable=True, help="Momentum of the optimiser."
     )
     clip: float = setting(
         1.0, group="Optimisation", above=0, resumable=True, tunable=True,
-        help="Clipping norm: the largest length that the gradient of one unit may have.",
+        help="Clipping norm: the largest norm that the gradient of one unit may have.",
     )
     clip_style: str = setting(
         "flat", group="Optimisation", choices=("flat", "automatic", "per-layer"), resumable=True, tunable=True,
-        help="How gradients are clipped: scaled down if too long, normalised, or clipped in each layer.",
+        help="How to clip gradients: scale down those above the norm (flat), normalise all of them (automatic), or "
+        "clip each layer (per-layer).",
     )
     ema: float = setting(
         0.98, group="Optimisation", at_least=0, below=1, resumable=True, tunable=True,
@@ -175,29 +176,28 @@ class Config:
     )
     release: str = setting(
         "ema", group="Optimisation", choices=("ema", "last"), tunable=True,
-        help="Which weights to publish: the running average or the last. Fixed before training.",
+        help="Which weights to publish: their running average (ema) or the last ones. Fixed before training.",
     )
     seed: int = setting(
         0, group="Model", at_least=0, below=1 << 63, on_card=False,
         help="Seed of the initial weights only; noise and sampling have no seed.",
     )
     physical: int | None = setting(
-        None, group="Optimisation", above=0, resumable=True, on_card=False, shown="what suits the memory and caches",
-        help="Microbatch: the number of images processed at a time. Trades memory for speed.",
+        None, group="Optimisation", above=0, resumable=True, on_card=False, shown="chosen to fit memory and caches",
+        help="Microbatch size: number of images processed at once. Trades memory for speed.",
     )
     device: str = setting(
         "auto", group="Optimisation", resumable=True, names_branch="never",
-        help="Where to compute: auto (an accelerator if there is one that passes a trial, else the CPU), cpu, cuda, "
-        "cuda:1.",
+        help="Device to compute on: auto (an accelerator that passes a self-test, or else the CPU), cpu, cuda, cuda:1.",
     )
     precision: str = setting(
         "float32", group="Optimisation", choices=PRECISIONS, resumable=True, names_branch="changed",
-        help="Precision of the inputs of products; sums and clipping are the same in all. tf32 (on an accelerator) and "
-        "bf16 are faster there, and less accurate.",
+        help="Precision of the inputs of matrix products; sums and clipping are not affected. tf32 (accelerators only) "
+        "and bf16 are faster on accelerators, but less accurate.",
     )
     augment: tuple[str, ...] = setting(
         (), group="Views", from_text=word_list, tunable=True,
-        help="Augmentations of each view, with commas between: crop, flip, cutout, jitter, autoaugment.",
+        help="Augmentations of each view, comma-separated: crop, flip, cutout, jitter, autoaugment.",
     )
     k_base: int = setting(
         1, group="Views", at_least=0, tunable=True,
@@ -212,7 +212,7 @@ class Config:
         help="Number of public images from --synthetic added to the views of each image.",
     )
     mix: str = setting(
-        "mixup", group="Views", choices=("mixup", "cutmix"), tunable=True, help="How two views are mixed."
+        "mixup", group="Views", choices=("mixup", "cutmix"), tunable=True, help="How to mix two views."
     )
     mix_alpha: float = setting(
         0.2, group="Views", above=0, tunable=True,
@@ -224,18 +224,18 @@ class Config:
     )
     assist: str = setting(
         "none", group="Public data", names_branch="changed", choices=WAYS,
-        help="How gradients of public images help: weight multiplicity, DOPE-SGD, mirror descent or AdaDPS.",
+        help="How gradients of public images assist training: weight multiplicity, DOPE-SGD, mirror descent or AdaDPS.",
     )
     public_batch: int = setting(
-        64, group="Public data", above=0, names_branch="changed", help="Number of public images in one public gradient."
+        64, group="Public data", above=0, names_branch="changed", help="Number of public images per public gradient."
     )
     radius: float = setting(
         0.1, group="Public data", above=0, names_branch="changed",
-        help="Weight multiplicity: how far the weights are moved for each view.",
+        help="Weight multiplicity: how far to perturb the weights for each view.",
     )
     adaptive: bool = setting(
         False, group="Public data", names_branch="changed",
-        help="Weight multiplicity: move each weight in proportion to its size.",
+        help="Weight multiplicity: perturb each weight in proportion to its magnitude.",
     )
     horizon: float = setting(
         1.0, group="Public data", above=0, names_branch="changed",
@@ -243,27 +243,28 @@ class Config:
     )
     floor: float = setting(
         0.1, group="Public data", above=0, names_branch="changed",
-        help="AdaDPS: added to the second moments, in units of their mean.",
+        help="AdaDPS: constant added to the second moments, as a fraction of their mean.",
     )
     canaries: int = setting(
         0, group="Privacy", names_branch="changed", on_card=False,
-        help="Number of synthetic canary records to insert for a one-run audit; 1000 is usual, or the number of "
-        "weights if that is smaller. Costs accuracy.",
+        help="Number of synthetic canary records to insert for a one-run audit, usually 1000 or, if smaller, the "
+        "number of weights. Costs accuracy.",
     )
     checkpoint_every: int = setting(
         25, group="Output", above=0, resumable=True, names_branch="never", help="Number of steps between checkpoints."
     )
     study: bool = setting(
         False, group="Output", names_branch="never",
-        help="Record gradients before clipping, for yourself: not protected by noise and not for release.",
+        help="Record gradients before clipping for your own inspection: no noise protects them, so they are not for "
+        "release.",
     )
     budget: float | None = setting(
         None, group="Privacy", above=0, names_branch="never", shown="this run's epsilon",
-        help="Privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
+        help="Total privacy budget (epsilon) of the data set over all runs, set by the first run on it.",
     )
     examples: int = setting(
         0, group="Output", at_least=0, at_most=MAX_EXAMPLES, names_branch="never",
-        help="Number of TEST images to show on the report, correctly classified, and the same number of misclassified.",
+        help="Show this many correctly classified and this many misclassified TEST images in the report.",
     )
     licence: str | None = setting(
         None, group="Output", names_branch="never", help="Licence of the published weights, for the card."
@@ -278,36 +279,38 @@ class Config:
         check(self)
         if self.prior and self.pretrained:
             raise ConfigError(
-                f"prior is {self.prior!r}, and pretrained {self.pretrained!r}: a training run starts from one of them. "
-                "Fix: leave the other out."
+                f"prior is {self.prior!r} and pretrained is {self.pretrained!r}, but a training run starts from one "
+                "of them. Fix: leave the other one out."
             )
         if self.views < 1:
             raise ConfigError(
-                "k_base, k_self and k_diff are all 0, and an image needs at least one view. Fix: --k-base 1."
+                "k_base, k_self and k_diff are all 0, but an image needs at least one view. Fix: --k-base 1."
             )
         if (self.probe_steps or self.probe_share) and self.part != "all":
             raise ConfigError(
-                f"part is {self.part!r}, and probe steps train the head before all weights. Fix: --part all, or "
+                f"part is {self.part!r}, but probe steps come before training all weights. Fix: --part all, or "
                 "--probe-steps 0."
             )
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
             raise ConfigError(
-                "centred-head needs at least 2 steps, the first for the mean of the features, and no augmented views. "
-                "Fix: --steps 2 or more, --k-base 1, and no --augment."
+                "centred-head needs at least 2 steps (the first computes the mean of the features) and no augmented "
+                "views. Fix: --steps 2 or more, --k-base 1, and no --augment."
             )
         if self.canaries != 0 and not 2 <= self.canaries <= MAX_CANARIES:
             raise ConfigError(
-                f"canaries is {self.canaries}: it must be 0, or from 2 to {MAX_CANARIES:,}; 1,000 is usual, or the "
-                "number of weights if that is smaller."
+                f"canaries is {self.canaries}: it must be 0, or from 2 to {MAX_CANARIES:,}; usually 1,000 or, if "
+                "smaller, the number of weights."
             )
         if self.full_batch and self.batch not in (None, self.n):
-            raise ConfigError(f"full_batch is set, and batch is {self.batch}. Fix: leave one of them out.")
+            raise ConfigError(f"full_batch is set, but batch is {self.batch}. Fix: leave one of them out.")
         if self.batch is not None and self.n is not None and self.batch > self.n:
-            raise ConfigError(f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n.")
+            raise ConfigError(
+                f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n. Fix: a smaller --batch."
+            )
 
     @property
     def views(self) -> int:
-        """K: the number of views of an image."""
+        """The number K of views of each image."""
         return self.k_base + self.k_self + self.k_diff
 
     @property
@@ -317,11 +320,11 @@ class Config:
 
     @property
     def as_it_is(self) -> bool:
-        """Whether an image is its own only view, so that features of it can be computed once."""
+        """Whether the only view of an image is the image itself, so that its features can be cached."""
         return self.views == self.k_base == 1 and not self.augment
 
     def complete(self, n: int) -> Config:
-        """Compute the settings that are None from `n` units and nothing else."""
+        """Compute the settings that are None, from the number of units alone."""
         from dpvision.settings.plan import complete
 
         self.require_views()
@@ -333,60 +336,62 @@ class Config:
             raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
         if self.synthetic and not self.k_diff and self.assist == "none" and self.head is None:
             raise ConfigError(
-                "public images are given, but k_diff is 0 and assist is 'none': none would be used. Fix: --k-diff 2, "
-                "or --assist weights."
+                "public images are given, but k_diff is 0 and assist is 'none', so none would be used. Fix: --k-diff "
+                "2, or --assist weights."
             )
         if self.k_self and self.k_base + self.k_diff < 2:
             raise ConfigError(
-                f"k_self is {self.k_self}, and k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "
+                f"k_self is {self.k_self}, but k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "
                 "views. Fix: --k-base 2 or more, or --k-self 0."
             )
         if self.k_base > 1 and not self.augment:
             raise ConfigError(
-                f"k_base is {self.k_base} without augment: the views would all be the image itself. Fix: --augment "
+                f"k_base is {self.k_base} without augment, so all views would be the image itself. Fix: --augment "
                 "crop,flip, or --k-base 1."
             )
         if self.recipe.startswith(tuple(FROM_WEIGHTS)) and not self.pretrained:
-            whence = next(w for kind, w in FROM_WEIGHTS.items() if self.recipe.startswith(kind))
+            hint = next(text for kind, text in FROM_WEIGHTS.items() if self.recipe.startswith(kind))
             raise ConfigError(
-                f"recipe {self.recipe} starts from public weights, and none are given. Fix: --pretrained "
-                f"FILE.safetensors, {whence}."
+                f"recipe {self.recipe} starts from public weights, but none are given. Fix: --pretrained "
+                f"FILE.safetensors, {hint}."
             )
         self._require_assistance()
 
     def _require_assistance(self) -> None:
-        """Refuse a way of assistance that this training run cannot use."""
+        """Refuse an `assist` that this training run cannot use."""
         if self.assist == "none":
             return
         if not self.synthetic:
             raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: --public FOLDER_OR_NPZ.")
         if self.part == "centred-head" or self.probe_steps or self.probe_share:
-            raise ConfigError(f"assist is {self.assist!r}, and the training has two phases. Fix: --assist none.")
+            raise ConfigError(f"assist is {self.assist!r}, but training has two phases. Fix: --assist none.")
         if WAYS[self.assist].each_view and self.unit == "person":
             raise ConfigError(
-                f"assist is {self.assist!r}: it moves the weights of each view of an image, and persons have different "
-                "numbers of images. Fix: --assist dope, mirror or adadps."
+                f"assist is {self.assist!r}: it perturbs the weights for each view of an image, but persons have "
+                "different numbers of images. Fix: --assist dope, mirror or adadps."
             )
 
     def without_folders(self) -> Config:
-        """Public inputs by file name alone: what may be released does not show the operator's folders."""
+        """Return the settings with paths reduced to file names: a release must not reveal the operator's folders."""
         return without_folders(self)
 
     def hash(self) -> str:
-        """A digest of the settings that shape the result; it reveals nothing about the data."""
+        """Return a digest of the settings that determine the result; it reveals nothing about the data."""
         names = {name: of.names_branch for name, of in declared(type(self)).items()}
-        usual, values = to_dict(type(self)()), to_dict(without_folders(self))
-        shaping = {k: v for k, v in values.items() if names[k] == "always" or (names[k] == "changed" and v != usual[k])}
-        return hashlib.blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=16).hexdigest()
+        defaults, values = to_dict(type(self)()), to_dict(without_folders(self))
+        named = {
+            k: v for k, v in values.items() if names[k] == "always" or (names[k] == "changed" and v != defaults[k])
+        }
+        return hashlib.blake2b(json.dumps(named, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def merge(base: Config, changes: Mapping[str, Any], *, source: str) -> Config:
-    """Return `base` with checked `changes`; an unknown key is an error with a suggestion."""
+    """Return `base` with `changes`, which are checked; an unknown key is an error with a suggestion."""
     values = check_values(type(base), changes, source=source)
     if "lr" in values and values.setdefault("final_noise", None) is not None:
         raise ConfigError(f"{source}: lr and final_noise both set the learning rate. Fix: leave one of them out.")
     if values.get("batch") is not None:
         values.setdefault("full_batch", False)
     if values.get("pretrained") is not None:
-        values.setdefault("prior", None)  # of a recipe
+        values.setdefault("prior", None)  # given weights replace the prior of a recipe
     return replace(base, **values)

@@ -1,1 +1,1 @@
-"""Files on disk: the home folder, run folders, tensors with a header, and the software that wrote them."""
+"""Files on disk: the home folder, run folders and safetensors files, and the software that wrote them."""

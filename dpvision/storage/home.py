@@ -1,7 +1,7 @@
-"""This machine: the folder of its ledgers and run keys, to which nobody else may write, and the software that computes.
+"""The home folder for ledgers and run keys, to which nobody else may write; and the software on this machine.
 
-The folder is $DPVISION_HOME, or ~/.dpvision. The software is this package, by a digest of its code, and its libraries:
-it is part of the name of a run's noise.
+The folder is $DPVISION_HOME, or else ~/.dpvision. The software is described by a digest of this package's code and by
+the versions of its libraries; the description is part of the name of a run's noise.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dpvision import __version__
 from dpvision.core.ledger import Ledger
 from dpvision.errors import ConfigError, PrivacyError
 
-# An account is charged for new images if at least this share of them is on it, or of its images is among them.
+# A new data set is also charged to an account if they share at least this fraction of the images of either.
 CHARGED_SHARE = 0.02
-# A home for the current thread only: that of shadow models, whose ledgers are deleted afterwards.
+# A home for the current thread only, used by shadow models, whose ledgers are deleted afterwards.
 _temporary_home: ContextVar[Path | None] = ContextVar("home", default=None)
 
 
 def home() -> Path:
-    """Return the folder of ledgers and run keys. A folder that other users may write to is a PrivacyError."""
+    """Return the folder of ledgers and run keys; raise a PrivacyError if other users may write to it."""
     place = _temporary_home.get() or Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
     if not place.is_absolute():
         raise ConfigError(
-            f"DPVISION_HOME is {str(place)!r}, a relative path: the same command would have another ledger, with a "
-            f'whole budget, in every working directory. Fix: an absolute path, such as DPVISION_HOME="$PWD/{place}".'
+            f"DPVISION_HOME is {str(place)!r}, a relative path: each working directory would have a separate ledger "
+            f'with an unspent budget. Fix: an absolute path, such as DPVISION_HOME="$PWD/{place}".'
         )
     for folder in (place, place / "ledgers", place / "keys"):
         _require_owned(folder)
@@ -48,7 +48,7 @@ def ledger_of(fingerprint: str) -> Ledger:
 
 @contextmanager
 def use_home(place: Path) -> Iterator[None]:
-    """Use another home folder within this block, in this thread."""
+    """Use another home folder within this block and this thread."""
     token = _temporary_home.set(place)
     try:
         yield
@@ -57,30 +57,30 @@ def use_home(place: Path) -> Iterator[None]:
 
 
 def _require_owned(folder: Path) -> None:
-    """Refuse a folder that another user may write to: they could replace ledgers and keys."""
+    """Refuse a folder that another user may write to, since that user could replace ledgers and keys."""
     try:
         status = os.stat(folder)
     except OSError:
-        return  # created later, for the owner only; or a clear error where it is used
+        return  # either created later for the owner only, or an error where it is used
     if status.st_uid not in (os.getuid(), 0):
         raise PrivacyError(
-            f"{folder}: belongs to another user, who could replace ledgers or keys. Fix: a DPVISION_HOME of your own."
+            f"{folder}: belongs to another user, who could replace ledgers or keys. Fix: use your own DPVISION_HOME."
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PrivacyError(
-            f"{folder}: its group or all other users may write to it, so anybody could replace ledgers or keys. Fix: "
-            f"`chmod go-w {folder}`, after checking who wrote there."
+            f"{folder}: other users may write to this folder, so they could replace ledgers or keys. Fix: check that "
+            f"nobody did, then `chmod go-w {folder}`."
         )
 
 
 @cache
 def computing() -> str:
-    """Return this package, its libraries and the machine in one line, which is part of the name of a run's noise."""
+    """Describe this package, its libraries and the machine in one line, which is part of the name of a run's noise."""
     return f"dpvision {__version__} ({source()}), {machine()}"
 
 
 def machine() -> str:
-    """Return the versions of libraries, the processor, and the settings that decide which kernels compute."""
+    """Describe the versions of libraries, the processor, and the environment variables that select kernels."""
     import numpy as np
     import torch
 
@@ -98,9 +98,9 @@ def machine() -> str:
 
 
 def count_threads() -> dict[str, int]:
-    """Return the numbers of threads of torch and of numpy's and scipy's BLAS, on which the last bits of sums depend.
+    """Return the thread counts of torch and of the BLAS of numpy and scipy, which affect the last bits of sums.
 
-    0 where BLAS is one that cannot be asked.
+    The number is 0 for a BLAS that does not report it.
     """
     import torch
 
@@ -109,10 +109,10 @@ def count_threads() -> dict[str, int]:
 
 @contextmanager
 def use_threads(wanted: Any, *, resumed: bool) -> Iterator[None]:
-    """Compute with the numbers of threads that `count_threads` gave; where that is not possible, it is a PrivacyError.
+    """Use the numbers of threads that `count_threads` returned; raise a PrivacyError if that is not possible.
 
-    What is `resumed` has the noise of an earlier process: added to sums with other last bits, it would reveal where
-    they differ.
+    A `resumed` computation reuses the noise of an earlier process. If the same noise were added to sums that differ in
+    their last bits, the results would reveal where they differ.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -121,8 +121,8 @@ def use_threads(wanted: Any, *, resumed: bool) -> Iterator[None]:
     valid = valid and all(type(n) is int and 0 <= n <= 4096 for n in wanted.values())
     if not valid or not wanted["torch"] or (resumed and not wanted["blas"]):
         raise PrivacyError(
-            "the number of threads that this was computed with before is not on record, and other numbers round sums "
-            "differently, under the same noise. Fix: begin again in a new folder, with a charge of its own."
+            "the number of threads of the earlier computation is not recorded, and another number would round sums "
+            "differently under the same noise. Fix: start again in a new folder, which is charged separately."
         )
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -132,15 +132,15 @@ def use_threads(wanted: Any, *, resumed: bool) -> Iterator[None]:
             stack.enter_context(threadpool_limits(wanted["blas"], user_api="blas"))
         if (actual := {wanted["blas"], *_blas_threads()}) != {wanted["blas"]}:
             raise PrivacyError(
-                f"BLAS computed with {wanted['blas']} threads before and has {max(actual)} or fewer here, which rounds "
-                "sums differently, under the same noise. Fix: the environment in which it began (the BLAS of numpy and "
-                "scipy, OMP_NUM_THREADS); or begin again in a new folder, with a charge of its own."
+                f"BLAS used {wanted['blas']} threads before but has at most {max(actual)} here, which would round "
+                "sums differently under the same noise. Fix: resume in the original environment (the BLAS of numpy and "
+                "scipy, OMP_NUM_THREADS), or start again in a new folder, which is charged separately."
             )
         yield
 
 
 def _blas_threads() -> list[int]:
-    import numpy as np  # noqa: F401  # its BLAS and that of scipy are two
+    import numpy as np  # noqa: F401  # numpy and scipy each have a BLAS
     import scipy.linalg  # noqa: F401
     from threadpoolctl import threadpool_info
 
@@ -155,9 +155,9 @@ def _version(name: str) -> str | None:
 
 
 def source(*parts: str, package: Path = Path(__file__).parents[1]) -> str:
-    """Return a digest of this package's code, or of some of its files and folders.
+    """Return a digest of the code of this package, or of some of its files and folders.
 
-    A version number does not identify the code while it is being developed.
+    A version number does not identify the code during development.
     """
     digest = hashlib.blake2b(digest_size=8)
     places = [package / part for part in parts] or [package]

@@ -1,21 +1,24 @@
-"""The folder of one run: files that may be released at the top, files that are not for release in `operator/`.
+"""The folder of a run: files that may be released are at the top, files that must not be are in `operator/`.
 
-config.toml           every setting, complete
-weights.safetensors   the released model, with its guarantee in the header
-metrics.jsonl         step, epsilon so far, accuracy on the test split
-evaluation.json       confusions and calibration on the test split; examples.json: pictures of it, if asked for
-ledger.jsonl          the data set's account, without the fingerprint of the data
+config.toml           all settings, completed
+weights.safetensors   the released model, with the guarantee in its header
+metrics.jsonl         steps, epsilon so far, accuracy on the test split
+evaluation.json       confusion matrix and calibration on the test split; examples.json: test images, if requested
+ledger.jsonl          account of the data set, without the fingerprint of the data
 card.md, card.json    the guarantee, for people and for programs
-report.html           the same on one page, with figures
-audit.json, audit.svg lower bounds on epsilon, by `dpvision audit` or by the canaries of the run
+report.html           the guarantee and the results on one page, with figures
+audit.json, audit.svg lower bounds on epsilon, from `dpvision audit` or from canaries in the run
 operator/             run.json (where the data is), state.safetensors (to resume), log.jsonl (values that depend on
                       private data), canaries.json, membership.json, lira.json. Never release this folder.
 
-What killed processes leave behind is removed here too. Trials of a tuning: their keys are destroyed and their folders
-removed, since epsilon covers the best trial alone. A tuning does so itself, also if it is interrupted or fails; after a
-kill, `report` or `resume` does when it opens the folder. Keys of fits: a killed fit of an estimator cannot be resumed,
-since its images were in memory, so nothing would ever use or destroy its key. A fit holds a lock next to its key while
-it runs; the next fit destroys every key whose lock nobody holds, and those of fits of earlier versions, without a lock.
+This module also removes what killed processes leave behind:
+
+- The trials of a tuning run: their keys are destroyed and their folders removed, because epsilon covers only the best
+  trial. A tuning run does this itself, even if it is interrupted or fails. After a kill, `report` or `resume` does it
+  when opening the folder.
+- The keys of fits: a killed fit of an estimator cannot be resumed, since its images were in memory, so nothing would
+  ever use or destroy its key. A running fit holds a lock next to its key. The next fit destroys every key whose lock
+  is not held, and the keys of killed fits of earlier versions, which had no lock.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from dpvision.settings.training import Config, merge
 from dpvision.storage import safetensors
 from dpvision.storage.home import home
 
-READABLE = 0o755  # mode of a run folder, before the umask: only its owner may write there
-MAX_BYTES = 1 << 30  # of a log: some millions of steps
-# What the header of weights states if they must not be released.
+READABLE = 0o755  # mode of a run folder, before the umask: only its owner may write to it
+MAX_BYTES = 1 << 30  # maximum size of a log, enough for millions of steps
+# Statements in the header of weights that must not be released.
 FIXED_KEY = "made with a fixed key, for tests only"
 NOT_PRIVATE = f"NO: {FIXED_KEY}"
 A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
@@ -50,7 +53,7 @@ A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
 
 @dataclass(frozen=True)
 class Run:
-    """The paths of a run, with its settings and facts."""
+    """The paths of a run, and access to its settings and facts."""
 
     folder: Path
 
@@ -71,10 +74,10 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def config(self) -> Config:
-        """Return the settings of the run, complete."""
+        """Return the completed settings of the run."""
         path = self.folder / "config.toml"
         if not path.exists():
-            raise ConfigError(f"{self.folder}: not the folder of a run (it has no config.toml).")
+            raise ConfigError(f"{self.folder}: this is not the folder of a run (it has no config.toml).")
         return merge(Config(), read_toml(path), source=str(path))
 
     def facts(self) -> dict[str, Any]:
@@ -90,17 +93,19 @@ class Run:
 
 @contextmanager
 def only_one(run: Run) -> Iterator[None]:
-    """Let one process at a time work on a run; for a second one it is a ConfigError."""
+    """Let only one process at a time work on a run; raise a ConfigError in a second one."""
     with ExitStack() as stack:
         try:
             stack.enter_context(files.locked(run.operator / "lock", wait=False))
         except BlockingIOError:
-            raise ConfigError(f"{run.folder}: another process is working on this run. Fix: wait for it.") from None
+            raise ConfigError(
+                f"{run.folder}: another process is working on this run. Fix: wait until it ends."
+            ) from None
         yield
 
 
 def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) -> Run:
-    """Create the whole folder at once, by a rename, so that every run that exists can be resumed."""
+    """Create the whole folder atomically, by a rename, so that every existing run can be resumed."""
     folder = Path(os.path.abspath(folder))
     require_free(folder)
     with create_folder(folder, mode=READABLE) as place:
@@ -114,7 +119,7 @@ def create(folder: Path, config: Config, facts: dict[str, Any], state: bytes) ->
 
 @contextmanager
 def create_folder(folder: Path, *, mode: int) -> Iterator[Path]:
-    """Yield a temporary folder to write into; it is renamed to `folder`, which is free, if nothing was raised."""
+    """Yield a temporary folder to write to; without an error, rename it to `folder`, which must be free."""
     files.make_folder(folder.parent, mode=READABLE)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -122,7 +127,7 @@ def create_folder(folder: Path, *, mode: int) -> Iterator[Path]:
     try:
         yield partial
         if folder.exists():
-            folder.rmdir()  # empty, since it is free
+            folder.rmdir()  # it is empty
         os.rename(partial, folder)
         files.sync_folder(folder.parent)
     finally:
@@ -130,29 +135,30 @@ def create_folder(folder: Path, *, mode: int) -> Iterator[Path]:
 
 
 def require_free(folder: Path) -> None:
-    """Refuse a folder that is not empty: a run never writes into one."""
+    """Refuse a folder that is not empty, so that a run never overwrites files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         state = Run(folder).state
-        begun = f", or `dpvision resume {folder}`" if state.is_file() and state.stat().st_size else ""  # no tuning
-        raise ConfigError(f"{folder}: exists already. Fix: another --out{begun}.")
+        is_run = state.is_file() and state.stat().st_size  # and not a tuning run
+        resume = f", or `dpvision resume {folder}`" if is_run else ""
+        raise ConfigError(f"{folder}: already exists. Fix: another --out{resume}.")
 
 
 def next_free() -> Path:
-    """Return the first of runs/1, runs/2, ... that does not exist. Several ranks need --out, to agree on a folder."""
+    """Return the first of runs/1, runs/2, ... that does not exist. With several ranks, require --out instead."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--out is missing: several ranks must agree on the folder of the run.")
+        raise ConfigError("--out is missing: several ranks must agree on the folder of the run. Fix: --out FOLDER.")
     return next(p for p in (Path("runs") / str(i) for i in itertools.count(1)) if not p.exists())
 
 
 def key_path(name: str) -> Path:
-    """Return where a run's key is kept: never in the run folder. Names from files cannot be paths."""
+    """Return the path of a run's key, which is never in the run folder; refuse names that could be paths."""
     if not re.fullmatch(r"[0-9a-f]{16}", name):
-        raise DataError(f"{name!r} is not the name of a key: the state of the run was not written by dpvision.")
+        raise DataError(f"{name!r} is not the name of a key, so the state of the run was not written by dpvision.")
     return home() / "keys" / f"{name}.key"
 
 
 def threads_path(key: Path) -> Path:
-    """Return where the numbers of threads of a release are kept, next to its key."""
+    """Return the path of the file with the numbers of threads of a release, next to its key."""
     return key.with_suffix(".threads")
 
 
@@ -163,7 +169,7 @@ def append_json(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSONL file; an incomplete last line, left by a crash, is left out."""
+    """Return the lines of a JSONL file, without an incomplete last line left by a crash."""
     if not path.exists():
         return []
     lines = []
@@ -183,38 +189,38 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def fact(facts: dict[str, Any], name: str, kind: type) -> Any:
-    """Return one fact of run.json; one that is missing or of the wrong type is a DataError."""
+    """Return a fact of run.json; raise a DataError if it is missing or has the wrong type."""
     value = facts.get(name)
     if type(value) is not kind or (type(value) is int and not 0 < value <= 4096):
-        raise DataError(f"operator/run.json: {name} is missing or is not what a run writes.")
+        raise DataError(f"operator/run.json: {name} is missing or invalid.")
     return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; a file that has none is a DataError."""
+    """Return the object in a JSON file; raise a DataError if the file has none."""
     try:
         value = json.loads(files.read(path, most=16 << 20).decode())
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(f"{path}: cannot be read as JSON: {exc}.") from exc
     if not isinstance(value, dict):
-        raise DataError(f"{path}: holds {type(value).__name__}, not a JSON object.")
+        raise DataError(f"{path}: contains {type(value).__name__}, not a JSON object.")
     return value
 
 
 def trials_of(tuning: Run) -> Path:
-    """Return the folder of a tuning's trials."""
+    """Return the folder of the trials of a tuning run."""
     return tuning.operator / "trials"
 
 
 def clear(run: Run) -> None:
-    """Remove what a killed tuning left. A tuning that is still running is a ConfigError."""
+    """Remove the trials that a killed tuning run left; raise a ConfigError if it is still running."""
     if "tuning" in run.facts() and trials_of(run).is_dir():
         with only_one(run):
             remove_trials(run)
 
 
 def remove_trials(tuning: Run) -> None:
-    """Remove a tuning's trials, keys first: a kill in between leaves folders that cannot draw their noise again."""
+    """Remove the trials of a tuning run, keys first: after a kill in between, no trial can regenerate its noise."""
     trials = trials_of(tuning)
     for state in trials.glob("*/operator/state.safetensors"):
         with suppress(DataError, PrivacyError):  # a trial that cannot be read cannot be resumed either
@@ -223,16 +229,16 @@ def remove_trials(tuning: Run) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with its contents, if it exists. A link is a DataError, since it leads to other files."""
+    """Remove a folder with its contents, if it exists; raise a DataError for a link, which leads to other files."""
     if folder.is_symlink():
-        raise DataError(f"{folder}: is a link, and its target is not removed. Fix: remove the link.")
+        raise DataError(f"{folder}: is a link, whose target is not removed. Fix: remove the link.")
     if folder.exists():
         shutil.rmtree(folder)
         files.sync_folder(folder.parent)
 
 
 def _destroy_key_of(state: Path) -> None:
-    """Destroy the key that signed the state, and no other: its name may come from a file that was written by hand."""
+    """Destroy the key that signed the state, and no other: the name of the key may come from a forged file."""
     header = safetensors.read(state).header
     path = key_path(header.get("key", ""))
     key = Key.read(path)
@@ -242,7 +248,7 @@ def _destroy_key_of(state: Path) -> None:
 
 @contextmanager
 def key_of_fit(name: str | None = None) -> Iterator[str]:
-    """Yield the name of a fit's key, which is destroyed at the end of the block, or by the next fit after a kill."""
+    """Yield the name of a fit's key, which is destroyed at the end of the block or, after a kill, by the next fit."""
     clear_fits()
     name = name or secrets.token_hex(8)
     key = key_path(name)
@@ -250,7 +256,7 @@ def key_of_fit(name: str | None = None) -> Iterator[str]:
     files.make_folder(lock.parent)
     with ExitStack() as stack:
         stack.enter_context(files.locked(lock))
-        while not lock.exists():  # another fit removed it as that of a dead one, before it was locked
+        while not lock.exists():  # another fit removed it as stale before it was locked
             stack.close()
             stack.enter_context(files.locked(lock))
         try:

@@ -1,10 +1,10 @@
-"""A safetensors file of dpvision: tensors, a header and a digest. Nothing in it can run code.
+"""Safetensors files with a header and a digest. Nothing in them can execute code.
 
-Our header is one JSON text under the name "dpvision": safetensors writes several entries in an arbitrary order, and the
-same run must give the same bytes. Its `digest` covers the rest of the header, the table of tensors and every byte of
-data. It detects damage and careless edits. A file that others must not be able to make has a `signature`.
+The header is a single JSON text under the name "dpvision", because safetensors writes several entries in an arbitrary
+order and the same run must produce the same bytes. Its `digest` covers the rest of the header, the table of tensors and
+all data. It detects damage and careless edits. Files that others must not be able to forge also have a `signature`.
 
-Headers and digests are checked without torch, before anything is trusted or memory is allocated.
+Headers and digests are checked without torch, before any content is trusted and before memory is allocated.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dpvision.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_HEADER, MOST = 16 << 20, 4 << 30
-# What reading a forged or damaged header can raise.
+MAX_HEADER, MAX_BYTES = 16 << 20, 4 << 30
+# Exceptions that reading a forged or damaged header may raise.
 UNSOUND = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class File:
-    """A whole file: its header, the shapes of its tensors by name, and the bytes."""
+    """A file: its header, the shapes of its tensors by name, and all of its bytes."""
 
     header: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
@@ -39,7 +39,7 @@ class File:
 
 
 def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callable[[str], str] | None = None) -> bytes:
-    """Return the bytes of a file with these tensors and header, its digest, and a signature where `sign` is given."""
+    """Return the bytes of a file with these tensors, this header, a digest and, if `sign` is given, a signature."""
     from safetensors.torch import save
 
     plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -47,9 +47,9 @@ def dump(tensors: Mapping[str, Tensor], header: Mapping[str, str], sign: Callabl
 
 
 def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors with exactly the names, shapes and types of `like`, and the header, from an unchanged file.
+    """Load tensors with exactly the names, shapes and types of `like`, and the header, from an unmodified file.
 
-    `like` may be on torch's meta device: then nothing is allocated for a file that does not fit.
+    `like` may be on torch's meta device; no memory is allocated for a file that does not match.
     """
     from safetensors.torch import load as read_tensors
 
@@ -58,21 +58,23 @@ def load(path: Path, like: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
     for name in sorted(wanted.keys() | file.shapes.keys()):
         if wanted.get(name) != file.shapes.get(name):
             shape, expected = file.shapes.get(name, "missing"), wanted.get(name, "not in the model")
-            raise DataError(f"{path}: tensor {name!r} is {shape}; by the settings it is {expected}.")
+            raise DataError(f"{path}: tensor {name!r} is {shape}, but the settings require {expected}.")
     try:
-        tensors = read_tensors(file.data)  # not torch.load: only numbers are read
+        tensors = read_tensors(file.data)  # unlike torch.load, this reads only numbers
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as exc:
-        raise DataError(f"{path}: not a sound safetensors file: {exc}.") from exc
+        raise DataError(f"{path}: is not a valid safetensors file: {exc}.") from exc
     for name, tensor in like.items():
         if tensors[name].dtype != tensor.dtype:
-            raise DataError(f"{path}: tensor {name!r} is {tensors[name].dtype}; by the settings it is {tensor.dtype}.")
+            raise DataError(
+                f"{path}: tensor {name!r} is {tensors[name].dtype}, but the settings require {tensor.dtype}."
+            )
     return tensors, file.header
 
 
 def seal(
     save: Callable[[dict[str, str]], bytes], header: Mapping[str, str], sign: Callable[[str], str] | None = None
 ) -> bytes:
-    """Return what `save` makes of the metadata: the header, its digest and, with `sign`, a signature."""
+    """Return the bytes that `save` produces for the header with its digest and, if `sign` is given, a signature."""
     _, table, body = _parts(save({"dpvision": json.dumps(dict(header), sort_keys=True)}))
     whole = {**header, "digest": _digest(header, table, body)}
     if sign is not None:
@@ -81,21 +83,21 @@ def seal(
 
 
 def read(path: Path) -> File:
-    """Read a file that is unchanged since it was written, or raise a DataError that names it."""
+    """Read a file; raise a DataError that names it if it is damaged or was modified after it was written."""
     try:
-        data = files.read(path, most=MOST)
+        data = files.read(path, most=MAX_BYTES)
         header, table, body = _parts(data)
         shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in table.items()}
         digest = _digest({k: v for k, v in header.items() if k not in ("digest", "signature")}, table, body)
     except UNSOUND as exc:
         raise DataError(f"{path}: cannot be read as a safetensors file of dpvision ({exc}).") from exc
     if header.get("digest") != digest:
-        raise DataError(f"{path}: was changed after it was written (its digest does not fit).")
+        raise DataError(f"{path}: was modified after it was written (its digest does not match).")
     return File(header, shapes, data)
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """Return the header of a file, whether it was changed or not; empty, if it is not a file of dpvision."""
+    """Return the header of a file without checking its digest; it is empty if dpvision did not write the file."""
     try:
         with files.open_regular(path) as file:
             return _parts(file.read(8 + MAX_HEADER))[0]
@@ -104,7 +106,7 @@ def read_header(path: Path) -> dict[str, str]:
 
 
 def verified_header(path: Path) -> dict[str, str]:
-    """Return the header of a file; one that has a digest and was changed is a DataError."""
+    """Return the header of a file; raise a DataError if it has a digest that does not match the file."""
     header = read_header(path)
     return read(path).header if "digest" in header else header
 

@@ -143,7 +143,7 @@ def test_public_images_with_a_run_and_with_a_file(run: Run, trained: Path, tmp_p
     source = _public(tmp_path / "public.npz")
     code, out, err = run("geometry", trained, source, *FEW)
     assert code == 0, err
-    assert "taken as PUBLIC" in out and "may be released wherever the weights may" in out
+    assert "assumed to be PUBLIC" in out and "may be released if the weights may be released" in out
     of_run = json.loads(Path("geometry/geometry.json").read_text())
     assert "warning" not in of_run and of_run["private"] is False and of_run["images"] == 60
     assert all(p.stat().st_mode & 0o777 == 0o644 for p in Path("geometry").iterdir())

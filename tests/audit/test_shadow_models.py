@@ -131,7 +131,7 @@ def test_a_run_that_cannot_be_attacked_is_refused_with_a_reason(
     with pytest.raises(ConfigError, match="even number"):
         _run("audit", run.folder, source, "--shadows", "5")
     assert _contents(run.folder) == before, "refused before anything is written"
-    with pytest.raises(ConfigError, match="needs the run's data"):
+    with pytest.raises(ConfigError, match="needs the data of the run"):
         _run("audit", run.folder, "--shadows", "8")
     with pytest.raises(ConfigError, match="for releases"):
         _run("audit", run.folder, source, "--operator", tmp_path / "x")

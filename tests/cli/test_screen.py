@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dpvision.cli import screen
-from dpvision.cli.screen import _Part
+from dpvision.cli.screen import _Task
 from dpvision.cli.tune import tune
 
 
@@ -124,7 +124,7 @@ def test_one_of_several_processes_shows_it(
 )
 def test_lines_state_rate_and_time_left(done: int, seconds: float, line: str) -> None:
     """By what was done since the first count: a part that was resumed or loaded from a cache has no early rate."""
-    part = _Part("fitting", began=0.0, counted=(100.0, 1), done=done, total=1000)
+    part = _Task("fitting", began=0.0, counted=(100.0, 1), done=done, total=1000)
     assert part.line(100.0 + seconds) == line
 
 

@@ -93,7 +93,7 @@ def test_declared_classes_are_all_there_are() -> None:
         warnings.simplefilter("error")
         found = classifier(classes=list(range(10)), steps=2).fit(x[:200], y[:200])
     assert list(found.classes_) == list(range(10))
-    with pytest.raises(ValueError, match="not among the declared"):
+    with pytest.raises(ValueError, match="not one of the declared"):
         classifier(classes=9).fit(x[:200], y[:200])
 
 

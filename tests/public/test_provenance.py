@@ -148,7 +148,7 @@ def test_weights_whose_record_was_changed_are_refused(place: Path, say: Say) -> 
     data, note = path.read_bytes(), safetensors.read_header(path)["learned_from"]
     path.write_bytes(data.replace(note.encode(), b"0" * len(note)))
     code, err = train(say, place, "one", start=path)
-    assert code == 3 and "was changed after it was written" in err
+    assert code == 3 and "was modified after it was written" in err
 
 
 def test_what_is_on_an_account_is_not_taken_as_public_unless_its_owners_consented(place: Path, say: Say) -> None:

@@ -54,7 +54,7 @@ def test_what_was_done_before_counts() -> None:
 
 
 def test_no_room_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="nothing is left"):
+    with pytest.raises(ConfigError, match="have already spent"):
         calibrate.sigma(Budget(1.0, 1e-5), rate=0.1, steps=10, before=(Gaussian(0.5),))
     with pytest.raises(ConfigError, match="even one step"):
         calibrate.steps(Budget(0.1, 1e-5), rate=1.0, sigma=1.0)

@@ -34,7 +34,7 @@ def test_a_new_setting_touches_one_place() -> None:
     # Checked, by range, type and name.
     with pytest.raises(ConfigError, match=r"sparkle is 2\.0: it must be above 0 and below 2"):
         More(sparkle=2.0)
-    with pytest.raises(ConfigError, match=r"mine\.toml: sparkle = 'x' is not of the right kind"):
+    with pytest.raises(ConfigError, match=r"mine\.toml: sparkle = 'x' has the wrong type"):
         merge(More(), {"sparkle": "x"}, source="mine.toml")
     with pytest.raises(ConfigError, match="Did you mean 'sparkle'"):
         merge(More(), {"sparkel": 1}, source="mine.toml")
@@ -160,7 +160,7 @@ def test_values_of_a_file_become_those_of_the_field(values: dict[str, Any], righ
     "values", [{"size": [28]}, {"size": [0, 1]}, {"size": True}, {"augment": "crop"}, {"classes": [1]}, {"lr": None}]
 )
 def test_values_of_the_wrong_type_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="not of the right kind"):
+    with pytest.raises(ConfigError, match="has the wrong type"):
         check_values(Config, values, source="mine.toml")
 
 
@@ -174,7 +174,7 @@ def test_values_of_a_grid_are_read_as_the_setting_is() -> None:
 
 def test_did_you_mean() -> None:
     assert did_you_mean("lineer", ["linear", "cnn"]) == "Did you mean 'linear'?"
-    assert did_you_mean("zzz", ["linear", "cnn"]) == "There are: linear, cnn."
+    assert did_you_mean("zzz", ["linear", "cnn"]) == "Available: linear, cnn."
     assert did_you_mean("zzz", ["linear"], "Look it up.") == "Look it up."
 
 

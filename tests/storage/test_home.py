@@ -21,7 +21,10 @@ def test_a_relative_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     for place in (".demo/home", "home", "~/home", "."):
         monkeypatch.setenv("DPVISION_HOME", place)
-        with pytest.raises(ConfigError, match=r"a relative path.*every working directory. Fix: an absolute path"):
+        with pytest.raises(
+            ConfigError,
+            match=r"a relative path.*each working directory would have a separate ledger .*Fix: an absolute path",
+        ):
             home()
         with pytest.raises(ConfigError):
             ledger_of("ab" * 32).open(Budget(1.0, 1e-5))

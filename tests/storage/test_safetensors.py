@@ -74,6 +74,6 @@ def test_nesting_of_any_depth_is_refused(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = _written(tmp_path / "x.safetensors", json.dumps(SOUND))
     with path.open("r+b") as file:
-        file.truncate(safetensors.MOST + 1)  # with a hole: it takes no room
+        file.truncate(safetensors.MAX_BYTES + 1)  # with a hole: it takes no room
     with pytest.raises(DataError, match="more than the 4,294,967,296 allowed"):
         safetensors.read(path)

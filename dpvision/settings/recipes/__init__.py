@@ -1,4 +1,4 @@
-"""Recipes by name: functions that return complete settings, with what to expect of them in their docstrings."""
+"""Named recipes: functions that return settings, and whose docstrings state the expected cost and accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpvision.settings.training import Config
 
 
 def _recipes_in(*modules: ModuleType, returns: type) -> dict[str, Callable[..., Any]]:
-    """Every function of these files that returns such settings, by its name with hyphens."""
+    """Return the functions of these modules that return such settings, by their names with hyphens."""
     functions = [
         f for module in modules for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__
     ]
@@ -26,18 +26,18 @@ def _recipes_in(*modules: ModuleType, returns: type) -> dict[str, Callable[..., 
 
 
 RECIPES: dict[str, Callable[..., Config]] = _recipes_in(baselines, dp_randp, public_synthesis, returns=Config)
-RELEASES: dict[str, Callable[[], Release]] = _recipes_in(releases, returns=Release)  # of `dpvision release`
+RELEASES: dict[str, Callable[[], Release]] = _recipes_in(releases, returns=Release)  # for `dpvision release`
 
 
 def recipe(name: str, *, epsilon: float | None = None) -> Config:
-    """The training recipe of this name; recipes of papers with settings for each epsilon take those of `epsilon`."""
+    """Return the training recipe with this name; if its settings depend on epsilon, use those for `epsilon`."""
     _require(name, RECIPES, others=RELEASES, verb="release")
     arguments = {"epsilon": epsilon} if epsilon and "epsilon" in signature(RECIPES[name]).parameters else {}
     return RECIPES[name](**arguments)
 
 
 def release_recipe(name: str) -> Release:
-    """The release recipe of this name."""
+    """Return the release recipe with this name."""
     _require(name, RELEASES, others=RECIPES, verb="train")
     return RELEASES[name]()
 
@@ -46,6 +46,6 @@ def _require(name: str, known: Mapping[str, object], *, others: Mapping[str, obj
     if name in known:
         return
     if name in others:
-        raise ConfigError(f"recipe {name!r} is a recipe of `dpvision {verb}`. Recipes here: {', '.join(known)}.")
+        raise ConfigError(f"recipe {name!r} is for `dpvision {verb}`. Recipes for this command: {', '.join(known)}.")
     hint = did_you_mean(name, known, "`dpvision recipes` lists them.")
     raise ConfigError(f"there is no recipe named {name!r}. {hint}")

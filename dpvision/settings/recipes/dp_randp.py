@@ -1,10 +1,10 @@
-"""Priors from images made by random processes, then the head, then all: DP-RandP (Tang et al. 2023, arXiv 2306.06076).
+"""DP-RandP: learning priors from random processes (Tang et al. 2023, arXiv 2306.06076).
 
-Phase I is `dpvision pretrain`, which sees no private image; --pretrained takes its weights. Phase II learns the head
-and the normalisation before it in the first steps; Phase III learns everything. --probe-steps 0 leaves Phase II out,
-and --part probe --probe-steps 0 leaves Phase III out. Without --pretrained, training starts from random weights.
+Phase I is `dpvision pretrain`, which uses no private images; pass its weights as --pretrained. Phase II trains the head
+and the normalisation before it in the first steps; Phase III trains all weights. --probe-steps 0 skips Phase II, and
+--part probe --probe-steps 0 skips Phase III. Without --pretrained, training starts from random weights.
 
-The tables give settings for some epsilons; another epsilon takes those of the nearest one, and the noise it needs.
+The tables have settings for some epsilons; any other epsilon uses those of the nearest one, with the noise it needs.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Table = Mapping[float, dict[str, Any]]
 
 
 def dp_randp(epsilon: float = 1.0) -> Config:
-    """CIFAR-10: 96 steps for the head, then all of WRN-16-4, on weights trained on random images.
+    """CIFAR-10: 96 steps for the head, then all of WRN-16-4, starting from weights trained on random images.
 
     Paper: DP-RandP (Tang et al. 2023), tables 1 and 11.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-randp --pretrained prior/weights.safetensors
-    Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
+    Hardware and minutes: like self-aug, days on 2 CPU cores; meant for an accelerator.
     Expect: 72.3% at epsilon 1 and 81.8% at epsilon 6 as published; not run to the end here.
     """
     return _phases("dp-randp", nearest(CIFAR10, epsilon), probe_steps=96, probe_lr=15.0)
 
 
 def dp_randp_cifar100(epsilon: float = 3.0) -> Config:
-    """CIFAR-100: as dp-randp, with larger steps.
+    """CIFAR-100: like dp-randp, with larger learning rates.
 
     Paper: DP-RandP (Tang et al. 2023), table 12.
     Command: dpvision train cifar100.npz --epsilon 3 --recipe dp-randp-cifar100 --pretrained prior/weights.safetensors
-    Hardware and minutes: as self-aug, days on 2 CPU cores; meant for an accelerator.
+    Hardware and minutes: like self-aug, days on 2 CPU cores; meant for an accelerator.
     Expect: not measured yet.
     """
     return _phases("dp-randp-cifar100", nearest(CIFAR100, epsilon), probe_steps=96, probe_lr=25.0)
 
 
 def dp_randp_dermamnist(epsilon: float = 7.42) -> Config:
-    """DermaMNIST: 48 steps for the head, then all of WRN-16-4, batch 1024.
+    """DermaMNIST: 48 steps for the head, then all of WRN-16-4, with batches of 1024.
 
     Paper: DP-RandP (Tang et al. 2023), tables 13 and 14.
     Command: dpvision train dermamnist.npz --epsilon 1 --recipe dp-randp-dermamnist --pretrained FILE
@@ -54,11 +54,11 @@ def dp_randp_dermamnist(epsilon: float = 7.42) -> Config:
 
 
 def dp_randp_probe(epsilon: float = 1.0) -> Config:
-    """Phase II alone: a linear head on frozen features, every image in each of 100 steps.
+    """Phase II only: a linear head on frozen features, with every image in each of 100 steps.
 
     Paper: DP-RandP (Tang et al. 2023), tables 4 and 15.
     Command: dpvision train cifar10.npz --epsilon 1 --recipe dp-randp-probe --pretrained prior/weights.safetensors
-    Hardware and minutes: features once, then seconds for each step on 2 CPU cores.
+    Hardware and minutes: the features are computed once; then each step takes seconds on 2 CPU cores.
     Expect: 67.8% at epsilon 1 as published, with the authors' encoder; not measured yet.
     """
     settings = {"recipe": "dp-randp-probe", "model": "wrn-16-4", "part": "head", "full_batch": True, "steps": 100}
@@ -102,5 +102,5 @@ def _phases(name: str, row: dict[str, Any], **settings: Any) -> Config:
 
 
 def nearest(table: Table, epsilon: float) -> dict[str, Any]:
-    """The row of the epsilon that is nearest by ratio."""
+    """Return the settings for the epsilon whose ratio to this one is closest to 1."""
     return table[min(table, key=lambda known: abs(math.log(known / epsilon)))]

@@ -246,10 +246,10 @@ def test_threads_that_cannot_be_restored_are_refused(tmp_path: Path, monkeypatch
         {"torch": 0, "blas": 1},
     ):
         stopped_run.write_facts({**facts, "head_threads": threads})
-        with pytest.raises(PrivacyError, match=r"not on record, .* Fix: begin again"):
+        with pytest.raises(PrivacyError, match=r"not recorded, .* Fix: start again"):
             call("resume", tmp_path / "run")
     stopped_run.write_facts({**facts, "head_threads": {"torch": 1, "blas": 4096}})  # more than a build of BLAS has
-    with pytest.raises(PrivacyError, match=r"BLAS computed with 4096 threads before .* Fix: the environment"):
+    with pytest.raises(PrivacyError, match=r"BLAS used 4096 threads before .* Fix: resume in the original environment"):
         call("resume", tmp_path / "run")
 
 
@@ -333,7 +333,7 @@ def test_a_false_header_or_a_bomb_allocates_nothing(tmp_path: Path) -> None:
         ({"k_base": 4, "augment": ("crop",)}, "augment: does not apply"),
         ({"lr": 1.0}, "lr: does not apply"),
         ({"unit": "person"}, "unit: does not apply"),
-        ({"head": "newton"}, "learns directions from features of public images"),
+        ({"head": "newton"}, "needs features of public images"),
         ({"head": "lda", "steps": 5}, "steps is 5"),
         ({"steps": 1}, "steps is 1"),
         ({"head": "moments", "synthetic": "f.npz"}, "moments uses none"),
@@ -373,7 +373,7 @@ def test_images_and_features_are_not_confused(tmp_path: Path) -> None:
     assert not holds_features(tmp_path / "both.npz") and len(load(tmp_path / "both.npz").train) == 4
     with pytest.raises(DataError, match="features are for `dpvision train`"):
         load(data)
-    with pytest.raises(ConfigError, match="--head is for features"):
+    with pytest.raises(ConfigError, match="--head applies to features"):
         call("train", "digits", "--epsilon", 1, "--head", "lda", "--out", tmp_path / "r")
     run(prepare(str(data), Config(epsilon=8.0)), tmp_path / "run")
     np.savez(tmp_path / "narrow.npz", features=np.zeros((3, 5), np.float32))

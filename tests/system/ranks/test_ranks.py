@@ -234,7 +234,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
     assert 20 <= done < 200
     code, said, err = commands.run("resume", out, home=home)
     assert code == 0, err
-    assert "had 2 worker processes so far and has 1 now" in said
+    assert "used 2 worker processes so far and now uses 1" in said
     charges = _account(home).charges
     assert [c.event.steps for c in charges] == [200, 200 - done]  # type: ignore[union-attr]
     assert len({c.id for c in charges}) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from dpvision.settings.recipes import recipe
 from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.home import ledger_of
+from tests.system.docs.examples import call
 from tests.system.runs.commands import run as command
 from tests.system.runs.stopping import until
 
@@ -160,6 +162,18 @@ def test_patches_bring_their_prior(data: str, tmp_path: Path) -> None:
     assert all(torch.equal(t, mine[n]) for n, t in loaded.state_dict().items() if n.startswith("prefix."))
 
 
+def test_the_plan_states_that_the_predicted_time_excludes_the_prior(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", data, "--epsilon", "8", "--recipe", "patches", "--model", "patches-256", "--dry-run"]
+    for built in (r"was built in \d+ s and", "was built earlier and"):
+        assert call(words, monkeypatch) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"time +about .* at its current load, not including the prior, which {built} is cached", out)
+    assert call([*words[:4], "--model", "linear", "--dry-run"], monkeypatch) == 0
+    assert "the prior" not in capsys.readouterr().out
+
+
 def test_what_lies_where_the_dictionary_should_be_is_not_trusted(data: str, tmp_path: Path) -> None:
     """Weights of a private run there would lose their event, and damage would go unseen."""
     run, prepared = _begin(data, tmp_path / "run")
@@ -218,9 +232,9 @@ def test_the_card_tells_of_the_mean_and_of_the_dictionary(data: str, tmp_path: P
 def test_what_has_no_mean_is_refused(data: str) -> None:
     with pytest.raises(ConfigError, match="does not subtract the mean"):
         train.prepare(data, replace(SETTINGS, model="small-cnn"))
-    with pytest.raises(ConfigError, match="the first for the mean"):
+    with pytest.raises(ConfigError, match="the first computes the mean"):
         replace(SETTINGS, steps=1)
-    with pytest.raises(ConfigError, match="the first for the mean"):
+    with pytest.raises(ConfigError, match="the first computes the mean"):
         replace(SETTINGS, augment=("flip",))
     with pytest.raises(ConfigError, match="part is 'centre'"):
         replace(SETTINGS, part="centre")

@@ -148,14 +148,14 @@ def test_a_gradient_goes_where_it_belongs(data: str) -> None:
 def test_impossible_phases_are_refused(data: str) -> None:
     with pytest.raises(ConfigError, match="probe_steps is 20"):
         train.prepare(data, replace(SETTINGS, probe_steps=20))
-    with pytest.raises(ConfigError, match="train the head before"):
+    with pytest.raises(ConfigError, match="come before training all weights"):
         replace(SETTINGS, part="head")
     with pytest.raises(ConfigError, match="no normalisation comes right before its head"):
         train_only(build("tanh-cnn", (3, 32, 32), classes=10, seed=0), "probe")
 
 
 def test_a_share_that_no_step_fits_into_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the first step alone uses more"):
+    with pytest.raises(ConfigError, match="a single step already uses more"):
         Config(model="wrn-10-1", probe_share=0.05, batch=30, steps=400).complete(3000)
 
 

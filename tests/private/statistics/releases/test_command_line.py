@@ -138,12 +138,14 @@ def test_a_dry_run_and_a_comparison_leave_no_trace(run: Run, small_home: Path) -
     before = sorted(small_home.rglob("*"))
     for recipe in ("moments", "neuromix-hs"):
         code, out, err = run("release", "digits", "--epsilon", 1, "--recipe", recipe, *SMALL, "--dry-run")
-        assert code == 0 and "nothing was released, nothing was charged. It would be written to releases/1" in out, err
+        assert (
+            code == 0 and "nothing was released, nothing was charged. The release would be written to releases/1" in out
+        ), err
         assert re.search(r"epsilon (0\.9[5-9]\d*|1(\.0+)?) at delta 1e-05, by", out), out
     code, out, err = run(
         "release", "digits", "--epsilon", 1, "--recipe", "neuromix-hs", "--accounting", "paper", "--out", "a"
     )
-    assert code == 0 and "nothing was written, nothing was charged" in out, err
+    assert code == 0 and "nothing was written or charged" in out, err
     truly = next(line for line in out.splitlines() if "true privacy" in line)
     assert float(truly.split()[-1]) > 2, "where 1 was asked for"
     code, _, err = run("release", "digits", "--epsilon", 1, "--accounting", "paper")
@@ -199,9 +201,13 @@ def test_a_fixed_key_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (("release", "digits"), 2, "--epsilon is missing"),
         (("release", "digits", "--epsilom", "3"), 2, "Did you mean --epsilon"),
         (("release", "digits", "--epsilon", "3", "--recipe", "neuromx"), 2, "Did you mean 'neuromix'"),
-        (("release", "digits", "--epsilon", "3", "--recipe", "linear"), 2, "a recipe of `dpvision train`"),
-        (("train", "digits", "--epsilon", "3", "--recipe", "neuromix"), 2, "a recipe of `dpvision release`"),
-        (("release", "digits", "--epsilon", "3", "--degree", "4"), 2, "degree: recipe moments does not use it"),
+        (("release", "digits", "--epsilon", "3", "--recipe", "linear"), 2, "is for `dpvision train`"),
+        (("train", "digits", "--epsilon", "3", "--recipe", "neuromix"), 2, "is for `dpvision release`"),
+        (
+            ("release", "digits", "--epsilon", "3", "--degree", "4"),
+            2,
+            "degree: recipe moments does not use this setting",
+        ),
         (("release", "digits", "--epsilon", "3", "--delta", "0.01"), 2, "delta is 0.01 and n is 1437"),
         (("release", "digits", "--epsilon", "0"), 2, "epsilon"),
         (("release", "digits", "--epsilon", "3", "--bound", "2", "--rank", "5"), 2, "bound"),
@@ -217,7 +223,7 @@ def test_a_fixed_key_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ("plan", "release", "--n", "100", "--epsilon", "1", "--recipe", "moments", "--degree", "3"),
             2,
-            "does not use it",
+            "does not use this setting",
         ),
     ],
 )

@@ -152,7 +152,7 @@ def test_after_a_crash_it_is_made_with_the_threads_that_it_began_with(
     monkeypatch.setattr(noise, "add_noise", watched)
     with threadpool_limits(1, user_api="blas"):
         record.rename(tmp_path / "record")
-        with pytest.raises(PrivacyError, match=r"not on record, .* Fix: begin again"):
+        with pytest.raises(PrivacyError, match=r"not recorded, .* Fix: start again"):
             make(prepared, tmp_path / "out")
         assert len(seen) == 1, "no noise"
         (tmp_path / "record").rename(record)

@@ -36,7 +36,7 @@ def test_rows_and_degree_can_be_asked_for() -> None:
     assert answer["degree"] == optimal_degree(N, 100, budget=Budget(1.0, 1e-5)) and answer["rows"] == 100
     fixed = plan_release("neuromix", n=N, epsilon=1.0, classes=10, rows=100, degree=5.0)
     assert fixed["degree"] == 5.0 and fixed["sigma"] < answer["sigma"]
-    with pytest.raises(ConfigError, match="degree: recipe moments does not use it"):
+    with pytest.raises(ConfigError, match="degree: recipe moments does not use this setting"):
         plan_release("moments", n=N, epsilon=1.0, classes=10, degree=5.0)
     with pytest.raises(ConfigError, match="delta"):
         plan_release("moments", n=N, epsilon=1.0, classes=10, delta=0.01)

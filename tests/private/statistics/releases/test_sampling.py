@@ -143,7 +143,7 @@ def test_what_can_not_be_drawn_is_refused() -> None:
         Poisson(11, 10, 5)
     with pytest.raises(ConfigError, match="at least one"):
         Poisson(2, 10, 0)
-    with pytest.raises(ConfigError, match="more records than there are"):
+    with pytest.raises(ConfigError, match="fewer records than that"):
         hierarchical(10, degree=90, n=100, classes=2, drawn=1, seed=0)
     with pytest.raises(ConfigError, match="at most 2"):
         hierarchical(10, degree=9, n=100, classes=2, drawn=3, seed=0)

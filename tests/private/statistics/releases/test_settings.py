@@ -74,7 +74,7 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
         others |= {"balance": 2.0} if base.sampling == "class-schedule" else {}
     assert set(others) == unused_settings(base)
     for key, value in others.items():
-        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} does not use it"):
+        with pytest.raises(ConfigError, match=f"{key.replace('_', '-')}: recipe {name} does not use this setting"):
             with_changes(base, {key: value})
     if base.kind == "mixtures":
         assert (
@@ -88,10 +88,10 @@ def test_settings_that_would_change_nothing_are_refused(name: str) -> None:
     [
         (Release(delta=0.01), 100, 10, "delta is 0.01 and n is 100"),
         (Release(delta=0.01, n=100), 50, 10, "delta is 0.01 and n is 100"),
-        (Release(class_counts=(50, 50)), 100, 10, "2 numbers, and there are 10 classes"),
+        (Release(class_counts=(50, 50)), 100, 10, "2 numbers, but there are 10 classes"),
         (Release(), 1, 10, "at least 2"),
         (Release(kind="mixtures", degree=200.0), 100, 10, "degree"),
-        (Release(epsilon=1000.0), 1500, 10, "epsilon 1000 at delta 1e-05 would let sigma be 0.05"),
+        (Release(epsilon=1000.0), 1500, 10, "epsilon 1000 at delta 1e-05 would allow a sigma of 0.05"),
     ],
 )
 def test_what_does_not_fit_the_data_is_refused(settings: Release, n: int, classes: int, said: str) -> None:
@@ -165,9 +165,9 @@ def test_rates_of_declared_classes() -> None:
 
 def test_recipes_of_one_verb_are_not_those_of_the_other() -> None:
     assert not RELEASES.keys() & RECIPES.keys()
-    with pytest.raises(ConfigError, match="a recipe of `dpvision train`"):
+    with pytest.raises(ConfigError, match="is for `dpvision train`"):
         release_recipe("linear")
-    with pytest.raises(ConfigError, match="a recipe of `dpvision release`"):
+    with pytest.raises(ConfigError, match="is for `dpvision release`"):
         recipe("neuromix")
     with pytest.raises(ConfigError, match="Did you mean 'neuromix-hs'"):
         release_recipe("neuromix-h")
