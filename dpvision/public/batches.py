@@ -114,7 +114,7 @@ def require_alike(sources: Sequence[Source], classes: int) -> None:
             shapes = [f"{h}x{w}x{c}" for h, w, c in (source.images.shape[1:], first.images.shape[1:])]
             raise DataError(f"{source.name}: its images are {shapes[0]}; those of {first.name} are {shapes[1]}.")
         if len(source.labels) and not 0 <= source.labels.min() <= source.labels.max() < classes:
-            raise DataError(f"{source.name}: has labels outside the range of classes, 0 to {classes - 1}.")
+            raise DataError(f"{source.name}: has labels that are not from 0 to {classes - 1}.")
 
 
 @lru_cache(maxsize=2)

@@ -50,9 +50,7 @@ class WarmUpSettings:
         from_text=lambda text: () if text == "none" else tuple(word_list(text)),
     )
     balance: bool = _data(False, help="Repeat PUBLIC until it has the same number of images as --also.")
-    hold_out: float = _data(
-        0.0, help="Fraction of PUBLIC to hold out for measuring accuracy.", at_least=0, below=1
-    )
+    hold_out: float = _data(0.0, help="Fraction of PUBLIC to hold out for measuring accuracy.", at_least=0, below=1)
     seed: int = _training(0, help="Seed for the weights, views and data order.", at_least=0, below=1 << 63)
 
     def __post_init__(self) -> None:

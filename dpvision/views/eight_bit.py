@@ -102,7 +102,7 @@ def brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Apply ImageEnhance.Sharpness: blend the interior with its mean under (1 1 1, 1 5 1, 1 1 1) / 13."""
+    """Apply ImageEnhance.Sharpness: blend the interior with a copy smoothed by (1 1 1, 1 5 1, 1 1 1) / 13."""
     smooth = images.clone()
     if min(images.shape[2:]) >= 3:
         levels = images.to(torch.int16)
