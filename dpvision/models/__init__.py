@@ -1,4 +1,4 @@
-"""Networks by name. Each is built for a shape of images and a number of classes, and has no batch statistics."""
+"""Networks by name. Each is built for an image shape and a number of classes, and uses no batch statistics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
-    """The named model with random weights from `seed`, for images (channels, height, width) scaled to [-1, 1].
+    """Build the named model with random weights from `seed`, for images (channels, height, width) scaled to [-1, 1].
 
     "timm:NAME" is the model NAME of the timm library.
     """
@@ -67,9 +67,9 @@ def build(name: str, shape: Shape, *, classes: int, seed: int) -> nn.Module:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's random numbers on the CPU and on `device` within the context, and restore the generators after it.
+    """Seed torch's generators of the CPU and of `device` within the context, and restore them afterwards.
 
-    Those of other devices are neither used nor changed.
+    Generators of other devices are neither used nor changed.
     """
     accelerators = [] if device is None or device.type == "cpu" else [device]
     with torch.random.fork_rng(accelerators, device_type=accelerators[0].type if accelerators else "cpu"):
@@ -82,8 +82,8 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 def _build_timm(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The network with random weights and a head of zeros; public weights come from a file, never a download."""
-    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):  # with a colon or a slash, timm looks on the hub or in folders
+    """Build a network with random weights and a zero head. Public weights come from a file and are never downloaded."""
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):  # with a colon or slash, timm would search the hub or folders
         raise ConfigError(f"timm has no model named {name!r}. Fix: see timm.list_models().")
     timm = _import_timm()
     channels, height, width = shape
@@ -93,15 +93,13 @@ def _build_timm(name: str, shape: Shape, classes: int) -> nn.Module:
             model.eval()(torch.zeros(1, *shape))
     except (RuntimeError, ValueError, TypeError, AssertionError) as exc:
         raise ConfigError(
-            f"timm cannot build {name!r} for images of {height}x{width}x{channels} ({exc}). Fix: --size with the "
-            "number of pixels that the model needs, or another of timm.list_models()."
+            f"timm cannot build {name!r} for images of {height}x{width}x{channels} ({exc}). Fix: set --size to the "
+            "number of pixels that the model needs, or use another model of timm.list_models()."
         ) from exc
     model.train()
     head = model.get_classifier()
     if not isinstance(head, nn.Linear):
-        raise ConfigError(
-            f"timm's {name!r} ends in {type(head).__name__}, not in a linear layer. Fix: use another model."
-        )
+        raise ConfigError(f"timm's {name!r} ends in {type(head).__name__}, not a linear layer. Fix: use another model.")
     nn.init.zeros_(head.weight)
     if head.bias is not None:
         nn.init.zeros_(head.bias)
@@ -111,8 +109,8 @@ def _build_timm(name: str, shape: Shape, classes: int) -> nn.Module:
 def _import_timm() -> ModuleType:
     try:
         return importlib.import_module("timm")
-    except Exception as exc:  # torchvision for another build of torch fails in many ways
+    except Exception as exc:  # torchvision built for another torch fails in many ways
         raise ConfigError(
             f'models named "{TIMM}..." need timm and torchvision, which cannot be imported here ({exc}). '
-            'Fix: pip install -c constraints.txt "dpvision[timm]", so that torch stays as it is.'
+            'Fix: pip install -c constraints.txt "dpvision[timm]", which does not change torch.'
         ) from exc

@@ -1,8 +1,8 @@
-"""What a training run costs on a device, from counted operations: images per pass, and time on a described device.
+"""Estimated memory and time of a training run on a device, from counted operations.
 
-Operations are counted on the host with blank images, so that they are a function of shapes alone. A prediction is an
-estimate: each operation takes as long as its arithmetic at a usual share of the peak, or as its memory traffic,
-whichever is longer. Kernels that are slower than that, and what the host adds, are not in it.
+Operations are counted on the host with blank images, so that they are a function of shapes alone. In an estimate, each
+operation takes as long as its arithmetic at a typical fraction of peak performance or as its memory traffic, whichever
+is longer. Slower kernels and time on the host are not included.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from dpvision.errors import ConfigError
 from dpvision.settings.setting import check, check_values, read_toml, setting
 
 COUNTED = 4  # images in the pass whose operations are counted
-# The share of the peak that matrix products and convolutions usually reach; that of elementwise work is its bandwidth.
+# Fraction of peak performance that matrix products and convolutions usually reach. Elementwise operations are limited
+# by memory bandwidth.
 USUAL_SHARE = 0.5
-# Bytes of memory traffic for each weight of a unit: its gradient is written in float32, read for its norm, and read
-# once more for the sum, which is rounded and added up in float64.
+# Memory traffic and memory, in bytes, for each weight of a unit: its gradient is written in float32, read for its norm,
+# and read again for the sum, which is rounded and accumulated in float64.
 ROW_TRAFFIC, ROW_BYTES = 32, 16
-# The share of the memory that a pass may take, and how much more than its saved tensors a backward pass needs.
+# Fraction of the memory that a pass may use, and memory of a backward pass relative to the saved tensors.
 MEMORY_SHARE, BACKWARD = 0.5, 2.0
-# A step has at least this many passes, so that the blank units of the last one cost little.
+# Minimum number of passes in a step, so that the blank units in the last one cost little.
 MIN_PASSES = 8
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one image costs in forward and backward passes: (arithmetic operations, bytes moved) of each kernel."""
+    """The cost of one image in the forward and backward pass."""
 
-    kernels: tuple[tuple[float, float], ...]
-    saved: int  # bytes that the forward pass keeps for the backward pass
-    weights: int  # trained
+    kernels: tuple[tuple[float, float], ...]  # (arithmetic operations, bytes moved) of each
+    saved: int  # bytes that the forward pass saves for the backward pass
+    weights: int  # number of trained weights
 
     def pass_units(self, memory: int, *, views: int, batch: int) -> int:
-        """Return the units in a pass, a power of two: what fits a share of the memory, and never a whole batch."""
+        """Return the number of units in a pass: a power of two that fits in memory, at most an eighth of the batch."""
         unit = views * BACKWARD * self.saved + ROW_BYTES * self.weights
         most = max(1, int(min(MEMORY_SHARE * memory / unit, batch / MIN_PASSES)))
         return 1 << (most.bit_length() - 1)
 
     def pass_bytes(self, units: int, *, views: int) -> float:
-        """Return the memory of a pass of this many units."""
+        """Return the memory, in bytes, of a pass of `units` units."""
         return units * (views * BACKWARD * self.saved + ROW_BYTES * self.weights)
 
 
 def count(learner: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]) -> Cost:
-    """Count the operations of a training step of `learner` on images of a shape, per image."""
+    """Count the operations per image in a training step of `learner` on images of this shape."""
     learner = copy.deepcopy(learner).cpu()
     images, targets = torch.zeros(COUNTED, *shape), torch.zeros(COUNTED, dtype=torch.int64)
     trained = [p for p in learner.parameters() if p.requires_grad]
@@ -69,16 +70,16 @@ def count(learner: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], shape: t
             losses = loss(learner(images), targets)
         torch.autograd.grad(losses.sum(), trained, allow_unused=True)
     fixed = {t.untyped_storage().data_ptr() for t in (*learner.parameters(), *learner.buffers())}
-    kept = sum(size for place, size in saved.items() if place not in fixed)
+    total = sum(size for pointer, size in saved.items() if pointer not in fixed)
     return Cost(
         tuple((flops / COUNTED, size / COUNTED) for flops, size in counting.kernels),
-        max(1, kept // COUNTED),
+        max(1, total // COUNTED),
         sum(p.numel() for p in trained),
     )
 
 
 class _Counting(TorchDispatchMode):
-    """Notes arithmetic operations and bytes of each kernel that runs."""
+    """Record the arithmetic operations and bytes of each kernel that runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,15 +97,15 @@ class _Counting(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Described:
-    """A device that is not here, by the figures of its data sheet."""
+    """A device that is not available, described by its data sheet."""
 
     # fmt: off
     name: str = setting("a device", group="Output", help="Name.")
     memory_gb: float = setting(16.0, group="Output", above=0, help="Memory, in 10^9 bytes.")
-    bandwidth_gb_s: float = setting(500.0, group="Output", above=0, help="Memory bandwidth, in 10^9 bytes a second.")
-    tflops_float32: float = setting(10.0, group="Output", above=0, help="Peak of float32, in 10^12 a second.")
-    tflops_tf32: float | None = setting(None, group="Output", above=0, help="The same of TF32.")
-    tflops_bf16: float | None = setting(None, group="Output", above=0, help="The same of bfloat16.")
+    bandwidth_gb_s: float = setting(500.0, group="Output", above=0, help="Memory bandwidth, in 10^9 bytes per second.")
+    tflops_float32: float = setting(10.0, group="Output", above=0, help="Peak float32 performance, in TFLOPS.")
+    tflops_tf32: float | None = setting(None, group="Output", above=0, help="Peak TF32 performance, in TFLOPS.")
+    tflops_bf16: float | None = setting(None, group="Output", above=0, help="Peak bfloat16 performance, in TFLOPS.")
     launch_us: float = setting(8.0, group="Output", above=0, help="Time to launch a kernel, in microseconds.")
     # fmt: on
 
@@ -117,18 +118,18 @@ class Described:
         return Described(**check_values(Described, read_toml(path), source=str(path)))
 
     def peak(self, precision: str) -> float:
-        """Return operations a second in a precision."""
+        """Return the peak performance in a precision, in operations per second."""
         peak = getattr(self, f"tflops_{precision}")
         if peak is None:
             raise ConfigError(
-                f"{self.name}: its peak in {precision} is not given. Fix: tflops_{precision} in its file."
+                f"{self.name}: its peak performance in {precision} is unknown. Fix: set tflops_{precision} in its file."
             )
         return float(peak) * 1e12
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """An estimate for a training run on a described device."""
+    """Estimated memory and time of a training step on a described device."""
 
     units: int  # in a pass
     memory: float  # of a pass, in bytes
@@ -137,7 +138,7 @@ class Prediction:
 
 
 def predict(cost: Cost, device: Described, *, batch: int, views: int, precision: str) -> Prediction:
-    """Predict a training step with this expected batch."""
+    """Estimate memory and time of a training step with this expected batch size."""
     units = cost.pass_units(int(device.memory_gb * 1e9), views=views, batch=batch)
     peak, bandwidth = USUAL_SHARE * device.peak(precision), device.bandwidth_gb_s * 1e9
     view = sum(max(flops / peak, size / bandwidth) for flops, size in cost.kernels)

@@ -1,8 +1,8 @@
-"""The machine that computes: its devices by name, how they do arithmetic, and how the process keeps its memory.
+"""Devices by name, their arithmetic, and the memory management of the process.
 
-Every computation runs on any device of torch that has float64: sums of private contributions are exact there. Noise,
-sampling and the ledger stay on the host. What a device computes is named (`name_computation`) in all that names noise:
-two computations that may round differently never share it.
+Every computation can run on any torch device with float64, in which sums of private contributions are exact. Noise,
+sampling and the ledger stay on the host. The name of a run's noise includes everything that decides how the device
+rounds (`name_computation`), so that two computations that may round differently never share noise.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
 def find_device(name: str = "auto", *, report: Callable[[str], None] = lambda _: None) -> torch.device:
-    """The device with this name, after a trial on it; a ConfigError if it cannot be used.
+    """Return the device with this name after testing it; raise ConfigError if it cannot be used.
 
-    "auto" is the accelerator if there is one that passes the trial, and otherwise the CPU, with the reason given to
-    `report`. Under torchrun an accelerator without a number is the one of this process's rank on its machine.
+    "auto" is the accelerator if there is one and it passes the test. Otherwise it is the CPU, and the reason is passed
+    to `report`. Under torchrun, an accelerator without a number is the one with this process's local rank.
     """
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -40,7 +40,7 @@ def find_device(name: str = "auto", *, report: Callable[[str], None] = lambda _:
         try:
             return find_device(accelerator.type)
         except ConfigError as exc:
-            report(f"{exc} It computes on the CPU instead.")
+            report(f"{exc} Using the CPU instead.")
             return torch.device("cpu")
     try:
         device = torch.device(name)
@@ -48,29 +48,29 @@ def find_device(name: str = "auto", *, report: Callable[[str], None] = lambda _:
             device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
         _try_device(device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError) as exc:
-        # torch asserts that it was built for CUDA; a device without float64 raises a TypeError
+        # torch asserts that it was built for CUDA; a device without float64 raises TypeError
         reason = str(exc).splitlines()[0].split(". ")[0]
         raise ConfigError(
-            f"device {name!r}: cannot be used here ({reason}). Fix: --device cpu, or leave the option out."
+            f"device {name!r}: cannot be used here ({reason}). Fix: --device cpu, or leave out the option."
         ) from exc
     return device
 
 
 def _try_device(device: torch.device) -> None:
-    """Require that a device holds values, and adds whole numbers in float64 without error."""
+    """Require that a device stores values, adds integers in float64 exactly, and has a description."""
     if device.type == "meta":
-        raise RuntimeError("it holds no values")
+        raise RuntimeError("it stores no values")
     numbers = torch.tensor([2.0**52 + 1, -(2.0**52), 3.0], dtype=torch.float64).to(device)
     if float(numbers.sum()) != 4.0:
-        raise RuntimeError("its sums of whole numbers in float64 are not exact")
+        raise RuntimeError("its sums of integers in float64 are not exact")
     if device.type != "cpu" and not _describe(device):
-        raise RuntimeError("nothing describes how it rounds, so noise on it could not be named")
+        raise RuntimeError("its rounding is not described, so noise on it cannot be named")
 
 
 def name_computation(device: torch.device, precision: str = "float32") -> str:
-    """Everything about a device that decides how it rounds, in one line; empty for float32 on the CPU.
+    """Return everything about a device that decides how it rounds, in one line; empty for float32 on the CPU.
 
-    It is part of the name of a run's noise. (What decides on the CPU is in storage.home.)
+    It is part of the name of a run's noise. The corresponding properties of the CPU are in storage.home.
     """
     parts = [] if precision == "float32" else [precision]
     if device.type != "cpu":
@@ -79,7 +79,7 @@ def name_computation(device: torch.device, precision: str = "float32") -> str:
     return ", ".join(parts)
 
 
-# Variables that choose kernels.
+# Prefixes of environment variables that affect the choice of kernels.
 _STEERING: tuple[str, ...] = (
     "CUDA_",
     "CUBLAS_",
@@ -92,7 +92,7 @@ _STEERING: tuple[str, ...] = (
 )
 _STEERING += ("HSA_", "HIP_", "ROC", "MIOPEN_", "ZE_", "SYCL_")
 
-# Variables that choose a device by its index, or memory, but no kernel.
+# Exceptions, which select devices or memory but no kernels.
 _WHERE = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 
 
@@ -113,14 +113,14 @@ def _describe(device: torch.device) -> list[str]:
         facts = ("name", "platform_name", "version", "driver_version", "max_compute_units", "gpu_eu_count")
         return [f"{fact} {getattr(properties, fact)}" for fact in facts if hasattr(properties, fact)]
     module = getattr(torch, device.type, None)
-    describe = getattr(module, "describe", None)  # a backend may state what decides its rounding
+    describe = getattr(module, "describe", None)  # a backend may describe what decides its rounding
     return [str(describe(device))] if describe is not None else []
 
 
 def fix_arithmetic(device: torch.device, precision: str = "float32") -> None:
-    """Set how this process computes on a device: deterministic kernels only, none chosen by timing.
+    """Make this process use only deterministic kernels on a device, none of them chosen by timing, in `precision`.
 
-    torch's own default for convolutions on CUDA is TF32; here it is what `precision` states. The CPU is left as it is.
+    This overrides torch's default of TF32 for convolutions on CUDA. Settings of the CPU are not changed.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"precision is {precision!r}. Fix: one of {', '.join(PRECISIONS)}.")
@@ -128,20 +128,20 @@ def fix_arithmetic(device: torch.device, precision: str = "float32") -> None:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # It would take a kernel for every new tensor, to find out who reads one before it is written.
+    # This debugging aid would launch a kernel for every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    # After the flags, which do not overrule a precision for the whole process, torch.backends.fp32_precision.
+    # These must follow the flags above, which do not override the process-wide torch.backends.fp32_precision.
     cudnn: Any = torch.backends.cudnn
-    for place in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
-        place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    for backend in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):
+        backend.fp32_precision = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def send(values: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """The values on a device. To an accelerator they are copied from pinned memory, so that the host does not wait."""
+    """Return the values on a device. Copies to an accelerator use pinned memory, so that the host does not wait."""
     if device is None or device.type == "cpu" or values.device == device:
         return values.to(device)
     with _sending:
@@ -159,22 +159,22 @@ def send(values: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     return far
 
 
-# Pinned memory from which a copy may still be running, oldest first, and the events after the copies.
+# Events after copies that may still be running, oldest first, and the pinned memory of the copies.
 _sent: deque[tuple[torch.Event, torch.Tensor]] = deque()
 _sending = Lock()
 
 
 def total_memory(device: torch.device) -> int:
-    """The bytes of memory that a device has in all, whatever is in use; 4 GiB where its backend does not say."""
+    """Return the total memory of a device in bytes, used or free; 4 GiB if its backend does not report it."""
     read = getattr(getattr(torch, device.type, None), "mem_get_info", None)
     return int(read(device)[1]) if read is not None else 4 << 30
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Keep memory that is freed for the next allocation, in the whole process; False where the C library cannot.
+    """Keep freed memory in the process for later allocations; return False if the C library cannot do so.
 
-    Requesting it from the system again costs up to a quarter of the time of a pass. No result changes.
+    Requesting it from the system again takes up to a quarter of the time of a pass. Results do not change.
     """
     try:
         library = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
-"""EfficientNet-Lite0 in plain torch (Tan and Le 2019; Google 2020), for frozen features: 1,280 of each image.
+"""EfficientNet-Lite0 in plain torch (Tan and Le 2019; Google 2020), for 1,280 frozen features of each image.
 
 The batch normalisations of the trained network are fixed scales and shifts of channels, and are folded into the
-convolutions before them (docs/efficientnet-lite.md). None remains: every image is treated separately.
+preceding convolutions (docs/efficientnet-lite.md). None remains, so each image is processed separately.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STAGES = (
 
 
 def efficientnet_lite0(shape: tuple[int, int, int], classes: int, *, side: int = SIDE) -> EfficientNetLite:
-    """The network, 3.4 million weights without the head, for images resized so that their shorter side is `side`."""
+    """Build the network (3.4 million weights without the head) for images resized to a shorter side of `side`."""
     shorter = min(shape[1:])
     size = round(shape[1] * side / shorter), round(shape[2] * side / shorter)
     return EfficientNetLite(classes, prepare=ImagenetInput(shape[0], size, mean=MEAN, std=STD))
 
 
 class EfficientNetLite(nn.Module):
-    """head(features(x)), with a head of zeros."""
+    """EfficientNet-Lite with a zero head."""
 
     def __init__(self, classes: int, *, prepare: nn.Module) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class EfficientNetLite(nn.Module):
         return self.head(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """(N, 1280): the mean over all positions."""
+        """Return the features (N, 1280), averaged over all positions."""
         return self.last(self.blocks(self.stem(self.prepare(x)))).mean((2, 3))
 
 
 class Block(nn.Module):
-    """project(depthwise(expand(x))), plus x where the shapes are the same."""
+    """project(depthwise(expand(x))), plus x if the shapes are the same."""
 
     def __init__(self, channels: int, filters: int, kernel: int, *, stride: int, expansion: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Block(nn.Module):
 
 
 class Convolution(nn.Module):
-    """relu6(convolution) with SAME padding; where the padding is odd, the extra pixel is on the right and below."""
+    """A convolution with SAME padding, then ReLU6. If the padding is odd, the extra pixel is on the right and below."""
 
     def __init__(self, channels: int, filters: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__()

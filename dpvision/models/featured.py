@@ -1,4 +1,4 @@
-"""A model in two parts: frozen features of each image, and the head or the rest that is trained on them."""
+"""Models in two parts: a frozen prefix that computes features of each image, and layers that are trained on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from dpvision.errors import ConfigError
 
 PIECE = 8
-# Images in a piece on an accelerator, where few at a time leave most of it idle.
+# Images per piece on an accelerator, most of which would be idle with fewer.
 PIECE_ON_DEVICE = 256
 Colours = tuple[float, float, float]
 IMAGENET_MEAN: Colours = (0.485, 0.456, 0.406)
@@ -23,7 +23,7 @@ IMAGENET_STD: Colours = (0.229, 0.224, 0.225)
 
 
 def split_head(model: nn.Module) -> Featured:
-    """The model without its head as the frozen prefix, and the head as the rest; both share the model's weights."""
+    """Split a model into a frozen prefix without the head, and the head as the rest. Both share the model's weights."""
     name = head_name(model)
     *path, last = name.split(".")
     prefix = _copy_shallow(model)
@@ -36,9 +36,9 @@ def split_head(model: nn.Module) -> Featured:
 
 
 def require_head_last(model: nn.Module, parts: Featured, shape: tuple[int, ...]) -> None:
-    """Refuse a model whose head is not its last layer, by a trial: features and head together must be the model.
+    """Refuse a model whose head is not its last layer: on random images, the two parts must compute the same outputs.
 
-    The trial uses a random head; a head of zeros would hide what comes after it.
+    The head gets random weights for this, because zeros would hide any layers after it.
     """
     rng = torch.Generator().manual_seed(0)
     images = (torch.rand(2, *shape, generator=rng) * 2 - 1).to(device_of(model))
@@ -53,11 +53,11 @@ def require_head_last(model: nn.Module, parts: Featured, shape: tuple[int, ...])
         finally:
             weight.copy_(before)
     if not same:
-        raise ConfigError(f"{type(model).__name__}: its head is not its last layer, so it cannot be trained alone.")
+        raise ConfigError(f"{type(model).__name__}: the head is not the last layer, so it cannot be trained alone.")
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a network computes: the device of its weights and tables, and the CPU if it has none."""
+    """Return the device of a network's weights and buffers, or the CPU if it has none."""
     tensors = (*model.parameters(), *model.buffers())
     return tensors[0].device if tensors else torch.device("cpu")
 
@@ -70,23 +70,23 @@ def _copy_shallow(module: nn.Module) -> nn.Module:
 
 
 def head_name(model: nn.Module, *, name: str = "") -> str:
-    """The name of the classifier inside the model: its last linear layer."""
+    """Return the name of the model's head, which is its last linear layer."""
     linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if isinstance(model, Featured):
         linears = [n for n in linears if n == "rest" or n.startswith("rest.")]
     if not linears:
         raise ConfigError(
-            f"{name or type(model).__name__}: it has no linear layer, so there is no head to train. Fix: --part all."
+            f"{name or type(model).__name__}: it has no linear layer and therefore no head to train. Fix: --part all."
         )
     return linears[-1]
 
 
 def apply_in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: int) -> Tensor:
-    """function(x) for `size` images at a time, the last piece padded with zeros, each piece on one thread.
+    """Return function(x), applied to `size` images at a time, each piece on one thread and the last padded with zeros.
 
-    An image has the same bits in any batch: kernels, and with them the last bits, are chosen by the batch size and the
-    number of threads, which are always the same here. Running small operations in parallel is also faster than
-    splitting each among threads. An exported graph has no pieces.
+    An image's result is bit-identical in any batch: kernels, and with them the last bits, are chosen by the batch size
+    and the number of threads, which are always the same here. Running small operations in parallel is also faster than
+    splitting each operation among threads. An exported graph has no pieces.
     """
     if torch.compiler.is_exporting():
         return function(x)
@@ -94,8 +94,8 @@ def apply_in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: in
 
     def run(piece: Tensor) -> Tensor:
         torch.set_num_threads(1)
-        with torch.set_grad_enabled(graph):  # the mode belongs to a thread
-            padded = x.new_zeros(size, *x.shape[1:])  # always with the same memory layout, whatever that of x
+        with torch.set_grad_enabled(graph):  # the mode is local to a thread
+            padded = x.new_zeros(size, *x.shape[1:])  # with the same memory layout for any layout of x
             padded[: len(piece)] = piece
             return function(padded)[: len(piece)]
 
@@ -112,10 +112,10 @@ def apply_in_pieces(function: Callable[[Tensor], Tensor], x: Tensor, *, size: in
 
 
 class Featured(nn.Module):
-    """rest(features(x)). The prefix is frozen and processes each image separately, so features may be computed once.
+    """rest(features(x)). The prefix is frozen and processes each image separately, so features can be computed once.
 
-    They are computed for `piece` images at a time (more on an accelerator), so that an image's features have the same
-    bits whatever else is in the batch; with None, the prefix ensures that itself.
+    Features are computed for `piece` images at a time (more on an accelerator), so that their bits do not depend on the
+    other images in the batch. If `piece` is None, the prefix itself ensures this.
     """
 
     def __init__(self, prefix: nn.Module, rest: nn.Module, *, piece: int | None = PIECE) -> None:
@@ -125,14 +125,14 @@ class Featured(nn.Module):
         self.piece = piece
 
     def features(self, x: Tensor) -> Tensor:
-        """The frozen features of each image."""
+        """Return the frozen features of each image."""
         return _features(x, self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rest(self.features(x))
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the rest; the prefix stays in evaluation mode."""
+        """Set the mode of the trained layers; the prefix stays in evaluation mode."""
         super().train(mode)
         self.prefix.eval()
         return self
@@ -140,7 +140,7 @@ class Featured(nn.Module):
 
 @torch.no_grad()
 def _features(x: Tensor, model: Featured) -> Tensor:
-    """One operation in torch's function protocol, so that a per-example engine does not look inside."""
+    """Compute features as a single operation in torch's function protocol, opaque to a per-example engine."""
     if has_torch_function_unary(x):
         return handle_torch_function(_features, (x,), x, model)
     if model.piece is None:
@@ -149,21 +149,21 @@ def _features(x: Tensor, model: Featured) -> Tensor:
 
 
 def piece_on(device: torch.device, size: int) -> int:
-    """The number of images that are processed together on a device, where the CPU takes `size`."""
+    """Return the number of images per piece on a device, if it is `size` on the CPU."""
     return size if device.type == "cpu" else max(size, PIECE_ON_DEVICE)
 
 
 class Pixels(nn.Module):
-    """Pixels as features: images (N, C, H, W) in [-1, 1] to rows (N, C H W) in [0, 1], which is (x + 1) / 2."""
+    """Pixels as features: maps images (N, C, H, W) in [-1, 1] to rows (N, C H W) in [0, 1] by (x + 1) / 2."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) * 0.5 + 0.5
 
 
 class ImagenetInput(nn.Module):
-    """The input that networks trained on ImageNet expect: three channels, standardised and resized to `size`.
+    """The preprocessing of networks trained on ImageNet: three channels, standardised and resized to `size`.
 
-    The mean and standard deviation are the public ones of ImageNet, or other fixed numbers of a network's training.
+    The mean and standard deviation are the public ones of ImageNet, or other fixed numbers used in pretraining.
     """
 
     scale: Tensor
@@ -179,7 +179,7 @@ class ImagenetInput(nn.Module):
         self.register_buffer("shift", (0.5 - middle) / width, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """((x + 1) / 2 - mean) / std, then bicubic with Keys' kernel (a = -0.5), as in image libraries.
+        """Return ((x + 1) / 2 - mean) / std, resized bicubically with Keys' kernel (a = -0.5), as in image libraries.
 
         torch's own kernel for enlarging (a = -0.75) costs DINOv2 two points of accuracy on CIFAR-10 at 112 pixels.
         """

@@ -1,4 +1,4 @@
-"""A linear classifier on rows of features, and how a row is prepared for it."""
+"""A linear classifier on rows of features, with the preprocessing of rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ UNIT = Preparation(unit=True)
 
 
 class HeadOnFeatures(nn.Module):
-    """(N, d) rows to scores: x @ weight + bias, where x is the row at length 1, minus the centre, at length 1 again.
+    """Scores x @ weight + bias of rows (N, d), where x is the row scaled to norm 1, centred, and scaled again.
 
-    Without a centre (all zeros) nothing is subtracted. A row that is not finite gets the scores of a row of zeros.
+    If the centre is all zeros, nothing is subtracted. A row that is not finite gets the scores of a row of zeros.
     """
 
     weight: nn.Parameter
@@ -28,14 +28,14 @@ class HeadOnFeatures(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=torch.float64), requires_grad=False))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Scores in float64, computed by the CPU."""
+        """Compute the scores in float64 on the CPU."""
         weight, bias, centre = (tensor.cpu().numpy() for tensor in (self.weight, self.bias, self.centre))
         x, _ = UNIT.apply(rows.cpu().numpy().reshape(len(rows), -1))
         return torch.from_numpy(linear_scores(x, weight, bias=bias, centre=centre if centre.any() else None))
 
 
 def linear_scores(x: NDArray[np.float32], weight: Floats, *, bias: Floats | None, centre: Floats | None) -> Floats:
-    """The (N, classes) scores of prepared rows; a column after those of the weights, for an intercept, is left out."""
+    """Return the scores (N, classes) of prepared rows, ignoring a last column of x that is for an intercept."""
     if centre is not None:
         x = subtract_centre(x, centre)
     scores = x[:, : len(weight)].astype(np.float64) @ weight
@@ -43,7 +43,7 @@ def linear_scores(x: NDArray[np.float32], weight: Floats, *, bias: Floats | None
 
 
 def subtract_centre(x: NDArray[np.float32], centre: Floats) -> NDArray[np.float32]:
-    """(x - m) / |x - m| for each row: a function of the row alone and of the noisy mean m."""
+    """Return (x - m) / |x - m| for each row, a function of the row and the noisy mean m alone."""
     out = np.zeros_like(x)
     for start in range(0, len(x), AT_A_TIME):
         part = slice(start, start + AT_A_TIME)

@@ -1,7 +1,7 @@
-"""The inputs of a network: pixels scaled by fixed numbers, or features that a frozen part computed once.
+"""Inputs of a network: pixels scaled by fixed numbers, or features that a frozen prefix computed once.
 
-Each row is a function of its own record. `predict_scores`, `predict_classes` and `accuracy` run a network over all
-records in batches, on the network's own device.
+Each row is a function of its own record. `predict_scores`, `predict_classes` and `accuracy` apply a network to all
+records in batches, on the network's device.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ AT_A_TIME, BATCH, PIECE = 4096, 1024, 64
 
 
 def to_tensor(images: NDArray[Any], device: torch.device | None = None) -> Tensor:
-    """(N, H, W, C) uint8 or float in [0, 1] -> (N, C, H, W) in [-1, 1], by fixed numbers: never by data statistics.
+    """Convert (N, H, W, C) uint8 or float in [0, 1] to (N, C, H, W) in [-1, 1], by fixed numbers, not data statistics.
 
-    Bytes are sent to `device` as they are, and become floats there.
+    Bytes are sent to `device` and converted to floats there.
     """
     pixels = send(torch.from_numpy(np.require(images, requirements=("C", "W"))), device)
     return to_floats(pixels.permute(0, 3, 1, 2))
 
 
 class Inputs:
-    """The records of a split as inputs of a network, fetched by their indices."""
+    """The records of a split as inputs of a network, accessed by index."""
 
     def __init__(self, split: Split, features: NDArray[np.float32] | None = None) -> None:
         self.labels, self._split = split.labels, split
@@ -43,7 +43,7 @@ class Inputs:
         return len(self.labels)
 
     def digest_features(self) -> str | None:
-        """Digest of the features' bytes; None if the inputs are images."""
+        """Return a digest of the features' bytes, or None if the inputs are images."""
         if self._features is None:
             return None
         digest = blake2b(f"{self._features.dtype} {self._features.shape}".encode(), digest_size=16)
@@ -52,7 +52,7 @@ class Inputs:
         return digest.hexdigest()
 
     def through(self, module: nn.Module) -> Inputs:
-        """The same records with `module` applied to each row of features, in pieces of one size and in memory."""
+        """Return the same records with `module` applied to each row of features, in pieces of equal size."""
         assert self._features is not None
         outputs = np.empty(self._features.shape, dtype=np.float32)
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -71,14 +71,14 @@ class Inputs:
 
 
 def predict_scores(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> NDArray[np.float64]:
-    """(N, classes) outputs of the network for all records, or for the first `most` of them."""
+    """Return the network's outputs (N, classes) for all records, or for the first `most`."""
     return torch.cat(list(_outputs(model, inputs, most))).cpu().numpy()
 
 
 def predict_classes(
     model: nn.Module, inputs: Inputs, *, most: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The predicted class of each record, or of each of the first `most`, and its predicted probability."""
+    """Return the predicted classes of all records, or of the first `most`, and the probabilities of these classes."""
     pairs = [(outputs.argmax(1), outputs.softmax(1).amax(1)) for outputs in _outputs(model, inputs, most)]
     classes, probabilities = (torch.cat(parts).cpu().numpy() for parts in zip(*pairs, strict=True))
     return classes, probabilities
@@ -86,7 +86,7 @@ def predict_classes(
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Inputs, most: int | None) -> Iterator[Tensor]:
-    """Outputs in float64, batch by batch, on the device of the network; the host does not wait for it."""
+    """Yield outputs in float64, batch by batch, on the network's device; the host does not wait for the device."""
     device = next(model.parameters()).device
     count = len(inputs) if most is None else min(most, len(inputs))
     for start in range(0, count, BATCH):
@@ -94,6 +94,6 @@ def _outputs(model: nn.Module, inputs: Inputs, most: int | None) -> Iterator[Ten
 
 
 def accuracy(model: nn.Module, inputs: Inputs, *, most: int | None = None) -> float:
-    """Fraction of the records, or of the first `most`, whose class the model predicts correctly."""
+    """Return the fraction of all records, or of the first `most`, that the model classifies correctly."""
     classes, _ = predict_classes(model, inputs, most=most)
     return float((classes == np.asarray(inputs.labels[: len(classes)])).mean())

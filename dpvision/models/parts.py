@@ -1,6 +1,6 @@
-"""Which weights are trained: all, the head, the head and the layer before it, or the biases and the head.
+"""Selection of the weights to train: all, the head, the head and the layer before it, or the biases and the head.
 
-The layer before a head may subtract the mean of the features, which is learned by a gradient like any other weight.
+The layer before a head may subtract the mean of the features, which is learned from a gradient like any other weight.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dpvision.errors import ConfigError
 from dpvision.models.featured import Featured, head_name
 
 PARTS = ("all", "head", "centred-head", "probe", "bias")
-CENTRE = "centre"  # what part "centred-head" trains in its first step
+CENTRE = "centre"  # the weights that part "centred-head" trains in its first step
 
 
 def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
-    """Set `requires_grad` of every parameter. The prefix of frozen features stays frozen, whatever the part.
+    """Set `requires_grad` of every parameter. The prefix of frozen features stays frozen for any part.
 
     all            everything except the mean of the features
     head           the classifier: the last linear layer
     centred-head   the mean of the features in one step, then the head on features minus their mean
     probe          the head and the normalisation right before it (Tang et al. 2023, Phase II)
-    bias           every parameter named bias, also of normalisations, and the head (BitFiT, Ben Zaken et al. 2022)
+    bias           the head and every parameter named bias, also in normalisations (BitFiT, Ben Zaken et al. 2022)
     """
     name = name or type(model).__name__
     if part not in (*PARTS, CENTRE):
@@ -43,33 +43,35 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
     if part == "bias":
         biases = {n for n in trainable if n.rpartition(".")[2] == "bias"}
         if biases <= chosen:
-            raise ConfigError(f"{name}: only its head has a bias, so part 'bias' is part 'head'. Fix: --part head.")
+            raise ConfigError(
+                f"{name}: only its head has a bias, so part 'bias' is the same as part 'head'. Fix: --part head."
+            )
         chosen = chosen | biases
     for parameter_name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter_name in chosen)
 
 
 def norm_before_head(model: nn.Module, *, name: str = "") -> str:
-    """The name of the normalisation before the classifier, with no other trainable layer between them."""
+    """Return the name of the normalisation before the head, with no other trainable layer in between."""
     layers = [n for n, m in model.named_modules() if m._parameters]
     before = layers[: layers.index(head_name(model, name=name))]
     if not before or not isinstance(model.get_submodule(before[-1]), nn.GroupNorm | nn.LayerNorm):
         raise ConfigError(
-            f"{name or type(model).__name__}: no normalisation comes right before its head, so part 'probe' is part "
-            "'head'. Fix: --part head."
+            f"{name or type(model).__name__}: there is no normalisation right before its head, so part 'probe' is the "
+            "same as part 'head'. Fix: --part head."
         )
     return before[-1]
 
 
 def centred_linear(width: int, classes: int) -> nn.Sequential:
-    """A linear classifier on features minus their mean, from zero weights; centred rows need no bias."""
+    """Build a linear classifier with zero weights on features minus their mean. Centred rows need no bias."""
     head = nn.Linear(width, classes, bias=False)
     nn.init.zeros_(head.weight)
     return nn.Sequential(Centred(width), head)
 
 
 def zero_centres(model: nn.Module) -> None:
-    """Set every `Centred.centre` to zero: the initial weights may contain others."""
+    """Set every `Centred.centre` to zero, because the initial weights may contain other values."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Centred):
@@ -77,7 +79,7 @@ def zero_centres(model: nn.Module) -> None:
 
 
 class Centred(nn.Module):
-    """Subtract `centre` from each row and scale it to length 1. The centre is zero until it is learned."""
+    """Subtract `centre` from each row and scale the row to norm 1. The centre is zero until it is learned."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,9 +90,9 @@ class Centred(nn.Module):
 
 
 class Agreement(nn.Module):
-    """-<x, centre> for each row x, whose gradient is -x whatever the centre is.
+    """The loss -<x, centre> of each row x, whose gradient is -x for any centre.
 
-    One step from zero over all rows, with learning rate 1, moves the centre to their mean.
+    A single step from zero over all rows, with learning rate 1, moves the centre to their mean.
     """
 
     def __init__(self, centred: Centred) -> None:

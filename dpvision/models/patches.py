@@ -2,14 +2,15 @@
 
 For a patch p of an image, minus its mean, with a whitening W and a dictionary d_1 ... d_K, both from random images,
 
-    r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: the appearance of the patch, whatever its contrast
+    r_k = d_k . W p / sqrt(1 + |W p|^2)               at every pixel: the appearance of the patch, nearly independent
+                                                      of its contrast
     phi = means of relu(r_k - b) and relu(-r_k - b)   over 3 x 3 windows of half the height and width
-    f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of this over random images
+    f   = sqrt(phi(x) + phi(mirror image of x)) - m   where m is the mean of the square root over random images
 
-and f is scaled to length 1. The square root emphasises that a pattern is present over how often it is. There may be
-patches of several sizes, and a second layer: patches of the downsampled maps relu(r_k - b), relu(-r_k - b) of a small
-first dictionary. All of it is a public function of one image: the code that computes the dictionary
-(public/dictionary.py) cannot import the code that reads private data.
+and f is scaled to norm 1. Because of the square root, the presence of a pattern counts more than its frequency. There
+may be patches of several sizes, and a second layer, which uses patches of the downsampled maps relu(r_k - b) and
+relu(-r_k - b) of a small first dictionary. The features are a public function of one image: the code that computes the
+dictionary (public/dictionary.py) cannot import the code that reads private data.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from dpvision.models.parts import centred_linear
 
 WINDOWS = 3  # per side: each is half as long as the side and overlaps the next by half
 THRESHOLD = 0.25
-LARGEST = 1024  # pixels per side, the largest of random images
-AT_A_TIME = 128  # entries of the dictionary, so that intermediate results stay in the processor's caches
-# With a second layer: number and size of the patches of the first, and size of the patches of its maps.
+MAX_SIDE = 1024  # pixels; the maximum for random images
+BLOCK = 128  # dictionary entries per block, so that intermediate results stay in the processor's caches
+# With a second layer: number and size of the patches in the first layer, and size of the patches of its maps.
 FIRST, FIRST_PATCH, SECOND_PATCH = 64, 5, 3
 CONSTANTS = (WINDOWS, THRESHOLD, FIRST, FIRST_PATCH, SECOND_PATCH)
 
 
 class Bank(nn.Module):
-    """A dictionary of patches of one size: maps (N, C, H, W) to means (N, 2 K WINDOWS^2)."""
+    """A dictionary of patches of one size. It turns maps (N, C, H, W) into means (N, 2 K WINDOWS^2)."""
 
     windows: Tensor
 
     def __init__(self, shape: tuple[int, int, int], patch: int, count: int, *, rank: int | None = None) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < 2 * patch or max(height, width) > LARGEST:
+        if min(height, width) < 2 * patch or max(height, width) > MAX_SIDE:
             raise ConfigError(
-                f"patches need {2 * patch} to {LARGEST:,} pixels per side, not {height}x{width}. Fix: resize the "
+                f"patches need {2 * patch} to {MAX_SIDE:,} pixels per side, not {height}x{width}. Fix: resize the "
                 "image files with --size."
             )
         self.patch, size = patch, channels * patch**2
@@ -56,16 +57,16 @@ class Bank(nn.Module):
         self.register_buffer("windows", windows.reshape(-1, WINDOWS**2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """With s = relu(r - b) - relu(-r - b), these are (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2."""
+        """Return phi as (mean |s| + mean s) / 2 and (mean |s| - mean s) / 2, where s = relu(r - b) - relu(-r - b)."""
         patches, means = self._patches(x), []
-        for part in self.dictionary.split(AT_A_TIME):
+        for part in self.dictionary.split(BLOCK):
             signed = F.softshrink(part @ patches, THRESHOLD)
             mean, mean_size = signed @ self.windows, signed.abs() @ self.windows
             means += [mean_size + mean, mean_size - mean]
         return torch.cat(means, 1).flatten(1) / 2
 
     def maps(self, x: Tensor) -> Tensor:
-        """(N, 2 K, ...): relu(r - b) and relu(-r - b), at half the height and width."""
+        """Return relu(r - b) and relu(-r - b) as (N, 2 K, ...), at half the height and width."""
         signed = F.softshrink(self.dictionary @ self._patches(x), THRESHOLD).unflatten(2, self.positions)
         return F.avg_pool2d(torch.cat([F.relu(signed), F.relu(-signed)], 1), 2)
 
@@ -74,13 +75,13 @@ class Bank(nn.Module):
         return 2 * len(self.dictionary), self.positions[0] // 2, self.positions[1] // 2
 
     def _patches(self, x: Tensor) -> Tensor:
-        """(N, C patch^2, positions): every patch divided by sqrt(1 + |W p|^2)."""
+        """Return all patches divided by sqrt(1 + |W p|^2), as (N, C patch^2, positions)."""
         patches = F.unfold(x, self.patch) - self.offset.unsqueeze(1)
         return patches * (self.whitening @ patches).square().sum(1, keepdim=True).add(1).rsqrt()
 
 
 class Patches(nn.Module):
-    """Images (N, C, H, W) to rows of length 1. `sizes` maps each patch size to the number of its patches."""
+    """Features of images (N, C, H, W) as rows of norm 1. `sizes` maps each patch size to its number of patches."""
 
     def __init__(self, shape: tuple[int, int, int], sizes: Mapping[int, int], *, second: int = 0) -> None:
         super().__init__()
@@ -91,13 +92,13 @@ class Patches(nn.Module):
             self.second = Bank(self.first.shape_of_maps, SECOND_PATCH, second, rank=256)
         self.width = 2 * WINDOWS**2 * (sum(sizes.values()) + second)
         self.mean = nn.Parameter(torch.zeros(self.width))
-        self.scale = nn.Parameter(torch.ones(self.width))  # one value for each bank, so that all have the same weight
+        self.scale = nn.Parameter(torch.ones(self.width))  # constant in each bank, so that all have the same weight
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize((torch.cat(self.bank_features(x), 1) - self.mean) * self.scale, dim=1)
 
     def bank_features(self, x: Tensor) -> list[Tensor]:
-        """sqrt(phi(x) + phi(mirror image of x)) for each bank."""
+        """Return sqrt(phi(x) + phi(mirror image of x)) for each bank."""
         both = zip(self._bank_means(x), self._bank_means(x.flip(3)), strict=True)
         return [(one + other).clamp(min=0).sqrt() for one, other in both]  # rounding may leave a negative number
 
@@ -107,7 +108,7 @@ class Patches(nn.Module):
 
 
 def patches_linear(shape: tuple[int, int, int], classes: int, *, sizes: Mapping[int, int], second: int = 0) -> Featured:
-    """A linear classifier on the features, minus their mean where that is learned."""
+    """Build a linear classifier on patch features, which may subtract their learned mean."""
     features = Patches(shape, sizes, second=second)
     return Featured(features, centred_linear(features.width, classes))
 
@@ -121,12 +122,12 @@ PATCHES = {
 
 
 def centre_rows(rows: Tensor) -> Tensor:
-    """Subtract the mean of each row; a filter then ignores the mean of a patch."""
+    """Subtract the mean of each row, so that a filter ignores the mean of a patch."""
     return rows - rows.mean(1, keepdim=True)
 
 
 def _window_weights(length: int) -> Tensor:
-    """(length, WINDOWS): the fraction of each position that is inside each window, divided by the window's length."""
+    """Return the fraction of each position inside each window, divided by the window's length: (length, WINDOWS)."""
     start = torch.arange(WINDOWS) * (length / 2) / (WINDOWS - 1)
     position = torch.arange(length).unsqueeze(1)
     shared = torch.minimum(position + 1, start + length / 2) - torch.maximum(position, start)

@@ -1,4 +1,4 @@
-"""Public weights from a local safetensors file: only numbers are read, and used only if every shape fits."""
+"""Public weights from a local safetensors file. Only numbers are read, and they are used only if every shape fits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dpvision.core import files
 from dpvision.errors import DataError
 from dpvision.models.featured import head_name
 
-# Tensors of published files that only their training uses.
+# Tensors in published files that were used only in pretraining.
 UNUSED = {"mask_token"}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Bytes for another head and the file's header.
+# Allowance for a different head and the file's header.
 EXTRA_BYTES = 256 << 20
-# Limit where no model bounds the size of a file: 2,000 million float32 weights.
+# Limit if no model bounds the size of a file: two billion float32 weights.
 MAX_BYTES = 8 << 30
 
 
@@ -28,7 +28,7 @@ def load_public(model: nn.Module, path: str | Path) -> str:
     """Load the weights in the file into the model and return the BLAKE2b digest of the file.
 
     The head may be missing or have another number of classes; then the model keeps its own. Every other tensor must be
-    present with its shape, and no unknown tensor may be. The model is changed only if every check passes.
+    present with the right shape, and unknown tensors are refused. The model is changed only if every check passes.
     """
     path = Path(path)
     wanted, head = model.state_dict(), head_name(model) + "."
@@ -38,21 +38,21 @@ def load_public(model: nn.Module, path: str | Path) -> str:
         _require_fitting(path, name, tensors.get(name), wanted.get(name), in_head=name.startswith(head))
     fitting = {n: t for n, t in tensors.items() if n in wanted and t.shape == wanted[n].shape}
     if not all(n in fitting for n in wanted if n.startswith(head)):
-        fitting = {n: t for n, t in fitting.items() if not n.startswith(head)}  # weight and bias together, or neither
+        fitting = {n: t for n, t in fitting.items() if not n.startswith(head)}  # use weight and bias, or neither
     with torch.no_grad():
         for name, tensor in fitting.items():
-            wanted[name].copy_(tensor)  # the tensors of state_dict are the model's own; half precision is converted
+            wanted[name].copy_(tensor)  # state_dict shares the model's memory; half precision is converted
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def digest_file(path: Path) -> str:
-    """The BLAKE2b digest of a file of weights, as `load_public` returns it, without a model."""
+    """Return the BLAKE2b digest of a weight file, as `load_public` does, without a model."""
     try:
         _require_file(path)
         with files.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_BYTES:
-                raise DataError(f"{path}: it has {size:,} bytes, more than the limit for weights ({MAX_BYTES:,}).")
+                raise DataError(f"{path}: it has {size:,} bytes, but weights may have at most {MAX_BYTES:,}.")
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
     except (OSError, ValueError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}).") from exc
@@ -62,7 +62,7 @@ def _require_file(path: Path) -> None:
     if (path / "weights.safetensors").is_file():
         raise DataError(f"{path}: is a folder. Fix: {path / 'weights.safetensors'}.")
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file. Fix: download the weights first; dpvision downloads nothing.")
+        raise DataError(f"{path}: there is no such file. Fix: download the weights first; dpvision does not do so.")
 
 
 def _read_bytes(path: Path, *, most: int) -> bytes:
@@ -78,8 +78,8 @@ def _parse(path: Path, data: bytes) -> dict[str, Tensor]:
         return read_safetensors(data)  # never torch.load, which unpickles
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(
-            f"{path}: is not a valid safetensors file ({exc}). Fix: download it again; a file of torch.save or pickle "
-            "must be converted to safetensors by its owner."
+            f"{path}: is not a valid safetensors file ({exc}). Fix: download it again; a file written by torch.save or "
+            "pickle must be converted to safetensors by its owner."
         ) from exc
 
 

@@ -1,12 +1,13 @@
 """Residual networks for private learning: wide residual networks with standardised filters, and ResNet-9.
 
 The WRN-16-4 and WRN-40-4 of De et al. 2022 (arXiv 2204.13650) differ from the wide residual networks of 2016 in four
-ways: GroupNorm with 16 groups instead of batch statistics, the normalisation after the activation, standardised filters
-with gain and bias, and an activation and a normalisation of its own on the skip of the first block of a stage.
+ways: GroupNorm with 16 groups replaces batch statistics; normalisation comes after the activation; filters are
+standardised, with gain and bias; and the skip connection of the first block of a stage has its own activation and
+normalisation.
 
-In the ResNet-9 of Klause et al. 2022 (arXiv 2203.00324), which others use on MedMNIST and CIFAR, each convolution is
-followed by GroupNorm with 32 groups and Mish; the sum that ends a residual block is normalised once more ("ScaleNorm"),
-which the authors found to help under differential privacy.
+In the ResNet-9 of Klause et al. 2022 (arXiv 2203.00324), which has also been used on MedMNIST and CIFAR, each
+convolution is followed by GroupNorm with 32 groups and Mish. The sum at the end of a residual block is normalised again
+("ScaleNorm"), which the authors found to help under differential privacy.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 from dpvision.errors import ConfigError
 
 WIDE_GROUPS, RESNET9_GROUPS = 16, 32
-# How many numbers of a gradient are processed together: about what fits into a core's cache.
+# Number of gradient entries to process together: about what fits in a core's cache.
 IN_CACHE = 1 << 17
-# A filter's gain below this is too small to divide by.
-SMALLEST_GAIN = 1e-6
+# Smaller gains of a filter are not divided by.
+MIN_GAIN = 1e-6
 
 
 def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
-    """gain * (w - mean) / sqrt(max(fan_in * var, eps)) for each output channel, with the biased variance.
+    """Return gain * (w - mean) / sqrt(max(fan_in * var, eps)) for each output channel, with the biased variance.
 
-    It is one operation in torch's function protocol, so that a per-example engine can use a rule of its own for it.
+    This is a single operation in torch's function protocol, so that a per-example engine can use a special rule for it.
     """
     if has_torch_function((weight, gain)):
         return handle_torch_function(standardise, (weight, gain), weight, gain, eps=eps)
@@ -40,12 +41,12 @@ def standardise(weight: Tensor, gain: Tensor, eps: float = 1e-4) -> Tensor:
 
 
 def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> list[Tensor]:
-    """Turn gradients of `standardise`, one for each row, into those of the weight, in place; return those of the gain.
+    """Turn rows of gradients of `standardise` into gradients of the weight, in place; return those of the gain.
 
     With c = w - mean, r = 1 / sqrt(max(n var, eps)) and u = r c, all per output channel:
     dgain = <g, u>, and dw = gain r (g - mean(g) - <g, u> u), without the last term where n var < eps.
     """
-    axes = sorted(range(1, weight.dim()), key=lambda a: -rows.stride(a + 1))  # in the order of memory
+    axes = sorted(range(1, weight.dim()), key=lambda a: -rows.stride(a + 1))  # in memory order
     g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)
     w = weight.permute(0, *axes).flatten(1)
     centred = w - w.mean(dim=1, keepdim=True)
@@ -57,13 +58,13 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
         g.sub_(g.mean(dim=2, keepdim=True)).addcmul_(u, products * moving, value=-1).mul_(scale)
         return [products.reshape(-1, *gain.shape)]
     axis, block = 1, max(1, IN_CACHE // w.shape[1])
-    if g.stride(1) == 1:  # channels last: all of them at a time, on the transpose
+    if g.stride(1) == 1:  # channels last: process all channels together, on the transpose
         axis, block, g = 0, w.shape[1], g.mT
         u, scale, moving = (t.T.contiguous() for t in (u, scale, moving))
     parts = list(zip(*(t.split(block) for t in (u, scale, moving)), strict=True))
     products = torch.empty_like(u[:block])
     of_gain = []
-    for row in g:  # one at a time, so that a row's last bits do not depend on the number of rows
+    for row in g:  # one by one, so that a row's last bits do not depend on the number of rows
         along = []
         for part, (u_, scale_, moving_) in zip(row.split(block), parts, strict=True):
             along.append(torch.mul(part, u_, out=products[: len(part)]).sum(dim=axis, keepdim=True))
@@ -74,25 +75,25 @@ def _pullback(rows: Tensor, weight: Tensor, gain: Tensor, eps: float = 1e-4) -> 
 
 
 class _OfViews:
-    """The pullback for a convolution whose views k each have weights of their own, in one contraction over all views.
+    """The pullback of a convolution that has different weights for each view k, in one contraction over all views.
 
     With s = gain r, t = <g, gain u> and the rest as in `_pullback`: sum_k dw_k = G - mean(G) - sum_k r_k t_k u_k for
-    G = sum_k s_k g_k, and sum_k dgain_k = sum_k t_k / gain_k. G is linear in the output gradients dy, so s goes into
-    these; and t, the product of a filter's gradient with the filter, is the sum over all positions of dy times y.
+    G = sum_k s_k g_k, and sum_k dgain_k = sum_k t_k / gain_k. Because G is linear in the output gradients dy, these can
+    be multiplied by s. The inner product t of a filter and its gradient is the sum of dy times y over all positions.
     """
 
     @staticmethod
     def possible(weights: list[Tensor], gains: list[Tensor]) -> Tensor:
-        """Whether this rule applies to all views, decided by their weights alone, which are public."""
-        return (torch.stack(gains).abs() > SMALLEST_GAIN).all() & (weights[0].dim() == 4)
+        """Return whether this rule applies to all views. This depends only on their weights, which are public."""
+        return (torch.stack(gains).abs() > MIN_GAIN).all() & (weights[0].dim() == 4)
 
     @staticmethod
     def before(
         dy: Tensor, y: Tensor, of_bias: Tensor | None, weight: Tensor, gain: Tensor, eps: float = 1e-4
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """For one view: s, and what `after` needs: t for each image, r where the variance is above eps, u, gain.
+        """For one view, return s and the inputs of `after`: t for each image, r where n var > eps (else 0), u and gain.
 
-        `of_bias` is the contribution of the bias to the sums of dy times y, for each image, if there is a bias.
+        `of_bias` is the contribution of a bias, if there is one, to each image's sums of dy times y.
         """
         with torch.no_grad():
             centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
@@ -106,7 +107,7 @@ class _OfViews:
 
     @staticmethod
     def after(rows: Tensor, views: list[tuple[Tensor, ...]]) -> list[Tensor]:
-        """Turn rows, which are G, into gradients of the weight, in place; return those of the gain."""
+        """Turn the rows, which hold G, into gradients of the weight, in place; return those of the gain."""
         axes = sorted(range(1, rows.dim() - 1), key=lambda a: -rows.stride(a + 1))
         g = rows.permute(0, 1, *(a + 1 for a in axes)).flatten(2)  # (units, filters, fan in)
         u = torch.stack([v[2].permute(0, *axes).flatten(1) for v in views], dim=1)  # (filters, views, fan in)
@@ -119,13 +120,13 @@ class _OfViews:
         block = max(1, IN_CACHE // (u.shape[1] * u.shape[2]))
         for start in range(0, u.shape[0], block):
             part = slice(start, start + block)
-            for row, products in zip(g[:, part], along[:, part], strict=True):  # one at a time, for the same bits
+            for row, products in zip(g[:, part], along[:, part], strict=True):  # one by one, as in `_pullback`
                 row.sub_(row.mean(dim=1, keepdim=True))
                 row.unsqueeze(1).baddbmm_(products.unsqueeze(1), u[part], alpha=-1)
         return [of_gain.view(len(rows), -1, 1, 1, 1)]
 
 
-# The engine uses these for many gradients at once, which is faster than autograd one by one.
+# The engine uses these for many gradients at once, which is faster than computing them one by one with autograd.
 standardise.pullback = _pullback  # type: ignore[attr-defined]
 standardise.of_views = _OfViews  # type: ignore[attr-defined]
 
@@ -133,7 +134,7 @@ standardise.of_views = _OfViews  # type: ignore[attr-defined]
 class StandardisedConv2d(nn.Conv2d):
     """nn.Conv2d with standardised filters and a `gain` for each output channel, initially 1."""
 
-    def __init__(self, *args, **options) -> None:  # type: ignore[no-untyped-def]  # those of nn.Conv2d
+    def __init__(self, *args, **options) -> None:  # type: ignore[no-untyped-def]  # arguments of nn.Conv2d
         super().__init__(*args, **options)
         self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
 
@@ -149,7 +150,7 @@ def wide_resnet(
     width: int = 4,
     conv: type[nn.Conv2d] = StandardisedConv2d,
 ) -> nn.Module:
-    """3x3 convolution to 16 channels, three stages of (depth - 4) / 6 blocks, mean over the pixels, linear."""
+    """Build a 3x3 convolution to 16 channels, three stages of (depth - 4) / 6 blocks, average pooling and the head."""
     blocks, odd = divmod(depth - 4, 6)
     if blocks < 1 or odd:
         raise ConfigError(f"a wide residual network has depth 6 n + 4, such as 16 or 40, not {depth}.")
@@ -166,11 +167,11 @@ def wide_resnet(
 
 
 def _initialise_wide(module: nn.Module) -> None:
-    """Variance 1 / fan_in, normal for filters and truncated at two standard deviations for the head; biases zero."""
+    """Draw normal filters and a truncated normal head, both with variance 1 / fan_in; set biases to zero."""
     if isinstance(module, nn.Conv2d):
         nn.init.normal_(module.weight, std=1 / math.sqrt(module.weight[0].numel()))
     elif isinstance(module, nn.Linear):
-        std = 1 / math.sqrt(module.in_features) / 0.87962566  # the standard deviation of a normal truncated at 2
+        std = 1 / math.sqrt(module.in_features) / 0.87962566  # standard deviation of a standard normal truncated at 2
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
     else:
         return
@@ -179,7 +180,7 @@ def _initialise_wide(module: nn.Module) -> None:
 
 
 class ReluNorm(nn.Module):
-    """The activation, then the normalisation, in this order."""
+    """An activation followed by a normalisation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class ReluNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """x' = skip(x) + conv2(norm2(conv1(norm1(x)))); the skip is the identity, or a norm and a 1x1 convolution."""
+    """skip(x) + conv2(norm2(conv1(norm1(x)))), where the skip is the identity, or a norm and a 1x1 convolution."""
 
     def __init__(self, channels: int, filters: int, *, stride: int, skip: bool, conv: type[nn.Conv2d]) -> None:
         super().__init__()
@@ -210,12 +211,12 @@ class Block(nn.Module):
 
 
 def _pad_same(x: Tensor) -> Tensor:
-    """SAME padding of a 3x3 convolution with stride 2: one zero after an even side, one on each end of an odd side."""
+    """Add SAME padding for a 3x3 kernel with stride 2: a zero after an even side, a zero at each end of an odd side."""
     return F.pad(x, (x.shape[-1] % 2, 1, x.shape[-2] % 2, 1))
 
 
 def resnet9(shape: tuple[int, int, int], classes: int, *, width: int = 64) -> nn.Module:
-    """Layers of w, 2w, 4w and 4w channels, the last three halving the image; a residual block after 2w and after 4w."""
+    """Build layers of w, 2w, 4w and 4w channels, where the last three halve the image, and two residual blocks."""
     channels, height, columns = shape
     if min(height, columns) < 8:
         raise ConfigError(f"resnet-9 needs at least 8x8 pixels, not {height}x{columns}. Fix: --model small-cnn.")
@@ -233,17 +234,17 @@ def resnet9(shape: tuple[int, int, int], classes: int, *, width: int = 64) -> nn
 
 
 class MaximumOfQuarters(nn.Module):
-    """nn.AdaptiveMaxPool2d(2), with the same bits, by an operation whose gradient is deterministic on every device."""
+    """nn.AdaptiveMaxPool2d(2), bit for bit, by an operation whose gradient is deterministic on every device."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # Windows of an odd side overlap by one; both windows of a single pixel contain it and padding.
+        # The windows of an odd side overlap by one pixel. For a side of one pixel, both contain it and padding.
         sides = [(-(-side // 2), side // 2, 0) if side > 1 else (2, 1, 1) for side in x.shape[2:]]
         kernel, stride, padding = zip(*sides, strict=True)
         return F.max_pool2d(x, kernel, stride, padding)
 
 
 class Layer(nn.Module):
-    """pool(mish(norm(conv(x)))), the convolution 3x3 without bias."""
+    """pool(mish(norm(conv(x)))), with a 3x3 convolution without bias."""
 
     def __init__(self, channels: int, filters: int, *, pool: bool = False) -> None:
         super().__init__()
@@ -269,5 +270,5 @@ class Residual(nn.Module):
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with at least two channels per group, as at the full width."""
+    """Return GroupNorm with 32 groups or, at small widths, with fewer groups of two channels."""
     return nn.GroupNorm(min(RESNET9_GROUPS, channels // 2), channels)

@@ -1,4 +1,4 @@
-"""The wavelet scattering transform of an image, and classifiers on it with few weights, hence little noise.
+"""The wavelet scattering transform of an image, and classifiers on it with few weights and therefore little noise.
 
 The classifiers are those of Tramer and Boneh 2021 (arXiv 2011.11660). The transform is that of Bruna and Mallat 2013,
 with two scales, eight angles and two orders. With wavelets psi_{j,a} of scale j and angle a, and phi a Gaussian window
@@ -7,19 +7,19 @@ of width 4,
     S0 = x * phi,    S1 = |x * psi_{j,a}| * phi,    S2 = ||x * psi_{0,a}| * psi_{1,b}| * phi,
 
 taken at every fourth pixel: 1 + 16 + 64 = 81 channels for each colour. Nothing is learned and nothing is random. The
-result is that of kymatio's Scattering2D(J=2), with its order of channels and its padding.
+result is the same as that of kymatio's Scattering2D(J=2), including the order of channels and the padding.
 
 The parameters of the filters are those of Bruna and Mallat 2013, as in kymatio. In space, with r = (r1, r2) the
-position rotated by the angle theta and s the slant,
+position rotated by the angle theta, and s the slant,
 
     gabor(u) = exp(-(r1^2 + s^2 r2^2) / (2 sigma^2) + i xi r1) * s / (2 pi sigma^2),    made periodic,
 
 and a Morlet wavelet is a Gabor function minus the multiple of its envelope that makes its mean zero.
 
-Images are small, so their Fourier transforms are products with real matrices: ten times the arithmetic of the fast
-transform at more than ten times its rate. Pixels or frequencies are the first axes and batch-like axes, such as the
-images, the last. A complex number is a pair on an axis of its own, before or after the axis of positions, whichever
-makes the operand of each product contiguous, so that nothing is copied.
+Because images are small, their Fourier transforms are computed as products with real matrices, which need ten times the
+arithmetic of the fast transform but run at more than ten times its rate. Pixels or frequencies are the first axes, and
+batch-like axes, such as the images, are the last. The real and imaginary parts of complex numbers have a separate axis,
+before or after the axis of positions, so that the operands of each product are contiguous and nothing is copied.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from dpvision.models.small import linear
 ANGLES, SCALES = 8, 2
 STEP = 2**SCALES
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
-SMALLEST, LARGEST = 8, 256
-# Numbers that are processed together: about what fits into a core's cache.
-TOGETHER = 3 << 18
+MIN_SIDE, MAX_SIDE = 8, 256
+# How many numbers to process together: about what fits in a core's cache.
+IN_CACHE = 3 << 18
 # Mean and standard deviation of each kind of channel over dead-leaves images (tests/models/dead_leaves.py).
 AVERAGE = (0.5, 0.16)
 FINE, COARSE = (0.0130, 0.0106), (0.0205, 0.0148)  # of the first order
@@ -51,24 +51,21 @@ TURNED = ((0.0038, 0.0027), (0.0032, 0.0022), (0.0022, 0.0014), (0.0015, 0.00094
 # of the second order, by the angle between the two wavelets: 0, 22.5, 45, 67.5 and 90 degrees
 
 Matrix = NDArray[np.float64]
-# kymatio's value of pi in this one place; its outputs are the reference, and a difference of 3e-5 would be visible.
+# The value of pi that kymatio uses here. Its outputs are the reference, and a difference of 3e-5 would be visible.
 PI = 3.1415
 SIGMA, XI = 0.8, 3 * np.pi / 4
-# Copies on each side that make a filter periodic.
+# Number of copies on each side that are added up to make a filter periodic.
 COPIES = 2
 
 
 def scatter_linear(shape: tuple[int, int, int], classes: int, *, mirrored: bool = False) -> Featured:
-    """Logistic regression on normalised features, from zero weights."""
+    """Build a logistic regression on normalised features, with zero weights."""
     prefix, features = _prefix(shape, mirrored)
     return Featured(prefix, linear(features, classes), piece=None)
 
 
 def scatter_cnn(shape: tuple[int, int, int], classes: int, *, mirrored: bool = False) -> Featured:
-    """In colour: 3x3 convolution to 64, tanh, maximum over 2x2, the same without pooling, linear (187,210 weights).
-
-    In grey the authors' smaller one: 3x3 to 16 with stride 2, 3x3 to 32, linear 32, linear, tanh between (33,066).
-    """
+    """Build the authors' CNN for colour images (187,210 weights), or their smaller one for grey images (33,066)."""
     prefix, (channels, height, width) = _prefix(shape, mirrored)
     if shape[0] == 1:
         inner = 32 * ((height + 1) // 2) * ((width + 1) // 2)
@@ -83,7 +80,7 @@ def scatter_cnn(shape: tuple[int, int, int], classes: int, *, mirrored: bool = F
 
 
 def _prefix(shape: tuple[int, int, int], mirrored: bool) -> tuple[nn.Module, tuple[int, int, int]]:
-    """The frozen part and the shape of its output."""
+    """Build the frozen part; return it and the shape of its output."""
     scattering = Scattering(shape)
     channels, height, width = scattering.shape
     prefix = nn.Sequential(scattering, NormaliseChannels(shape[0]))
@@ -91,9 +88,9 @@ def _prefix(shape: tuple[int, int, int], mirrored: bool) -> tuple[nn.Module, tup
 
 
 class NormaliseChannels(nn.Module):
-    """(S - mean) / std of each channel, with constants from images of a random process.
+    """Normalise each channel as (S - mean) / std, with constants from images of a random process.
 
-    The authors compute both from the private images, at a privacy cost.
+    The authors compute both constants from the private images, at a privacy cost.
     """
 
     mean: Tensor
@@ -112,9 +109,10 @@ class NormaliseChannels(nn.Module):
 
 
 class Mirrored(nn.Module):
-    """(S(x) + S(x')) / 2, where x' is the mirror image; only its left half, because the right half is nearly the same.
+    """The left half of (S(x) + S(x')) / 2, where x' is the mirror image; the right half is nearly the same.
 
-    For images whose class does not change in a mirror (unlike digits): half of the weights, and higher accuracy.
+    For images whose class does not change when mirrored (unlike digits), this halves the number of weights and
+    increases accuracy.
     """
 
     def __init__(self, features: nn.Module) -> None:
@@ -127,22 +125,25 @@ class Mirrored(nn.Module):
 
 
 class Scattering(nn.Module):
-    """Images (N, channels, H, W) in [-1, 1], taken as [0, 1], to (N, 81 channels, H // 4, W // 4)."""
+    """The scattering transform (N, channels, H, W) -> (N, 81 channels, H // 4, W // 4).
+
+    Images in [-1, 1] are scaled to [0, 1] first.
+    """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < SMALLEST or max(height, width) > LARGEST:
+        if min(height, width) < MIN_SIDE or max(height, width) > MAX_SIDE:
             raise ConfigError(
-                f"scattering needs images of {SMALLEST} to {LARGEST} pixels per side, not {height}x{width}. "
+                f"scattering needs images of {MIN_SIDE} to {MAX_SIDE} pixels per side, not {height}x{width}. "
                 "Fix: --size 32."
             )
         self.shape = (channels * CHANNELS, height // STEP, width // STEP)
         rows, columns = sides = (height // STEP + 2) * STEP, (width // STEP + 2) * STEP
         top, left = (rows - height) // 2, (columns - width) // 2
         self.padding = (left, columns - width - left, top, rows - height - top)
-        fitting = max(1, TOGETHER // (channels * (1 + ANGLES) * ANGLES * rows * columns // 2))
-        self.together = 1 << (fitting.bit_length() - 1)  # a power of two, so that all images are rounded in one way
+        fitting = max(1, IN_CACHE // (channels * (1 + ANGLES) * ANGLES * rows * columns // 2))
+        self.together = 1 << (fitting.bit_length() - 1)  # a power of two, so that all images are rounded alike
         self.fine, self.coarse = (Moduli(morlets(sides, scale=j, angles=ANGLES), step=2**j) for j in range(SCALES))
         self.smooth, self.smooth_half = (Smooth(sides, resolution=j) for j in range(SCALES))
 
@@ -151,9 +152,9 @@ class Scattering(nn.Module):
 
 
 def scatter(x: Tensor, by: Scattering) -> Tensor:
-    """The transform, with the same bits for an image in any batch.
+    """Compute the transform, whose bits for an image do not depend on the rest of the batch.
 
-    It is one operation in torch's function protocol, so that a per-example engine does not look inside.
+    It is a single operation in torch's function protocol, opaque to a per-example engine.
     """
     if has_torch_function_unary(x):
         return handle_torch_function(scatter, (x,), x, by)
@@ -161,7 +162,7 @@ def scatter(x: Tensor, by: Scattering) -> Tensor:
 
 
 def _scatter_piece(x: Tensor, by: Scattering) -> Tensor:
-    """Wavelets of scale 0 give eight moduli of the image; those of scale 1 are applied to the image and to these."""
+    """Transform a piece. Wavelets of scale 0 give eight moduli of the image; those of scale 1 apply to it and these."""
     padded = F.pad(x * 0.5 + 0.5, by.padding, mode="reflect").flatten(0, 1)
     pixels = padded.permute(1, 2, 0).unsqueeze(2).contiguous()  # (rows, columns, 1, colours of images)
     maps = torch.cat([pixels, by.fine(pixels).squeeze(3)], dim=2)
@@ -171,15 +172,15 @@ def _scatter_piece(x: Tensor, by: Scattering) -> Tensor:
 
 
 class Moduli(nn.Module):
-    """|x * psi_a| at every `step`-th pixel for the angles a: (rows, columns, k, n) to (.., .., angles, k, n).
+    """|x * psi_a| at every `step`-th pixel for all angles a: (rows, columns, k, n) -> (.., .., angles, k, n).
 
-    One half of the spectrum of a real image is computed; the other is its mirror image, with conjugate values. Taking
-    every second pixel is taking the mean of the four frequencies that alias to one.
+    Only half of the spectrum of a real image is computed; the other half is its mirror image with conjugate values.
+    Taking every second pixel averages the four frequencies that alias to one.
     """
 
     to_rows: Tensor
     to_columns: Tensor
-    sources: Tensor  # indices into the half spectrum of the numbers that make each wave
+    sources: Tensor  # for each number of a wave, its index in the half spectrum
     wavelets: Tensor  # (frequencies and parts of the waves, angles, aliased frequencies)
     from_columns: Tensor
     from_rows: Tensor
@@ -194,8 +195,8 @@ class Moduli(nn.Module):
         _register(self, "from_rows", inverse_fourier(self.left[0]))
         row, column = np.indices((rows, columns))
         mirrored = row > rows // 2
-        place = np.where(mirrored, (rows - row) * columns + -column % columns, row * columns + column)
-        pairs = np.stack([2 * place, 2 * place + 1])
+        index = np.where(mirrored, (rows - row) * columns + -column % columns, row * columns + column)
+        pairs = np.stack([2 * index, 2 * index + 1])
         signs = np.stack([np.ones_like(row), np.where(mirrored, -1, 1)])
         factors = _fold(wavelets[:, None] * signs / step**2, step)  # (r, c, aliased, angles, parts)
         _register(self, "wavelets", factors.transpose(0, 1, 4, 3, 2).reshape(-1, self.angles, step**2))
@@ -214,7 +215,7 @@ class Moduli(nn.Module):
 
 
 class Smooth(nn.Module):
-    """The means under the Gaussian window around every fourth pixel of the image: (rows, columns, ...)."""
+    """Means under a Gaussian window around every fourth pixel of the image, as (rows, columns, ...)."""
 
     rows: Tensor
     columns: Tensor
@@ -230,24 +231,24 @@ class Smooth(nn.Module):
 
 
 def _fold(values: NDArray[Any], step: int) -> NDArray[Any]:
-    """(..., rows, columns) -> (rows / step, columns / step, step * step, ...): aliased frequencies in one axis."""
+    """Collect aliased frequencies in one axis: (..., rows, columns) -> (rows / step, columns / step, step^2, ...)."""
     *others, rows, columns = values.shape
     blocks = values.reshape(*others, step, rows // step, step, columns // step)
     return np.moveaxis(blocks, (-3, -1, -4, -2), (0, 1, 2, 3)).reshape(rows // step, columns // step, step**2, *others)
 
 
 def _multiply(matrix: Tensor, blocks: Tensor) -> Tensor:
-    """The product of the matrix with every block."""
+    """Multiply every block by the matrix from the left."""
     return torch.bmm(matrix.expand(len(blocks), -1, -1), blocks)
 
 
 def _register(module: nn.Module, name: str, values: NDArray[np.float64]) -> None:
-    """Register float32 values as a buffer that is not part of the weights."""
+    """Register values in float32 as a buffer that is not saved with the weights."""
     module.register_buffer(name, torch.from_numpy(values.astype(np.float32)), persistent=False)
 
 
 def morlets(sides: tuple[int, int], *, scale: int, angles: int) -> NDArray[np.float64]:
-    """(angles, *sides): the transforms of the wavelets of width 2^scale, which are real."""
+    """Return the Fourier transforms (angles, *sides) of the wavelets of width 2^scale, which are real."""
     slant = 4 / angles
     transforms = []
     for number in range(angles):
@@ -258,7 +259,7 @@ def morlets(sides: tuple[int, int], *, scale: int, angles: int) -> NDArray[np.fl
 
 
 def _gabor(sides: tuple[int, int], sigma: float, theta: float, xi: float, slant: float) -> NDArray[np.complex128]:
-    """The periodic Gabor function in space; with xi = 0, its envelope."""
+    """Return the periodic Gabor function in space or, if xi = 0, its envelope."""
     rows, columns = (np.arange(-COPIES * n, (COPIES + 1) * n, dtype=np.float64) for n in sides)
     along = np.cos(theta) * rows[:, None] + np.sin(theta) * columns
     across = np.cos(theta) * columns - np.sin(theta) * rows[:, None]
@@ -269,10 +270,11 @@ def _gabor(sides: tuple[int, int], sigma: float, theta: float, xi: float, slant:
 
 
 def local_means(side: int, *, scale: int, resolution: int) -> NDArray[np.float64]:
-    """The Gaussian of width 2^scale along one axis, as a matrix from `side` / 2^resolution values to every 2^scale-th.
+    """Return the Gaussian of width 2^scale along one axis, as a matrix.
 
-    The window in two dimensions is a product, so two such matrices apply it. The first and last mean are left out: they
-    belong to the padding. At a lower resolution the Gaussian's spectrum is truncated to the remaining frequencies.
+    The matrix maps `side` / 2^resolution values to the means around every 2^scale-th pixel. The two-dimensional window
+    is a product, so two such matrices apply it. The first and last means belong to the padding and are omitted. At a
+    lower resolution, the Gaussian's spectrum is truncated to the remaining frequencies.
     """
     sigma = SIGMA * 2 ** (scale - 1)
     positions = np.arange(-COPIES * side, (COPIES + 1) * side, dtype=np.float64)
@@ -286,27 +288,27 @@ def local_means(side: int, *, scale: int, resolution: int) -> NDArray[np.float64
 
 
 def fourier_of_real(side: int) -> Matrix:
-    """(frequency pair, position): the transform of real numbers."""
+    """Return the Fourier transform of real numbers, as a matrix (frequency pair, position)."""
     return _real(_frequencies(side)).transpose(1, 0, 2, 3)[:, :, 0].reshape(2 * side, side)
 
 
 def fourier_of_pairs(side: int) -> Matrix:
-    """(frequency pair, pair position): the transform of complex numbers."""
+    """Return the Fourier transform of complex numbers, as a matrix (frequency pair, pair position)."""
     return _real(_frequencies(side)).transpose(1, 0, 2, 3).reshape(2 * side, 2 * side)
 
 
 def inverse_fourier(side: int) -> Matrix:
-    """(pair position, frequency pair): the inverse transform to complex numbers."""
+    """Return the inverse Fourier transform to complex numbers, as a matrix (pair position, frequency pair)."""
     return _real(_frequencies(side).conj() / side).transpose(0, 1, 3, 2).reshape(2 * side, 2 * side)
 
 
 def _frequencies(side: int) -> NDArray[np.complex128]:
-    """exp(-2 pi i k p / n), with the product reduced modulo n first, because large angles lose precision."""
+    """Return exp(-2 pi i k p / n). The product is reduced modulo n first, because large angles lose precision."""
     steps = np.arange(side)
     return np.exp(-2j * np.pi * (np.outer(steps, steps) % side) / side)
 
 
 def _real(matrix: NDArray[np.complex128]) -> Matrix:
-    """(pair, rows, pair, columns): multiplication by a complex matrix, on pairs."""
+    """Return multiplication by a complex matrix as a real array on pairs, (pair, rows, pair, columns)."""
     blocks = [[matrix.real, -matrix.imag], [matrix.imag, matrix.real]]
     return np.array(blocks).transpose(0, 2, 1, 3)

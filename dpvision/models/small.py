@@ -1,4 +1,4 @@
-"""Small networks: a linear classifier, and convolutional networks of papers on private learning."""
+"""Small networks: a linear classifier, and convolutional networks from papers on private learning."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import nn
 
 from dpvision.errors import ConfigError
 
-# The five convolutions of the small AlexNet: output channels in multiples of its width, and whether 3x3 max pooling
+# The five convolutions of the small AlexNet: output channels as a multiple of the width, and whether 3x3 max pooling
 # with stride 2 follows.
 ALEXNET = ((1, True), (2, True), (4, False), (4, False), (2, True))
 ALEXNET_GROUPS = 16
 
 
 def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Multinomial logistic regression on the pixels, from zero weights."""
+    """Build a multinomial logistic regression on the pixels, with zero weights."""
     head = nn.Linear(shape[0] * shape[1] * shape[2], classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -21,9 +21,9 @@ def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Strided convolutions with GroupNorm and tanh, which keeps gradients small (Papernot et al. 2021).
+    """Build strided convolutions with GroupNorm and tanh, which keeps gradients small (Papernot et al. 2021).
 
-    There are at least two, each of which halves the image, until its side is at most 8: 28x28 becomes 14 and then 7.
+    Each convolution halves the image. There are at least two, until the longer side is at most 8, as in 28, 14, 7.
     """
     channels, height, width = shape
     if min(height, width) < 4:
@@ -39,15 +39,15 @@ def small_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def tanh_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The two networks of Papernot et al. 2021 (arXiv 2007.14191), whose bounded activations keep gradients small.
+    """Build a network of Papernot et al. 2021 (arXiv 2007.14191), whose bounded activations keep gradients small.
 
-    Their network for MNIST is used for grey images, the one for CIFAR-10 for colour images.
+    Their network for MNIST is used for grey images, and the one for CIFAR-10 for colour images.
     """
     return (_tanh_for_grey if shape[0] == 1 else _tanh_for_colour)(shape, classes)
 
 
 def _tanh_for_grey(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """8x8 to 16 with stride 2, 4x4 to 32 with stride 2, 2x2 max pooling after each, linear 32 (26,010 weights)."""
+    """Build the network for MNIST, with two strided convolutions and 26,010 weights."""
     _, height, width = shape
     if min(height, width) < 14:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _tanh_for_grey(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def _tanh_for_colour(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Two 3x3 convolutions and 2x2 max pooling, for 32, 64 and 128 channels; linear 128 (550,570 weights)."""
+    """Build the network for CIFAR-10, with six 3x3 convolutions and 550,570 weights."""
     channels, height, width = shape
     if min(height, width) < 8:
         raise ConfigError(f"tanh-cnn needs at least 8x8 pixels, not {height}x{width}. Fix: --model small-cnn.")
@@ -83,11 +83,11 @@ def _tanh_for_colour(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def dpmix_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The network of DPMix's experiments (Lee et al. 2019), listed in table 5 of the NeuroMixGDP paper.
+    """Build the network of the DPMix experiments (Lee et al. 2019), from table 5 of the NeuroMixGDP paper.
 
-    5x5 to 32, 5x5 to 48, 2x2 max pooling after each, linear 100, 100 and the classes, all with ReLU. The paper's
-    357,690 weights are those for one channel of 32x32 and ten classes (MNIST with a border), which implies a bias in
-    every layer. The same layers have 359,290 weights in colour and 285,690 at 28x28.
+    Two 5x5 convolutions with max pooling and three linear layers, all with ReLU. The 357,690 weights in the paper are
+    those for 32x32 grey images (MNIST with a border) and ten classes, which implies a bias in every layer. The same
+    layers have 359,290 weights for colour images and 285,690 at 28x28.
     """
     channels, height, width = shape
     if min(height, width) < 4:
@@ -109,11 +109,11 @@ def dpmix_cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def small_alexnet(shape: tuple[int, int, int], classes: int, *, width: int = 96, hidden: int = 4096) -> nn.Module:
-    """The small AlexNet of contrastive learning on random images (Wang and Isola 2020, Baradad et al. 2021).
+    """Build the small AlexNet used for contrastive learning (Wang and Isola 2020, Baradad et al. 2021).
 
-    Five 3x3 convolutions, two linear layers of `hidden` and the head; weights from N(0, 0.02^2). GroupNorm with 16
-    groups replaces the encoder's batch statistics, and a classifier the projection to the unit sphere. The network was
-    designed for 64x64 pixels; smaller images only make the first linear layer smaller.
+    It has five 3x3 convolutions, two linear layers of width `hidden` and the head, with weights from N(0, 0.02^2).
+    GroupNorm with 16 groups replaces the encoder's batch statistics, and a classifier replaces the projection to the
+    unit sphere. The network was designed for 64x64 pixels; for smaller images, only the first linear layer is smaller.
     """
     channels, height, columns = shape
     if min(height, columns) < 15:

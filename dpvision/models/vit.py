@@ -1,7 +1,7 @@
-"""Vision transformers in plain torch (Dosovitskiy et al. 2021), among them DINOv2's ViT-S/14 (Oquab et al. 2023).
+"""Vision transformers in plain torch (Dosovitskiy et al. 2021), including DINOv2's ViT-S/14 (Oquab et al. 2023).
 
-Parameters have the names of DINOv2's published weights, so that `pretrained.load_public` can load them. Every image is
-treated separately; attention is over the tokens of one image.
+Parameters have the names of DINOv2's published weights, so that `pretrained.load_public` can load them. Each image is
+processed separately; attention is over the tokens of one image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DINOV2_PATCH, DINOV2_GRID = 14, (37, 37)
 
 
 def dinov2_vits14(shape: tuple[int, int, int], classes: int, *, side: int = 154) -> Vit:
-    """ViT-S/14: 384 wide, 12 blocks, 6 heads. Images are resized so that their shorter side is `side`.
+    """Build ViT-S/14 with width 384, 12 blocks and 6 heads. Images are resized to a shorter side of `side`.
 
     Logistic regression on frozen features of 1,000 CIFAR-10 images has an accuracy of 83% at 112 pixels and 94% at 154.
     The weights are public, but their training images came from the web and may include images of a benchmark.
@@ -32,7 +32,7 @@ def dinov2_vits14(shape: tuple[int, int, int], classes: int, *, side: int = 154)
 
 
 def vit_tiny(shape: tuple[int, int, int], classes: int) -> Vit:
-    """Two blocks of width 64 on patches of 4x4, for small images and training from scratch."""
+    """Build two blocks of width 64 on patches of 4x4, for small images and training from scratch."""
     channels, height, width = shape
     if height % 4 or width % 4:
         raise ConfigError(f"vit-tiny needs sides that are multiples of 4, not {height}x{width}. Fix: --size 32.")
@@ -40,7 +40,7 @@ def vit_tiny(shape: tuple[int, int, int], classes: int) -> Vit:
 
 
 class Vit(nn.Module):
-    """head(features(x)), with a head of zeros. `grid` is the number of patches that have stored positions."""
+    """A vision transformer with a zero head. `grid` is the grid of patches for which positions are stored."""
 
     def __init__(
         self,
@@ -72,36 +72,36 @@ class Vit(nn.Module):
         return self.head(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """(N, width): the class token after the last norm."""
+        """Return the class token after the last norm, as (N, width)."""
         patches = self.patch_embed(self.prepare(x))
         rows, columns = patches.shape[2:]
-        class_token = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would be a constant in an exported graph
+        class_token = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would become constant in an exported graph
         tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], dim=1) + self.positions(rows, columns)
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)[:, 0]
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """The stored positions, resized bicubically to another grid by (rows + 0.1) / stored rows, as DINOv2 does."""
+        """Return the stored positions, resized bicubically to a grid by (rows + 0.1) / stored rows, as in DINOv2."""
         if (rows, columns) == self.grid:
             return self.pos_embed
         image = self.pos_embed[:, 1:].unflatten(1, self.grid).permute(0, 3, 1, 2)
         scale = [(n + 0.1) / stored for n, stored in zip((rows, columns), self.grid, strict=True)]
         if image.device.type == "cpu":
             resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
-        else:  # as products, because the gradient of torch's kernel for accelerators is not deterministic
+        else:  # use products, because the gradient of torch's kernel on accelerators is not deterministic
             down, across = (_bicubic(stored, factor).to(image) for stored, factor in zip(self.grid, scale, strict=True))
             resized = down.T @ image @ across
         return torch.cat([self.pos_embed[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
 
 
 def _bicubic(length: int, factor: float) -> Tensor:
-    """(length, new length): the matrix that resizes along one axis."""
+    """Return the (length, new length) matrix that resizes along one axis."""
     return F.interpolate(torch.eye(length)[None, :, None], scale_factor=(1, factor), mode="bicubic")[0, :, 0]
 
 
 class PatchEmbed(nn.Module):
-    """Map each patch of pixels to a token."""
+    """A linear map from each patch of pixels to a token."""
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class PatchEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """x + gamma attention(norm(x)), then the same with a two-layer perceptron."""
+    """A transformer block: x + gamma attention(norm(x)), then the same with a two-layer perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """softmax(q k' / sqrt(d)) v for each head, with one linear layer for q, k and v."""
+    """Self-attention, softmax(q k' / sqrt(d)) v for each head, with one linear layer for q, k and v."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a hidden width of four times the width, and the exact GELU."""
+    """Two linear layers with the exact GELU in between, and a hidden width of four times the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Contrastive pretraining on random images: an encoder is trained without labels, before any private image is used.
 
-Two views of one image should be close to each other, and far from views of other images. The folder holds
+Two views of the same image should be close to each other, and far from views of other images. The output folder holds
 weights.safetensors (the trunk, for `dpvision train --pretrained`), card.json (process, seed, images seen, settings,
 losses, digest) and, during training, state.safetensors. This package cannot import the code that reads private images.
 """
@@ -36,14 +36,14 @@ from dpvision.views import Augment, UnitRandom
 
 FORMAT = "dpvision-prior-1"
 OUT = 128  # width of the projection
-# Augmentations of Baradad et al. 2021; crops are taken from the larger images.
+# Augmentations of Baradad et al. 2021. Crops are taken from the larger images.
 CROP, RECOLOUR = ("resized-crop",), ("flip", "jitter", "grayscale")
-MAX_KEPT_BYTES = 3 << 29  # if all images fit, each is drawn once and kept for later passes
-CURVE_EVERY = 200  # steps between losses recorded on the card
+MAX_CACHE_BYTES = 3 << 29  # if all images fit, each is drawn once and cached for later passes
+CURVE_EVERY = 200  # steps between the losses on the card
 
 
 def align_uniform(x: Tensor, y: Tensor) -> Tensor:
-    """Alignment plus uniformity, each with weight 1 (Wang and Isola 2020).
+    """Return alignment plus uniformity, each with weight 1 (Wang and Isola 2020).
 
     In all losses, x and y are (B, D) with unit-norm rows, and row i of both comes from the same image.
     """
@@ -51,19 +51,19 @@ def align_uniform(x: Tensor, y: Tensor) -> Tensor:
 
 
 def alignment(x: Tensor, y: Tensor) -> Tensor:
-    """E |x - y|^2: views of one image should be close to each other."""
+    """Return E |x - y|^2, which is small if views of the same image are close to each other."""
     return (x - y).square().sum(1).mean()
 
 
 def uniformity(x: Tensor, *, t: float = 2.0) -> Tensor:
-    """log E exp(-t |x_i - x_j|^2) over pairs i < j: images should be spread evenly over the sphere."""
+    """Return log E exp(-t |x_i - x_j|^2) over pairs i < j, which is small if images are spread evenly on the sphere."""
     i, j = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
     squared = 2 - 2 * (x @ x.T)[i, j]
     return torch.logsumexp(-t * squared, 0) - torch.log(torch.tensor(float(len(squared)), device=x.device))
 
 
 def info_nce(x: Tensor, y: Tensor, *, temperature: float = 0.1) -> Tensor:
-    """Cross-entropy of finding each view's partner among all other views of the batch (SimCLR, Chen et al. 2020)."""
+    """Return the cross-entropy of picking each view's partner from all other views (SimCLR, Chen et al. 2020)."""
     both = torch.cat([x, y])
     similarity = both @ both.T / temperature
     similarity = similarity.masked_fill(torch.eye(len(both), dtype=torch.bool, device=x.device), float("-inf"))
@@ -82,13 +82,13 @@ def pretrain(
     device: torch.device | str = "cpu",
     **control: Unpack[Control],
 ) -> bool:
-    """Train, or resume from the folder's state; return True once the weights and card are written, False if stopped."""
+    """Train, or resume from the folder's state. Return True when weights and card are written, and False if stopped."""
     require_free(folder, Pretraining)
     return train(Pretraining(settings, workers=workers, device=device), folder, steps=settings.steps, **control)
 
 
 def load_trunk(settings: PretrainSettings, folder: Path | None = None) -> nn.Module:
-    """The trunk from the folder of a finished pretraining or, without a folder, with its initial weights."""
+    """Return the trunk from the folder of a finished pretraining run or, without a folder, with initial weights."""
     encoder = Encoder(settings.model, (3, settings.side, settings.side), hidden=GROUPS, seed=settings.seed)
     if folder is not None:
         tensors, _ = safetensors.load(folder / "weights.safetensors", encoder.weights())
@@ -107,9 +107,9 @@ def retrieval_accuracy(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> float:
-    """Fraction of views whose nearest neighbour is a view of the same image, among `classes` images from `first`.
+    """Return the fraction of views whose nearest neighbour is a view of the same image.
 
-    These are random images that were not trained on; no real image is involved.
+    It uses `classes` random images from index `first` on, which were not trained on; no real image is involved.
     """
     pixels = draw(process, range(first, first + classes), side=side, seed=seed)
     images = to_tensor(pixels).unsqueeze(1)
@@ -119,7 +119,7 @@ def retrieval_accuracy(
 
 
 def _features(trunk: nn.Module, images: Tensor) -> Tensor:
-    """One row per image: spatially averaged feature maps, minus the mean of all rows."""
+    """Return one row per image: spatially averaged feature maps, minus the mean of all rows."""
     features = torch.cat([trunk(block) for block in images.split(100)])
     if features.ndim > 2:
         features = features.flatten(2).mean(2)
@@ -127,7 +127,7 @@ def _features(trunk: nn.Module, images: Tensor) -> Tensor:
 
 
 class Pretraining(Task):
-    """The encoder, its momentum buffers and the losses so far."""
+    """A pretraining run: the encoder, its momentum buffers and the losses so far."""
 
     name = "pretraining"
 
@@ -181,16 +181,16 @@ class Pretraining(Task):
         return {**{f"encoder.{n}": t for n, t in self.encoder.state_dict().items()}, **momenta}
 
     def publish(self, folder: Path) -> None:
-        """Write the trunk, and a card with its origin."""
+        """Write the trunk and a card that states its origin."""
         seen = {"images_seen": self.step * self.settings.batch, **self.effort()}
         header = {"format": FORMAT, "process": self.settings.process, "seed": str(self.settings.seed)}
         write_weights(folder, self.encoder.weights(), header, {**asdict(self.settings), **seen, "curve": self.curve})
 
 
 class Encoder(nn.Module):
-    """The trunk of a network with a projection to unit-norm rows, which is dropped after pretraining.
+    """The trunk of a network, followed by a projection to unit-norm rows that is discarded after pretraining.
 
-    The trunk is everything before the last normalisation, the pooling and the head; private training learns these first
+    The trunk is everything before the last normalisation, the pooling and the head, which private training learns first
     (Tang et al. 2023).
     """
 
@@ -208,12 +208,12 @@ class Encoder(nn.Module):
         return F.normalize(self.projection(self.trunk(images).flatten(1)), dim=1)
 
     def weights(self) -> dict[str, Tensor]:
-        """The tensors of the network by name, with the trunk as trained, and without the head."""
+        """Return the network's tensors by name, with the trained trunk and without the head."""
         return {**self._others, **self.trunk.state_dict()}
 
 
 def projection(width: int, hidden: int) -> nn.Sequential:
-    """An MLP of two hidden layers with GroupNorm, followed by a linear map to 128 dimensions."""
+    """Build an MLP with two hidden layers and GroupNorm, followed by a linear map to 128 dimensions."""
     layers: list[nn.Module] = []
     for _ in range(2):
         layers += [nn.Linear(width, hidden, bias=False), nn.GroupNorm(GROUPS, hidden), nn.ReLU()]
@@ -222,25 +222,25 @@ def projection(width: int, hidden: int) -> nn.Sequential:
 
 
 def trunk_of(model: nn.Module, name: str) -> nn.Sequential:
-    """The layers before the head, its pooling, and the normalisation before that, if there is one."""
+    """Return the layers before the head, without the pooling and, if there is one, the normalisation before it."""
     if not isinstance(model, nn.Sequential) or not isinstance(model[-1], nn.Linear):
-        raise ConfigError(f"{name}: only a sequence of layers with a linear head can be pretrained. Fix: wrn-16-4.")
+        raise ConfigError(f"{name}: only a layer sequence with a linear head can be pretrained. Fix: wrn-16-4.")
     end = len(model) - 1
     while end and not any(p.requires_grad for p in model[end - 1].parameters()):
         end -= 1
     if end and not any(isinstance(m, nn.Conv2d | nn.Linear) for m in model[end - 1].modules()):
         end -= 1
     if not end:
-        raise ConfigError(f"{name}: has no layers before its head, so there is nothing to pretrain. Fix: wrn-16-4.")
+        raise ConfigError(f"{name}: it has no layers before its head to pretrain. Fix: wrn-16-4.")
     return nn.Sequential(*list(model)[:end])
 
 
 def draw_pairs(
     process: str, *, side: int, finer: int, batch: int, images: int, steps: range, seed: int, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each step, two views of `batch` images, each (batch, 3, side, side) in [-1, 1].
+    """For each step, yield two views of `batch` images, each (batch, 3, side, side) in [-1, 1].
 
-    Images are drawn `finer` times as large, so that a small crop still has detail. There are `images` distinct ones,
+    Images are drawn `finer` times as large, so that small crops still have detail. There are `images` distinct images,
     visited in a new order in every pass. A step depends only on its number, so training can resume at any step.
     """
     crop, recolour = Augment(CROP), Augment(RECOLOUR)
@@ -261,10 +261,10 @@ def _draw_batches(
     """Yield the images of each step."""
     batches = (choose_batch(np.arange(images), step, batch=batch, seed=seed) for step in steps)
     shape = (images, side, side, 3)
-    if math.prod(shape) > MAX_KEPT_BYTES:
+    if math.prod(shape) > MAX_CACHE_BYTES:
         yield from stream(process, (rows.tolist() for rows in batches), side=side, seed=seed, workers=workers)
         return
-    kept, requested = np.empty(shape, dtype=np.uint8), np.zeros(images, dtype=np.bool_)
+    cache, requested = np.empty(shape, dtype=np.uint8), np.zeros(images, dtype=np.bool_)
     pending: deque[tuple[NDArray[np.int64], NDArray[np.int64]]] = deque()
 
     def missing() -> Iterator[list[int]]:
@@ -276,5 +276,5 @@ def _draw_batches(
 
     for pixels in stream(process, missing(), side=side, seed=seed, workers=workers):
         rows, new = pending.popleft()
-        kept[new] = pixels
-        yield kept[rows]
+        cache[new] = pixels
+        yield cache[rows]

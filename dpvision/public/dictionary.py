@@ -4,7 +4,7 @@
     W = (E + floor * mean E)^(-1/2) V^T            with C = V E V^T
     dictionary = random W p with more than the median norm, scaled to norm 1
 
-The result is a function of the settings (its last bits also depend on libraries and processor). This package cannot
+The result is a function of the settings; its last bits also depend on libraries and processor. This package cannot
 import the code that reads private images.
 """
 
@@ -33,7 +33,7 @@ from dpvision.public.random.feature_textures import one_thread
 from dpvision.public.trainer import write_weights
 from dpvision.storage import safetensors
 
-FORMAT = "dpvision-dictionary-4"  # change it with every change of what is drawn or computed
+FORMAT = "dpvision-dictionary-4"  # change it whenever the images or the computation change
 BATCH = 250
 CENTRE = "rest.0.centre"
 Progress = Callable[[int, int], None]
@@ -44,25 +44,27 @@ class DictionarySettings:
     """Settings of a dictionary."""
 
     model: str
-    shape: Shape  # channels, height, width of the images it is for
+    shape: Shape  # channels, height and width of the images it will be used on
     process: str = "dead-leaves-mixed"
-    images: int = 4000  # for patches; half that number again for the mean of the features
+    images: int = 4000  # for patches; half that number is added for the mean of the features
     patches: int = 40_000
     floor: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
         if min(self.images, self.patches) < 2 or not self.floor > 0 or not 0 <= self.seed < 1 << 63:
-            raise ConfigError("a dictionary needs 2 or more images and patches, a floor above 0 and a seed below 2^63.")
+            raise ConfigError(
+                "a dictionary needs at least 2 images and patches, a floor above 0 and a seed from 0 to 2^63 - 1."
+            )
 
     @property
     def name(self) -> str:
-        """The name of the folder in the cache: a hash of settings and constants."""
+        """The name of the cache folder: a hash of settings and constants."""
         return hashlib.blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     @property
     def text(self) -> str:
-        """Settings and constants as text: everything that the dictionary is a function of."""
+        """The settings and constants as text: everything that determines the dictionary."""
         return json.dumps([FORMAT, CONSTANTS, asdict(self)])
 
 
@@ -71,7 +73,7 @@ def compute(
 ) -> Featured:
     """Compute the dictionaries, whitening and mean features of a model, which takes about a minute.
 
-    The features for the mean, which take most of the time, are computed on `device`.
+    The features for the mean take most of the time and are computed on `device`.
     """
     device = find_device(str(device))
     fix_arithmetic(device)
@@ -103,7 +105,7 @@ def compute(
 
 
 def _feature_banks(patches: Patches) -> list[Bank]:
-    """The banks whose means are features."""
+    """Return the banks whose means are used as features."""
     return [bank for bank in (*patches.banks, patches.second) if isinstance(bank, Bank)]
 
 
@@ -132,7 +134,7 @@ def _fill_banks(patches: Patches, settings: DictionarySettings, progress: Callab
 
 
 def _whiten(patches: Tensor, bank: Bank, floor: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """W, with the bank's number of directions, and the bank's whitened patches d as d^T W."""
+    """Return W with the bank's number of directions, and the bank's whitened patches d as d^T W."""
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     whitening = (variances + floor * variances.mean()).rsqrt().unsqueeze(1) * directions.T
     whitening = whitening[-len(bank.whitening) :]
@@ -140,7 +142,7 @@ def _whiten(patches: Tensor, bank: Bank, floor: float, rng: torch.Generator) -> 
     norms = white.norm(dim=1)
     white, count = F.normalize(white[norms > norms.median()], dim=1), len(bank.dictionary)
     if len(white) < count:
-        raise ConfigError(f"a bank of {count} patches cannot be filled from {len(white)}. Fix: more patches.")
+        raise ConfigError(f"a bank of {count} patches cannot be filled with {len(white)}. Fix: more patches.")
     return whitening, white[torch.randperm(len(white), generator=rng)[:count]] @ whitening
 
 
@@ -167,9 +169,9 @@ def load_or_compute(
     *,
     device: torch.device | str = "cpu",
 ) -> Path:
-    """The path of the weights in the cache `folder`; computes them the first time, on `device`.
+    """Return the path of the weights in the cache `folder`; the first time, compute them on `device`.
 
-    A cached file must be whole, and of these settings by its header.
+    A cached file must be intact, and its header must have these settings.
     """
     path = folder / settings.name / "weights.safetensors"
     like = _without_head(_build(settings))
@@ -180,9 +182,9 @@ def load_or_compute(
     try:
         tensors, header = safetensors.load(path, like)
     except DataError as exc:
-        raise DataError(f"{exc} Fix: remove the file; it will be computed again from random images.") from exc
+        raise DataError(f"{exc} Fix: remove the file; it will be recomputed from random images.") from exc
     if header.get("settings") != settings.text or bool(tensors[CENTRE].any()):
-        raise DataError(f"{path}: is not the dictionary of random images that its name claims. Fix: remove the file.")
+        raise DataError(f"{path}: its contents do not match its name. Fix: remove the file; it will be recomputed.")
     return path
 
 
@@ -194,12 +196,12 @@ def _build(settings: DictionarySettings) -> Featured:
 
 
 def _without_head(model: Featured) -> dict[str, Tensor]:
-    """All tensors except those of the head."""
+    """Return all tensors except those of the head."""
     return {n: t for n, t in model.state_dict().items() if not n.startswith("rest.1.")}
 
 
 def draw_images(settings: DictionarySettings, indices: range) -> Iterator[tuple[range, Tensor]]:
-    """Yield batches of random images of the wanted shape, in [-1, 1], with their indices."""
+    """Yield batches of random images in [-1, 1], of the shape in the settings, with their indices."""
     channels, height, width = settings.shape
     side = max(height, width)
     for start in range(0, len(indices), BATCH):
@@ -216,7 +218,7 @@ def _draw_patches(
     progress: Callable[[int], None],
     to_maps: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
-    """Patches (settings.patches, C patch^2) at random positions of random images, or of maps of them."""
+    """Draw patches (settings.patches, C patch^2) at random positions of random images or of their maps."""
     limits = (settings.images, *bank.positions)
     index, down, right = (torch.randint(limit, (settings.patches,), generator=rng) for limit in limits)
     patches = torch.empty(settings.patches, len(bank.offset))

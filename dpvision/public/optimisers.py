@@ -4,16 +4,16 @@
     SAM     g = grad l(w + e),  e = rho h / |h|            h = grad l(w)    Foret et al. 2021; Park et al. 2024, eq. (4)
     ASAM    g = grad l(w + e),  e = rho T^2 h / |T h|      T = |w| + eta for weights, 1 for the rest    Kwon et al. 2021
 
-and in all of them, with decay lambda and momentum mu,
+In all of them, with decay lambda and momentum mu,
 
     m <- mu m + g + lambda w,   w <- w - rate m
 
-|h| is the joint norm over all weights. Where h is zero, so is e: such a point is stationary.
+|h| is the joint norm over all weights. If h is zero, so is e, because the point is stationary.
 
     PGD     x <- clip(x + a sign(grad l(x)))     a = 2.5 r / steps                              Madry et al. 2018
 
-where clip keeps every pixel within r of its original value and in the valid range. Training on such images instead of
-the originals smooths decision boundaries in image space (adversarial training; Park et al. 2024, appendix E.4, with
+where clip keeps every pixel within r of its original value and in the valid range. Adversarial training, which uses
+such images instead of the originals, smooths decision boundaries in image space (Park et al. 2024, appendix E.4, with
 r = 8/255 and 2/255).
 """
 
@@ -28,13 +28,13 @@ LOW, HIGH = -1.0, 1.0  # range of pixel values
 ETA = 0.01  # of ASAM
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
-# The loss at the current weights, and its gradient.
+# Returns the loss at the current weights and its gradient.
 Evaluate = Callable[[], tuple[Tensor, list[Tensor]]]
 Weights = Mapping[str, Tensor]
 
 
 def sgd(weights: Weights, momenta: list[Tensor], evaluate: Evaluate, *, rate: float, mu: float, decay: float) -> Tensor:
-    """Take an SGD step with the gradient at w; return the loss at w, as all of these functions do."""
+    """Take an SGD step with the gradient at w; return the loss at w."""
     loss, g = evaluate()
     _update(weights, momenta, g, rate=rate, mu=mu, decay=decay)
     return loss
@@ -51,7 +51,10 @@ def sam(
     rho: float,
     eta: float | None = None,
 ) -> Tensor:
-    """Take a step with the gradient at w + e: that of SAM or, with `eta`, of ASAM, which ignores scales of layers."""
+    """Take a SAM step with the gradient at w + e; return the loss at w.
+
+    With `eta`, the step is that of ASAM, which is invariant to the scales of layers.
+    """
     loss, h = evaluate()
     if eta is None:
         scale = rho / _norm(h)
@@ -68,10 +71,10 @@ def sam(
 def adversarial_images(
     loss: Callable[[Tensor], Tensor], images: Tensor, *, radius: float, steps: int, start: Tensor | None = None
 ) -> Tensor:
-    """Images with a large `loss` (a scalar) whose pixels differ from the given ones by at most `radius` (PGD).
+    """Find images with a large (scalar) `loss` whose pixels differ from the given ones by at most `radius` (PGD).
 
-    The radius is a fraction of the range from black to white, such as 8/255. `start` is the starting point inside the
-    cube around each image, with coordinates from -1 to 1; by default the image itself.
+    The radius is a fraction of the range from black to white, such as 8/255. `start` is the starting point in the cube
+    around each image, in coordinates from -1 to 1; the default is the image itself.
     """
     r = radius * (HIGH - LOW)
     low, high = (images - r).clamp(min=LOW), (images + r).clamp(max=HIGH)
@@ -84,7 +87,7 @@ def adversarial_images(
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015), with its whole state accessible, so that a stopped fit resumes exactly.
+    """Adam (Kingma and Ba 2015), with its entire state accessible, so that a stopped fit resumes exactly.
 
     m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - rate m^ / (sqrt(v^) + eps) (algorithm 1).
     """
@@ -96,7 +99,7 @@ class Adam:
         self.second = [torch.zeros_like(w) for w in self.weights]
 
     def gradients(self, loss: Tensor) -> Sequence[Tensor]:
-        """Gradients of the loss; zero for weights that it does not depend on, such as those of unused augmentations."""
+        """Return the gradients of the loss: zero for weights it does not depend on, as of unused augmentations."""
         return torch.autograd.grad(loss, self.weights, materialize_grads=True)
 
     @torch.no_grad()
@@ -109,14 +112,14 @@ class Adam:
             w.addcdiv_(m, (v / correct_2).sqrt_().add_(EPSILON), value=-rate / correct_1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and moments by name: they are saved, and a saved state is copied into them."""
+        """Return weights and moments by name. They are saved, and a saved state is copied into them."""
         parts: dict[str, list[Tensor]] = {"first": self.first, "second": self.second}
         parts["network"] = list(self.weights)
         return {f"{part}.{name}": t for part, list_ in parts.items() for name, t in zip(self.names, list_, strict=True)}
 
 
 def _gradient_at(weights: Weights, e: list[Tensor], evaluate: Evaluate) -> list[Tensor]:
-    """grad l(w + e). The weights are restored exactly: in floating point, (w + e) - e need not be w."""
+    """Return grad l(w + e). The weights are restored from a copy: in floating point, (w + e) - e need not be w."""
     before = [w.detach().clone() for w in weights.values()]
     with torch.no_grad():
         for w, step in zip(weights.values(), e, strict=True):
@@ -136,5 +139,5 @@ def _update(weights: Weights, momenta: list[Tensor], g: list[Tensor], *, rate: f
 
 
 def _norm(h: list[Tensor]) -> Tensor:
-    """The joint norm of all tensors, or a tiny number in place of zero."""
+    """Return the joint norm of all tensors, or a tiny number in place of zero."""
     return torch.stack([tensor.norm() for tensor in h]).norm().clamp(min=torch.finfo(h[0].dtype).tiny)

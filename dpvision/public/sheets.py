@@ -1,4 +1,4 @@
-"""Sheets of small images as PNG files: in a grid, or in labelled rows."""
+"""Contact sheets of small images as PNG files: a grid, or labelled rows."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ def tile(images: Bytes, *, columns: int, gap: int) -> Bytes:
 
 
 def encode_png(image: Bytes) -> bytes:
-    """A PNG file of one image (H, W, 1 or 3)."""
+    """Encode an image (H, W, 1 or 3) as PNG."""
     file = io.BytesIO()
     Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, format="PNG")
     return file.getvalue()
 
 
 def write_labelled_rows(path: str | Path | IO[bytes], rows: Mapping[str, Any]) -> None:
-    """Write a PNG with one labelled row per entry: (count, H, W) or (count, H, W, 3) images in [0, 1]."""
+    """Write a PNG with one labelled row per entry, of (count, H, W) or (count, H, W, 3) images in [0, 1]."""
     images = {label: np.clip(np.asarray(row, dtype=np.float64), 0, 1) for label, row in rows.items()}
     counts = {len(row) for row in images.values()}
     if len(counts) != 1 or 0 in counts:
-        raise ConfigError(f"the rows of a sheet must have the same length, at least 1: they have {sorted(counts)}.")
+        raise ConfigError(
+            f"all rows of a sheet must have the same number of images, at least 1: they have {sorted(counts)}."
+        )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,13 +1,13 @@
-"""Splits a data set into a small public part, whose owners consented, and the private rest.
+"""Split a data set into a small public part, whose owners have consented, and the private rest.
 
-Every training image is in exactly one part. The public part has the same number of images of each class, drawn
-uniformly from that class; the validation and test splits stay with the private part. Where persons are known, all
-images of a person are in one part: persons are taken in a random order, each if no class then exceeds its number of
-images. Persons who are also in the validation or test split stay private.
+Every training image goes to exactly one part. The public part has the same number of images of each class, drawn
+uniformly from that class; the validation and test splits stay with the private part. If persons are known, all images
+of a person go to the same part: persons are considered in random order, and each becomes public unless some class would
+then have too many images. Persons who are also in the validation or test split stay private.
 
     edge case                                          behaviour
-    the count is not a multiple of the classes         the largest multiple below it is used; split.json has the counts
-    a class would have no private image                refused: it could not be learned privately
+    the count is not a multiple of the classes         it is rounded down to a multiple; split.json has the counts
+    a class would have no private image                refused, because it could not be learned privately
     whole persons do not add up to the exact number    a class may get a few images fewer; split.json has the counts
 """
 
@@ -30,9 +30,9 @@ from dpvision.errors import ConfigError
 
 FORMAT = "dpvision-split-1"
 CONSENT = (
-    "Whoever makes a split states that the owners of the images in the public part consented to their publication: "
-    "nothing protects these images, and what is computed from them alone costs no epsilon. Guarantees hold for the "
-    "private part as it is after the split. This file has digests of the private part: it is not for release."
+    "By making a split you state that the owners of the images in the public part consented to their publication: "
+    "these images are not protected, and results computed from them alone cost no epsilon. Guarantees hold for the "
+    "private part as it is after the split. This file contains digests of the private part: do not release it."
 )
 
 Rows = NDArray[np.int64]
@@ -91,13 +91,13 @@ def choose(
     persons: NDArray[Any] | None = None,
     staying: NDArray[Any] | None = None,
 ) -> Rows:
-    """The rows of the public part, sorted. Persons in `staying` are not taken."""
+    """Return the sorted rows of the public part. Persons in `staying` are never chosen."""
     if seed < 0:
         raise ConfigError(f"seed is {seed}: it must be at least 0.")
     per_class, labels = count // len(classes), np.asarray(labels, dtype=np.int64)
     if per_class < 1:
         raise ConfigError(
-            f"{count} public images are fewer than one for each of {len(classes)} classes. "
+            f"{count} public images are too few for {len(classes)} classes: each needs at least one. "
             f"Fix: --public {len(classes)} or more."
         )
     eligible = np.ones(len(labels), dtype=np.bool_)
@@ -113,7 +113,7 @@ def choose(
 
 
 def hold_out(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | None = None) -> NDArray[np.bool_]:
-    """A mask of rows to hold out for evaluation: a share of each class or, where known, of whole persons."""
+    """Return a mask of the rows to hold out: a share of each class or, if persons are known, of whole persons."""
     rng, chosen = np.random.default_rng(seed), np.zeros(len(labels), dtype=np.bool_)
     if persons is None:
         for c in np.unique(labels):
@@ -125,20 +125,20 @@ def hold_out(labels: Rows, *, share: float, seed: int, persons: NDArray[Any] | N
         chosen = np.isin(number, order[np.cumsum(images[order]) <= share * len(labels)])
     if share and (not chosen.any() or len(np.unique(labels[~chosen])) < len(np.unique(labels))):
         raise ConfigError(
-            f"--hold-out {share:g} of {len(labels):,} public images leaves none to evaluate on, or a class without "
+            f"--hold-out {share:g} of {len(labels):,} public images leaves no image to evaluate on, or a class without "
             "training images. Fix: another share."
         )
     return chosen
 
 
 def take(records: Split, rows: Rows | slice) -> Split:
-    """The records in these rows."""
+    """Return the records in these rows."""
     persons = None if records.persons is None else np.asarray(records.persons[rows], dtype=np.int64)
     return Split(np.asarray(records.images[rows]), np.asarray(records.labels[rows], dtype=np.int64), persons)
 
 
 def renumber_persons(splits: dict[str, Split]) -> dict[str, Split]:
-    """Number persons from 0 in the order of their old numbers, as a reader of the file will number them."""
+    """Renumber persons from 0 in the order of their old numbers, as a reader of the file would."""
     ids = [part.persons for part in splits.values() if part.persons is not None]
     if not ids:
         return splits
@@ -150,7 +150,7 @@ def renumber_persons(splits: dict[str, Split]) -> dict[str, Split]:
 
 
 def encode_npz(splits: dict[str, Split]) -> bytes:
-    """The bytes of an .npz with train_images, train_labels and so on; a function of the arrays alone."""
+    """Return the bytes of an .npz with train_images, train_labels and so on; they depend only on the arrays."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, part in splits.items():
         arrays |= {f"{name}_images": part.images, f"{name}_labels": part.labels}
@@ -170,7 +170,7 @@ def _choose_persons(
     classes: Sequence[str],
     rng: np.random.Generator,
 ) -> Rows:
-    """Take persons in a random order, each if no class then has more than `per_class` images."""
+    """Choose persons in random order, skipping those who would give a class more than `per_class` images."""
     ids, number = np.unique(persons, return_inverse=True)
     counts = np.zeros((len(ids), len(classes)), dtype=np.int64)
     np.add.at(counts, (number, labels), 1)
@@ -183,7 +183,7 @@ def _choose_persons(
     empty = [name for name, count in zip(classes, total, strict=True) if not count]
     if empty:
         raise ConfigError(
-            f"class {empty[0]!r}: no person fits into {per_class} public images of each class, as all images of a "
+            f"class {empty[0]!r}: no person fits into {per_class} public images per class, because all images of a "
             "person must be in one part. Fix: a larger --public."
         )
     return np.flatnonzero(public[number])
@@ -193,10 +193,10 @@ def _require_enough(counts: Rows, per_class: int, classes: Sequence[str], *, all
     smallest = int(counts.argmin())
     if counts[smallest] > per_class:
         return
-    whose = "" if all_eligible else " of persons who are in no other split"
+    whose = "" if all_eligible else " from persons who are in no other split"
     limit = max(0, int(counts[smallest]) - 1) * len(classes)
     fix = f"--public {limit} at most" if limit else "more images of it, or other classes"
     raise ConfigError(
-        f"class {classes[smallest]!r} has {counts[smallest]:,} training images{whose}: {per_class:,} public ones of "
-        f"each class would leave no private one. Fix: {fix}."
+        f"class {classes[smallest]!r} has {counts[smallest]:,} training images{whose}: making {per_class:,} per class "
+        f"public would leave none private. Fix: {fix}."
     )

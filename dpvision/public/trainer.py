@@ -1,8 +1,9 @@
 """Training on public data that can be stopped or killed between any two steps and resumed with the same result.
 
-During a run, its folder holds state.safetensors: all tensors that the next step needs, the position, the devices that
-computed, and what the run was started with, since no other run may resume there. At the end, weights.safetensors and
-card.json are written. A run may be resumed on another device; its last bits may then differ, which is reported.
+During a run, its folder holds state.safetensors: all tensors that the next step needs, the position, the devices used
+so far, and the inputs of the run, so that no other run can resume from it. At the end, weights.safetensors and
+card.json are written. A run may be resumed on another device; the last bits of its result may then differ, which is
+reported.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ from dpvision.storage import safetensors
 
 STATE = "state.safetensors"
 MAX_STEPS = 1 << 53
-READABLE = 0o755  # mode of folders with public results; the state in them is readable by its owner only
+READABLE = 0o755  # mode of folders with public results; only the owner can read the state in them
 
 
 class Task(ABC):
-    """A training run as a sequence of steps, each a function of the run's initial inputs, tensors and position."""
+    """A training run: a sequence of steps, each a function of the run's inputs, tensors and position."""
 
     name: ClassVar[str]  # follows "a" in messages
-    extendable: ClassVar[bool] = False  # the state is kept at the end, and a later call may ask for more steps
+    extendable: ClassVar[bool] = False  # whether the state is kept at the end, so that a later call can add steps
     device = torch.device("cpu")
-    devices: tuple[str, ...] = ()  # those that computed, in their order
-    step, seconds = 0, 0.0  # done so far
+    devices: tuple[str, ...] = ()  # used so far, in order
+    step, seconds = 0, 0.0  # completed so far
 
     @abstractmethod
     def started_with(self) -> dict[str, dict[str, str]]:
-        """Entries of the state's header that must not change, keyed by how an error message describes a mismatch."""
+        """Return the header entries that must not change, keyed by the words for a mismatch in an error message."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that the next step needs: they are saved, and a saved state is copied into them."""
+        """Return all tensors that the next step needs. They are saved, and a saved state is copied into them."""
 
     @abstractmethod
     def train_step(self) -> float:
-        """Do one step and count it; return the loss before it."""
+        """Take one step and count it; return the loss before the step."""
 
     @abstractmethod
     def publish(self, folder: Path) -> None:
-        """Write the result as of the current step, for others to use."""
+        """Write the results of the current step to the folder."""
 
     def position(self) -> dict[str, str]:
-        """The position as entries of the state's header."""
+        """Return the position as entries of the state's header."""
         return {"step": str(self.step), "seconds": repr(self.seconds)}
 
     def restore_position(self, header: Mapping[str, str]) -> None:
@@ -65,7 +66,7 @@ class Task(ABC):
         self.step, self.seconds = int(header["step"]), float(header["seconds"])
 
     def effort(self) -> dict[str, Any]:
-        """What the computation took, for the card."""
+        """Return the time and devices used so far, for the card."""
         return {"seconds": round(self.seconds, 1), "devices": list(self.devices)}
 
 
@@ -80,12 +81,12 @@ class Progress:
 
 
 class Control(TypedDict, total=False):
-    """How a run is watched and stopped."""
+    """Options for monitoring and stopping a run."""
 
     progress: Callable[[Progress], None]
-    stop: Callable[[], bool]  # asked before each step
-    report: Callable[[str], None]  # gets a sentence if an earlier part was computed on another device
-    save_every: float  # seconds between saved states, 60 by default; it does not change the result
+    stop: Callable[[], bool]  # called before each step
+    report: Callable[[str], None]  # called with a message if an earlier part ran on another device
+    save_every: float  # seconds between saved states, 60 by default; does not affect the result
 
 
 def train(task: Task, folder: Path, *, steps: int, seconds: float = math.inf, **control: Unpack[Control]) -> bool:
@@ -146,7 +147,7 @@ def save(task: Task, folder: Path) -> None:
 
 
 def resume(task: Task, folder: Path, *, steps: int) -> None:
-    """Load the folder's state, if there is one; it must have been started with the same settings and data."""
+    """Load the folder's state, if there is one. Its run must have been started with the same settings and data."""
     path = folder / STATE
     if not path.exists():
         return
@@ -173,13 +174,13 @@ def resume(task: Task, folder: Path, *, steps: int) -> None:
 
 
 def note_device(task: Task, folder: Path, report: Callable[[str], None]) -> None:
-    """Add the task's device to those that computed, and report if it is not the one that computed last."""
+    """Record the task's device, and report it if the run last used another one."""
     name = name_computation(task.device) or "cpu"
     if name in task.devices[-1:]:
         return
     if task.devices:
         report(
-            f"{folder}: was computed so far on {task.devices[-1]} and is continued on {name}, so its last bits may "
+            f"{folder}: ran on {task.devices[-1]} so far and continues on {name}, so the last bits of its result may "
             "differ from those of a run on one device."
         )
     task.devices = (*task.devices, name)
@@ -199,7 +200,7 @@ def write_weights(
 
 
 def parse_curve(text: str) -> list[tuple[int, float]]:
-    """Steps and losses from a header; a loss that is not finite raises ValueError."""
+    """Parse the steps and losses in a header; raise ValueError if a loss is not finite."""
     curve = [(int(step), float(loss)) for step, loss in json.loads(text)]
     if not all(math.isfinite(loss) for _, loss in curve):
         raise ValueError("its curve has losses that are not finite")
@@ -207,7 +208,7 @@ def parse_curve(text: str) -> list[tuple[int, float]]:
 
 
 def mix_seed(*numbers: int | str) -> int:
-    """A seed that is a hash of these values."""
+    """Return a seed that is a hash of these values."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, numbers)).encode(), digest_size=7).digest(), "big")
 
 

@@ -1,11 +1,11 @@
 """Warm-up: training without privacy on public images, so that private training starts from good weights.
 
-Only the images of the given sources are read, which are public or were synthesised from public ones. This package
+The only images read are those of the given sources, which are public or were synthesised from public ones. This package
 cannot import the code that reads private images, so the weights cost no epsilon.
 
-A warm-up can be stopped after any step and resumed with the same result. The folder holds weights.safetensors (the
-whole network with its head, for `dpvision train --pretrained`), card.json (settings, sources, losses, accuracies,
-digest) and, while it runs, state.safetensors.
+A warm-up can be stopped after any step and resumed with the same result. The output folder holds weights.safetensors
+(the entire network with its head, for `dpvision train --pretrained`), card.json (settings, sources, losses, accuracies,
+digest) and, during the run, state.safetensors.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from dpvision.views import UnitRandom
 
 FORMAT = "dpvision-warm-1"
 EVALUATION_BATCH = 500
-# With at least this many channels, convolutions are faster in channels-last layout: wrn-16-4 by a tenth on one core;
-# wrn-10-1, which has at most 64, is faster by half without. A rule, not a benchmark, as the last bits depend on it.
+# With at least this many channels, convolutions are faster in channels-last layout: wrn-16-4 by a tenth on one core.
+# wrn-10-1, with at most 64, is faster by half in the default layout. The layout affects the last bits, so it is chosen
+# by this fixed rule, not by a benchmark.
 WIDE = 128
 
 
@@ -56,7 +57,7 @@ def warm_up(
     device: torch.device | str = "cpu",
     **control: Unpack[Control],
 ) -> bool:
-    """Train, or resume from the folder's state; return True when finished and weights and card are written.
+    """Train, or resume from the folder's state. Return True when weights and card are written, and False if stopped.
 
     The first source is the public part, of which a share may be held out; the others are added to it.
     """
@@ -66,7 +67,7 @@ def warm_up(
 
 
 class WarmUp(Task):
-    """The network, its momentum buffers and the losses so far."""
+    """A warm-up run: the network, its momentum buffers and the losses so far."""
 
     name = "warm-up"
 
@@ -80,13 +81,13 @@ class WarmUp(Task):
     ) -> None:
         self.settings, self.sources, self.classes = settings, sources, tuple(classes)
         if settings.balance and len(sources) < 2:
-            raise ConfigError("--balance needs synthetic images too. Fix: --also SOURCE, or leave --balance out.")
+            raise ConfigError("--balance also needs synthetic images. Fix: --also SOURCE, or leave --balance out.")
         self.device = find_device(str(device))
         self._images = Images(sources, classes=len(classes))
         first = sources[0]
-        held = hold_out(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
-        self._held = np.flatnonzero(held)
-        self._rows = np.setdiff1d(np.arange(len(self._images)), self._held)  # each image once
+        held_out = hold_out(first.labels, share=settings.hold_out, seed=settings.seed, persons=first.persons)
+        self._held_out = np.flatnonzero(held_out)
+        self._rows = np.setdiff1d(np.arange(len(self._images)), self._held_out)  # each image once
         public = self._rows < len(first.labels)
         self._trained_on = balance(self._rows[public], self._rows[~public]) if settings.balance else self._rows
         self.steps = settings.total(len(self._trained_on))
@@ -97,7 +98,7 @@ class WarmUp(Task):
         self.model: nn.Module = model.eval().to(self.device, memory_format=self._layout)  # type: ignore[call-overload]
         self._weights = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._momenta = [torch.zeros_like(p) for p in self._weights.values()]
-        self.curve: list[tuple[int, float]] = []  # step and mean loss at the end of each pass
+        self.curve: list[tuple[int, float]] = []  # last step and mean loss of each pass
         self._sum = 0.0
 
     def train_step(self) -> float:
@@ -137,7 +138,7 @@ class WarmUp(Task):
 
     def _to_device(self, images: Tensor) -> Tensor:
         """Copy images to the device, in the network's memory layout."""
-        # `contiguous` would not change grey images, which count as both layouts; convolutions then take the slow one.
+        # `contiguous` would not change grey images, which count as both layouts; convolutions would then be slow.
         return images.to(self.device).clone(memory_format=self._layout)
 
     def _record(self, loss: float) -> None:
@@ -150,7 +151,7 @@ class WarmUp(Task):
 
     @torch.no_grad()
     def evaluate(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Loss and accuracy on images without augmentation."""
+        """Return loss and accuracy on these images, without augmentation."""
         loss, correct = 0.0, 0
         for start in range(0, len(rows), EVALUATION_BATCH):
             batch = rows[start : start + EVALUATION_BATCH]
@@ -179,30 +180,30 @@ class WarmUp(Task):
         return {**{f"model.{n}": t for n, t in self.model.state_dict().items()}, **momenta}
 
     def publish(self, folder: Path) -> None:
-        """Write the network, and a card with its origin."""
+        """Write the network and a card that states its origin."""
         card = {**asdict(self.settings), "steps": self.steps}
         card |= {"classes": list(self.classes), "shape": list(self._images.shape), **self.effort()}
         labels = self._images.labels[torch.from_numpy(self._rows)]
         card["of_each_class"] = torch.bincount(labels, minlength=len(self.classes)).tolist()
         card["images_seen"] = self.step * min(self.settings.batch, len(self._trained_on))
         card["sources"] = self._evaluate_sources()
-        card["held_out"] = self.evaluate(self._held) if len(self._held) else None
+        card["held_out"] = self.evaluate(self._held_out) if len(self._held_out) else None
         card["curve"] = self.curve
         records = [merge_provenance((s.provenance, provenance_of(s.images))) for s in self.sources]
         header = {**self._identity(), ENTRY: merge_provenance(records)}
         write_weights(folder, self.model.state_dict(), header, card)
 
     def _evaluate_sources(self) -> list[dict[str, Any]]:
-        """Each source with loss and accuracy on its images that were trained on."""
+        """Return each source with loss and accuracy on those of its images that were used for training."""
         entries, start = [], 0
         for source in self.sources:
             rows = np.arange(start, start + len(source.labels))
             start += len(rows)
-            result = self.evaluate(np.setdiff1d(rows, self._held))
+            result = self.evaluate(np.setdiff1d(rows, self._held_out))
             entries.append({"name": source.name, "digest": source.digest, **result})
         return entries
 
     def _identity(self) -> dict[str, str]:
-        """Return everything that decides the result: settings, sources, image shapes and classes."""
+        """Return everything that determines the result: settings, sources, image shape and classes."""
         inputs = [asdict(self.settings), [s.digest for s in self.sources], self._images.shape, self.classes]
         return {"format": FORMAT, "of": json.dumps(inputs)}

@@ -1,9 +1,9 @@
 """Augmentations by name, applied in order to a whole batch at once; crops, flips and cutout are defined here.
 
 An operation is a function (images, rng, views) -> images. It takes (B, 1 or views, C, H, W), float in [-1, 1], and
-returns (B, views, C, H, W); given one image, it makes `views` of it. Images may be on any device; random numbers are
-drawn on the host, and what follows from them is sent there. View k of image i is a function of image i and of the
-random numbers of image i alone. How many random numbers are drawn depends on the operations and on `views`, never
+returns (B, views, C, H, W): a single image gives `views` of them. Images may be on any device. Random numbers are drawn
+on the host, and the values derived from them are sent to the device. View k of image i is a function of image i and of
+the random numbers of image i alone. The number of random numbers drawn depends on the operations and on `views`, never
 on a pixel.
 """
 
@@ -30,14 +30,14 @@ GREY = 0.0
 
 
 class Augment:
-    """Operations in their order. Without operations, the views are copies."""
+    """Operations to apply in order. Without operations, the views are copies."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._operations = find_operations(names)
         self.names = tuple(names)
 
     def __call__(self, images: Tensor, rng: UnitRandom, views: int = 1) -> Tensor:
-        """(B, 1 or views, C, H, W) in [-1, 1] -> (B, views, C, H, W)."""
+        """Augment images in [-1, 1]: (B, 1 or views, C, H, W) -> (B, views, C, H, W)."""
         for operate in self._operations:
             images = operate(images, rng, views)
         return images.expand(-1, views, -1, -1, -1)
@@ -47,7 +47,7 @@ class Augment:
 
 
 def crop(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view shifted by up to `pad` pixels (De et al. 2022).
+    """Shift each view by up to `pad` pixels (De et al. 2022): (B, 1 or views, C, H, W) -> (B, views, C, H, W).
 
     The image is padded by symmetric mirroring, which repeats the edge pixel: (c b a | a b c d | d c b). A view is a
     window of the image's size at an offset uniform on {0, ..., 2 pad}^2.
@@ -56,13 +56,13 @@ def crop(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD) -> Tens
 
 
 def flip(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view mirrored left to right with probability 1/2."""
+    """Mirror each view left to right with probability 1/2: (B, 1 or views, C, H, W) -> (B, views, C, H, W)."""
     mirrored = send(rng.uniform(views) < 0.5, images.device)
     return torch.where(mirrored[:, :, None, None, None], images.flip(-1), images)
 
 
 def crop_and_flip(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD) -> Tensor:
-    """Mirror with probability 1/2, then crop, in one gather.
+    """Mirror each view with probability 1/2 and crop it, in one gather.
 
     Because the padding is symmetric, the result has the same distribution as a crop followed by a flip.
     """
@@ -71,7 +71,7 @@ def crop_and_flip(images: Tensor, rng: UnitRandom, views: int, *, pad: int = PAD
 
 
 def pad_symmetric(images: Tensor, pad: int) -> Tensor:
-    """(..., H, W) -> (..., H + 2 pad, W + 2 pad) by symmetric mirroring."""
+    """Pad (..., H, W) to (..., H + 2 pad, W + 2 pad) by symmetric mirroring."""
     for axis in (-2, -1):
         images = images.index_select(axis, send(_mirrored_indices(images.shape[axis], pad), images.device))
     return images
@@ -79,12 +79,12 @@ def pad_symmetric(images: Tensor, pad: int) -> Tensor:
 
 @cache
 def _mirrored_indices(length: int, pad: int) -> Tensor:
-    """For each pixel of a padded line, the index of the pixel that it repeats."""
+    """Return the index of the pixel that each pixel of a padded line repeats."""
     return torch.from_numpy(np.pad(np.arange(length), pad, mode="symmetric"))
 
 
 def _windows(images: Tensor, offsets: Tensor, mirrored: Tensor | None, pad: int) -> Tensor:
-    """The window of each view: one gather from all windows of the padded image and, if needed, of its mirror image."""
+    """Take each view's window, in one gather from all windows of the padded image and, if needed, its mirror image."""
     batch, given, channels, height, width = images.shape
     wide = pad_symmetric(images.flatten(0, 1), pad)
     source = torch.arange(batch * given).view(batch, given).expand(offsets.shape[:2])
@@ -92,7 +92,7 @@ def _windows(images: Tensor, offsets: Tensor, mirrored: Tensor | None, pad: int)
         wide = torch.cat([wide, wide.flip(-1)])
         source = source + mirrored * (batch * given)
     image, channel, row, _ = wide.stride()
-    # A strided view, without a copy, in which a window starts at every pixel; only windows inside an image are taken.
+    # A strided view without a copy, in which a window starts at every pixel. Only windows inside an image are taken.
     starts = wide.numel() - ((channels - 1) * channel + (height - 1) * row + width - 1)
     windows = wide.as_strided((max(0, starts), channels, height, width), (1, channel, row, 1))
     first = source * image + offsets[..., 0] * row + offsets[..., 1]
@@ -100,10 +100,10 @@ def _windows(images: Tensor, offsets: Tensor, mirrored: Tensor | None, pad: int)
 
 
 def cutout(images: Tensor, rng: UnitRandom, views: int, *, side: int | None = None) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W) with a grey square at a random point (DeVries and Taylor 2017).
+    """Hide a grey square in each view (DeVries and Taylor 2017): (B, 1 or views, C, H, W) -> (B, views, C, H, W).
 
     The square has `side` pixels per side, by default half of the image's shorter side. Its centre is uniform over the
-    pixels, so near the edge a part of it lies outside.
+    pixels, so it may extend beyond the edge.
     """
     height, width = images.shape[-2:]
     side = min(height, width) // 2 if side is None else side
@@ -115,7 +115,7 @@ def cutout(images: Tensor, rng: UnitRandom, views: int, *, side: int | None = No
 
 
 def _covered(centre: Tensor, length: int, side: int) -> Tensor:
-    """Return a mask of `length` positions: true at the `side` positions from centre - side // 2 onwards."""
+    """Return a mask of `length` positions that is true at the `side` positions from centre - side // 2 on."""
     distance = torch.arange(length) - (centre.unsqueeze(-1) - side // 2)
     return (distance >= 0) & (distance < side)
 
@@ -128,11 +128,11 @@ def resized_crop(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view a random box of its image, resized bilinearly.
+    """Resize a random box of the image to each view: (B, 1 or views, C, H, W) -> (B, views, C, H, W).
 
-    The box's area is uniform on `scale` times the image's, its ratio of width to height log-uniform on `ratio`, its
-    position uniform (Szegedy et al. 2015). The first of ten such boxes that fits is taken; if none does, the largest
-    central box with an allowed ratio.
+    The box's area, as a fraction of the image's, is uniform on `scale`, its ratio of width to height is log-uniform on
+    `ratio`, and its position is uniform (Szegedy et al. 2015). The first of ten such boxes that fits is used; if none
+    fits, the largest central box with an allowed ratio. Resizing is bilinear.
     """
     top, left, height, width = draw_boxes(rng, views, images.shape[-2:], scale=scale, ratio=ratio)
     whole = images.expand(-1, views, -1, -1, -1)
@@ -142,7 +142,7 @@ def resized_crop(
 def draw_boxes(
     rng: UnitRandom, views: int, size: tuple[int, ...], *, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Top, left, height and width of a random box for each view, each (B, views) int64."""
+    """Draw a random box for each view; return top, left, height and width, each (B, views) int64."""
     full_height, full_width = size
     drawn = rng.uniform(views, CROP_ATTEMPTS, 2)
     place = rng.uniform(views, 2)
@@ -169,16 +169,16 @@ def draw_boxes(
 
 
 def _stretch(images: Tensor, start: Tensor, length: Tensor, axis: int) -> Tensor:
-    """Resize `length` pixels from `start` on to the whole axis, linearly between the centres of pixels."""
+    """Resize `length` pixels from `start` on to the full axis, with linear interpolation between pixel centres."""
     full = images.shape[axis]
     centres = (torch.arange(full, dtype=torch.float64) + 0.5) / full
     last = (length - 1).unsqueeze(-1).double()
-    where = torch.minimum((centres * length.unsqueeze(-1) - 0.5).clamp(min=0), last)
-    below = where.floor()
+    positions = torch.minimum((centres * length.unsqueeze(-1) - 0.5).clamp(min=0), last)
+    below = positions.floor()
     above = torch.minimum(below + 1, last)
     first, second = start.unsqueeze(-1) + below.long(), start.unsqueeze(-1) + above.long()
     share, first, second = (
-        send(_along(v, axis), images.device) for v in ((where - below).to(images.dtype), first, second)
+        send(_along(v, axis), images.device) for v in ((positions - below).to(images.dtype), first, second)
     )
     low = torch.take_along_dim(images, first, dim=axis)
     high = torch.take_along_dim(images, second, dim=axis)
@@ -186,7 +186,7 @@ def _stretch(images: Tensor, start: Tensor, length: Tensor, axis: int) -> Tensor
 
 
 def _along(values: Tensor, axis: int) -> Tensor:
-    """(B, views, n) -> (B, views, 1, n, 1) or (B, views, 1, 1, n)."""
+    """Reshape (B, views, n) to (B, views, 1, n, 1) or (B, views, 1, 1, n)."""
     return values[:, :, None, :, None] if axis == -2 else values[:, :, None, None, :]
 
 
@@ -201,12 +201,12 @@ OPERATIONS: dict[str, Operation] = {
     "jitter": jitter,
     "resized-crop": resized_crop,
 }
-# Neighbours that are applied in one pass.
+# Consecutive operations that are applied in one pass.
 FUSED: dict[tuple[str, str], Operation] = {("crop", "flip"): crop_and_flip, ("flip", "crop"): crop_and_flip}
 
 
 def find_operations(names: Sequence[str]) -> list[Operation]:
-    """The operations with these names; neighbours are fused where that saves a pass."""
+    """Return the operations with these names. Consecutive ones are fused if that saves a pass."""
     if isinstance(names, str):
         raise ConfigError(f"augment is {names!r}: it must be a list of names. Fix: ({names!r},).")
     for name in names:

@@ -1,6 +1,6 @@
-"""AutoAugment's policy for CIFAR-10: one of 25 pairs of operations for each view (Cubuk et al. 2018).
+"""AutoAugment's policy for CIFAR-10, which applies one of 25 pairs of operations to each view (Cubuk et al. 2018).
 
-Each view draws one of the 25 sub-policies, and applies each of its two operations with that operation's probability.
+For each view, one of the 25 sub-policies is drawn, and each of its two operations is applied with its own probability.
 Levels are interpreted as in the authors' released code, at any image size:
 
     ShearX, ShearY               0.03 * level, with a random sign
@@ -12,8 +12,8 @@ Levels are interpreted as in the authors' released code, at any image size:
     AutoContrast, Equalize, Invert               no level
 
 Pixels are converted to bytes, and the operations match Pillow's (eight_bit.py). Pixels from outside the image are grey
-(128), whereas the authors' code uses the data set's mean colour or black. An image to which no operation is applied is
-unchanged, bit for bit, if it came from bytes.
+(128), whereas the authors' code uses the data set's mean colour or black. If no operation is applied, an image that was
+converted from bytes is unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ POLICY: tuple[tuple[Step, Step], ...] = (
 )
 
 Matrix = tuple[float, float, float, float, float, float]
-# (8-bit images, level of each, whether its sign is negative) -> 8-bit images
+# (8-bit images, their levels, whether their signs are negative) -> 8-bit images
 Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def autoaugment(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view transformed by its own sub-policy."""
+    """Transform each view by its own sub-policy: (B, 1 or views, C, H, W) -> (B, views, C, H, W)."""
     require_colours(images)
     pair = rng.integers(len(POLICY), views).flatten()
     uniform = rng.uniform(views, 2).flatten(0, 1)
@@ -79,14 +79,14 @@ def autoaugment(images: Tensor, rng: UnitRandom, views: int) -> Tensor:
         for number, operate in enumerate(OPERATIONS.values()):
             rows = torch.nonzero(applied & (numbers[pair, turn] == number)).squeeze(1)
             if len(rows):
-                level, sign, place = levels[pair[rows], turn], negative[rows, turn], send(rows, out.device)
-                out[place] = operate(out[place], level, sign)
+                level, sign, selected = levels[pair[rows], turn], negative[rows, turn], send(rows, out.device)
+                out[selected] = operate(out[selected], level, sign)
     return eight_bit.to_floats(out, images.dtype).unflatten(0, (-1, views))
 
 
 @cache
 def _tables() -> tuple[Tensor, Tensor, Tensor]:
-    """The policy as (25, 2) tensors: the index of each operation, its probability, its level."""
+    """Return the policy as (25, 2) tensors: the index of each operation, its probability and its level."""
     numbers = {name: number for number, name in enumerate(OPERATIONS)}
     operations = [[numbers[name] for name, _, _ in pair] for pair in POLICY]
     probabilities = [[probability for _, probability, _ in pair] for pair in POLICY]
@@ -95,7 +95,7 @@ def _tables() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _geometric(matrix: Callable[[float, int, int], Matrix]) -> Operation:
-    """An affine operation, given its matrix as a function of (signed level, height, width)."""
+    """Return an affine operation, given its matrix as a function of (signed level, height, width)."""
 
     def operate(images: Tensor, level: Tensor, negative: Tensor) -> Tensor:
         height, width = images.shape[2:]
@@ -106,13 +106,13 @@ def _geometric(matrix: Callable[[float, int, int], Matrix]) -> Operation:
 
 
 def _enhancing(enhance: Callable[[Tensor, Tensor], Tensor]) -> Operation:
-    """One of ImageEnhance's operations, with factor 0.1 + 0.18 level."""
+    """Return one of ImageEnhance's operations, with factor 0.1 + 0.18 level."""
     factors = torch.tensor([level * 1.8 / 10 + 0.1 for level in range(LEVELS)], dtype=torch.float64)
     return lambda images, level, negative: enhance(images, factors[level])
 
 
 def _rotation(level: float, height: int, width: int) -> Matrix:
-    """The matrix of Image.rotate: about the centre, counter-clockwise for positive degrees."""
+    """Return the matrix of Image.rotate: about the centre, counter-clockwise for positive degrees."""
     angle = -math.radians(3 * level % 360.0)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = width / 2, height / 2
@@ -123,7 +123,7 @@ def _shift(level: float, side: int) -> float:
     return float(math.trunc(level * side / 32))
 
 
-# Thresholds, and the number of bits kept, by level.
+# Thresholds, and number of remaining bits, by level.
 _SOLARIZE = torch.tensor([256 - int(level * 256 / 10) for level in range(LEVELS)])
 _POSTERIZE = torch.tensor([4 - int(level * 4 / 10) for level in range(LEVELS)])
 

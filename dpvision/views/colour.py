@@ -1,11 +1,12 @@
-"""Colour jitter and random conversion to grey, on float images in [-1, 1].
+"""Colour jitter and random conversion to grey, for float images in [-1, 1].
 
-A factor f acts on an image x in [0, 1] as clamp(f x + (1 - f) r, 0, 1) with a reference r: black for brightness, the
-image's mean grey for contrast, each pixel's own grey for saturation; hue rotates the colour circle. Every view has its
-own factors and its own order of the four. On grey images, saturation and hue do nothing.
+A factor f changes an image x in [0, 1] to clamp(f x + (1 - f) r, 0, 1), where the reference r is black for brightness,
+the image's mean grey level for contrast, and each pixel's own grey level for saturation. Hue is rotated on the colour
+circle. Each view has its own factors and its own order of the four changes. Saturation and hue do not affect grey
+images.
 
-A pixel is rounded in the same way wherever it is in a batch, and the only sum is exact (`exact_mean`): the last bits of
-a view do not depend on the rest of the batch.
+Pixels are rounded in the same way at any position in a batch, and the only sum is exact (`exact_mean`), so the last
+bits of a view do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def jitter(
     hue: float = 0.4,
     probability: float = 1.0,
 ) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), all four changed in random order with this probability.
+    """Change all four in random order, with this probability: (B, 1 or views, C, H, W) -> (B, views, C, H, W).
 
-    Factors are uniform on [max(0, 1 - s), 1 + s] for a strength s; hue is rotated by a fraction of the circle that is
+    Factors are uniform on [max(0, 1 - s), 1 + s] for a strength s. Hue is rotated by a fraction of the circle that is
     uniform on [-hue, hue].
     """
     require_colours(images)
@@ -56,14 +57,14 @@ def jitter(
 
 
 def grayscale(images: Tensor, rng: UnitRandom, views: int, *, probability: float = 0.2) -> Tensor:
-    """(B, 1 or views, C, H, W) -> (B, views, C, H, W), each view grey with this probability."""
+    """Make each view grey with this probability: (B, 1 or views, C, H, W) -> (B, views, C, H, W)."""
     require_colours(images)
     chosen = send(rng.uniform(views) < probability, images.device)
     return torch.where(chosen[:, :, None, None, None], grey(images), images)
 
 
 def grey(images: Tensor) -> Tensor:
-    """(..., C, H, W) -> (..., 1, H, W): 0.299 R + 0.587 G + 0.114 B; a grey image is returned as it is."""
+    """Return 0.299 R + 0.587 G + 0.114 B: (..., C, H, W) -> (..., 1, H, W). A grey image is returned unchanged."""
     if images.shape[-3] == 1:
         return images
     red, green, blue = images.split(1, dim=-3)
@@ -83,7 +84,7 @@ def change_saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def rotate_hue(images: Tensor, fraction: Tensor) -> Tensor:
-    """Rotate the hue of HSV by a fraction of the full circle."""
+    """Rotate the HSV hue by a fraction of the full circle."""
     if images.shape[-3] == 1:
         return images
     hue, saturation, value = hsv(images)
@@ -96,7 +97,7 @@ def rotate_hue(images: Tensor, fraction: Tensor) -> Tensor:
 
 
 def hsv(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., 3, H, W) in [0, 1] -> hue, saturation and value, each (..., 1, H, W) in [0, 1]."""
+    """Convert (..., 3, H, W) in [0, 1] to hue, saturation and value, each (..., 1, H, W) in [0, 1]."""
     red, green, blue = images.split(1, dim=-3)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
@@ -108,9 +109,9 @@ def hsv(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def exact_mean(images: Tensor) -> Tensor:
-    """(N, 1, H, W) in [0, 1] -> (N, 1, 1, 1): the mean of each image, with pixels rounded to multiples of 2^-20.
+    """Return each image's mean (N, 1, 1, 1), with pixels (N, 1, H, W) in [0, 1] rounded to multiples of 2^-20.
 
-    Sums of such numbers are exact in float64 in any order, so the result does not depend on the kernel that adds.
+    Sums of such numbers are exact in float64 in any order, so the result does not depend on the kernel.
     """
     steps = (images.double() * 2**MEAN_BITS).round().sum(dim=(1, 2, 3), keepdim=True)
     return (steps / (2**MEAN_BITS * images[0].numel())).to(images.dtype) if len(images) else steps.to(images.dtype)
@@ -128,5 +129,5 @@ def require_colours(images: Tensor) -> None:
     if images.shape[-3] not in (1, 3):
         raise ConfigError(
             f"colour operations need images with 1 channel (grey) or 3 (red, green, blue), not "
-            f"{images.shape[-3]}. Fix: leave the operation out."
+            f"{images.shape[-3]}. Fix: leave out the operation."
         )

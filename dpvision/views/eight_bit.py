@@ -1,8 +1,9 @@
-"""Bytes to floats in [-1, 1] and back, and Pillow's operations on batches of 8-bit images (N, C, H, W).
+"""Conversions between bytes and floats in [-1, 1], and Pillow's operations on batches of 8-bit images (N, C, H, W).
 
 Images have 1 or 3 channels, and each image has its own operation strength. Every result matches Pillow's bit for bit:
 the same integer arithmetic, the same float32 or float64 steps where Pillow uses floats, the same rounding towards zero.
-All sums are over integers, hence exact in any order. Geometric operations fill pixels from outside the image grey.
+All sums are over integers and therefore exact in any order. Geometric operations fill pixels from outside the image
+with grey.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def to_floats(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def affine(images: Tensor, matrices: Tensor) -> Tensor:
-    """Image.transform(AFFINE), nearest neighbour: pixel (x, y) comes from (a x + b y + c, d x + e y + f), grey outside.
+    """Apply Image.transform(AFFINE) with nearest neighbours: pixel (x, y) comes from (a x + b y + c, d x + e y + f).
 
-    `matrices` is (N, 6). Coordinates refer to pixel centres, in fixed point with 16 fractional bits.
+    `matrices` is (N, 6). Coordinates refer to pixel centres, in fixed point with 16 fractional bits. Pixels from
+    outside the image are grey.
     """
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrices.double().unbind(1)
@@ -46,7 +48,7 @@ def affine(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def invert(images: Tensor) -> Tensor:
-    """255 - image."""
+    """Return 255 - image."""
     return 255 - images
 
 
@@ -57,12 +59,12 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Keep the `bits` most significant bits of every pixel."""
-    kept = (256 - 2 ** (8 - bits)).to(torch.uint8).view(-1, 1, 1, 1)
-    return images & send(kept, images.device)
+    mask = (256 - 2 ** (8 - bits)).to(torch.uint8).view(-1, 1, 1, 1)
+    return images & send(mask, images.device)
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretch each channel so that its darkest pixel becomes 0 and its brightest 255."""
+    """Stretch each channel so that its darkest pixel becomes 0 and its brightest pixel 255."""
     flat = images.flatten(2)
     low, high = flat.amin(2, keepdim=True).double(), flat.amax(2, keepdim=True).double()
     levels = torch.arange(256, dtype=torch.float64, device=images.device)
@@ -83,24 +85,24 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def colour(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Color: move each pixel away from its own grey level. Greyscale images do not change."""
+    """Apply ImageEnhance.Color: blend each pixel with its own grey level. Greyscale images do not change."""
     return images if images.shape[1] == 1 else blend(luma(images), images, factor)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Contrast: move each pixel away from the image's mean grey level."""
+    """Apply ImageEnhance.Contrast: blend each pixel with the image's mean grey level."""
     greys = luma(images).flatten(1)
     mean = (greys.sum(1, dtype=torch.int64).double() / greys.shape[1] + 0.5).floor()
     return blend(mean.view(-1, 1, 1, 1), images, factor)
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Brightness: move each pixel away from black."""
+    """Apply ImageEnhance.Brightness: blend each pixel with black."""
     return blend(images.new_zeros(1), images, factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """ImageEnhance.Sharpness: move away from the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; the border is kept."""
+    """Apply ImageEnhance.Sharpness: blend the interior with a copy smoothed by (1 1 1, 1 5 1, 1 1 1) / 13."""
     smooth = images.clone()
     if min(images.shape[2:]) >= 3:
         levels = images.to(torch.int16)
@@ -111,13 +113,13 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def blend(reference: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """Image.blend: reference + factor * (image - reference) in float32, clamped to 0..255, rounded towards zero."""
+    """Return reference + factor * (image - reference) as Image.blend: in float32, clamped to 0..255, truncated."""
     low, factor = reference.float(), send(factor.float().view(-1, 1, 1, 1), images.device)
     return (low + factor * (images.float() - low)).clamp(0, 255).to(torch.uint8)
 
 
 def luma(images: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, 1, H, W): Image.convert("L")."""
+    """Convert (N, C, H, W) to grey (N, 1, H, W), as Image.convert("L") does."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.int().split(1, dim=1)
@@ -125,20 +127,20 @@ def luma(images: Tensor) -> Tensor:
 
 
 def histograms(images: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N, C, 256): the number of pixels at each level, per channel."""
+    """Count the pixels at each level of each channel: (N, C, H, W) -> (N, C, 256)."""
     count, channels = images.shape[:2]
     counts = torch.zeros(count * channels * 256, dtype=torch.int64, device=images.device)
-    places = _table_indices(images).flatten()
-    return counts.index_add_(0, places, torch.ones_like(places)).view(count, channels, 256)
+    indices = _table_indices(images).flatten()
+    return counts.index_add_(0, indices, torch.ones_like(indices)).view(count, channels, 256)
 
 
 def _look_up(images: Tensor, table: Tensor) -> Tensor:
-    """Replace each pixel with its entry in its channel's row of the (N, C, 256) table."""
+    """Replace each pixel by the entry for its level in the (N, C, 256) table."""
     return table.to(torch.uint8).flatten().take(_table_indices(images)).view_as(images)
 
 
 def _table_indices(images: Tensor) -> Tensor:
-    """The index of each pixel's level in a flat (N, C, 256) table."""
+    """Return the index of each pixel's level in a flattened (N, C, 256) table."""
     count, channels = images.shape[:2]
     return images.flatten(2).long() + 256 * torch.arange(count * channels, device=images.device).view(
         count, channels, 1

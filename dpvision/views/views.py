@@ -1,31 +1,31 @@
 """K views of each private image, some of them mixed (DP-Mix), from which its gradient is computed.
 
     Self-Aug               base                 augmentations of the image (De et al. 2022)
-    DP-Mix_Self            base + self_mix      and mixtures of two of them; all are of one image, so its label stays
-    DP-Mix_Diff            base + diff + self_mix     `diff` public images join the pool, with labels of their own, and
-                                                mixtures may take them; labels are mixed in the same proportion
-    Pure-DP-Mix_Diff       diff + self_mix      base = 0: no pixel and no label of the private image enters
+    DP-Mix_Self            base + self_mix      also mixtures of two of them; all are of one image, so its label stays
+    DP-Mix_Diff            base + diff + self_mix     `diff` public images with their own labels join the pool, and
+                                                may be mixed in; labels are mixed in the same proportion
+    Pure-DP-Mix_Diff       diff + self_mix      base = 0: neither pixels nor label of the private image are used
 
 Formal guarantee: the views of an image are a function of that image, its label, its own random numbers and the public
 set. No other private image enters, so a unit's views change exactly one clipped gradient, and K views cost no more
 privacy than one: the engine takes the mean of a unit's gradients over its views *before* it clips. Mixing across
-private images would put one of them into many gradients; there is no way to ask for that here.
+private images would put one of them into many gradients, and is not possible here.
 
 Even in Pure-DP-Mix_Diff the example is charged like any other: its views show that it was drawn, and adding or removing
 it still adds or removes one clipped gradient.
 
-Two members u and v of one image's pool are mixed with a weight l of u. Both ways return the mixture and the weight of
+Two members u and v of an image's pool are mixed with weight l for u. Both methods return the mixture and the weight of
 u's label in it:
 
     mixup     l u + (1 - l) v, and l                                                      (Zhang et al. 2017)
     cutmix    u with a box of v in it, whose sides are sqrt(1 - l) of the image's, clipped to the image; and the
-              fraction of pixels that are still u's                                       (Yun et al. 2019)
+              fraction of pixels that still come from u                                   (Yun et al. 2019)
 
     edge case                                behaviour
-    empty batch                              no views, targets with no rows
+    empty batch                              no views, and targets with no rows
     an image that is not finite              only its own views may be non-finite
-    a label outside of the classes           is kept as it is; as a distribution over the classes it is all zeros
-    a pool of one and self_mix > 0           refused: an image mixed with itself is the image
+    a label outside of the classes           unchanged; as a distribution over the classes it is all zeros
+    a pool of one and self_mix > 0           refused, because an image mixed with itself is the same image
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from dpvision.models.device import send
 from dpvision.views.augment import Augment
 from dpvision.views.eight_bit import to_floats
 
-# Pixels processed at a time: temporary memory stays small, and mostly in the processor's cache. Small blocks do not
-# help on an accelerator.
+# Pixels processed at a time. Small blocks save memory and fit in the processor's cache; they do not help on an
+# accelerator.
 BLOCK, BLOCK_ON_DEVICE = 1 << 21, 1 << 27
 
-# (u, v, weight of u, rng) -> mixture and the weight of u's label; images (B, M, C, H, W), weights (B, M). The weight
-# passed in is on the host, like everything that is drawn; the one returned is on the device of the images.
+# (u, v, weight of u, rng) -> mixture and weight of u's label, with images (B, M, C, H, W) and weights (B, M). The input
+# weight is on the host, like all random numbers; the returned weight is on the device of the images.
 Mix = Callable[[Tensor, Tensor, Tensor, UnitRandom], tuple[Tensor, Tensor]]
 
 
 def draw_pairs(rng: UnitRandom, pool: int, count: int) -> tuple[Tensor, Tensor]:
-    """For each image `count` ordered pairs of two different members of its pool, uniform over all such pairs."""
+    """For each image, draw `count` ordered pairs of two different members of its pool, uniformly over all pairs."""
     first = rng.integers(pool, count)
     ahead = rng.integers(pool - 1, count)
     return first, (first + 1 + ahead) % pool
 
 
 def take_members(pool: Tensor, indices: Tensor) -> Tensor:
-    """(B, P, ...) and (B, M) -> (B, M, ...): for each image, the members of its own pool with these indices."""
+    """For each image, take the members of its own pool with these indices: (B, P, ...) and (B, M) -> (B, M, ...)."""
     own = indices + torch.arange(len(pool)).unsqueeze(1) * pool.shape[1]
     return pool.flatten(0, 1).index_select(0, send(own.flatten(), pool.device)).unflatten(0, indices.shape)
 
@@ -77,7 +77,7 @@ def mixup(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tensor
 
 
 def cutmix(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
-    """u with a box of v around a random pixel, and the fraction of pixels that are still u's."""
+    """Return u with a box of v around a random pixel, and the fraction of pixels that still come from u."""
     height, width = u.shape[-2:]
     side = (1 - weight.double()).sqrt()
     rows = _box_side(rng.integers(height, weight.shape[1]), (side * height).floor(), height)
@@ -88,7 +88,7 @@ def cutmix(u: Tensor, v: Tensor, weight: Tensor, rng: UnitRandom) -> tuple[Tenso
 
 
 def _box_side(centre: Tensor, length: Tensor, side: int) -> Tensor:
-    """Return a mask of `side` positions: true at the `length` positions from centre - length // 2 onwards."""
+    """Return a mask of `side` positions that is true at the `length` positions from centre - length // 2 on."""
     distance = torch.arange(side) - (centre - (length / 2).floor()).unsqueeze(-1)
     return (distance >= 0) & (distance < length.unsqueeze(-1))
 
@@ -97,10 +97,10 @@ MIXES: dict[str, Mix] = {"mixup": mixup, "cutmix": cutmix}
 
 
 class Views:
-    """For each image, in this order: `base` augmentations, `diff` public images, `self_mix` mixtures of two of those.
+    """Views of each image, in this order: `base` augmentations, `diff` public images, `self_mix` mixtures of those.
 
-    `augment` names the operations (augment.OPERATIONS); public images go through them too. Weights of mixtures are
-    drawn from Beta(alpha, alpha). `public` is (images, labels): (M, C, H, W), uint8 or float in [-1, 1], and (M,).
+    `augment` names the operations (augment.OPERATIONS), which are also applied to public images. Weights of mixtures
+    are drawn from Beta(alpha, alpha). `public` is (images, labels): (M, C, H, W), uint8 or float in [-1, 1], and (M,).
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Views:
 
     @property
     def count(self) -> int:
-        """K, the number of views of an image."""
+        """The number K of views of an image."""
         return self.base + self.diff + self.self_mix
 
     @property
@@ -139,19 +139,19 @@ class Views:
         return self.diff > 0 and self.self_mix > 0
 
     def require(self, shape: tuple[int, ...]) -> None:
-        """Refuse private images whose shape (C, H, W) is not that of the public set."""
+        """Refuse private images whose shape (C, H, W) differs from that of the public images."""
         if self._public is not None and tuple(self._public[0].shape[1:]) != tuple(shape):
             raise DataError(
-                f"the public set: its images are {_described(self._public[0].shape[1:])}, the private ones "
-                f"{_described(shape)}, so they cannot be mixed. Fix: bring the public images to the size and "
-                "channels of the private ones."
+                f"the public set: its images are {_describe_shape(self._public[0].shape[1:])}, but the private ones "
+                f"are {_describe_shape(shape)}, so they cannot be mixed. Fix: convert the public images to the size "
+                "and channels of the private ones."
             )
 
     def __call__(self, images: Tensor, labels: Tensor, rng: UnitRandom) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) float in [-1, 1], (B,) -> (B K, C, H, W) and targets; the views of an image follow each other.
+        """Turn images (B, C, H, W) in [-1, 1] and labels (B,) into views (B K, C, H, W) and targets.
 
-        Targets are int64 (B K,), or distributions over the classes (B K, classes) where labels are mixed. Temporary
-        memory is a few blocks, however large the batch.
+        The views of an image are consecutive. Targets are int64 (B K,) or, if labels are mixed, distributions over the
+        classes (B K, classes). Temporary memory is a few blocks, regardless of the batch size.
         """
         _require_batch(images, labels, rng)
         self.require(images.shape[1:])
@@ -167,7 +167,7 @@ class Views:
         return out.flatten(0, 1), targets.flatten(0, 1)
 
     def _fill(self, images: Tensor, labels: Tensor, rng: UnitRandom, out: Tensor, targets: Tensor) -> None:
-        """Write the views of a block of images, and their targets, into `out` and `targets`."""
+        """Write the views and targets of a block of images into `out` and `targets`."""
         pool = self.base + self.diff
         if self.base:
             out[:, : self.base] = self.augment(images.unsqueeze(1), rng, self.base)
@@ -191,7 +191,7 @@ class Views:
                 targets[:, pool:] = labels.unsqueeze(1)
 
     def _target(self, labels: Tensor) -> Tensor:
-        """The labels themselves, or one-hot where labels are mixed."""
+        """Return the labels, as one-hot vectors if labels are mixed."""
         if not self.mixes_labels:
             return labels
         return labels.unsqueeze(-1) == torch.arange(self.classes, device=labels.device)
@@ -200,41 +200,41 @@ class Views:
         for name in ("base", "self_mix", "diff", "classes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
-                raise ConfigError(f"{name} is {value!r}: it must be an integer, 0 or more.")
+                raise ConfigError(f"{name} is {value!r}: it must be an integer of at least 0.")
         if not self.classes:
             raise ConfigError("classes is 0. Fix: give the number of classes.")
         if not self.count:
-            raise ConfigError("base, self_mix and diff are all 0, so an image would have no view. Fix: base 1 or more.")
+            raise ConfigError("base, self_mix and diff are all 0, so images would have no views. Fix: base 1 or more.")
         pool = self.base + self.diff
         if self.self_mix and pool < 2:
             raise ConfigError(
-                f"self_mix is {self.self_mix}, but base + diff is {pool}: a mixture needs two different views to mix. "
+                f"self_mix is {self.self_mix}, but base + diff is {pool}: a mixture needs two different views. "
                 "Fix: base 2 or more, or self_mix 0."
             )
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ConfigError(f"alpha is {self.alpha}: Beta(alpha, alpha) needs a finite number above 0.")
 
 
-def _described(shape: Sequence[int]) -> str:
+def _describe_shape(shape: Sequence[int]) -> str:
     channels, height, width = shape
     return f"{height}x{width} with {channels} channel{'s' if channels != 1 else ''}"
 
 
 def _require_batch(images: Tensor, labels: Tensor, rng: UnitRandom) -> None:
-    """Refuse a malformed batch by its shapes and types alone: no private pixel or label is looked at."""
+    """Refuse a malformed batch by its shapes and types alone, without reading a private pixel or label."""
     if images.dim() != 4 or not images.is_floating_point():
         raise ConfigError(f"views need float images (B, C, H, W), not {images.dtype} {tuple(images.shape)}.")
     if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
         raise ConfigError(f"{len(images)} images need one int64 label each, not {labels.dtype} {tuple(labels.shape)}.")
     if len(rng) != len(images):
-        raise ConfigError(f"{len(images)} images need random numbers of their own; these are for {len(rng)}.")
+        raise ConfigError(f"each of {len(images)} images needs its own random numbers, but there are {len(rng)}.")
 
 
 def _require_public(images: Tensor, labels: Tensor, classes: int) -> None:
-    """Refuse a public set that cannot be used. It is public, so a message may say what is wrong with it."""
+    """Refuse a public set that cannot be used. Because it is public, messages may describe its contents."""
     if images.dim() != 4 or labels.shape != images.shape[:1] or labels.is_floating_point() or not len(images):
         raise DataError(
-            f"the public set: it must have at least one image (M, C, H, W) and an integer label for each; it "
+            f"the public set: it must have at least one image (M, C, H, W) and an integer label for each, but it "
             f"has {tuple(images.shape)} and {labels.dtype} {tuple(labels.shape)}."
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
@@ -248,6 +248,6 @@ def _require_public(images: Tensor, labels: Tensor, classes: int) -> None:
     if missing:
         few = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
         raise DataError(
-            f"the public set: it has no image of {len(missing)} of the {classes} classes ({few}), so mixing would "
+            f"the public set: it has no images of {len(missing)} of the {classes} classes ({few}), so mixing would "
             "push predictions away from them. Fix: add images of these classes."
         )

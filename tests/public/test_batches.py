@@ -78,5 +78,5 @@ def test_names_are_checked() -> None:
 def test_sources_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(DataError, match="small: its images are 6x6x1; those of some are 12x12x1"):
         Images([source(), source(side=6, name="small")], classes=4)
-    with pytest.raises(DataError, match="outside of the classes 0 to 2"):
+    with pytest.raises(DataError, match="labels that are not from 0 to 2"):
         Images([source()], classes=3)

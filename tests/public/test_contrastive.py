@@ -176,7 +176,7 @@ def test_images_that_are_kept_are_those_that_are_drawn(workers: int, monkeypatch
         return torch.cat([torch.cat(both) for both in stream])
 
     kept = views()
-    monkeypatch.setattr(contrastive, "MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr(contrastive, "MAX_CACHE_BYTES", 0)
     assert torch.equal(kept, views())
 
 

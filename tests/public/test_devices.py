@@ -80,7 +80,7 @@ def test_a_run_that_continues_on_another_device_states_both(run: Callable[..., N
     run(tmp_path, "cpu", stop=lambda: next(asked), report=reports.append)
     assert not reports
     run(tmp_path, "standin:1", report=reports.append)
-    assert len(reports) == 1 and "on cpu and is continued on standin" in reports[0]
+    assert len(reports) == 1 and "on cpu so far and continues on standin" in reports[0]
     devices = json.loads((tmp_path / "card.json").read_text())["devices"]
     assert devices[0] == "cpu" and devices[1].startswith("standin") and len(devices) == 2
 

@@ -114,7 +114,7 @@ def test_it_is_computed_once_and_loads(model: Featured, tmp_path: Path) -> None:
 def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only patch models"):
         compute_and_write(replace(SETTINGS, model="linear"), tmp_path)
-    with pytest.raises(ConfigError, match="a bank of 256 patches cannot be filled from"):
+    with pytest.raises(ConfigError, match="a bank of 256 patches cannot be filled with"):
         compute(replace(SETTINGS, patches=450))
     with pytest.raises(ConfigError, match="a dictionary needs"):
         replace(SETTINGS, floor=0.0)

@@ -13,7 +13,7 @@ from dpvision.public.prompts import load_pipeline, sample
 
 
 def test_a_prompt_without_a_class_and_invalid_class_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no place for the class"):
+    with pytest.raises(ConfigError, match="no placeholder for the class"):
         sample("nowhere", tmp_path / "a", classes=["cat"], prompt="a photo", count=1, size=8)
     for name in ("../cat", "", ".hidden", "a/b", "x" * 200):
         with pytest.raises(ConfigError, match="name of a folder"):

@@ -159,10 +159,10 @@ def test_every_image_of_a_class_has_the_same_probability(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (("--public", 36), 2, "has 12 training images: 12 public ones of each class would leave no"),
-        (("--public", 2), 2, "fewer than one for each of 3 classes"),
-        (("--public", 0), 2, "fewer than one"),
-        (("--public", -3), 2, "fewer than one"),
+        (("--public", 36), 2, "has 12 training images: making 12 per class public would leave none"),
+        (("--public", 2), 2, "too few for 3 classes"),
+        (("--public", 0), 2, "too few for"),
+        (("--public", -3), 2, "too few for"),
         (("--public", "many"), 2, "many"),
         (("--public", 6, "--seed", -1), 2, "seed is -1"),
         (("--public", 6, "--classes", "5"), 2, "class '3' has 0 training images"),

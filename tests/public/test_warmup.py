@@ -132,7 +132,7 @@ def test_balanced_batches_have_as_many_public_images_as_others(tmp_path: Path) -
         state.train_step()
     times = np.bincount(seen, minlength=68)
     assert sorted(times[:20]) == [0] * 4 + [3] * 16 and (times[20:] == 1).all()
-    with pytest.raises(ConfigError, match=r"--balance needs.*--also"):
+    with pytest.raises(ConfigError, match=r"--balance also needs.*--also"):
         WarmUp(settings, sources[:1], classes=CLASSES)
     assert warm_up(settings, sources, tmp_path, classes=CLASSES)
     assert card(tmp_path)["sources"][0]["images"] == 16 and card(tmp_path)["balance"] is True

@@ -21,7 +21,7 @@ ALL = list(range(CLASSES))
 @pytest.mark.parametrize(
     ("settings", "error", "about"),
     [
-        ({"base": 0}, ConfigError, "all 0, so an image would have no view. Fix: base 1"),
+        ({"base": 0}, ConfigError, "all 0, so images would have no views. Fix: base 1"),
         ({"base": -1}, ConfigError, "base is -1"),
         ({"base": 2, "self_mix": -3}, ConfigError, "self_mix is -3"),
         ({"base": 2, "diff": -1}, ConfigError, "diff is -1"),
@@ -67,7 +67,7 @@ def test_an_impossible_plan_is_refused(settings: dict[str, object], error: type[
 
 
 def test_many_missing_classes_are_not_all_listed() -> None:
-    with pytest.raises(DataError, match=r"no image of 95 of the 100 classes \(5, 6, 7, 8, 9 \.\.\.\)"):
+    with pytest.raises(DataError, match=r"no images of 95 of the 100 classes \(5, 6, 7, 8, 9 \.\.\.\)"):
         Views((), base=1, diff=1, classes=100, public=_public(ALL))
 
 
@@ -76,7 +76,7 @@ def test_a_public_set_of_another_size_or_other_channels_is_refused(shape: tuple[
     views = Views((), base=1, diff=1, classes=CLASSES, public=public_set())
     views.require((3, 9, 11))
     with pytest.raises(
-        DataError, match=f"9x11 with 3 channels, the private ones {shape[1]}x{shape[2]} with {shape[0]} channel"
+        DataError, match=f"9x11 with 3 channels, but the private ones are {shape[1]}x{shape[2]} with {shape[0]} channel"
     ):
         views.require(shape)
     with pytest.raises(DataError, match="cannot be mixed"):

@@ -1,1 +1,1 @@
-"""Diffusion models of small public sets: training, samplers and guidance, to draw new images of each class."""
+"""Diffusion models for small public data sets: training, sampling and guidance."""

@@ -1,12 +1,13 @@
-"""Fits a diffusion model to public images. A fit can be stopped after any step and resumed with the same result.
+"""Fit a diffusion model to public images. A fit can be stopped after any step and resumed with the same result.
 
-The folder holds weights.safetensors (averaged weights, for sampling), card.json (settings, images seen, seconds, digest
-of the public data), sheets grid-STEP.png of samples during training, and state.safetensors, from which a later call
-resumes, even after the end. The learning rate is constant and the weights are averaged, so a fit can end at any time.
+The output folder holds weights.safetensors (averaged weights, for sampling), card.json (settings, images seen, seconds,
+digest of the public data), contact sheets grid-STEP.png of samples during training, and state.safetensors, from which a
+later call resumes, even after the end. The learning rate is constant and the weights are averaged, so a fit can end at
+any time.
 
-Images may be augmented by rotations, shifts and the like (Karras et al. 2022, appendix F.2). The network gets nine
-numbers that describe the augmentation, and sampling sets them to zero: so it learns from rotated images without
-drawing any.
+Images may be augmented by rotations, shifts and so on (Karras et al. 2022, appendix F.2). The network receives nine
+numbers that describe the augmentation, and sampling sets them to zero: the network learns from rotated images, but its
+samples are not rotated.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from dpvision.public.trainer import (
 )
 
 SAVE_EVERY = 120.0  # seconds
-FIRST_GRID = 500  # steps until the first sheet of samples; then at twice the steps each time
+FIRST_GRID = 500  # step of the first sheet of samples; each next one comes at twice the step
 GRID_COLUMNS, GRID_STEPS = 8, 18
 
 
@@ -57,7 +58,7 @@ class Augment:
     """Probabilities and sizes of augmentations. Do not mirror images in which left and right differ, such as digits."""
 
     probability: float = 0.0  # of each augmentation except the horizontal flip; 0.12 in the paper
-    flip: bool = False  # mirror every second image horizontally
+    flip: bool = False  # mirror images horizontally with probability 1/2
     scale: float = 0.2  # standard deviation of log2 of the scale
     stretch: float = 0.2  # standard deviation of log2 of the stretch along a random axis
     shift: float = 0.125  # standard deviation, in sides
@@ -83,15 +84,15 @@ def fit(
     device: torch.device | str = "cpu",
     **control: Unpack[Control],
 ) -> bool:
-    """Fit, or resume, until `steps` steps or `minutes` are reached in total; return False if stopped before.
+    """Fit, or resume, until `steps` steps or `minutes` are reached in total; return False if stopped earlier.
 
-    `images` are (N, H, W, C), uint8 or in [0, 1], and public; `labels` are (N,) indices into the spec's classes.
-    `provenance` is the record (provenance.py) of the files that the images came from.
+    `images` are public, (N, H, W, C), uint8 or in [0, 1]; `labels` are (N,) indices into the spec's classes.
+    `provenance` is the record (provenance.py) of the original image files.
     """
     if steps is None and minutes is None:
         raise ConfigError("a fit needs a limit. Fix: --steps N or --minutes M.")
     if (steps is not None and steps < 1) or (minutes is not None and not 0 < minutes < math.inf):
-        raise ConfigError("a fit lasts at least one step and more than 0 minutes. Fix: --steps or --minutes.")
+        raise ConfigError("a fit needs at least one step and more than 0 minutes. Fix: --steps or --minutes.")
     require_labelled_images(spec, images, labels)
     require_free(folder, Fit)
     task = Fit(spec, settings, images, labels, provenance=provenance, device=device)
@@ -116,20 +117,20 @@ def require_labelled_images(spec: ModelSpec, images: np.ndarray, labels: np.ndar
     channels, height, width = spec.shape
     if images.ndim != 4 or images.shape[1:] != (height, width, channels) or labels.shape != images.shape[:1]:
         raise DataError(
-            f"public images: arrays of shape {images.shape} and {labels.shape} are not {spec.shape} images with labels."
+            f"public images: arrays of shape {images.shape} and {labels.shape} are not labelled {spec.shape} images."
         )
     if len(images) == 0:
         raise DataError("public images: there are none. Fix: images of every class.")
     if labels.min() < 0 or labels.max() >= len(spec.classes):
-        raise DataError(f"public images: their labels are not all from 0 to {len(spec.classes) - 1}.")
+        raise DataError(f"public images: some labels are not from 0 to {len(spec.classes) - 1}.")
     counts = np.bincount(labels, minlength=len(spec.classes))
     if 0 in counts:
         name = spec.classes[int(counts.argmin())]
-        raise DataError(f"public images: class {name!r} has none, so it cannot be learned. Fix: images of every class.")
+        raise DataError(f"public images: class {name!r} has none. Fix: images of every class.")
 
 
 def digest_images(images: np.ndarray, labels: np.ndarray) -> str:
-    """A digest of images and labels in their order."""
+    """Return a digest of images and labels, which depends on their order."""
     digest = hashlib.blake2b(json.dumps([images.shape, str(images.dtype)]).encode(), digest_size=32)
     digest.update(np.ascontiguousarray(images).data)
     digest.update(np.asarray(labels, dtype=np.int64).tobytes())
@@ -137,7 +138,7 @@ def digest_images(images: np.ndarray, labels: np.ndarray) -> str:
 
 
 class Fit(Task):
-    """A network, the average of its weights, Adam's moments, and the public images that it is trained on."""
+    """A network, its averaged weights, Adam's moments, and the public images it is trained on."""
 
     name, extendable = "fit", True
 
@@ -161,9 +162,9 @@ class Fit(Task):
         self.adam = Adam(self.network)
 
     def train_step(self) -> float:
-        """Do one step of Adam on a batch drawn with replacement.
+        """Take one step of Adam on a batch drawn with replacement.
 
-        Random numbers are a function of (seed, step) alone, except those of dropout, which depend on the device.
+        Random numbers depend only on (seed, step), except those of dropout, which also depend on the device.
         """
         settings, augment = self.settings, Augment(self.settings.augment, self.settings.flip)
         with seeded(mix_seed(settings.seed, self.step), self.device):
@@ -182,7 +183,7 @@ class Fit(Task):
         return loss
 
     def _gradients(self, y: Tensor, labels: Tensor, numbers: Tensor | None) -> tuple[float, Sequence[Tensor]]:
-        """The mean loss of a batch and its gradients, computed piece by piece."""
+        """Return the mean loss of a batch and its gradients, accumulated over microbatches."""
         compute_loss, total, sums = METHODS[self.spec.method].loss, 0.0, None
         for piece in torch.arange(len(y), device=y.device).tensor_split(self.settings.pieces):
             part = None if numbers is None else numbers[piece]
@@ -201,7 +202,7 @@ class Fit(Task):
         return {**self.adam.tensors(), **{f"mean.{n}": w for n, w in self.mean.named_parameters()}}
 
     def publish(self, folder: Path) -> None:
-        """Write the averaged weights, a sheet of samples and a card."""
+        """Write the averaged weights, a contact sheet of samples and a card."""
         spec, settings = self.spec, self.settings
         header = {**spec.header(), "public": self.public, "step": str(self.step), ENTRY: self.provenance}
         rows = min(len(spec.classes), 20)
@@ -221,7 +222,7 @@ class Fit(Task):
 
 @torch.no_grad()
 def _draw_samples(spec: ModelSpec, network: UNet, rows: int, device: torch.device) -> np.ndarray:
-    """Draw samples from the same noise every time, so that two sheets can be compared."""
+    """Draw samples, always from the same noise, so that two sheets can be compared."""
     rng = torch.Generator().manual_seed(0)
     noise = torch.randn(rows * GRID_COLUMNS, *spec.shape, dtype=torch.float64, generator=rng).to(device)
     labels = torch.arange(rows, device=device).repeat_interleave(GRID_COLUMNS)
@@ -234,9 +235,9 @@ def _draw_samples(spec: ModelSpec, network: UNet, rows: int, device: torch.devic
 def augment_images(x: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:
     """Augment images (B, C, H, W), and describe each augmentation by nine numbers (B, 9).
 
-    The numbers: mirrored in x, in y, scale, cos - 1 and sin of the rotation, cos and sin of the axis times the stretch,
-    shift in x, in y; each is 0 where nothing was changed, and lengths are in standard deviations. Random numbers come
-    from torch's current generator.
+    The numbers are: mirroring in x and in y; scale; cos - 1 and sin of the rotation; cos and sin of the axis, times the
+    stretch; shift in x and in y. A number is 0 if nothing was changed. Scale, stretch and shift are in standard
+    deviations. Random numbers come from torch's default generator.
     """
     count, device = len(x), x.device
 
@@ -265,11 +266,11 @@ def augment_images(x: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:
 
 
 def _warp(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
-    """Map each image by u -> matrix u + shift, in sides about its centre; it is reflected at its borders."""
+    """Map each image by u -> matrix u + shift, in units of its side about its centre, reflecting it at its borders."""
     height, width = x.shape[2:]
     sides = torch.tensor([width, height], device=x.device, dtype=x.dtype)
     inverse = torch.linalg.inv(matrix)
-    # grid_sample takes the source of each pixel, with -1 and 1 at the borders: in units of half a side.
+    # grid_sample takes the source of each pixel in units of half a side, with -1 and 1 at the borders.
     aspect = sides / sides.max()
     linear = inverse * aspect[None, None, :] / aspect[None, :, None]
     offset = -2 * (linear @ shift[:, :, None])

@@ -1,12 +1,12 @@
 """Discriminator guidance (Kim et al. 2023): a network that distinguishes real from sampled images corrects sampling.
 
-Images of both kinds are noised, x = y + sigma n. An ideal discriminator with log-odds d(x; sigma) of being real has
+Both kinds of images are noised, x = y + sigma n. An ideal discriminator with log-odds d(x; sigma) of being real has
 d = log p_real(x; sigma) / p_model(x; sigma), so its gradient is the correction to the model's score (theorem 1). The
-real images are the public ones, and the samples come from a model of them: no private image is involved.
+real images are public, and the samples come from a model of public images: no private image is involved.
 
-First a feature extractor is trained to classify noised public images; then a discriminator on top of it is trained to
-distinguish them from samples. The folder, for `dpvision synth sample --guide`, holds samples.npz, weights.safetensors,
-card.json and state.safetensors, from which a stopped fit resumes with the same result.
+First a feature extractor is trained to classify noised public images. Then a discriminator on top of it is trained to
+distinguish them from samples. The output folder, for `dpvision synth sample --guide`, holds samples.npz,
+weights.safetensors, card.json and state.safetensors, from which a stopped fit resumes with the same result.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from dpvision.public.trainer import Progress, Task, mix_seed, require_free, trai
 from dpvision.storage import safetensors
 
 FORMAT = "dpvision-guide-1"
-LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; below it, a sample hardly changes
-MAX_LOG_ODDS = math.log((1 - 1e-5) / 1e-5)  # D is kept within [1e-5, 1 - 1e-5], as in the paper's code
+LOW, HIGH = 0.05, 80.0  # range of sigma for training and guidance; a sample hardly changes below it
+MAX_LOG_ODDS = math.log((1 - 1e-5) / 1e-5)  # D is clamped to [1e-5, 1 - 1e-5], as in the paper's code
 
 Labelled = tuple[np.ndarray, np.ndarray]  # images (N, H, W, C) and labels (N,)
 
@@ -60,7 +60,7 @@ def fit_guide(
 ) -> bool:
     """Draw samples and fit the extractor and the discriminator, or resume; return False if stopped before the end.
 
-    `provenance` is the record (provenance.py) of the files that the images came from.
+    `provenance` is the record (provenance.py) of the original image files.
     """
     spec, _, model_digest = load_diffusion(model)
     require_labelled_images(spec, images, labels)
@@ -89,12 +89,12 @@ def fit_guide(
 
 
 def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.device = "cpu") -> tuple[Guide, str]:
-    """The guide from a finished folder, for the model it was fitted to, and a name for this guide and weight."""
+    """Load a guide for the model it was fitted to; return it and a name for this guide and weight."""
     path = folder / "weights.safetensors"
     if not path.exists():
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of a finished `dpvision synth guide`.")
     if not math.isfinite(weight):
-        raise ConfigError(f"weight is {weight}: the weight of a guide must be finite.")
+        raise ConfigError(f"weight is {weight}: a guide's weight must be finite.")
     header = safetensors.read(path).header
     try:
         if header["guide"] != FORMAT:
@@ -105,7 +105,7 @@ def load_guide(folder: Path, model: Path, *, weight: float, device: str | torch.
         raise DataError(f"{path}: its header is not that of a guide ({exc}). Fix: `dpvision synth guide`.") from exc
     spec, _, model_digest = load_diffusion(model)
     if parse_spec(header, path) != spec or fitted_to != model_digest:
-        raise ConfigError(f"{folder}: was fitted to another model. Fix: `dpvision synth guide` for this one.")
+        raise ConfigError(f"{folder}: was fitted to another model. Fix: run `dpvision synth guide` for this one.")
     with torch.device("meta"):
         network = _networks(spec, settings.width)[1]
     tensors, _ = safetensors.load(path, network.state_dict())
@@ -128,14 +128,14 @@ def _read_samples(path: Path, spec: ModelSpec, count: int) -> Labelled:
     except Exception as exc:  # a zip file can be broken in many ways
         raise DataError(f"{path}: cannot be read ({exc}). Fix: another --out.") from exc
     if images.shape != (count, height, width, channels) or images.dtype != np.uint8 or labels.shape != (count,):
-        raise DataError(f"{path}: has other samples than these settings give. Fix: another --out.")
+        raise DataError(f"{path}: its samples do not match these settings. Fix: another --out.")
     return images, labels.astype(np.int64)
 
 
 class GuideFit(Task):
-    """The extractor and the discriminator, Adam's moments for both, and the images that they are trained on.
+    """The extractor and the discriminator, Adam's moments for both, and the images they are trained on.
 
-    All extractor steps come first, then the discriminator steps.
+    The extractor is trained first, then the discriminator.
     """
 
     name, extendable = "guide", True
@@ -166,7 +166,7 @@ class GuideFit(Task):
         )
 
     def train_step(self) -> float:
-        """Train one network for one step; random numbers are a function of (seed, network, step)."""
+        """Train one of the networks for one step. Random numbers are a function of (seed, network, step)."""
         settings, first = self.settings, self.settings.extractor_steps
         phase, step = ("extractor", self.step) if self.step < first else ("discriminator", self.step - first)
         with seeded(mix_seed(settings.seed, 2 * step + (phase == "discriminator")), self.device):
@@ -185,7 +185,7 @@ class GuideFit(Task):
         return loss.item()
 
     def steps_done(self) -> dict[str, int]:
-        """Steps completed for each network."""
+        """Return the number of completed steps for each network."""
         first = min(self.step, self.settings.extractor_steps)
         return {"extractor": first, "discriminator": self.step - first}
 
@@ -205,7 +205,7 @@ class GuideFit(Task):
         return {f"{phase}.{name}": t for phase, adam in self.adam.items() for name, t in adam.tensors().items()}
 
     def publish(self, folder: Path) -> None:
-        """Write the discriminator and a card; the state is kept, so running the same command again returns at once."""
+        """Write the discriminator and a card. The state is kept, so that repeating the command returns immediately."""
         header = {**self._identity(), ENTRY: self.provenance}
         card = {"format": FORMAT, **asdict(self.settings), **self.sources, **self.effort()}
         write_weights(folder, self.discriminator.state_dict(), header, card)
@@ -221,20 +221,20 @@ def _draw_batch(images: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tens
 
 
 def diffuse(y: Tensor) -> tuple[Tensor, Tensor]:
-    """x = y + sigma n, and sigma, which is log-uniform so that all noise levels have equal weight."""
+    """Return x = y + sigma n, and sigma, which is log-uniform so that all noise levels have equal weight."""
     sigma = (math.log(LOW) + math.log(HIGH / LOW) * torch.rand(len(y)).to(y.device)).exp()
     return y + expand_to(sigma, y) * normal_like(y), sigma
 
 
 def log_odds(discriminator: Network, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
-    """d(x; sigma) for each x, as (B,); the network's input is scaled to variance 1 at every noise level."""
+    """Return d(x; sigma) for each x, as (B,). The network's input is scaled to variance 1 at every noise level."""
     return discriminator((c_in(expand_to(sigma, x)) * x).float(), c_noise(sigma).float(), labels, None).flatten()
 
 
 def discriminator_loss(
     discriminator: Network, real: Tensor, real_labels: Tensor, drawn: Tensor, drawn_labels: Tensor
 ) -> Tensor:
-    """Binary cross-entropy with real images labelled 1 (eq. 6); noise comes from torch's current generator."""
+    """Return the binary cross-entropy with real images labelled 1 (eq. 6). Noise is from torch's default generator."""
     x, sigma = diffuse(torch.cat([real, drawn]))
     odds = log_odds(discriminator, x, sigma, torch.cat([real_labels, drawn_labels]))
     targets = torch.cat([odds.new_ones(len(real)), odds.new_zeros(len(drawn))])
@@ -242,7 +242,7 @@ def discriminator_loss(
 
 
 def make_guide(discriminator: Network, *, weight: float) -> Guide:
-    """The function w grad_x log(D / (1 - D)), which a sampler adds to the score (eq. 8)."""
+    """Return the function w grad_x log(D / (1 - D)), which a sampler adds to the score (eq. 8)."""
 
     def guide(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         if not LOW <= float(sigma[0]) <= HIGH:
@@ -257,7 +257,7 @@ def make_guide(discriminator: Network, *, weight: float) -> Guide:
 
 
 class Extractor(nn.Module):
-    """Features of noised images at a quarter of the resolution; trained to classify public images."""
+    """A feature extractor for noised images, at a quarter of their resolution, trained to classify public images."""
 
     def __init__(self, channels: int, *, classes: int, width: int) -> None:
         super().__init__()
@@ -280,13 +280,13 @@ class Extractor(nn.Module):
         return x
 
     def classify(self, x: Tensor, noise: Tensor) -> Tensor:
-        """Class logits, (B, classes)."""
+        """Return class logits (B, classes)."""
         odds: Tensor = self.name(F.silu(self.norm(self(x, noise))).mean((2, 3)))
         return odds
 
 
 class Discriminator(nn.Module):
-    """Features of a frozen extractor, noise and class -> (B, 1) log-odds of being real."""
+    """A discriminator that maps a frozen extractor's features, noise and class to (B, 1) log-odds of being real."""
 
     def __init__(self, extractor: Extractor, *, classes: int, width: int) -> None:
         super().__init__()

@@ -38,27 +38,27 @@ class ModelSpec:
         unet_size(self.size)
         channels, height, width = self.shape
         if channels not in (1, 3) or min(height, width) < 4 or height * width > MAX_PIXELS:
-            raise ConfigError(f"images of shape {self.shape} (channels, height, width) cannot be learned.")
+            raise ConfigError(f"images of shape {self.shape} (channels, height, width) are not supported.")
         if not 1 <= len(self.classes) <= MAX_CLASSES:
             raise ConfigError(f"there are {len(self.classes):,} classes: a model has 1 to {MAX_CLASSES:,}.")
 
     def build(self, *, seed: int = 0) -> UNet:
-        """A new network; its initial weights are a function of the seed."""
+        """Build a new network, whose initial weights are a function of the seed."""
         with seeded(seed):
             return UNet(unet_size(self.size), self.shape, classes=len(self.classes))
 
     def denoiser(self, network: UNet) -> Denoiser:
-        """The denoiser that the method makes of a network."""
+        """Turn a network into a denoiser, as the method defines it."""
         return partial(METHODS[self.method].denoise, network)
 
     def header(self) -> dict[str, str]:
-        """The spec as entries of a file's header."""
+        """Return the spec as header entries."""
         facts = {"method": self.method, "size": self.size, "shape": self.shape, "classes": self.classes}
         return {"format": FORMAT, "model": json.dumps(facts)}
 
 
 def parse_spec(header: dict[str, str], path: Path) -> ModelSpec:
-    """The spec in a file's header; a DataError if there is none."""
+    """Parse the spec in a file's header; raise DataError if there is none."""
     try:
         facts: dict[str, Any] = json.loads(header["model"]) if header.get("format") == FORMAT else {}
         channels, height, width = (int(n) for n in facts["shape"])
@@ -71,7 +71,7 @@ def parse_spec(header: dict[str, str], path: Path) -> ModelSpec:
 
 
 def load_diffusion(folder: Path, *, device: str | torch.device = "cpu") -> tuple[ModelSpec, UNet, str]:
-    """The spec, the network (with the averaged weights) and the digest of a fitted folder."""
+    """Load the spec, the network with its averaged weights, and their digest from a fitted model's folder."""
     path = folder / "weights.safetensors"
     if not path.exists():
         raise DataError(f"{folder}: has no weights.safetensors. Fix: the folder of `dpvision synth fit`.")
@@ -91,6 +91,6 @@ def to_bytes(x: Tensor) -> np.ndarray:
 
 
 def draw_sheet(images: np.ndarray, *, columns: int) -> bytes:
-    """A PNG of (rows * columns, H, W, C) uint8 images in rows, each at least 28 pixels per side."""
+    """Draw (rows * columns, H, W, C) uint8 images in rows, as PNG, each at least 28 pixels per side."""
     scale = -(-28 // min(images.shape[1:3]))
     return encode_png(tile(images, columns=columns, gap=1).repeat(scale, axis=0).repeat(scale, axis=1))

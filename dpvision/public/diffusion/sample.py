@@ -1,9 +1,8 @@
-"""Draws a data set from a fitted diffusion model; it can be killed at any time and resumed.
+"""Sample a data set from a fitted diffusion model. Sampling can be killed at any time and resumed.
 
-Batch number b is a function of (model, seed, b) alone, up to the rounding of the device. Batches are stored in
-FILE.npz.parts until all are drawn; then one .npz is written, with train_images and train_labels as `dpvision train
---synthetic` reads them; next to it, FILE.png shows some images of each class, and FILE.json records the model and the
-settings.
+Batch number b depends only on (model, seed, b), up to the rounding of the device. Batches are stored in FILE.npz.parts
+until all are drawn. Then they are joined into one .npz with train_images and train_labels, which `dpvision train
+--synthetic` reads. FILE.png shows some images of each class, and FILE.json records the model and the settings.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MAX_COUNT = 10_000_000
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """Settings of sampling. The defaults of sampler and steps depend on the method: heun 18, or ancestral 1000."""
+    """Settings of sampling. The default sampler and steps depend on the method: heun 18, or ancestral 1000."""
 
     count: int = 50_000
     sampler: str | None = None
@@ -46,7 +45,7 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MAX_COUNT or self.batch < 1:
             raise ConfigError(
-                f"{self.count:,} images in batches of {self.batch:,} cannot be drawn. Fix: 1 to {MAX_COUNT:,} images."
+                f"cannot draw {self.count:,} images in batches of {self.batch:,}. Fix: 1 to {MAX_COUNT:,} images."
             )
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise ConfigError(f"there is no sampler named {self.sampler!r}. There are: {', '.join(SAMPLERS)}.")
@@ -58,7 +57,7 @@ class SampleSettings:
         return -(-self.count // self.batch)
 
     def labels(self, number: int, classes: int) -> torch.Tensor:
-        """The labels of a batch: classes in turn, so that the counts of two classes differ by at most one."""
+        """Return the labels of a batch. Classes take turns, so that their counts differ by at most one."""
         return torch.arange(number * self.batch, min((number + 1) * self.batch, self.count)) % classes
 
 
@@ -74,7 +73,7 @@ def sample(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Write `out`, or resume writing it; return False if stopped before.
+    """Draw the samples and write `out`, or resume; return False if stopped earlier.
 
     `guided_by` names the guide and its weight; `guide_provenance` is the record of the images it was trained on.
     """
@@ -84,7 +83,7 @@ def sample(
     companions = [out.with_suffix(".json"), out.with_suffix(".png")]
     for path in [out] if parts.exists() else [out, *companions]:  # if parts exist, the companions belong to them
         if path.exists():
-            raise ConfigError(f"{path}: exists already. Fix: another --out.")
+            raise ConfigError(f"{path}: already exists. Fix: another --out.")
     device = find_device(str(device))
     keep_freed_memory()
     fix_arithmetic(device)
@@ -119,7 +118,7 @@ def draw_batch(
     guide: Guide | None = None,
     device: str | torch.device = "cpu",
 ) -> np.ndarray:
-    """Draw batch `number`: (B, H, W, C) uint8."""
+    """Draw batch `number` as (B, H, W, C) uint8."""
     method = METHODS[spec.method]
     labels = settings.labels(number, len(spec.classes)).to(device)
     rng = torch.Generator().manual_seed(mix_seed("sample", settings.seed, number))  # on the CPU, whatever the device
@@ -132,7 +131,7 @@ def draw_batch(
 def _join_parts(
     spec: ModelSpec, settings: SampleSettings, parts: Path, header: dict[str, str], out: Path, *, provenance: str
 ) -> None:
-    """Write all parts as one file, atomically, with a sheet and a card."""
+    """Join all parts into one file, written atomically, with a sheet and a card."""
     channels, height, width = spec.shape
     images = np.empty((settings.count, height, width, channels), dtype=np.uint8)
     for number in range(settings.batches):

@@ -20,9 +20,9 @@ SKIP_SCALE = math.sqrt(0.5)  # preserves the variance when two branches are adde
 
 @dataclass(frozen=True)
 class Size:
-    """Channels at each resolution, finest first: the finest is the slowest on a CPU, so it has the fewest channels."""
+    """The size of a U-Net. The finest resolution is the slowest on a CPU, so it has the fewest channels."""
 
-    channels: tuple[int, ...]
+    channels: tuple[int, ...]  # at each resolution, finest first
     blocks: int = 1  # per resolution on the way down; one more on the way up
     attention: tuple[int, ...] = (1,)  # resolutions with attention; 0 is the finest
     dropout: float = 0.0
@@ -38,7 +38,7 @@ SIZES = {
 
 
 def unet_size(name: str) -> Size:
-    """The size with this name."""
+    """Return the size with this name."""
     if name not in SIZES:
         raise ConfigError(f"there is no U-Net of size {name!r}. There are: {', '.join(SIZES)}.")
     return SIZES[name]
@@ -50,7 +50,7 @@ def normalisation(width: int) -> nn.GroupNorm:
 
 
 def convolution(cin: int, cout: int, *, kernel: int = 3, zero: bool = False) -> nn.Conv2d:
-    """A convolution with Glorot uniform weights; `zero` makes them tiny, so that a branch starts near zero."""
+    """Build a convolution with Glorot uniform weights. With `zero` they are tiny, so that a branch starts near zero."""
     layer = nn.Conv2d(cin, cout, kernel, padding=kernel // 2)
     nn.init.xavier_uniform_(layer.weight, gain=1e-5 if zero else 1.0)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
@@ -65,9 +65,9 @@ def linear(cin: int, cout: int) -> nn.Linear:
 
 
 class UNet(nn.Module):
-    """(B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
+    """A network (B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
 
-    The resolution is halved until the list of channels ends or a side is odd: 28 -> 14 -> 7.
+    The resolution is halved until the list of channels ends or a side is odd, as in 28 -> 14 -> 7.
     """
 
     def __init__(self, size: Size, shape: tuple[int, int, int], *, classes: int) -> None:
@@ -135,7 +135,7 @@ class UNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block of two convolutions, conditioned on noise and class in between; then optional attention."""
+    """A residual block of two convolutions with conditioning on noise and class in between, then optional attention."""
 
     def __init__(self, cin: int, cout: int, condition: int, *, resample: int, attention: bool, dropout: float) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Attention(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Embed each image's noise level, class and augmentation in one vector, which is passed to every block."""
+    """Embed each image's noise level, class and augmentation in one vector, which conditions every block."""
 
     def __init__(self, width: int, out: int, *, classes: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Embedding(nn.Module):
 
 
 def sinusoidal_embedding(values: Tensor, width: int) -> Tensor:
-    """(B,) -> (B, width): cosines and sines with periods from 2 pi to 20,000 pi, as in position embeddings."""
+    """Map (B,) to (B, width) cosines and sines with periods from 2 pi to 20,000 pi, as in position embeddings."""
     half = width // 2
     frequencies = (1 / 10_000) ** (torch.arange(half, dtype=torch.float32, device=values.device) / half)
     angles = values.float()[:, None] * frequencies
@@ -210,5 +210,5 @@ def sinusoidal_embedding(values: Tensor, width: int) -> Tensor:
 
 
 def one_hot_code(labels: Tensor, classes: int) -> Tensor:
-    """(B,) -> (B, C): one-hot times sqrt(C), so that a code has mean square 1, like the other inputs."""
+    """Map (B,) to (B, C) one-hot vectors times sqrt(C), which have mean square 1 like the other inputs."""
     return F.one_hot(labels, classes).float() * math.sqrt(classes)

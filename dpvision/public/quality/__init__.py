@@ -1,1 +1,1 @@
-"""Quality of synthetic images compared with real ones: FID, precision and recall, Inception score, CAS, copies."""
+"""Quality measures of synthetic images: FID, precision and recall, Inception score, CAS, suspected copies."""

@@ -1,4 +1,4 @@
-"""Labelled images, a classifier of them that trains in minutes without privacy, and its accuracy score (CAS)."""
+"""Labelled images, a small classifier that trains in minutes without privacy, and the accuracy score (CAS)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Images with labels; `name` is the file or folder they came from, for messages."""
+    """Images with labels. `name` is the file or folder they came from, for messages."""
 
     name: str
     images: NDArray[np.uint8] | NDArray[np.float32]  # (N, H, W, 1 or 3); 0 to 255, or 0 to 1
@@ -34,40 +34,43 @@ class LabelledImages:
         if self.images.dtype not in (np.uint8, np.float32):
             raise ConfigError(f"{self.name}: images must be bytes, or float32 from 0 to 1, not {self.images.dtype}.")
         if self.labels.shape != (len(self.images),):
-            raise ConfigError(f"{self.name}: there are {len(self.images)} images and {self.labels.shape} labels.")
+            raise ConfigError(
+                f"{self.name}: {len(self.images)} images need one label each, but the labels' shape is "
+                f"{self.labels.shape}."
+            )
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def shape(self) -> Shape:
-        """Channels, height, width."""
+        """The images' channels, height and width."""
         height, width, channels = self.images.shape[1:]
         return channels, height, width
 
     def tensor(self, rows: slice | NDArray[np.int64] = slice(None)) -> Tensor:
-        """The images in these rows as (n, C, H, W) in [-1, 1]."""
+        """Return the images in these rows as (n, C, H, W) in [-1, 1]."""
         return to_tensor(np.asarray(self.images[rows]))
 
     def subset(self, count: int | None, *, seed: int) -> LabelledImages:
-        """At most `count` random images in random order, because files are often sorted by class."""
+        """Return at most `count` random images in random order, because files are often sorted by class."""
         order = np.random.default_rng((seed, len(self))).permutation(len(self))[:count]
         return LabelledImages(self.name, self.images[order], self.labels[order])
 
 
 def require_same_shape(one: LabelledImages, other: LabelledImages) -> None:
-    """Require the same size and channels: a difference in either would dominate every comparison."""
+    """Require the same size and channels, because a difference in either would dominate every comparison."""
     if one.shape != other.shape:
         (c, h, w), (d, i, j) = one.shape, other.shape
         raise DataError(
-            f"{one.name}: its images have {h}x{w} pixels and {c} channels, those of {other.name} {i}x{j} and {d}. "
-            "Fix: resize both to the same size."
+            f"{one.name}: its images have {h}x{w} pixels and {c} channels, but those of {other.name} have {i}x{j} and "
+            f"{d}. Fix: resize both to the same size."
         )
 
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """SGD with momentum 0.9, weight decay 5e-4, linear warm-up over a tenth of the steps, and cosine decay to zero."""
+    """Settings of SGD with momentum 0.9, weight decay 5e-4, linear warm-up over a tenth of all steps, cosine decay."""
 
     model: str = "resnet-9-small"
     steps: int = 400
@@ -82,7 +85,7 @@ class ClassifierSettings:
             raise ConfigError(f"seed is {self.seed}: it must be at least 0 and below 2^63.")
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         warm, done = self.steps / 10, (step + 0.5) / self.steps
         return self.lr * min(1.0, (step + 1) / max(1.0, warm)) * 0.5 * (1 + float(np.cos(np.pi * done)))
 
@@ -114,7 +117,7 @@ def train_classifier(
 
 
 def choose_batch(step: int, *, count: int, batch: int, seed: int) -> NDArray[np.int64]:
-    """The rows of a step: every pass is in a new random order; a batch may span two passes."""
+    """Return the rows of a step's batch. Every pass is in a new random order; a batch may span two passes."""
     positions = range(step * batch, (step + 1) * batch)
     return np.array([_order(seed, position // count, count)[position % count] for position in positions])
 
@@ -126,14 +129,14 @@ def _order(seed: int, number: int, count: int) -> NDArray[np.int64]:
 
 @torch.no_grad()
 def compute_logits(model: nn.Module, images: LabelledImages) -> Tensor:
-    """Logits (N, classes) of all images."""
+    """Return the logits (N, classes) of all images."""
     device = next(model.parameters()).device
     starts = range(0, len(images), BATCH)
     return torch.cat([model(images.tensor(slice(start, start + BATCH)).to(device)).cpu() for start in starts])
 
 
 def accuracy(model: nn.Module, images: LabelledImages) -> float:
-    """Fraction of the images that the model classifies correctly."""
+    """Return the fraction of the images that the model classifies correctly."""
     predictions = compute_logits(model, images).argmax(1).numpy()
     return float((predictions == images.labels).mean())
 
@@ -147,7 +150,7 @@ def classification_accuracy_score(
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> float:
-    """CAS (Ravuri and Vinyals 2019): accuracy on real images of a classifier trained on synthetic ones only."""
+    """Return the accuracy on real images of a classifier trained only on synthetic ones (Ravuri and Vinyals 2019)."""
     require_classes(synthetic, real, classes)
     settings = settings or ClassifierSettings()
     model = train_classifier(synthetic, settings, classes=len(classes), device=device, progress=progress)
@@ -163,6 +166,6 @@ def require_classes(synthetic: LabelledImages, real: LabelledImages, classes: tu
     missing = [classes[label] for label in sorted(tested - trained)]
     if missing:
         raise DataError(
-            f"{synthetic.name}: has no image of class {', '.join(missing)}, which the real ones have, so no "
-            "classifier can learn it. Fix: draw images of every class, or leave CAS out (--no-cas)."
+            f"{synthetic.name}: has no images of {', '.join(missing)}, a class of the real images, so no classifier "
+            "can learn it. Fix: draw images of every class, or leave out CAS (--no-cas)."
         )

@@ -1,7 +1,7 @@
 """Evaluate synthetic images against real ones with all measures, each labelled with the network it uses.
 
-Privacy: no noise protects the figures. If the real images are private, neither the figures nor the picture of pairs may
-be released. This package cannot read a data set by itself.
+Privacy: the figures are not protected by noise. If the real images are private, neither the figures nor the picture of
+pairs may be released. This package cannot read a data set by itself.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ FORMAT = "dpvision-quality-1"
 MIN_IMAGES = 100
 PAIRS = 12  # of each kind, in a picture
 NOT_FOR_RELEASE = (
-    "No noise protects these figures. If the real images are private, figures and picture are not for release."
+    "These figures are not protected by noise. If the real images are private, do not release figures or picture."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """The figures by name, how they were measured, notes on their meaning, and the images for a picture."""
+    """The figures by name, how they were measured, notes on how to read them, and the images for a picture."""
 
     figures: dict[str, float]
     about: dict[str, Any]
@@ -55,11 +55,11 @@ class Quality:
     copies: Memorisation  # by features of the network
 
     def json(self) -> dict[str, Any]:
-        """The contents of quality.json."""
+        """Return the contents of quality.json."""
         return {"format": FORMAT, "dpvision": __version__, **self.about, "figures": self.figures, "notes": self.notes}
 
     def picture(self) -> bytes:
-        """A PNG of synthetic images above their nearest real ones. It shows real images."""
+        """Return a PNG that shows synthetic images above their nearest real images."""
         return _draw_pairs(self.synthetic, self.real, self.copies, seed=self.about["seed"])
 
 
@@ -82,10 +82,10 @@ def evaluate(
     """Compute FID, precision and recall, Inception score and CAS, and search for copies.
 
     real         all images that the generator was fitted to, so that copies can be found
-    network      one of networks.NETWORKS; `weights` is the file of its weights, if it needs one
+    network      one of networks.NETWORKS; `weights` is its weight file, if it needs one
     test         real images to test the CAS classifier on; by default `real`
-    settings     settings of the CAS classifier, and of the network "classifier"
-    max_images   maximum number of images of each kind, drawn at random, for everything except CAS
+    settings     settings of the CAS classifier and of the network "classifier"
+    max_images   for everything except CAS: maximum number of images of each kind, sampled at random
     """
     began, settings = time.monotonic(), settings or ClassifierSettings(seed=seed)
     test_images = real if test is None else test
@@ -147,9 +147,11 @@ def evaluate(
         about["cas"] = {"tested_on": test_images.name, "images": len(test_images), "training": asdict(settings)}
     notes = [NOT_FOR_RELEASE, *_notes(net, width=x.shape[1], images=min(len(x), len(y)))]
     if cas and test is None:
-        notes.append("CAS was tested on the real images that all other measures used, as there are no test images.")
+        notes.append("There are no test images, so CAS was tested on the same real images as all other measures.")
     if len(real) < len(all_real):
-        notes.append(f"Copies were searched among {len(real):,} of {len(all_real):,} real images: there may be more.")
+        notes.append(
+            f"Only {len(real):,} of {len(all_real):,} real images were searched for copies: there may be more."
+        )
     return Quality(figures, about, notes, synthetic, real, copies)
 
 
@@ -165,24 +167,25 @@ def _notes(net: Network, *, width: int, images: int) -> list[str]:
     notes = []
     if not net.standard:
         notes.append(
-            f"This is not the FID of papers: it uses {net.name} instead of Inception-v3. Compare figures only with "
-            "others of the same network and the same number of images."
+            f"This FID is not comparable with published ones: it uses {net.name} instead of Inception-v3. Compare "
+            "figures only for the same network and the same number of images."
         )
     elif images < 50_000:
         notes.append(
-            f"FID is biased upwards for few images ({images:,} here, 50,000 in papers): compare at the same number."
+            f"FID is biased upwards for few images ({images:,} here, 50,000 in papers): compare only for the same "
+            "number of images."
         )
     if images <= width:
-        notes.append(f"There are only {images:,} images for {width:,} features: the distance is far too large.")
+        notes.append(f"With only {images:,} images for {width:,} features, the distance is far too large.")
     if net.name == "classifier":
         notes.append(
-            "The classifier was trained on the real images and not on the synthetic ones, so these appear worse."
+            "The classifier was trained on the real images only, so the synthetic ones appear worse than they are."
         )
     return notes
 
 
 def _draw_pairs(synthetic: LabelledImages, real: LabelledImages, copies: Memorisation, *, seed: int = 0) -> bytes:
-    """A PNG of the synthetic images with the smallest ratios, then random ones, each above its nearest real image."""
+    """Draw the synthetic images with the smallest ratios, then random ones, each above its nearest real image."""
     order = copies.ratios.argsort().numpy()
     closest, rest = order[:PAIRS], order[PAIRS:]
     kinds = {"closest": closest}

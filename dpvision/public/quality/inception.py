@@ -1,9 +1,9 @@
-"""Inception-v3 in plain torch, in the form that FID is defined with (Szegedy et al. 2016; Heusel et al. 2017).
+"""Inception-v3 in plain torch, as used in the definition of FID (Szegedy et al. 2016; Heusel et al. 2017).
 
-That form is TensorFlow's network of December 2015. It differs from that of most libraries: 3x3 average pooling excludes
-the padding, the last block uses maximum pooling instead, and images are enlarged with their first pixels aligned. Batch
-normalisation has fixed statistics, so it is folded into the convolution before it: images do not affect each other.
-`python -m benchmarks.inception_weights` makes the file of weights.
+This is TensorFlow's network of December 2015. It differs from that of most libraries: 3x3 average pooling excludes the
+padding, the last block uses maximum pooling instead, and images are enlarged with their first pixels aligned. Batch
+normalisation has fixed statistics and is folded into the preceding convolution, so images do not affect each other.
+`python -m benchmarks.inception_weights` writes the weight file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Kernel = int | tuple[int, int]
 
 
 class Inception(nn.Module):
-    """Classifies images (N, 1 or 3, H, W) in [-1, 1], by way of 2,048 features.
+    """A classifier for images (N, 1 or 3, H, W) in [-1, 1], with 2,048 features before its head.
 
-    The head has no bias, as in the Inception score. Files for FID alone have no head, which is then zero.
+    The head has no bias, as in the Inception score. It stays zero if the weight file, made only for FID, has no head.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -54,12 +54,12 @@ class Inception(nn.Module):
         return self.head(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """(N, 2048): the mean over all positions."""
+        """Return the features (N, 2048), averaged over all positions."""
         return self.blocks(self.stem(self.prepare(x))).mean((2, 3))
 
 
 class InceptionInput(nn.Module):
-    """(255 x - 128) / 128 for x in [0, 1], in three channels, resized to 299x299 by linear interpolation."""
+    """Map x in [0, 1] to (255 x - 128) / 128, in three channels, resized to 299x299 by linear interpolation."""
 
     rows: Tensor
     columns: Tensor
@@ -76,7 +76,7 @@ class InceptionInput(nn.Module):
 
 
 def linear_interpolation(length: int, size: int) -> Tensor:
-    """(size, length): the matrix that takes pixel i of the result at i * length / size, as TensorFlow 1 does."""
+    """Return the (size, length) matrix that samples pixel i of the result at i * length / size, as in TensorFlow 1."""
     positions = torch.arange(size, dtype=torch.float64) * length / size
     before = positions.floor().long()
     after, share = (before + 1).clamp(max=length - 1), positions - before
@@ -101,7 +101,7 @@ class Convolution(nn.Module):
 
 
 class Branches(nn.Module):
-    """The outputs of several branches, concatenated along the channels."""
+    """Several branches whose outputs are concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Branches(nn.Module):
 
 
 def fine(channels: int, pooled: int) -> Branches:
-    """The block at 35x35 positions: 1x1; 5x5; two of 3x3; average pooling."""
+    """Build a block at 35x35 positions: 1x1; 5x5; two of 3x3; average pooling."""
     return Branches(
         Convolution(channels, 64, 1),
         nn.Sequential(Convolution(channels, 48, 1), Convolution(48, 64, 5, padding=2)),
@@ -124,7 +124,7 @@ def fine(channels: int, pooled: int) -> Branches:
 
 
 def to_middle(channels: int) -> Branches:
-    """The block from 35x35 positions to 17x17."""
+    """Build the block that reduces 35x35 positions to 17x17."""
     return Branches(
         Convolution(channels, 384, 3, stride=2),
         nn.Sequential(
@@ -135,7 +135,7 @@ def to_middle(channels: int) -> Branches:
 
 
 def middle(channels: int, inner: int) -> Branches:
-    """The block at 17x17 positions: 1x1; 7x7 as a row and a column; the same twice; average pooling."""
+    """Build a block at 17x17 positions: 1x1; 7x7 as a row and a column; the same twice; average pooling."""
     return Branches(
         Convolution(channels, 192, 1),
         nn.Sequential(Convolution(channels, inner, 1), _row(inner, inner, 7), _column(inner, 192, 7)),
@@ -151,7 +151,7 @@ def middle(channels: int, inner: int) -> Branches:
 
 
 def to_coarse(channels: int) -> Branches:
-    """The block from 17x17 positions to 8x8."""
+    """Build the block that reduces 17x17 positions to 8x8."""
     return Branches(
         nn.Sequential(Convolution(channels, 192, 1), Convolution(192, 320, 3, stride=2)),
         nn.Sequential(
@@ -162,7 +162,7 @@ def to_coarse(channels: int) -> Branches:
 
 
 class Coarse(Branches):
-    """The block at 8x8 positions: 1x1; 1x1, then a row and a column; 1x1 and 3x3, then the same; pooling and 1x1."""
+    """A block at 8x8 positions: 1x1; 1x1, then a row and a column; 1x1 and 3x3, then the same; pooling and 1x1."""
 
     def __init__(self, channels: int, pool: nn.Module) -> None:
         super().__init__(

@@ -1,13 +1,13 @@
-"""Networks whose features the measures of quality use, by name.
+"""Feature networks of the quality measures, by name.
 
     name         features    weights                                     name of the Fréchet distance
-    inception    2,048       a file (benchmarks/inception_weights.py)    FID, if they are what FID is defined with
+    inception    2,048       a file (benchmarks/inception_weights.py)    FID, if the weights are the standard ones
     dinov2       384         a file of DINOv2's ViT-S/14                 FID (dinov2)
     scattering   324, 972    none: it is not trained                     FID (scattering)
     classifier   256         none: it is trained on the real images      FID (classifier)
 
-Distances by different networks cannot be compared; only those of the standard Inception network can be compared with a
-published FID.
+Distances for different networks cannot be compared. Only those for the standard Inception network can be compared with
+a published FID.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ Progress = Callable[[int, int], None]
 
 NETWORKS = ("inception", "dinov2", "scattering", "classifier")
 BATCH, PIECE_ON_CPU, PIECE_ELSEWHERE = 256, 8, 64
-# Digest of the weights that FID is defined with, without head, with folded batch normalisation.
+# Digest of the standard weights for FID, without the head and with folded batch normalisation.
 STANDARD_INCEPTION = "c9754e76551bf83b62ddec4bd42717fe3db91402fdd4f960365b5445ba177364"
 WEB = "which may contain images of benchmarks"
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A network that computes features of images independently, and class probabilities if it has classes."""
+    """A network that computes features of each image independently, and class probabilities if it has classes."""
 
-    name: str  # includes a remark if the weights are not the standard ones
+    name: str  # says so if the weights are not the standard ones
     parts: Featured
     origin: str  # for the report
-    standard: bool = False  # whether FID is defined with it
-    weights: str | None = None  # digest of the file
+    standard: bool = False  # whether its Fréchet distance is the standard FID
+    weights: str | None = None  # digest of the weight file
     has_classes: bool = False
 
     def features(self, images: LabelledImages, progress: Progress = lambda *_: None) -> Tensor:
-        """(N, width) float32 on the network's device; the bits of a row do not depend on the other images."""
+        """Return features (N, width) in float32 on the network's device; the bits of a row depend only on its image."""
         device = next(iter((*self.parts.parameters(), *self.parts.buffers()))).device
         rows = []
         for start in range(0, len(images), BATCH):
@@ -58,7 +58,7 @@ class Network:
 
     @torch.no_grad()
     def probabilities(self, features: Tensor) -> Tensor:
-        """Class probabilities (N, classes) of rows of features."""
+        """Return class probabilities (N, classes) for rows of features."""
         if not self.has_classes:
             raise ConfigError(f"the network {self.name!r} has no classes. Fix: the network 'classifier'.")
         return torch.cat([self.parts.rest(batch).softmax(1) for batch in features.split(BATCH)])
@@ -74,14 +74,14 @@ def build_network(
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> Network:
-    """Build the network for images of the shape of `real`; only "classifier" is trained on them, by `settings`."""
+    """Build a network for images of the shape of `real`. Only "classifier" is trained on them, with `settings`."""
     if name not in NETWORKS:
         raise ConfigError(f"there is no network named {name!r}. There are: {', '.join(NETWORKS)}.")
     if name in ("inception", "dinov2"):
         if weights is None:
             where = {
-                "inception": "`python -m benchmarks.inception_weights inception.safetensors` makes them",
-                "dinov2": "those of DINOv2's ViT-S/14 as safetensors, with the names of the original model",
+                "inception": "`python -m benchmarks.inception_weights inception.safetensors` writes them",
+                "dinov2": "those of DINOv2's ViT-S/14 as safetensors, with the tensor names of the original model",
             }
             raise ConfigError(f"the network {name!r} needs weights. Fix: --weights FILE; {where[name]}.")
         network = _inception(real, weights) if name == "inception" else _dinov2(real, weights)
@@ -119,11 +119,11 @@ def _dinov2(real: LabelledImages, weights: Path) -> Network:
 
 
 def _scattering(real: LabelledImages) -> Network:
-    """Scattering coefficients averaged over each quarter of the image, so coarse positions matter."""
+    """Average scattering coefficients over each quarter of the image, so that coarse positions matter."""
     layers = nn.Sequential(
         Scattering(real.shape), NormaliseChannels(real.shape[0]), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     )
-    origin = "wavelet scattering transform (Bruna and Mallat 2013), means of four quarters; it is not trained"
+    origin = "wavelet scattering transform (Bruna and Mallat 2013), averaged over four quarters; not trained"
     return Network("scattering", Featured(layers, nn.Identity(), piece=None), origin)
 
 
@@ -137,12 +137,12 @@ def _classifier(
     if classes is None:
         raise ConfigError("the network 'classifier' needs the number of classes.")
     model = train_classifier(real, settings, classes=classes, device=device, progress=progress)
-    origin = f"{settings.model}, trained for {settings.steps:,} steps on the same real images that it is applied to"
+    origin = f"{settings.model}, trained for {settings.steps:,} steps on the same real images it is applied to"
     return Network("classifier", split_head(model), origin, has_classes=True)
 
 
 def digest_trunk(model: Inception) -> str:
-    """A digest of the weights before the head, whatever file they came from."""
+    """Return a digest of the weights before the head, independent of the file format."""
     digest = hashlib.blake2b(digest_size=32)
     for name, tensor in model.state_dict().items():
         if not name.startswith("head."):

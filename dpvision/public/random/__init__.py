@@ -1,7 +1,7 @@
-"""Random images from mathematical processes: no photograph is involved, so learning from them costs no privacy.
+"""Random images from mathematical processes. No photograph is involved, so learning from them costs no privacy.
 
-An image is a pure function of (process, seed, index, side): it is the same alone, in a batch of any size, in any order
-and on any number of cores. There is one file per family of processes.
+An image is a pure function of (process, seed, index, side): it does not depend on the batch it is drawn in, on the
+order of drawing or on the number of cores. There is one file per family of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpvision.public.sheets import encode_png, tile
 __all__ = ["PROCESSES", "draw", "stream", "write_gallery"]
 
 MAX_WORKERS = 256
-MAX_COUNT, GALLERY_BATCH = 10_000_000, 64  # images of a gallery, in total and drawn at once
+MAX_COUNT, GALLERY_BATCH = 10_000_000, 64  # images in a gallery, and images drawn at once
 SHEET, GAP = (8, 12), 2  # maximum rows and columns of a contact sheet, and pixels between its images
 Bytes = NDArray[np.uint8]
 Process = Callable[[ImageRandom, int], NDArray[np.floating]]  # (random numbers, side) -> (side, side, 3) in [0, 1]
@@ -49,7 +49,7 @@ PROCESSES: dict[str, Process] = {
 
 
 def draw(process: str, indices: Iterable[int], *, side: int, seed: int = 0) -> Bytes:
-    """Draw the images with these indices: (N, side, side, 3)."""
+    """Draw the images with these indices, as (N, side, side, 3)."""
     _require(process, side)
     images = [PROCESSES[process](ImageRandom(process, seed, index), side) for index in indices]
     pixels = np.reshape(images, (len(images), side, side, 3))
@@ -59,10 +59,10 @@ def draw(process: str, indices: Iterable[int], *, side: int, seed: int = 0) -> B
 def stream(
     process: str, batches: Iterable[Sequence[int]], *, side: int, seed: int = 0, workers: int = 1
 ) -> Iterator[Bytes]:
-    """Yield batches of images in their order, drawn by worker processes a few batches ahead."""
+    """Yield batches of images in order, drawn by worker processes a few batches ahead."""
     _require(process, side)
     if workers > MAX_WORKERS:
-        raise ConfigError(f"workers is {workers}: at most {MAX_WORKERS}. Fix: --workers, one per core.")
+        raise ConfigError(f"workers is {workers}: it must be at most {MAX_WORKERS}. Fix: one worker per core.")
     if workers < 2:
         yield from (draw(process, batch, side=side, seed=seed) for batch in batches)
         return
@@ -107,7 +107,7 @@ def write_gallery(
 
 
 def contact_sheet(images: Bytes) -> Bytes:
-    """A grid of the first images on a white background."""
+    """Arrange the first images in a grid on a white background."""
     columns = min(SHEET[1], len(images))
     return tile(images[: SHEET[0] * columns], columns=columns, gap=GAP)[:-GAP, :-GAP]
 
@@ -116,4 +116,4 @@ def _require(process: str, side: int) -> None:
     if process not in PROCESSES:
         raise ConfigError(f"there is no random process named {process!r}. {did_you_mean(process, PROCESSES)}")
     if not 8 <= side <= 1024:
-        raise ConfigError(f"side is {side}: random images have from 8 to 1024 pixels per side.")
+        raise ConfigError(f"side is {side}: random images have 8 to 1024 pixels per side.")

@@ -1,14 +1,15 @@
-"""Dead leaves: shapes of all sizes in front of each other, until they cover the whole image.
+"""Dead leaves: overlapping shapes of all sizes that cover the entire image.
 
-Radii have the density r^-3 - 1 between 0.03 and 1 side, so edges occur at all scales alike, as in photographs (Lee,
-Mumford and Huang 2001); the variants are those of Baradad et al. 2021. Shapes are drawn from front to back: the first
-one that covers a pixel is seen there, and covered pixels are not tested again, so hundreds of shapes cost little.
+Radii have the density r^-3 - 1 between 0.03 and 1 side, so edges are equally frequent at all scales, as in photographs
+(Lee, Mumford and Huang 2001). The variants are those of Baradad et al. 2021. Shapes are drawn from front to back: the
+first shape that covers a pixel is visible there, and covered pixels are not tested again, so hundreds of shapes cost
+little.
 
-Leaves have one colour each, or are windows on textures: on spectrum-colour-wmm images, or on feature visualisations.
-A texture costs several times as much as an image of leaves, so groups of consecutive images share a few textures, and
-images are drawn much faster in the order of their indices. Textures are periodic, so large images repeat small ones.
+Each leaf has one colour or shows part of a texture: a spectrum-colour-wmm image or a feature visualisation. A texture
+costs several times as much as an image of leaves, so groups of consecutive images share a few textures, and images are
+drawn much faster in the order of their indices. Textures are periodic, so large images repeat small ones.
 
-Baradad et al. also learn from images that excite units of a network trained on dead leaves, which needs hours of
+Baradad et al. also learn from images that excite units of a network trained on dead leaves, which takes hours of
 training and seconds of gradient ascent per image. Here images share a few visualisations, seen through the leaves, and
 the network is not trained but constructed from dead leaves (see feature_textures).
 """
@@ -30,8 +31,8 @@ Floats = NDArray[np.float32]
 RADII = (0.03, 1.0)  # in sides
 MAX_SHAPES = 5000  # enough to cover nearly every pixel
 SHAPES_PER_DRAW = 500
-TESTS_PER_BLOCK = 1 << 16  # pixels times shapes tested at once
-FAR = 9.0  # beyond every corner of the image: a limit that cuts nothing
+TESTS_PER_BLOCK = 1 << 16  # number of pixels times shapes to test at once
+FAR = 9.0  # beyond every corner of the image, so that a half-plane with this limit contains the image
 KINDS = ("disc", "square", "rectangle", "triangle", "quadrangle")
 
 STATISTICS_TEXTURES, STATISTICS_GROUP = 32, 512  # textures, and consecutive images that share them
@@ -42,28 +43,28 @@ LEAF_IMAGES, LEAF_SIDE = 16, 32  # images of dead leaves that the network is con
 
 
 def draw_squares(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw upright squares, each of one colour."""
+    """Draw upright squares of one colour each."""
     return _paint(image_rng, side, ("square",), rotate=False)
 
 
 def draw_oriented_squares(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw rotated squares, each of one colour."""
+    """Draw rotated squares of one colour each."""
     return _paint(image_rng, side, ("square",), rotate=True)
 
 
 def draw_mixed(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw rotated discs, squares, rectangles, triangles and quadrangles, each of one colour."""
+    """Draw rotated discs, squares, rectangles, triangles and quadrangles of one colour each."""
     return _paint(image_rng, side, KINDS, rotate=True)
 
 
 def draw_textured(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw shapes that are windows on spectrum-colour-wmm textures."""
+    """Draw shapes that show spectrum-colour-wmm textures."""
     textures = statistics_textures(image_rng.group_start(STATISTICS_GROUP), min(side, MAX_TEXTURE_SIDE))
     return _draw_windows(image_rng, side, textures)
 
 
 def draw_features(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw shapes that are windows on feature visualisations."""
+    """Draw shapes that show feature visualisations."""
     textures, rng = feature_visualisations(image_rng.group_start(FEATURE_GROUP)), image_rng.generator("pool")
     chosen = rng.permutation(FEATURE_TEXTURES)[: rng.integers(*FEATURES_PER_IMAGE, endpoint=True)]
     return _draw_windows(image_rng, side, textures[chosen]) / np.float32(255)
@@ -71,15 +72,15 @@ def draw_features(image_rng: ImageRandom, side: int) -> Floats:
 
 @lru_cache(maxsize=2)
 def statistics_textures(first: ImageRandom, side: int) -> Floats:
-    """The spectrum-colour-wmm textures of the group of images that starts with `first`."""
+    """Draw the spectrum-colour-wmm textures for the group of images that starts with `first`."""
     rng = first.group_generator(STATISTICS_GROUP, "textures")
     return np.stack([combined_image(rng, side).astype(np.float32) for _ in range(STATISTICS_TEXTURES)])
 
 
 @lru_cache(maxsize=128)
 def feature_visualisations(first: ImageRandom) -> NDArray[np.uint8]:
-    """The feature visualisations of the group of images that starts with `first`."""
-    from dpvision.public.random import feature_textures  # here, as torch takes seconds to load
+    """Draw the feature visualisations for the group of images that starts with `first`."""
+    from dpvision.public.random import feature_textures  # imported here because torch takes seconds to load
 
     leaf = first.for_process("dead-leaves-mixed")
     leaves = [draw_mixed(replace(leaf, index=leaf.index + number), LEAF_SIDE) for number in range(LEAF_IMAGES)]
@@ -90,7 +91,7 @@ def feature_visualisations(first: ImageRandom) -> NDArray[np.uint8]:
 
 
 def _draw_windows(image_rng: ImageRandom, side: int, textures: NDArray[np.floating] | NDArray[np.uint8]) -> Floats:
-    """Draw shapes of all kinds, each a window on one of the textures (M, height, width, 3), continued cyclically."""
+    """Draw shapes of all kinds that each show one of the textures (M, height, width, 3), repeated cyclically."""
     rows, columns = np.mgrid[:side, :side]
     count, height, width, _ = textures.shape
     front = _front(image_rng.generator(), side, KINDS, rotate=True)
@@ -105,7 +106,7 @@ def _paint(image_rng: ImageRandom, side: int, kinds: tuple[str, ...], *, rotate:
 
 
 def _front(rng: Generator, side: int, kinds: tuple[str, ...], *, rotate: bool) -> NDArray[np.intp]:
-    """The number of the shape that is seen at each pixel (side, side)."""
+    """Return the number of the shape that is visible at each pixel (side, side)."""
     front = np.full(side * side, MAX_SHAPES - 1, np.intp)
     uncovered, pixels = np.arange(side * side), _pixels(side)
     number = 0
@@ -126,15 +127,16 @@ def _front(rng: Generator, side: int, kinds: tuple[str, ...], *, rotate: bool) -
 
 @cache
 def _pixels(side: int) -> Floats:
-    """(side^2, 3): x, y and x^2 + y^2 of each pixel, so that half-planes and discs are both linear."""
+    """Return x, y and x^2 + y^2 of each pixel (side^2, 3), in which half-planes and discs are both linear."""
     x, y = np.meshgrid(*[(np.arange(side, dtype=np.float32) + 0.5) / side] * 2)
     return np.stack([x.ravel(), y.ravel(), (x * x + y * y).ravel()], 1)
 
 
 def _draw_shapes(rng: Generator, kinds: tuple[str, ...], *, rotate: bool) -> tuple[Floats, Floats]:
-    """Shapes as linear tests: a pixel is inside if pixel @ normals[k] < limits[k] for all k; (5, 3, N) and (5, N).
+    """Draw N shapes, as linear tests: normals (5, 3, N) and limits (5, N).
 
-    The first four tests are half-planes, of which a triangle has three and a disc none; the fifth is a disc.
+    A pixel is inside a shape if pixel @ normals[k] < limits[k] for all k. The first four tests are half-planes, of
+    which a triangle uses three and a disc none; the fifth test is a disc.
     """
     radius = _radii()[np.searchsorted(_radius_quantiles(), rng.random(SHAPES_PER_DRAW))]
     x, y, turn = rng.random((3, SHAPES_PER_DRAW))
@@ -166,6 +168,6 @@ def _radii() -> NDArray[np.float64]:
 
 @cache
 def _radius_quantiles() -> NDArray[np.float64]:
-    """The share of shapes with at most each radius."""
+    """Return the cumulative distribution of the radii."""
     density = _radii() ** -3 - 1
     return np.cumsum(density) / density.sum()

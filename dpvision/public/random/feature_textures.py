@@ -1,9 +1,9 @@
-"""Textures by feature visualisation: images changed step by step until a unit of a network responds strongly.
+"""Textures by feature visualisation: images are optimised until a unit of a network responds strongly.
 
 The network is not trained. The filters of its first layer are whitened patches of dead leaves: edges and corners of
-many colours; those of the second and third layer are random and orthogonal. No filter responds to a constant, so only
-structure counts. Convolutions are cyclic, and so are the textures. Numbers are float64: in float32, the order of a sum,
-which depends on the number of cores, would change the bytes.
+many colours. Those of the second and third layers are random and orthogonal. No filter responds to a constant, so only
+structure counts. Convolutions are cyclic, and so are the textures. Numbers are float64, because in float32 the bytes
+would depend on the order of summation, which depends on the number of cores.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Network = tuple[Tensor, Tensor, Tensor]  # filters (out, in, size, size) of each
 
 SIDE = 64
 WIDTHS = (24, 32, 48)  # channels of the layers
-FIRST_KERNEL, LATER_KERNEL = 7, 3  # sides of a filter of the first layer and of the others
+FIRST_KERNEL, LATER_KERNEL = 7, 3  # filter sizes in the first layer and in the others
 UNITS = WIDTHS[1] + WIDTHS[2]
 PATCHES = 4000  # filters are drawn from the quarter with the highest contrast
-RIDGE = 0.5  # share of the mean variance that is added to all variances before whitening
-STEPS, CLIMB = 16, 10.0  # of the ascent, and its length in standard deviations of the noise it starts from
+RIDGE = 0.5  # fraction of the mean variance that is added to all variances before whitening
+STEPS, CLIMB = 16, 10.0  # steps of the ascent, and its length in standard deviations of the initial noise
 SLOPES = (0.8, 1.3)  # exponents of the power law of the amplitudes
 CONTRASTS = (0.3, 1.0)
 
@@ -43,7 +43,7 @@ def build_network(rng: Generator, leaves: NDArray[np.floating]) -> Network:
 
 
 def responses(filters: Network, images: Tensor) -> Tensor:
-    """(N, UNITS): mean squared activation of each channel of the second layer, then of the third."""
+    """Return the mean squared activation (N, UNITS) of each channel of the second layer, then of the third."""
     first, second, third = filters
     z = _cyclic_convolution(relu(_cyclic_convolution(images, first, stride=2)), second)
     deep = _cyclic_convolution(avg_pool2d(relu(z), 2), third)
@@ -66,9 +66,10 @@ def draw_textures(rng: Generator, filters: Network, units: NDArray[np.intp]) -> 
 
 
 def _parametrisation(rng: Generator, count: int) -> Callable[[Tensor], Tensor]:
-    """A map from white noise (N, 3, SIDE, SIDE) to images in [0, 1] with falling spectra.
+    """Return a map from white noise (N, 3, SIDE, SIDE) to images in [0, 1] with falling spectra.
 
-    The colours and the contrast of each image are drawn here and fixed, so only its structure can excite a unit.
+    The colours and the contrast of each image are drawn here and stay fixed, so that only its structure can excite a
+    unit.
     """
     fall = torch.from_numpy(_frequency() ** -rng.uniform(*SLOPES, (count, 1, 1, 1)))
     light, hues = rng.standard_normal((count, 1, 3)), rng.standard_normal((count, 3, 3))
@@ -85,7 +86,7 @@ def _parametrisation(rng: Generator, count: int) -> Callable[[Tensor], Tensor]:
 
 
 def _draw_patches(rng: Generator, images: NDArray[np.floating]) -> Doubles:
-    """Random patches (PATCHES, 3 FIRST_KERNEL^2) of the images; each colour of each patch has mean 0."""
+    """Draw patches (PATCHES, 3 FIRST_KERNEL^2) of the images; each colour channel of each patch has mean 0."""
     count, height, width, _ = images.shape
     limits = (count, height - FIRST_KERNEL + 1, width - FIRST_KERNEL + 1)
     index, row, column = (rng.integers(limit, size=(PATCHES, 1, 1)) for limit in limits)
@@ -95,7 +96,7 @@ def _draw_patches(rng: Generator, images: NDArray[np.floating]) -> Doubles:
 
 
 def _whiten(patches: Doubles) -> Doubles:
-    """Whiten the patches; return the quarter with the highest contrast, scaled to unit length."""
+    """Whiten the patches; return the quarter with the highest contrast, scaled to unit norm."""
     variances, axes = np.linalg.eigh(patches.T @ patches / len(patches))
     white = patches @ (axes / np.sqrt(np.maximum(variances, 0) + RIDGE * variances.mean())) @ axes.T
     contrast = np.linalg.norm(white, axis=1)
@@ -104,7 +105,7 @@ def _whiten(patches: Doubles) -> Doubles:
 
 
 def _orthogonal(rng: Generator, out: int, in_: int) -> Tensor:
-    """Draw filters that are orthogonal to each other and to a constant."""
+    """Draw filters that are orthogonal to each other and to constants."""
     columns = rng.standard_normal((in_ * LATER_KERNEL**2, 1 + out))
     columns[:, 0] = 1
     q, r = np.linalg.qr(columns)
@@ -117,7 +118,7 @@ def _cyclic_convolution(images: Tensor, filters: Tensor, stride: int = 1) -> Ten
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread: the last bits of sums depend on the number of threads, and parallel processes need no more."""
+    """Use one thread, because the last bits of sums depend on the number of threads."""
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -128,7 +129,7 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def _frequency() -> Doubles:
-    """Frequencies in cycles per texture, with 1 in place of 0."""
+    """Return frequencies in cycles per texture, with 1 in place of 0."""
     f = np.hypot(np.fft.fftfreq(SIDE, 1 / SIDE)[:, None], np.fft.rfftfreq(SIDE, 1 / SIDE))
     f[0, 0] = 1
     return f

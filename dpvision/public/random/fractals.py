@@ -1,11 +1,14 @@
 """Fractals: attractors of random iterated function systems, in colour, in front of a texture.
 
 Kataoka et al. 2020 learn from fractal images. The affine maps are drawn as in Anderson and Farrell 2022: a constraint
-on the weighted sum of their singular values keeps the attractor from being dust or a blot, and an image may have
-several fractals. Differences: the singular values are raised to a common power to satisfy the constraint, instead of
-being drawn one after the other, so that no map is special; a population of points is iterated instead of one; colours
-show which maps led to a point, in addition to the number of points; and the background is coloured 1/f noise instead of
-midpoint displacement.
+on the weighted sum of their singular values prevents attractors that are dust or a blot, and an image may have several
+fractals. Differences from their paper:
+
+* The singular values are raised to a common power to satisfy the constraint, instead of being drawn one after another,
+  so that no map is special.
+* A population of points is iterated instead of a single point.
+* Colours show which maps led to a point, in addition to the number of points.
+* The background is coloured 1/f noise instead of midpoint displacement.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ Doubles = NDArray[np.float64]
 MAPS = (2, 7)
 FRACTALS_PER_IMAGE = (1, 3)
 POINTS_PER_PIXEL = 8  # of the square around a fractal
-BURN_IN, GENERATIONS = 12, 16  # generations until points are on the attractor, and those that are drawn
+BURN_IN, GENERATIONS = 12, 16  # generations until points reach the attractor, and generations that are drawn
 NEWTON_STEPS = 16  # to a root of a convex function, from the left
 MIN_AREA = 0.02  # for maps that shrink areas to almost zero
-MIN_POINTS = 256  # of a generation
-OPACITY = 0.4  # of the mean count of a covered pixel hides most of the background
+MIN_POINTS = 256  # in a generation
+OPACITY = 0.4  # count, relative to the mean of covered pixels, that hides most of the background
 
 
 def draw_fractals(image_rng: ImageRandom, side: int) -> Floats:
@@ -49,7 +52,7 @@ def draw_fractals(image_rng: ImageRandom, side: int) -> Floats:
 
 
 def draw_maps(rng: Generator) -> Doubles:
-    """Draw affine maps (N, 2, 3): rotation, scaling along two axes, perhaps reflection, rotation, and shift."""
+    """Draw affine maps (N, 2, 3): a rotation, scaling of both axes, sometimes a reflection, a rotation and a shift."""
     count = integer(rng, *MAPS)
     s = singular_values(rng.random((count, 2)), (5 + count + rng.random()) / 2)
     first, last = _rotations(rng.random(count)), _rotations(rng.random(count))
@@ -58,7 +61,7 @@ def draw_maps(rng: Generator) -> Doubles:
 
 
 def singular_values(numbers: Doubles, alpha: float) -> Doubles:
-    """The power of these numbers, the larger of each pair first, for which sum(s1 + 2 s2) = alpha."""
+    """Raise the numbers to the power for which sum(s1 + 2 s2) = alpha, where s1 is the larger one of each pair."""
     logs, weights, power = np.log(-np.sort(-numbers, 1)), np.array([1.0, 2.0]), 0.0
     for _ in range(NEWTON_STEPS):
         terms = weights * np.exp(power * logs)
@@ -67,10 +70,10 @@ def singular_values(numbers: Doubles, alpha: float) -> Doubles:
 
 
 def attractor(rng: Generator, maps: Doubles, points: int) -> tuple[Floats, Floats, Floats]:
-    """x, y and hue of about `points` points of the attractor.
+    """Draw about `points` points of the attractor; return their x, y and hue.
 
-    In every generation, each map makes a share of the points, proportional to its area, from random points of the
-    previous generation. A point's hue is that of the map plus half the hue of the previous point.
+    In every generation, each map produces a fraction of the points proportional to its area, from random points of the
+    previous generation. A point's hue is that of its map plus half the hue of its predecessor.
     """
     count = max(MIN_POINTS, points // GENERATIONS)
     area = np.maximum(np.abs(np.linalg.det(maps[:, :, :2])), MIN_AREA)
@@ -90,19 +93,19 @@ def attractor(rng: Generator, maps: Doubles, points: int) -> tuple[Floats, Float
 
 
 def _rotations(turns: Doubles) -> Doubles:
-    """Rotation matrices (N, 2, 2)."""
+    """Return rotation matrices (N, 2, 2)."""
     angle = 2 * np.pi * turns
     return np.stack([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]).transpose(2, 0, 1)
 
 
 def _fit(x: Floats, start: float, size: float) -> Floats:
-    """Scale and shift to the range from `start` to `start + size`."""
+    """Scale and shift values to the range from `start` to `start + size`."""
     low, high = x.min(), x.max()
     return (x - low) * (size / max(high - low, 1e-6)) + start
 
 
 def _histogram(x: Floats, y: Floats, hue: Floats, side: int) -> tuple[Floats, Floats]:
-    """The number of points in each pixel of the unit square, and their mean hue."""
+    """Return the number of points in each pixel of the unit square, and their mean hue."""
     column, row = np.floor(side * x).astype(np.intp), np.floor(side * y).astype(np.intp)
     visible = (np.minimum(column, row) >= 0) & (np.maximum(column, row) < side)
     pixel = (row * side + column)[visible]
@@ -112,7 +115,7 @@ def _histogram(x: Floats, y: Floats, hue: Floats, side: int) -> tuple[Floats, Fl
 
 
 def _background(rng: Generator, side: int) -> Floats:
-    """Draw clouds of a few colours (3, side^2), plain to rich."""
+    """Draw clouds (3, side^2) in a few colours, with random contrast."""
     x, y = np.meshgrid(*[np.arange(side, dtype=np.float32) / side * log_uniform(rng, 1.5, LATTICE / 2)] * 2)
     clouds = interpolate(draw_noise(rng, uniform(rng, 0.8, 2)), x.ravel(), y.ravel())
     return look_up_colours(draw_palette(rng), uniform(rng, 0, 0.7) * clouds)

@@ -1,6 +1,6 @@
-"""Random numbers that belong to one image of one process, independent of which other images are drawn and where.
+"""Random numbers for one image of one process, which do not depend on the other images drawn or on the machine.
 
-Scalars drawn by the functions below are Python numbers, so arithmetic with them keeps the dtype of an array.
+The functions below draw Python scalars, so that arithmetic with them preserves the dtype of an array.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class ImageRandom:
     index: int
 
     def generator(self, purpose: str = "") -> Generator:
-        """A generator for this image alone. Different purposes give independent generators."""
+        """Return a generator for this image alone. Different purposes give independent generators."""
         return self._generator("image", self.index, purpose)
 
     def group_generator(self, every: int, purpose: str = "") -> Generator:
-        """A generator shared by the group of `every` consecutive images that contains this one."""
+        """Return a generator shared by the group of `every` consecutive images that contains this one."""
         return self._generator(f"every {every}", self.index // every, purpose)
 
     def group_start(self, every: int) -> ImageRandom:
-        """The first image of that group."""
+        """Return the random numbers of the first image in the group of `every` images that contains this one."""
         return replace(self, index=self.index - self.index % every)
 
     def for_process(self, process: str) -> ImageRandom:
-        """The same image in another process, for processes that are composed of others."""
+        """Return the random numbers of this image for another process, of which this process is composed."""
         return replace(self, process=f"{self.process}/{process}")
 
     def _generator(self, kind: str, number: int, purpose: str) -> Generator:
@@ -51,12 +51,12 @@ def uniform(rng: Generator, low: float, high: float) -> float:
 
 
 def log_uniform(rng: Generator, low: float, high: float) -> float:
-    """Draw from [low, high) with a uniform logarithm."""
+    """Draw from the log-uniform distribution on [low, high)."""
     return float(low * (high / low) ** rng.random())
 
 
 def integer(rng: Generator, low: int, high: int) -> int:
-    """Draw an integer from low to high, both included."""
+    """Draw a uniform integer from low to high, inclusive."""
     return low + int((high - low + 1) * rng.random())
 
 
@@ -66,5 +66,5 @@ def bernoulli(rng: Generator, probability: float = 0.5) -> bool:
 
 
 def choose(rng: Generator, options: Sequence[T]) -> T:
-    """Draw one of the options."""
+    """Draw one of the options uniformly."""
     return options[int(len(options) * rng.random())]

@@ -1,26 +1,27 @@
 """Noise with statistics of photographs: their spectrum, colours, wavelet marginals, or all three (Baradad et al. 2021).
 
-Spectrum: Fourier magnitudes fall as a random power of the frequency. The three channels share the magnitudes and have
+Spectrum: Fourier magnitudes fall with a random power of the frequency. The three channels have the same magnitudes but
 independent phases, so their colours are independent. An image fills the range from 0 to 1.
 
-Colour: an area divided among 3 to 22 random colours by random shares, blurred. Other processes take its colours along
-their principal axes, for which it hardly matters where a colour is. Rectangles make it an image of its own; where the
-original puts the colours, and how wide it blurs, is not published.
+Colour: the image is divided among 3 to 22 random colours in random proportions, and blurred. Other processes use the
+distribution of these colours along their principal axes, for which positions hardly matter. Here the colours are
+arranged in rectangles, so that the result is itself an image; the arrangement and the blur of the original are not
+published.
 
-Wavelet marginals: subbands of a steerable pyramid have histograms exp(-|x|^r), r from 0.4 to 0.8. Such subbands are
-nearly empty but for a few large values, as those of photographs. Each has its own r, the same in all three channels; a
-small r makes a strong subband, so images differ in scale and orientation. Differences from the original:
+Wavelet marginals: subbands of a steerable pyramid have histograms exp(-|x|^r) with r from 0.4 to 0.8. Such subbands are
+nearly zero except for a few large values, like those of photographs. Each subband has its own r, the same in all three
+channels. A small r makes a subband strong, so images differ in scale and orientation. Differences from the original:
 
 * The original writes |x / 4^scale|. We assume that its subbands grow fourfold with each scale, as in a pyramid whose
-  Fourier transforms are not rescaled; ours keep the size of the image's values, so 4^scale cancels.
+  Fourier transforms are not rescaled. Ours keep the magnitude of the image's values, so 4^scale cancels.
 * The highpass residual, which has neither scale nor orientation, is left unchanged, like the lowpass residual.
-* As the tails are heavy, an image is clipped at three standard deviations on each side of its mean.
+* Because the tails are heavy, an image is clipped at three standard deviations on each side of its mean.
 
-All three: noise is given each of these statistics in turn, several times. Until the end, the channels are the principal
-axes of a random palette. A power law and subbands of given variances contradict each other; so here the spectrum
-determines how strong a subband is, and the wavelet marginal model only the shape of its histogram. Then five rounds are
-enough; the original has ten. The histograms come last, so that the colours along each axis are those of the palette.
-Colours outside the colour cube are clipped.
+All three: each of these statistics is imposed on noise in turn, several times. Until the end, the channels are the
+principal axes of a random palette. A power law and subbands with given variances contradict each other, so here the
+spectrum determines the strength of a subband, and the wavelet marginal model only the shape of its histogram. Five
+rounds are then enough; the original uses ten. Histograms are matched last, so that the colours along each axis are
+those of the palette. Colours outside the colour cube are clipped.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ TILT = 0.05  # standard deviation of half the difference between the horizontal 
 MIN_COLOURS, MAX_COLOURS = 3, 22
 ORIENTATIONS = 4  # of the pyramid
 EXPONENTS = (0.4, 0.8)  # r of the wavelet marginals
-TABLE = np.linspace(0, 6, 256)  # of |x|^(r/2), which is hardly ever larger
-STEP = 1.5  # over-relaxation: two rounds come as close to the target histograms as three with a step of 1
-WAVELET_ROUNDS = 2  # subbands overlap, so matching one disturbs others, but less in every round
+TABLE = np.linspace(0, 6, 256)  # values of |x|^(r/2), which is hardly ever larger
+STEP = 1.5  # over-relaxation: two rounds get as close to the target histograms as three with a step of 1
+WAVELET_ROUNDS = 2  # subbands overlap, so matching one disturbs others, but less with every round
 COMBINED_ROUNDS = 5
 
 
@@ -62,12 +63,12 @@ def draw_spectrum(image_rng: ImageRandom, side: int) -> Floats:
 
 
 def draw_colours(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw rectangles in random colours, blurred."""
+    """Draw blurred rectangles in random colours."""
     return _colour_image(image_rng.generator(), side)
 
 
 def draw_wavelet_marginals(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw noise whose wavelet subbands are nearly empty but for a few large values."""
+    """Draw noise whose wavelet subbands are nearly zero except for a few large values."""
     rng = image_rng.generator()
     marginals = draw_marginals(rng, side)
     spectra = rfft2(rng.random((3, side, side)), norm="forward")
@@ -83,7 +84,7 @@ def draw_combined(image_rng: ImageRandom, side: int) -> Floats:
 
 
 def combined_image(rng: Generator, side: int) -> Floats:
-    """(side, side, 3): an image with all three statistics."""
+    """Draw an image (side, side, 3) with all three statistics."""
     palette = principal_palette(_colour_image(rng, side))
     magnitudes = draw_magnitudes(rng, side)
     marginals = [
@@ -101,7 +102,7 @@ def combined_image(rng: Generator, side: int) -> Floats:
 
 
 def draw_magnitudes(rng: Generator, side: int) -> Floats:
-    """Magnitudes 1 / (|fx|^a + |fy|^b) of a half spectrum (side, side // 2 + 1), 0 at frequency 0."""
+    """Draw magnitudes 1 / (|fx|^a + |fy|^b) of a half spectrum (side, side // 2 + 1), with 0 at frequency 0."""
     slope, tilt = rng.uniform(*SLOPES), TILT * rng.standard_normal()
     down, across = np.arange(side), np.arange(side // 2 + 1)
     inverse = np.minimum(down, side - down)[:, None] ** (slope - tilt) + across ** (slope + tilt)
@@ -110,7 +111,7 @@ def draw_magnitudes(rng: Generator, side: int) -> Floats:
 
 
 def set_magnitudes(spectra: Complexes, magnitudes: Floats) -> Complexes:
-    """Spectra with these magnitudes and the phases of the given ones."""
+    """Return spectra with these magnitudes and the phases of the given spectra."""
     return spectra * (magnitudes / np.maximum(np.abs(spectra), np.finfo(float).tiny))
 
 
@@ -122,7 +123,7 @@ def _colour_image(rng: Generator, side: int) -> Floats:
 
 
 def _divide(area: Floats, colours: Floats, shares: Floats) -> None:
-    """Cut the longer side, give each part half of the colours, and go on until each rectangle has one colour."""
+    """Cut the longer side, give each part half of the colours, and continue until each rectangle has one colour."""
     if len(colours) == 1:
         area[...] = colours
         return
@@ -142,17 +143,17 @@ class Palette(NamedTuple):
 
 
 def principal_palette(image: Floats) -> Palette:
-    """The palette of an image (side, side, 3)."""
+    """Return the palette of an image (side, side, 3)."""
     pixels = image.reshape(-1, 3)
     mean = pixels.mean(0)
     pixels = pixels - mean
     axes = np.linalg.eigh(np.einsum("pi,pj->ij", pixels, pixels))[1].T
-    axes *= np.sign(axes.sum(1, keepdims=True))  # or else signs depend on the linear algebra library
+    axes *= np.sign(axes.sum(1, keepdims=True))  # otherwise the signs would depend on the linear algebra library
     return Palette(mean, axes, np.sort(np.einsum("ai,pi->ap", axes, pixels)))
 
 
 def draw_marginals(rng: Generator, side: int) -> list[Floats]:
-    """The target values of the subbands of each scale, ascending (orientations, pixels)."""
+    """Draw the target values of the subbands of each scale, as (orientations, pixels) in ascending order."""
     return [
         np.stack([quantiles(r, scale.side**2) for r in rng.uniform(*EXPONENTS, ORIENTATIONS)])
         for scale in pyramid(side).scales
@@ -160,7 +161,10 @@ def draw_marginals(rng: Generator, side: int) -> list[Floats]:
 
 
 def quantiles(r: float, count: int) -> Floats:
-    """`count` quantiles of the density exp(-|x|^r), ascending; that of t = |x|^(r/2) is t^(2/r - 1) exp(-t^2)."""
+    """Return `count` ascending quantiles of the density exp(-|x|^r).
+
+    They are computed for t = |x|^(r/2), whose density is t^(2/r - 1) exp(-t^2).
+    """
     density = TABLE ** (2 / r - 1) * np.exp(-(TABLE**2))
     below = np.cumsum(density) - density / 2
     positive = np.interp(np.arange(1 - count % 2, count, 2) / count, below / below[-1], TABLE ** (2 / r))
@@ -168,7 +172,7 @@ def quantiles(r: float, count: int) -> Floats:
 
 
 def approach_marginals(spectrum: Complexes, marginals: list[Floats]) -> Complexes:
-    """Take a step towards subbands with these values; the residuals stay."""
+    """Take a step towards subbands with these values; the residuals do not change."""
     wavelets = pyramid(len(spectrum))
     subbands = [
         match_histograms(bands, values) for bands, values in zip(wavelets.split(spectrum), marginals, strict=True)
@@ -177,7 +181,7 @@ def approach_marginals(spectrum: Complexes, marginals: list[Floats]) -> Complexe
 
 
 def match_histograms(arrays: Floats, ascending: Floats) -> Floats:
-    """Replace the values of arrays (N, side, side), rank by rank, by the sorted values (N, side^2)."""
+    """Replace the values of arrays (N, side, side) by the sorted values (N, side^2) of the same rank."""
     out = np.empty_like(ascending)
     for row, order, values in zip(out, _argsort(arrays.reshape(ascending.shape)), ascending, strict=True):
         row[order] = values
@@ -185,7 +189,7 @@ def match_histograms(arrays: Floats, ascending: Floats) -> Floats:
 
 
 def _argsort(values: Floats) -> NDArray[np.int64]:
-    """argsort in half the time: the last bits of each value become its index, which sorting carries along."""
+    """Return argsort in half the time, by storing each value's index in its last bits before sorting."""
     count = values.shape[-1]
     last = (1 << count.bit_length()) - 1
     keys = values.copy()
@@ -202,30 +206,30 @@ class Scale:
     """The filters of one scale of a pyramid, one per orientation."""
 
     side: int
-    where: tuple[Any, Any]  # indices of its frequencies in the image's half spectrum
+    where: tuple[Any, Any]  # indices of its frequencies in the half spectrum of the image
     filters: Complexes  # (orientations, side, side // 2 + 1)
     conjugates: Complexes
 
 
 @dataclass(frozen=True)
 class Pyramid:
-    """A steerable pyramid: splits an image into subbands of one scale and orientation each, and merges them again.
+    """A steerable pyramid, which splits an image into subbands of one scale and orientation each, and merges them.
 
-    As Simoncelli and Freeman 1995, in the Fourier domain: the squared filters sum to one at every frequency, so
-    filtering twice restores the image. A subband has the values of the filtered image at every 2^scale-th pixel or,
-    where the side is not divisible, on a slightly finer grid. The residuals, above the finest scale and below the
-    coarsest, stay in the Fourier domain.
+    It follows Simoncelli and Freeman 1995, in the Fourier domain. The squared filters sum to one at every frequency, so
+    filtering twice restores the image. A subband has the values of the filtered image at every 2^scale-th pixel or, if
+    the side is not divisible, on a slightly finer grid. The residuals, above the finest scale and below the coarsest,
+    stay in the Fourier domain.
     """
 
     scales: tuple[Scale, ...]  # finest first
     residuals: Floats  # squared highpass plus squared lowpass filter
 
     def split(self, spectrum: Complexes) -> list[Floats]:
-        """Subbands (orientations, side, side) of each scale; the spectrum is rfft2(image, norm="forward")."""
+        """Return the subbands (orientations, side, side) of each scale, for a spectrum rfft2(image, norm="forward")."""
         return [irfft2(spectrum[s.where] * s.filters, (s.side, s.side), norm="forward") for s in self.scales]
 
     def merge(self, spectrum: Complexes, subbands: list[Floats]) -> Complexes:
-        """The spectrum that has these subbands and the residuals of the given spectrum."""
+        """Return the spectrum with these subbands and the residuals of the given spectrum."""
         out = spectrum * self.residuals
         for s, bands in zip(self.scales, subbands, strict=True):
             out[s.where] += np.einsum("oyx,oyx->yx", rfft2(bands, norm="forward"), s.conjugates)
@@ -234,7 +238,7 @@ class Pyramid:
 
 @lru_cache(maxsize=4)
 def pyramid(side: int) -> Pyramid:
-    """A pyramid with three scales at 128 pixels per side, and one more (or less) for twice (or half) the side."""
+    """Build a pyramid with three scales at 128 pixels per side, and one more scale for each doubling of the side."""
     y, x = _frequencies(side)
     radius, angle = np.hypot(x, y) / (side / 2), np.arctan2(y, x)
     directions = np.arange(ORIENTATIONS)[:, None, None] * np.pi / ORIENTATIONS
@@ -256,11 +260,11 @@ def _scale(filters: Complexes, every: int) -> Scale:
 
 
 def _frequencies(side: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Vertical and horizontal frequencies of a half spectrum."""
+    """Return the vertical and horizontal frequencies of a half spectrum."""
     return ifftshift(np.arange(side) - side // 2)[:, None], np.arange(side // 2 + 1)
 
 
 def _squared_lowpass(radius: Floats) -> Floats:
-    """One up to half the Nyquist frequency, zero from it on, and a cosine in log frequency between."""
+    """Return a squared lowpass filter: one up to half the Nyquist frequency, then a cosine in log frequency to zero."""
     with np.errstate(divide="ignore"):
         return np.cos(np.pi / 2 * np.clip(np.log2(2 * radius), 0, 1)) ** 2

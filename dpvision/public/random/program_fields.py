@@ -1,6 +1,6 @@
-"""Fields: random functions on the plane with values of about -1 to 1, alone, altered and combined.
+"""Fields: random functions on the plane with values of about -1 to 1, used alone, altered or combined.
 
-Every function draws the parameters of one field and returns it; some alter a given field, or combine two.
+Each function below draws the parameters of a field and returns the field; some alter a given field or combine two.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Field = Callable[[Floats, Floats], Floats]
 
 
 def gradient(rng: Generator) -> Field:
-    """A linear gradient in a random direction."""
+    """Draw a linear gradient in a random direction."""
     angle = draw_angle(rng)
     return lambda x, y: rotate(x, y, angle)[0]
 
 
 def wave(rng: Generator) -> Field:
-    """A sine wave."""
+    """Draw a sine wave."""
     frequency, phase = log_uniform(rng, 2, 20), uniform(rng, 0, 2 * pi)
     return lambda x, y: np.sin(frequency * x + phase)
 
 
 def teeth(rng: Generator) -> Field:
-    """A sawtooth or a triangle wave."""
+    """Draw a sawtooth or a triangle wave."""
     frequency, phase, triangular = log_uniform(rng, 1, 6), uniform(rng, 0, 1), bernoulli(rng)
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -43,20 +43,20 @@ def teeth(rng: Generator) -> Field:
 
 
 def stripes(rng: Generator) -> Field:
-    """Stripes of one width, with gaps of another."""
+    """Draw stripes of equal width, with gaps of another width."""
     frequency, phase, width = log_uniform(rng, 1, 6), uniform(rng, 0, 1), uniform(rng, 0.25, 0.75)
     return lambda x, y: np.sign(width - triangle_wave(frequency * x + phase))
 
 
 def checks(rng: Generator) -> Field:
-    """A checkerboard."""
+    """Draw a checkerboard."""
     frequency, phase = log_uniform(rng, 1, 5), uniform(rng, 0, 1)
     half = 0.5
     return lambda x, y: np.sign((triangle_wave(frequency * x + phase) - half) * (triangle_wave(frequency * y) - half))
 
 
 def plasma(rng: Generator) -> Field:
-    """A sum of waves in a few directions; a quasicrystal, if all have one length and evenly spaced directions."""
+    """Draw a sum of waves in a few directions: a quasicrystal if wavelengths are equal and directions evenly spaced."""
     count, frequency = integer(rng, 3, 6), log_uniform(rng, 4, 20)
     angles, frequencies, phases = rng.random((3, count, 1), np.float32)
     if bernoulli(rng, 0.4):
@@ -70,7 +70,7 @@ def plasma(rng: Generator) -> Field:
 
 
 def noise(rng: Generator) -> Field:
-    """Clouds; or ridges or billows, which are clouds folded at zero."""
+    """Draw clouds, or ridges or billows, which are clouds folded at zero."""
     table, frequency = draw_noise(rng, uniform(rng, 0.9, 2.2)), log_uniform(rng, 2, 24)
     sign = choose(rng, (0, 0, 1, -1))
 
@@ -82,7 +82,7 @@ def noise(rng: Generator) -> Field:
 
 
 def cells(rng: Generator) -> Field:
-    """Voronoi cells by the distance to their seed, by the distance to their border, or each in one value."""
+    """Draw Voronoi cells, with the distance to the seed, the distance to the border, or one value per cell."""
     count, tone = integer(rng, 5, 16), integer(rng, 0, 2)
     right, down, values = 2 * rng.random((3, count, 1), np.float32) - 1
     spread = 1.6 * count**0.5
@@ -103,7 +103,7 @@ def cells(rng: Generator) -> Field:
 
 
 def shapes(rng: Generator) -> Field:
-    """Distance to the nearest of a few discs and rounded boxes, which blend into each other."""
+    """Draw the distance to the nearest of a few discs and rounded boxes, which blend into each other."""
     count, soft = integer(rng, 1, 5), log_uniform(rng, 4, 40)
     right, down = 1.6 * rng.random((2, count, 1), np.float32) - 0.8
     wide, high, radius, angle = rng.random((4, count, 1), np.float32)
@@ -123,7 +123,7 @@ def shapes(rng: Generator) -> Field:
 
 
 def dots(rng: Generator) -> Field:
-    """Round or square dots on a lattice."""
+    """Draw round or square dots on a lattice."""
     frequency, size, square = log_uniform(rng, 1, 5), uniform(rng, 0.3, 0.9), bernoulli(rng, 0.3)
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -134,7 +134,7 @@ def dots(rng: Generator) -> Field:
 
 
 def arcs(rng: Generator) -> Field:
-    """Truchet tiles: two quarter circles in each, rotated at random, which join into winding lines."""
+    """Draw Truchet tiles: randomly rotated pairs of quarter circles, which join into winding lines."""
     flips, frequency = np.sign(draw_noise(rng, 0)), log_uniform(rng, 1, 4)
     width, soft = uniform(rng, 0.1, 0.3), log_uniform(rng, 4, 20)
 
@@ -151,7 +151,7 @@ def arcs(rng: Generator) -> Field:
 
 
 def julia(rng: Generator) -> Field:
-    """A Julia set by its orbit trap: how near to the axes z comes under z -> z^2 + c."""
+    """Draw a Julia set by its orbit trap: the least distance of z to the axes under z -> z^2 + c."""
     angle, zoom, steps = draw_angle(rng), uniform(rng, 0.8, 1.3), integer(rng, 4, 8)
     a, b = 0.8 * np.cos(angle), 0.8 * np.sin(angle)
 
@@ -167,17 +167,17 @@ def julia(rng: Generator) -> Field:
 
 
 COMMON = (gradient, wave, teeth, stripes, checks, plasma, noise, cells, shapes, dots, arcs, julia)
-PATTERNS = (*COMMON, noise, noise, cells, shapes)  # how often each is drawn
+PATTERNS = (*COMMON, noise, noise, cells, shapes)  # repeated patterns are drawn more often
 
 
 def contours(rng: Generator, f: Field) -> Field:
-    """sin(k f): contour lines of f."""
+    """Draw contour lines of f: sin(k f)."""
     frequency, phase = log_uniform(rng, 2, 10), uniform(rng, 0, 2 * pi)
     return lambda x, y: np.sin(frequency * f(x, y) + phase)
 
 
 def terraces(rng: Generator, f: Field) -> Field:
-    """f rounded to a few levels, with smooth steps between them."""
+    """Round f to a few levels, with smooth steps between them."""
     levels, sharp = log_uniform(rng, 1, 4), log_uniform(rng, 1, 8)
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -190,42 +190,42 @@ def terraces(rng: Generator, f: Field) -> Field:
 
 
 def relief(rng: Generator, f: Field) -> Field:
-    """f as a landscape, lit from one side."""
+    """Show f as a landscape lit from one side."""
     angle, steep = draw_angle(rng), log_uniform(rng, 4, 16)
     right, down = 0.03 * np.cos(angle), 0.03 * np.sin(angle)
     return lambda x, y: np.tanh(steep * (f(x + right, y + down) - f(x, y)))
 
 
 def creases(rng: Generator, f: Field, g: Field) -> Field:
-    """|f + k g|: creases where they cancel."""
+    """Combine f and g as |f + k g|, which has creases where they cancel."""
     share = uniform(rng, -1, 1)
     return lambda x, y: 1.5 * np.abs(f(x, y) + share * g(x, y)) - 1
 
 
 def product(rng: Generator, f: Field, g: Field) -> Field:
-    """f g."""
+    """Multiply f by g."""
     return lambda x, y: f(x, y) * g(x, y)
 
 
 def overlay(rng: Generator, f: Field, g: Field) -> Field:
-    """f with some of g added."""
+    """Add some of g to f."""
     share = uniform(rng, 0.2, 0.7)
     return lambda x, y: f(x, y) + share * g(x, y)
 
 
 def minimum(rng: Generator, f: Field, g: Field) -> Field:
-    """The smaller of f and a shifted g: one figure in front of the other."""
+    """Take the smaller of f and a shifted g, which puts one figure in front of the other."""
     shift = uniform(rng, -0.5, 0.5)
     return lambda x, y: np.minimum(f(x, y), g(x, y) + shift)
 
 
 def sign_switch(rng: Generator, f: Field, g: Field) -> Field:
-    """f where g is positive, and -f elsewhere."""
+    """Flip the sign of f where g is negative."""
     return lambda x, y: f(x, y) * np.sign(g(x, y))
 
 
 def displacement(rng: Generator, f: Field, g: Field) -> Field:
-    """g at points that are displaced by f."""
+    """Evaluate g at points displaced by f."""
     right, down = uniform(rng, -0.8, 0.8), uniform(rng, -0.8, 0.8)
 
     def field(x: Floats, y: Floats) -> Floats:
@@ -240,7 +240,7 @@ COMBINATIONS = (creases, product, overlay, minimum, sign_switch, displacement, d
 
 
 def draw_field(rng: Generator) -> Field:
-    """Draw a pattern, and alter it or combine it with another one a geometric number of times."""
+    """Draw a pattern, and alter it or combine it with another a geometrically distributed number of times."""
     field = choose(rng, PATTERNS)(rng)
     while bernoulli(rng):
         if bernoulli(rng, 0.3):

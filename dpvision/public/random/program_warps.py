@@ -1,6 +1,7 @@
-"""Warps: random maps of the plane onto itself, which a program applies to its coordinates; and tables of smooth noise.
+"""Warps, which are random maps of the plane that a program applies to its coordinates, and tables of smooth noise.
 
-The image is the square from -1 to 1. Every function draws the parameters of one warp and returns the warp.
+The image is the square from -1 to 1. Each function that takes only a generator draws the parameters of a warp and
+returns the warp.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def affine(rng: Generator) -> Warp:
 
 
 def polar(rng: Generator) -> Warp:
-    """Map to polar coordinates: the radius or its logarithm, and a wave of the angle, perhaps sheared to a spiral."""
+    """Map to polar coordinates: the radius or its logarithm, and a wave of the angle, sometimes sheared to a spiral."""
     arms, zoom, spiral = integer(rng, 1, 6), log_uniform(rng, 0.5, 2), uniform(rng, -1, 1) if bernoulli(rng, 0.4) else 0
     logarithmic = bernoulli(rng)
 
@@ -48,7 +49,7 @@ def polar(rng: Generator) -> Warp:
 
 
 def kaleidoscope(rng: Generator) -> Warp:
-    """Repeat a wedge around the centre, every other one mirrored."""
+    """Repeat a wedge around the centre, mirroring every other one."""
     wedge, turn = pi / integer(rng, 2, 6), uniform(rng, 0, pi)
 
     def warp(x: Floats, y: Floats) -> Plane:
@@ -59,7 +60,7 @@ def kaleidoscope(rng: Generator) -> Warp:
 
 
 def tiles(rng: Generator) -> Warp:
-    """Repeat a tile, mirrored, or in rows that are shifted like bricks."""
+    """Repeat a tile, either mirrored or in rows that are shifted like bricks."""
     density, mirror, brick = log_uniform(rng, 0.7, 2.5), bernoulli(rng), uniform(rng, 0, 1) if bernoulli(rng) else 0
 
     def warp(x: Floats, y: Floats) -> Plane:
@@ -74,7 +75,7 @@ def tiles(rng: Generator) -> Warp:
 
 
 def iterated_folds(rng: Generator) -> Warp:
-    """Fold, rotate and magnify a few times: the same figure at many scales."""
+    """Fold, rotate and magnify a few times, which repeats a figure at many scales."""
     grow, angles = uniform(rng, 1.1, 1.6), [draw_angle(rng) for _ in range(integer(rng, 2, 5))]
     right, down = uniform(rng, 0.2, 0.8), uniform(rng, 0, 0.6)
 
@@ -87,13 +88,13 @@ def iterated_folds(rng: Generator) -> Warp:
 
 
 def swirl(rng: Generator) -> Warp:
-    """Rotate about the centre, more the closer to it."""
+    """Rotate points about the centre, by a larger angle the closer they are to it."""
     strength, reach = uniform(rng, -6, 6), log_uniform(rng, 0.5, 3)
     return lambda x, y: rotate(x, y, strength * np.exp(-reach * (x * x + y * y)))
 
 
 def ripples(rng: Generator) -> Warp:
-    """Shift by sines of the other coordinate, a few times, each finer than the last."""
+    """Shift each coordinate by sines of the other a few times, with increasing frequency."""
     finer, first, strength = uniform(rng, 1.4, 2), log_uniform(rng, 1.5, 6), uniform(rng, 0.4, 1.4)
     phases = rng.random((integer(rng, 1, 4), 2), np.float32) * 2 * pi
 
@@ -109,7 +110,7 @@ def ripples(rng: Generator) -> Warp:
 
 
 def turbulence(rng: Generator) -> Warp:
-    """Shift by noise."""
+    """Shift points by noise."""
     table, frequency, strength = (
         draw_noise(rng, uniform(rng, 1.2, 2.2)),
         log_uniform(rng, 2, 10),
@@ -124,7 +125,7 @@ def turbulence(rng: Generator) -> Warp:
 
 
 def inversion(rng: Generator) -> Warp:
-    """Invert in a circle about a point."""
+    """Invert the plane in a circle about a random point."""
     right, down, size = uniform(rng, -0.8, 0.8), uniform(rng, -0.8, 0.8), log_uniform(rng, 0.3, 1.5)
 
     def warp(x: Floats, y: Floats) -> Plane:
@@ -142,20 +143,20 @@ def complex_square(rng: Generator) -> Warp:
 
 
 def pixelation(rng: Generator) -> Warp:
-    """Round to blocks."""
+    """Round coordinates, which gives square blocks."""
     density = log_uniform(rng, 3, 12)
     return lambda x, y: (np.rint(density * x) / density, np.rint(density * y) / density)
 
 
 def draw_noise(rng: Generator, slope: float) -> Floats:
-    """Draw a flattened table of Gaussian noise with amplitudes |f|^-slope, mean 0 and standard deviation 1/2."""
+    """Draw Gaussian noise with amplitudes |f|^-slope, mean 0 and standard deviation 1/2, as a flattened table."""
     white = rng.standard_normal((LATTICE, LATTICE // 2 + 1, 2), np.float32).view(np.complex64)[..., 0]
     noise = np.fft.irfft2(white * _frequency() ** -slope, (LATTICE, LATTICE)).ravel()
     return noise * (LATTICE / 2) / np.linalg.norm(noise)
 
 
 def interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
-    """Smooth values of a noise table at any points; the table is cyclic, and its points are one unit apart."""
+    """Interpolate a noise table smoothly at any points. The table is cyclic, and its points are one unit apart."""
     left, top = np.floor(x), np.floor(y)
     u, v = x - left, y - top
     u, v = u * u * (3 - 2 * u), v * v * (3 - 2 * v)
@@ -170,14 +171,14 @@ def interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
 
 @cache
 def _frequency() -> Floats:
-    """Frequencies in cycles per table; infinite in place of 0, so that the mean is 0."""
+    """Return frequencies in cycles per table, with infinity in place of 0 so that the mean is 0."""
     f = np.hypot(np.fft.fftfreq(LATTICE)[:, None], np.fft.rfftfreq(LATTICE)).astype(np.float32) * LATTICE
     f[0, 0] = np.inf
     return f
 
 
 def draw_angle(rng: Generator) -> Floats:
-    """Draw an angle, as a float32 array of one number."""
+    """Draw an angle as a float32 array with one element."""
     return 2 * pi * rng.random(1, np.float32)
 
 
@@ -188,9 +189,9 @@ def rotate(x: Floats, y: Floats, angle: Floats) -> Plane:
 
 
 def triangle_wave(x: Floats) -> Floats:
-    """A triangle wave of period 2 between 0 and 1, which is |x| near 0."""
+    """Return a triangle wave of period 2 between 0 and 1, which is |x| near 0."""
     return np.abs(x - 2 * np.rint(x / 2))
 
 
 COMMON = (polar, kaleidoscope, tiles, iterated_folds, swirl, ripples, turbulence, inversion, complex_square)
-WARPS = (*COMMON, *COMMON, ripples, turbulence, pixelation)  # how often each is drawn
+WARPS = (*COMMON, *COMMON, ripples, turbulence, pixelation)  # repeated warps are drawn more often

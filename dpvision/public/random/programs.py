@@ -1,8 +1,8 @@
-"""Images made by short random programs, in the manner of fragment shaders.
+"""Images drawn by short random programs, similar to fragment shaders.
 
-Baradad et al. 2022 learn from 21,000 shaders that people wrote, and find that more shaders are better for the same
-number of images. So here a program is drawn for every image: it warps the coordinates, evaluates and combines patterns,
-and maps their values to colours, which are layered and shaded.
+Baradad et al. 2022 learn from 21,000 shaders written by people, and find that more shaders are better for the same
+number of images. Here every image has its own program: it warps the coordinates, evaluates and combines patterns, and
+maps their values to colours, which are layered and shaded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PREVIEW_SIDE = 32
 MAX_ATTEMPTS = 20
 MIN_VARIANCE = 0.02  # sum over the three channels
 ROUGHNESS = (0.02, 0.65)  # allowed range: 0 is constant, 1 is white noise
-MAX_UNIFORM = 0.8  # share of the pixels that may have about the same colour
+MAX_UNIFORM = 0.8  # maximum fraction of pixels of about the same colour
 SUPERSAMPLING = 2  # points per pixel, in each direction
 BLOCK = 1 << 11  # pixels evaluated at once
-SHADES = 256  # of a palette
+SHADES = 256  # colours in a palette
 LUMA = np.array([0.3, 0.6, 0.1], np.float32)  # weights of red, green and blue in perceived brightness
 
 
@@ -42,7 +42,7 @@ def draw_program(image_rng: ImageRandom, side: int) -> Floats:
 
 
 def is_interesting(image: Floats) -> bool:
-    """Whether an image is not blank, not mostly of one colour, and not noise."""
+    """Return whether an image is not blank, not mostly of one colour, and not noise."""
     variance = image.var((0, 1)).sum()
     step = (np.square(np.diff(image, axis=0)).mean() + np.square(np.diff(image, axis=1)).mean()) * 3 / 4
     coarse = (image * 3.99).astype(np.intp) @ [16, 4, 1]
@@ -54,7 +54,7 @@ def is_interesting(image: Floats) -> bool:
 
 
 def _random_program(rng: Generator) -> Program:
-    """Draw a program of one to three layers, in warped coordinates, perhaps with shading."""
+    """Draw a program of one to three layers in warped coordinates, sometimes with shading."""
     warp, picture = _warps(rng, integer(rng, 0, 2)), _layer(rng)
     for _ in range(integer(rng, 0, 2)):
         picture = _cover(rng, picture, _layer(rng))
@@ -105,7 +105,7 @@ def _warps(rng: Generator, count: int) -> Warp:
 
 
 def _render(program: Program, side: int, fine: int) -> Floats:
-    """(side, side, 3): the mean of fine^2 points per pixel."""
+    """Render an image (side, side, 3) as the mean of fine^2 points per pixel."""
     x, y = _points(side, fine)
     out = np.empty((3, side * side), np.float32)
     for start in range(0, side * side, BLOCK):
@@ -116,14 +116,14 @@ def _render(program: Program, side: int, fine: int) -> Floats:
 
 @cache
 def _points(side: int, fine: int) -> Plane:
-    """x and y of fine^2 points in each of side^2 pixels."""
-    at = ((2 * np.arange(side * fine, dtype=np.float32) + 1) / (side * fine) - 1).reshape(side, fine).T
-    x, y = np.broadcast_arrays(at[None, :, None, :], at[:, None, :, None])
+    """Return x and y of fine^2 points in each of side^2 pixels."""
+    axis = ((2 * np.arange(side * fine, dtype=np.float32) + 1) / (side * fine) - 1).reshape(side, fine).T
+    x, y = np.broadcast_arrays(axis[None, :, None, :], axis[:, None, :, None])
     return x.reshape(fine * fine, -1), y.reshape(fine * fine, -1)
 
 
 def draw_palette(rng: Generator) -> Floats:
-    """Draw a cyclic palette (3, SHADES): cosines, or a few colours with or without interpolation."""
+    """Draw a cyclic palette (3, SHADES) of cosines, or of a few colours with or without interpolation."""
     t = np.arange(SHADES, dtype=np.float32) / SHADES
     table = _cosine_palette(rng, t) if bernoulli(rng) else _listed_palette(rng, t)
     grey = LUMA @ table
@@ -131,18 +131,18 @@ def draw_palette(rng: Generator) -> Floats:
 
 
 def look_up_colours(palette: Floats, t: Floats) -> Floats:
-    """Colours (3, N) of numbers; the palette repeats with period 2, such as from -1 to 1."""
+    """Map numbers to colours (3, N). The palette has period 2, such as from -1 to 1."""
     return palette.take((t * (SHADES / 2)).astype(np.int32) & SHADES - 1, 1)
 
 
 def _cosine_palette(rng: Generator, t: Floats) -> Floats:
-    """a + b cos(2 pi (c t + d)) in each channel, c an integer."""
+    """Return a + b cos(2 pi (c t + d)) in each channel, where c is an integer."""
     a, b, c, d = rng.random((4, 3, 1), np.float32)
     return 0.25 + 0.5 * a + (0.15 + 0.4 * b) * np.cos(2 * np.pi * ((1 + np.rint(c)) * t + d))
 
 
 def _listed_palette(rng: Generator, t: Floats) -> Floats:
-    """Colours at random positions on a circle; between two of them a mixture, or the first one."""
+    """Place colours at random positions on a circle; between two of them, mix them or use the first one."""
     count = integer(rng, 2, 6)
     positions, colours = np.sort(rng.random(count, np.float32)), rng.random((3, count), np.float32)
     if bernoulli(rng, 0.4):

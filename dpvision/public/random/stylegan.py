@@ -1,18 +1,24 @@
-"""Images of untrained StyleGAN2 synthesis networks (Karras et al. 2020), after Baradad et al. 2021.
+"""Images from untrained StyleGAN2 synthesis networks (Karras et al. 2020), after Baradad et al. 2021.
 
-Each process adds to the one before: `random` has Gaussian weights, no noise and no biases, and makes soft blobs;
-`high_freq` adds noise of all frequencies to every layer; `sparse` confines the noise to blotches and draws biases;
-`oriented` ties the weights to edges, bars and spots. A new network is drawn for every 400 images.
+Each process extends the previous one. `random` has Gaussian weights but no noise and no biases, and draws soft blobs.
+`high_freq` adds noise of all frequencies to every layer. `sparse` confines the noise to blotches and draws biases.
+`oriented` restricts the weights to edges, bars and spots. A new network is drawn for every 400 images.
 
-In `oriented` the weight of output o for input i is a_o f_i, with f_i a filter of the bank. Demodulation divides it by
-the norm over all i, which leaves only the sign of a_o: the outputs of a layer are one map, up to sign, noise and bias.
-So only one map per layer is computed for all of the original's 512 channels, which makes it the fastest of the four.
+In `oriented`, the weight of output o for input i is a_o f_i, with f_i a filter of the bank. Demodulation divides it by
+the norm over all i, so only the sign of a_o matters: the outputs of a layer are one map, up to sign, noise and bias.
+Therefore one map per layer is computed for all of the original's 512 channels, and this is the fastest of the four.
 
-Differences from the original. Size: a network makes images of twice the side, whose areas are averaged (there: 256
-pixels for 128), so textures look alike at all sizes. Channels: at most 32 where weights are Gaussian, as sums over them
-hardly depend on their number. Styles: there, a random affine layer maps 512 numbers w to them, which makes them
-Gaussian; here they are drawn as Gaussian. Noise: drawn at the size of the network, not at 512 pixels. Images are not
-compressed. Numbers are float64, so that the order in which a library adds them does not affect the bytes.
+Differences from the original:
+
+* Size: networks draw images of twice the side, which are then averaged by area (in the original: 256 pixels for 128),
+  so textures look alike at all sizes.
+* Channels: there are at most 32 if weights are Gaussian, because sums over them hardly depend on their number.
+* Styles: they are drawn as Gaussian numbers. In the original, a random affine layer computes them from 512 numbers w,
+  which makes them Gaussian.
+* Noise: it is drawn at the network's size, not at 512 pixels.
+* Files: images are not compressed.
+
+Numbers are float64, so that the order in which a library adds them does not affect the bytes.
 """
 
 from __future__ import annotations
@@ -40,26 +46,26 @@ SPOTS = (
 )
 LOBES, GRID = 3, 4  # of the Lanczos kernel, and blotches per side
 MIN_SIDE, MAX_SIDE = 4, 1024  # of the maps of a StyleGAN2
-MIN_FILTERS = 5  # of the bank, in one layer
+MIN_FILTERS = 5  # of the bank, used by one layer
 EXPONENTS = (0.5, 1.5)  # of the noise
-GAIN = np.sqrt(2.0)  # compensates for the half of the variance that ReLU removes
-# A style is 1 + A w with A = N(0, 1 / 512) of the network and w = LeakyReLU(N(0, 1)) of the image, 512 of them.
+GAIN = np.sqrt(2.0)  # compensates for ReLU, which removes half of the variance
+# A style is 1 + A w, where the network has A ~ N(0, 1 / 512) and the image has 512 numbers w ~ LeakyReLU(N(0, 1)).
 SLOPE = 0.2
 W_MEAN = (1 - SLOPE) / np.sqrt(2 * np.pi)
 W_STD = np.sqrt((1 + SLOPE**2) / 2 - W_MEAN**2)
-# Of red, green and blue: mean and standard deviation, over images, of an image's mean and of its standard deviation.
+# For red, green and blue: mean and standard deviation over images, of an image's mean and of its standard deviation.
 MEANS = ((0.483, 0.455, 0.401), (0.145, 0.142, 0.161))
 STDS = ((0.219, 0.213, 0.213), (0.063, 0.062, 0.069))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What one of the four processes adds to plain Gaussian weights."""
+    """The features that one of the four processes adds to plain Gaussian weights."""
 
-    noise: float = 0.0  # greatest strength in a layer
+    noise: float = 0.0  # maximum strength in a layer
     blotchy: bool = False
-    bias: float = 0.0  # greatest absolute value
-    tied: bool = False
+    bias: float = 0.0  # maximum absolute value
+    tied: bool = False  # whether weights come from the filter bank
 
 
 RANDOM = Variant()
@@ -74,7 +80,7 @@ def draw_random(image_rng: ImageRandom, side: int) -> Floats:
 
 
 def draw_high_freq(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw clouds and grain in all places."""
+    """Draw clouds and grain everywhere."""
     return _draw(image_rng, side, HIGH_FREQ)
 
 
@@ -84,15 +90,15 @@ def draw_sparse(image_rng: ImageRandom, side: int) -> Floats:
 
 
 def draw_oriented(image_rng: ImageRandom, side: int) -> Floats:
-    """Draw strokes and reliefs, in directions that the images of a network share."""
+    """Draw strokes and reliefs, in directions shared by all images of a network."""
     return _draw(image_rng, side, ORIENTED)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A modulated convolution of C maps to O maps."""
+    """A modulated convolution from C maps to O maps."""
 
-    weights: Floats  # (O, C, 3, 3); tied ones (1, C, 3, 3), up to signs
+    weights: Floats  # (O, C, 3, 3); if tied, (1, C, 3, 3), up to signs
     style: Floats  # mean over images (C)
     signs: Floats  # (O)
     biases: Floats  # (O)
@@ -120,7 +126,7 @@ def _draw(image_rng: ImageRandom, side: int, variant: Variant) -> Floats:
 
 @lru_cache(maxsize=8)
 def _network(first: ImageRandom, size: int, variant: Variant) -> tuple[Floats, list[Block]]:
-    """The constant input (C, 4, 4) and the blocks of the network for the 400 images from `first` on."""
+    """Draw the constant input (C, 4, 4) and the blocks of the network for the 400 images that start with `first`."""
     rng = first.group_generator(IMAGES_PER_NETWORK, "network")
     width, blocks = _width(MIN_SIDE, variant), list[Block]()
     constant = rng.standard_normal((width, MIN_SIDE, MIN_SIDE))
@@ -137,7 +143,7 @@ def _network(first: ImageRandom, size: int, variant: Variant) -> tuple[Floats, l
 
 
 def _width(size: int, variant: Variant) -> int:
-    """Number of channels: as in StyleGAN2, or fewer where each needs a convolution."""
+    """Return the number of channels: as in StyleGAN2 for tied weights, else fewer, as each needs a convolution."""
     return min(512, 32768 // size) if variant.tied else min(32, max(8, 2048 // size))
 
 
@@ -160,7 +166,7 @@ def _draw_style(rng: Generator, mean: Floats) -> Floats:
 
 
 def _synthesise(image_rng: ImageRandom, constant: Floats, blocks: list[Block], variant: Variant) -> Floats:
-    """Run the network on the styles and noise of one image: (3, size, size), in colours of any range."""
+    """Run the network on the styles and noise of one image; return (3, size, size), with values of any range."""
     rng = image_rng.generator("styles")
     noises = _draw_noises(image_rng.generator("noise"), MIN_SIDE << len(blocks) - 1, variant)
     x: Maps = Plain(constant)
@@ -178,13 +184,13 @@ def _synthesise(image_rng: ImageRandom, constant: Floats, blocks: list[Block], v
 
 
 def _modulate(weights: Floats, style: Floats) -> Floats:
-    """Multiply weights by the style of their input and normalise each output (Karras et al. 2020, eq. 1 and 3)."""
+    """Multiply the weights by their inputs' styles and normalise each output (Karras et al. 2020, eq. 1 and 3)."""
     styled = weights * style[:, None, None]
     return styled / np.sqrt((styled**2).sum((1, 2, 3), keepdims=True))
 
 
 def _draw_noises(rng: Generator, size: int, variant: Variant) -> list[Floats]:
-    """One noise map at all sizes from 4 to `size`, with standard deviation 1 at the last."""
+    """Draw one noise map at all sizes from 4 to `size`, with standard deviation 1 at the last."""
     noise = pink_noise(rng, size, rng.uniform(*EXPONENTS))
     if variant.blotchy:
         noise *= draw_blotches(rng, size)
@@ -196,7 +202,7 @@ def _draw_noises(rng: Generator, size: int, variant: Variant) -> list[Floats]:
 
 
 def _normalise_colours(rng: Generator, rgb: Floats) -> Floats:
-    """Give each colour a mean and a standard deviation drawn as those of photographs are distributed."""
+    """Give each colour channel a mean and a standard deviation, drawn from their distribution over photographs."""
     mean, deviation = (rng.normal(*moments)[:, None, None] for moments in (MEANS, STDS))
     standard = (rgb - rgb.mean((1, 2), keepdims=True)) / rgb.std((1, 2), keepdims=True)
     return np.clip(mean + deviation * standard, 0.0, 1.0)
@@ -204,7 +210,7 @@ def _normalise_colours(rng: Generator, rgb: Floats) -> Floats:
 
 @cache
 def _area_average(size: int, side: int) -> Floats:
-    """(side, size): the matrix that averages `size` pixels to `side` pixels by area."""
+    """Return the (side, size) matrix that averages `size` pixels to `side` pixels by area."""
     pixels, borders = np.arange(size), np.arange(side + 1)[:, None] * size / side
     overlap = np.minimum(borders[1:], pixels + 1) - np.maximum(borders[:-1], pixels)
     return np.maximum(0.0, overlap) * side / size
@@ -212,10 +218,10 @@ def _area_average(size: int, side: int) -> Floats:
 
 @cache
 def filter_bank() -> Floats:
-    """Forty filters (40, 3, 3): edges and bars in eight directions, four spots, and the negatives of all of them.
+    """Return forty filters (40, 3, 3): edges and bars in eight directions, four spots, and the negatives of all.
 
-    The bank of Baradad et al. 2021, who rotate a step and a line on a finer grid, interpolate, and crop the centre,
-    where these are a ramp and a tent across the direction.
+    In the original bank (Baradad et al. 2021), a step and a line are rotated on a finer grid, interpolated and cropped.
+    Here they are a ramp and a tent across the direction.
     """
     angle = np.arange(DIRECTIONS)[:, None, None] * np.pi / DIRECTIONS
     y, x = np.mgrid[-1:2, -1:2]
@@ -226,13 +232,13 @@ def filter_bank() -> Floats:
 
 
 def pink_noise(rng: Generator, side: int, exponent: float) -> Floats:
-    """Gaussian noise with amplitudes |f|^-exponent and mean zero (side, side)."""
+    """Draw Gaussian noise (side, side) with amplitudes |f|^-exponent and mean zero."""
     spectrum = rng.standard_normal((2, side, side // 2 + 1))
     return np.fft.irfft2((spectrum[0] + 1j * spectrum[1]) * _frequencies(side) ** -exponent, (side, side))
 
 
 def draw_blotches(rng: Generator, side: int) -> Floats:
-    """A 4 x 4 grid of Laplace numbers, interpolated to (side, side): near zero in most places, large in few."""
+    """Draw a 4 x 4 grid of Laplace numbers, interpolated to (side, side): large in a few places, else near zero."""
     enlarge = _lanczos(side)
     return enlarge @ rng.laplace(size=(GRID, GRID)) @ enlarge.T
 
@@ -246,7 +252,7 @@ def _frequencies(side: int) -> Floats:
 
 @cache
 def _lanczos(side: int) -> Floats:
-    """(side, GRID): the matrix of Lanczos interpolation from GRID to `side` points."""
+    """Return the (side, GRID) matrix of Lanczos interpolation from GRID to `side` points."""
     positions = (np.arange(side) + 0.5) * GRID / side - 0.5
     distance = positions[:, None] - np.arange(GRID)
     weights = np.where(abs(distance) < LOBES, np.sinc(distance) * np.sinc(distance / LOBES), 0.0)
@@ -254,21 +260,21 @@ def _lanczos(side: int) -> Floats:
 
 
 def relu(x: Floats) -> Floats:
-    """ReLU times sqrt(2), which preserves the second moment."""
+    """Return ReLU times sqrt(2), which preserves the second moment."""
     return GAIN * np.maximum(0.0, x)
 
 
 class Maps(Protocol):
-    """The C maps that a layer passes on. A convolution needs only weighted sums of them, so they may stay implicit."""
+    """The C output maps of a layer. They may stay implicit, because a convolution needs only weighted sums of them."""
 
     side: int
 
     def mix(self, weights: Floats) -> Iterator[Floats]:
-        """Yield, for each of the K weight matrices (K, O, C), the weighted sums of the C maps (O, side, side)."""
+        """For each of the K weight matrices (K, O, C), yield the weighted sums of the C maps (O, side, side)."""
 
 
 class Plain:
-    """Maps stored as an array (C, side, side), summed image row by image row: products too small for threads."""
+    """Maps stored as an array (C, side, side). They are summed row by row, in products too small to use threads."""
 
     def __init__(self, maps: Floats) -> None:
         self.side = maps.shape[-1]
@@ -283,7 +289,7 @@ class TiedMaps:
     """The C maps relu(sign y + noise + bias) of one y and one noise.
 
     For each sign, the weighted sum of the maps is piecewise linear in u = sign y + noise, with a breakpoint at the
-    negative of each bias: with a table of these pieces, hundreds of maps cost no more than two.
+    negative of each bias. With a table of these pieces, hundreds of maps cost no more than two.
     """
 
     def __init__(self, y: Floats, noise: Floats, *, signs: Floats, biases: Floats) -> None:
@@ -312,14 +318,14 @@ class TiedMaps:
 
 
 def _partial_sums(terms: Floats) -> Floats:
-    """Sums of the first 0, 1, ... terms along the last axis."""
+    """Return the sums of the first 0, 1, ... terms along the last axis."""
     sums = np.zeros((*terms.shape[:-1], terms.shape[-1] + 1))
     np.cumsum(terms, -1, out=sums[..., 1:])
     return sums
 
 
 def convolve(x: Maps, weights: Floats, *, upsample: bool) -> Floats:
-    """Convolve C zero-padded maps with weights (O, C, 3, 3): O maps of the same side or, with `upsample`, twice it."""
+    """Convolve C zero-padded maps with weights (O, C, 3, 3) to O maps; `upsample` doubles their side."""
     step = 2 if upsample else 1
     reach = step * (x.side - 1) + 1
     canvas = np.zeros((len(weights), reach + 4, reach + 4))
@@ -338,7 +344,7 @@ def double(maps: Floats) -> Floats:
 
 
 def _blur(canvas: Floats) -> Floats:
-    """Convolve with [1, 3, 3, 1] / 8 both ways, three times [1, 1] / 2; times 4, as three of four pixels are zero."""
+    """Convolve both ways with [1, 3, 3, 1] / 8, which is [1, 1] / 2 three times; multiply by 4 for the zero pixels."""
     for _ in range(3):
         canvas = canvas[:, :-1] + canvas[:, 1:]
     for _ in range(3):

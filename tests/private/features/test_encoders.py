@@ -176,7 +176,7 @@ class _BendsWhatItsHeadSays(nn.Module):
 
 def test_a_head_of_zeros_does_not_hide_what_comes_after_it() -> None:
     model = _BendsWhatItsHeadSays()
-    with pytest.raises(ConfigError, match="not its last layer"):
+    with pytest.raises(ConfigError, match="not the last layer"):
         require_head_last(model, split_head(model), (4,))
     assert not model.head.weight.any(), "the trial leaves the weights as they were"
 

@@ -53,7 +53,9 @@ def test_a_classifier_gives_a_score_under_its_own_name_and_a_seed_the_same_figur
 def test_invalid_inputs_are_named() -> None:
     real, test = digits()
     wide = LabelledImages("wide", np.zeros((200, 8, 9, 1), np.uint8), np.zeros(200, np.int64))
-    with pytest.raises(DataError, match=r"wide: its images have 8x9 pixels and 1 channels, those of digits 8x8"):
+    with pytest.raises(
+        DataError, match=r"wide: its images have 8x9 pixels and 1 channels, but those of digits have 8x8"
+    ):
         evaluate(wide, real, cas=False)
     with pytest.raises(DataError, match="digits: 99 images are too few"):
         evaluate(part(real, slice(0, 99)), real, cas=False)

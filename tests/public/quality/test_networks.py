@@ -106,7 +106,7 @@ def test_scattering_distinguishes_digits_and_its_rows_are_independent() -> None:
     real = part(digits()[0], slice(0, 300))
     found = build_network("scattering", real)
     rows = found.features(real)
-    assert rows.shape == (300, 324) and found.weights is None and "it is not trained" in found.origin
+    assert rows.shape == (300, 324) and found.weights is None and "not trained" in found.origin
     assert torch.equal(found.features(part(real, slice(7, 20))), rows[7:20])
     near = (rows[:, None] - rows).square().sum(2).fill_diagonal_(torch.inf).argmin(1)
     assert real.labels is not None and (real.labels[near.numpy()] == real.labels).mean() > 0.8

@@ -202,7 +202,7 @@ def test_the_sizes_of_persons_are_tried_up_to_one_above_a_pass(
 
 def test_a_device_that_nothing_describes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(module.StandIn, "describe")
-    with pytest.raises(ConfigError, match="nothing describes how it rounds, so noise on it could not be named"):
+    with pytest.raises(ConfigError, match="its rounding is not described, so noise on it cannot be named"):
         find_device("standin")
 
 
@@ -286,7 +286,7 @@ def test_a_device_that_cannot_be_used_is_refused_before_a_charge(files: dict[str
         with standin.available():
             prepared = _prepared(files, "auto")
     assert (prepared.device.type, prepared.config.device) == ("cpu", "cpu")
-    assert "computes on the CPU instead" in prepared.notes[0]
+    assert "Using the CPU instead" in prepared.notes[0]
     with standin.available():
         assert _prepared(files, "auto").config.device == "standin"
     with pytest.raises(ConfigError, match="tf32, which the CPU does not support"):

@@ -150,7 +150,7 @@ def test_impossible_phases_are_refused(data: str) -> None:
         train.prepare(data, replace(SETTINGS, probe_steps=20))
     with pytest.raises(ConfigError, match="come before training all weights"):
         replace(SETTINGS, part="head")
-    with pytest.raises(ConfigError, match="no normalisation comes right before its head"):
+    with pytest.raises(ConfigError, match="there is no normalisation right before its head"):
         train_only(build("tanh-cnn", (3, 32, 32), classes=10, seed=0), "probe")
 
 
