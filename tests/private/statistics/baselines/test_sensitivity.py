@@ -14,7 +14,7 @@ import torch
 
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows
 from dpvision.private.statistics.baselines import embedding, p3gm
-from dpvision.private.statistics.baselines.embedding import embedded_sum, clip_to_norm_1
+from dpvision.private.statistics.baselines.embedding import clip_to_norm_1, embedded_sum
 from dpvision.private.statistics.baselines.kernels import FourierFeatures, HermiteFeatures, hermite
 from dpvision.private.statistics.baselines.synthesis import setup_method
 from tests.one_thread import one_thread
