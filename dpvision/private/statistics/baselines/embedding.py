@@ -83,14 +83,14 @@ def embedded_sum(rows: Rows, phi: Phi, *, c: float) -> BoundedSum:
     counts = np.zeros(rows.classes)
     empty = np.zeros((1, rows.width)), np.zeros((1, rows.classes))  # determines the size if there are no rows
     for x, y in [empty, *rows.blocks()]:
-        embedded = within_length_1(phi(torch.from_numpy(x)).numpy())
+        embedded = clip_to_norm_1(phi(torch.from_numpy(x)).numpy())
         sums = embedded.T @ y + (0.0 if sums is None else sums)
         counts += y.sum(axis=0)
     assert sums is not None
     return BoundedSum(np.concatenate([b * sums.reshape(-1), *([c * counts] if c else [])]), 1.0)
 
 
-def within_length_1(embedded: Floats) -> Floats:
+def clip_to_norm_1(embedded: Floats) -> Floats:
     """Clip rows to norm 1 and set nonfinite rows to zero, so that the bound does not depend on phi."""
     finite = np.isfinite(embedded).all(axis=1, keepdims=True)
     embedded = np.where(finite, embedded, 0.0)

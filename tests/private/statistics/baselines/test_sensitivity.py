@@ -14,7 +14,7 @@ import torch
 
 from dpvision.core.rows import AT_A_TIME, BoundedSum, Preparation, Rows
 from dpvision.private.statistics.baselines import embedding, p3gm
-from dpvision.private.statistics.baselines.embedding import embedded_sum, within_length_1
+from dpvision.private.statistics.baselines.embedding import clip_to_norm_1, embedded_sum
 from dpvision.private.statistics.baselines.kernels import FourierFeatures, HermiteFeatures, hermite
 from dpvision.private.statistics.baselines.synthesis import setup_method
 from tests.one_thread import one_thread
@@ -127,7 +127,7 @@ def test_an_embedding_that_breaks_its_promise_is_cut() -> None:
     for phi in (lambda t: 50 * t, lambda t: t / 0.0, lambda t: t + float("nan")):
         more, fewer = (embedded_sum(r, phi, c=0.3).total for r in rows)
         assert np.linalg.norm(more - fewer) <= 1 + 1e-9
-    assert np.array_equal(within_length_1(np.array([[3.0, 4.0], [np.inf, 0.0]])), [[0.6, 0.8], [0.0, 0.0]])
+    assert np.array_equal(clip_to_norm_1(np.array([[3.0, 4.0], [np.inf, 0.0]])), [[0.6, 0.8], [0.0, 0.0]])
 
 
 def test_the_checks_have_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
