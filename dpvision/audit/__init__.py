@@ -12,7 +12,7 @@ shadow_models.py      the shadow models that LiRA compares a run's model with
 inversion.py          images reconstructed from released rows
 audit_file.py         reads and writes the sections of audit.json
 hierarchical.py       an attack on hierarchical sampling, with the paper's noise and with sound noise
-geometry.py           sharpness and gradients at a model's weights; where the results may be written
+geometry.py           sharpness and gradients at a model's weights, and rules for writing the results
 hessian.py            largest eigenvalues and trace of the Hessian of a loss
 gradient_plane.py     gradients of single images in the plane of two mean gradients
 pictures.py           plots of ROC curves, eigenvalues and gradients

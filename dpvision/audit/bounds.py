@@ -300,7 +300,7 @@ def checked_scores(name: str, values: ArrayLike) -> Floats:
     if scores.ndim != 1 or scores.size < 2:
         raise ConfigError(f"{name} has shape {scores.shape}: it must be a list of at least 2 scores, one for each run.")
     if np.isnan(scores).any():
-        raise ConfigError(f"{name} contains NaN. Fix: give every run a score that is a number.")
+        raise ConfigError(f"{name} contains a score that is not a number. Fix: give every run a score.")
     return scores
 
 

@@ -1,4 +1,4 @@
-"""The geometry of the loss at a model's weights, measured on images of a data set and written where it is allowed.
+"""The geometry of the loss at a model's weights, measured on images of a data set.
 
 Results from public images may be released if the weights may. Results from private images have no noise, so they are
 written to the run's operator folder and nowhere else. Images on an account of the ledger are private and are refused

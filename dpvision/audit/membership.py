@@ -174,7 +174,7 @@ def train_shadows(
     together, such as those of one person, which are in or out together.
     """
     if count < 2 or count % 2:
-        raise ConfigError(f"{count} shadow models: the number must be even, so that every record is in half of them.")
+        raise ConfigError(f"{count} shadow models: it must be an even number, so that every record is in half of them.")
     y, rng = np.asarray(labels), np.random.default_rng(seed)
     _, first, of = np.unique(np.arange(len(y)) if units is None else units, return_index=True, return_inverse=True)
     phi, inside = np.empty((count, len(y))), np.zeros((count, len(y)), dtype=np.bool_)

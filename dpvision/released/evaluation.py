@@ -210,7 +210,7 @@ def warning(figures: dict[str, Any], class_names: Sequence[str]) -> str | None:
 
 
 def majority_warning(accuracy: float, share: float, *, images: int, answer: str) -> str | None:
-    """Return a warning if an accuracy on so many images hardly exceeds `share`, that of always answering `answer`."""
+    """Return a warning if `accuracy` hardly exceeds `share`, the accuracy of always answering `answer`, else None."""
     if accuracy >= share + max(MIN_GAIN, 2 * math.sqrt(share * (1 - share) / images)):
         return None
     compared = "hardly better" if accuracy > share else "no better"

@@ -41,9 +41,9 @@ from dpvision.released.model import Model, load_model
 from dpvision.storage import safetensors
 from dpvision.views.eight_bit import to_floats
 
-INSTALL = 'Fix: pip install -c constraints.txt -e ".[onnx]"; or --to safetensors, which needs nothing.'
-ALTERNATIVE = "Fix: --to safetensors."
-# Of probabilities; of scores, relative to the largest score where that is above 1.
+INSTALL = 'Fix: pip install -c constraints.txt -e ".[onnx]"; or use --to safetensors, which needs no other package.'
+ALTERNATIVE = "Fix: use --to safetensors."
+# Tolerance for probabilities, and for scores relative to the largest score if that is above 1.
 MAX_DIFFERENCE = 1e-4
 BATCHES = (1, 5)
 OUTPUTS = ("scores", "probabilities")
@@ -84,8 +84,8 @@ def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     header = safetensors.read(weights).header
     if card.get("weights_digest") != header["digest"]:
         raise DataError(f"{weights}: the card is that of other weights. Fix: run `dpvision report` on the run first.")
-    kept = {key: value for key, value in header.items() if key not in ("digest", "signature")}
-    return {**kept, "card": json.dumps(dict(card), allow_nan=False), "input": json.dumps(_input(load_model(weights)))}
+    entries = {key: value for key, value in header.items() if key not in ("digest", "signature")}
+    return {**entries, "card": json.dumps(dict(card), allow_nan=False), "input": json.dumps(_input(load_model(weights)))}
 
 
 def _input(network: Model) -> dict[str, Any]:

@@ -161,5 +161,5 @@ def test_a_person_of_both_splits_counts_as_seen() -> None:
     with pytest.raises(DataError, match="no non-members"):
         shadow_models._pool(Dataset("x", ("a", "b"), train, None, train, ()), "person", "x")
     without_persons = Dataset("x", ("a", "b"), train, None, Split(image, test.labels, None), ())
-    with pytest.raises(DataError, match="test images have no persons"):
+    with pytest.raises(DataError, match="does not state whose images"):
         shadow_models._pool(without_persons, "person", "x")

@@ -123,5 +123,5 @@ def test_what_has_no_place_in_a_graph_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.eigvalsh(x[:, 0] + x[:, 0].mT)
 
-    with pytest.raises(ConfigError, match=r"mine: cannot become an ONNX graph.*linalg.*--to safetensors"):
+    with pytest.raises(ConfigError, match=r"mine: cannot be exported to ONNX.*linalg.*--to safetensors"):
         to_onnx(Eigen(), (1, 4, 4), name="mine")

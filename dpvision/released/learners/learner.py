@@ -117,7 +117,7 @@ def soft_labels(y: Any, *, classes: int | None, rows: int) -> tuple[NDArray[np.f
         )
     names, places = np.unique(labels, return_inverse=True)
     if len(names) < 2:
-        raise ConfigError(f"y has only one class ({names[0]!r}). Fix: set classes, if others are possible.")
+        raise ConfigError(f"y has only one class ({names[0]}). Fix: set classes, if others are possible.")
     return np.eye(len(names), dtype=np.float32)[places], names
 
 
