@@ -104,7 +104,7 @@ def pretrain(
             report=screen.say,
         )
     if not done:
-        screen.say(f"stopped; run the same command again to continue (the state is in {out})")
+        screen.say(f"stopped; the same command continues it (its state is in {out})")
         sys.exit(130)
     first, last = (
         retrieval_accuracy(trunk.to(place), settings.process, side=size, first=count, seed=settings.seed, device=place)
@@ -196,7 +196,7 @@ def warm(
             report=screen.say,
         )
     if not done:
-        screen.say(f"stopped; run the same command again to continue (the state is in {out})")
+        screen.say(f"stopped; the same command continues it (its state is in {out})")
         sys.exit(130)
     _show_warm_up(out, chosen.model)
 

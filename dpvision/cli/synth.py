@@ -249,7 +249,7 @@ def _read_public(source: str, size: int | None, *, consented: bool) -> tuple[Any
 def _stop(state: Path) -> None:
     from dpvision.cli import screen
 
-    screen.say(f"stopped; run the same command again to continue (the state is in {state})")
+    screen.say(f"stopped; the same command continues it (its state is in {state})")
     sys.exit(130)
 
 
@@ -302,7 +302,7 @@ def quality(
     picture = out.with_suffix(".png")
     for path in (out, picture):
         if path.exists():
-            raise ConfigError(f"{path}: already exists. Fix: another --out.")
+            raise ConfigError(f"{path}: exists already. Fix: another --out.")
     if picture == out:
         raise ConfigError(f"{out}: this name is needed for the picture. Fix: --out quality.json.")
     from dpvision.cli import screen

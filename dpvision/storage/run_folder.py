@@ -140,7 +140,7 @@ def require_free(folder: Path) -> None:
         state = Run(folder).state
         is_run = state.is_file() and state.stat().st_size  # and not a tuning run
         resume = f", or `dpvision resume {folder}`" if is_run else ""
-        raise ConfigError(f"{folder}: already exists. Fix: another --out{resume}.")
+        raise ConfigError(f"{folder}: exists already. Fix: another --out{resume}.")
 
 
 def next_free() -> Path:

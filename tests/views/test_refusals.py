@@ -36,7 +36,7 @@ ALL = list(range(CLASSES))
         ({"base": 2, "self_mix": 2, "mix": "cutmx"}, ConfigError, "Did you mean 'cutmix'"),
         ({"base": 2, "diff": 2}, ConfigError, "diff is 2, but there is no public set.*Fix"),
         ({"augment": ("crop", "flap"), "base": 1}, ConfigError, "named 'flap'. Did you mean 'flip'"),
-        ({"augment": ("xyz",), "base": 1}, ConfigError, "There are: autoaugment, crop"),
+        ({"augment": ("xyz",), "base": 1}, ConfigError, "Available: autoaugment, crop"),
         ({"augment": "crop", "base": 1}, ConfigError, "list of names"),
         ({"base": 1, "diff": 1, "public": _public([*ALL, 5])}, DataError, "label 5, but the 5 classes are 0 to 4"),
         ({"base": 1, "diff": 1, "public": _public([*ALL, -1])}, DataError, "label -1"),

@@ -336,7 +336,7 @@ def test_a_false_header_or_a_bomb_allocates_nothing(tmp_path: Path) -> None:
         ({"head": "newton"}, "needs features of public images"),
         ({"head": "lda", "steps": 5}, "steps is 5"),
         ({"steps": 1}, "steps is 1"),
-        ({"head": "moments", "synthetic": "f.npz"}, "moments uses none"),
+        ({"head": "moments", "synthetic": "f.npz"}, "moments does not use any"),
         ({"delta": 0.01}, "delta is 0.01"),
     ],
 )
