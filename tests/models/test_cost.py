@@ -54,5 +54,5 @@ def test_a_description_is_checked(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=message):
             Described.read(file)
-    with pytest.raises(ConfigError, match=r"Fix: tflops_bf16"):
+    with pytest.raises(ConfigError, match=r"Fix: set tflops_bf16"):
         Described().peak("bf16")

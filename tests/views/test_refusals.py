@@ -40,7 +40,7 @@ ALL = list(range(CLASSES))
         ({"augment": "crop", "base": 1}, ConfigError, "list of names"),
         ({"base": 1, "diff": 1, "public": _public([*ALL, 5])}, DataError, "label 5, but the 5 classes are 0 to 4"),
         ({"base": 1, "diff": 1, "public": _public([*ALL, -1])}, DataError, "label -1"),
-        ({"base": 1, "diff": 1, "public": _public([0, 1, 3])}, DataError, r"no image of 2 of the 5 classes \(2, 4\)"),
+        ({"base": 1, "diff": 1, "public": _public([0, 1, 3])}, DataError, r"no images of 2 of the 5 classes \(2, 4\)"),
         ({"base": 1, "diff": 1, "public": _public([], torch.empty(0, 3, 9, 11))}, DataError, "at least one image"),
         ({"base": 1, "diff": 1, "public": (public_set()[0], torch.tensor(ALL))}, DataError, "label for each"),
         ({"base": 1, "diff": 1, "public": (public_set()[0], torch.ones(7))}, DataError, "float32"),

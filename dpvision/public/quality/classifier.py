@@ -166,6 +166,6 @@ def require_classes(synthetic: LabelledImages, real: LabelledImages, classes: tu
     missing = [classes[label] for label in sorted(tested - trained)]
     if missing:
         raise DataError(
-            f"{synthetic.name}: has no images of {', '.join(missing)}, a class of the real images, so no classifier "
+            f"{synthetic.name}: has no image of class {', '.join(missing)}, unlike the real images, so no classifier "
             "can learn it. Fix: draw images of every class, or leave out CAS (--no-cas)."
         )

@@ -46,7 +46,7 @@ def test_from_digits_to_a_data_set(run, tmp_path: Path) -> None:  # type: ignore
     assert code == 0 and "led.png" in said, error
     assert data.load(out).train.images.shape == (100, 8, 8, 1)
     code, _, error = run(*draw)
-    assert code == 2 and "exists already. Fix" in error
+    assert code == 2 and "already exists. Fix" in error
 
 
 def test_ctrl_c_ends_with_130_and_the_same_command_resumes(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -73,7 +73,7 @@ def test_killed_between_the_card_and_the_file(model: Path, tmp_path: Path, monke
     assert sample(model, DRAW, out) and not out.with_name("s.npz.parts").exists()
     other = tmp_path / "other.npz"
     other.with_suffix(".json").write_text("of somebody else")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         sample(model, DRAW, other)
 
 
@@ -109,7 +109,7 @@ def test_parts_of_another_draw_are_not_mixed_in(model: Path, tmp_path: Path) -> 
 
 def test_invalid_settings_of_sampling(model: Path, tmp_path: Path) -> None:
     (tmp_path / "there.npz").write_bytes(b"")
-    for out, message in (("s.zip", "npz"), ("there.npz", "exists already")):
+    for out, message in (("s.zip", "npz"), ("there.npz", "already exists")):
         with pytest.raises(ConfigError, match=message):
             sample(model, DRAW, tmp_path / out)
     for wrong in ({"count": 0}, {"batch": 0}, {"sampler": "magic"}, {"seed": -1}):

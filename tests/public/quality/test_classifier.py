@@ -59,7 +59,7 @@ def test_invalid_images_and_settings_are_named() -> None:
         classification_accuracy_score(fewer, test, classes=CLASSES)
     with pytest.raises(DataError, match="label 9 is not one of 9 classes"):
         classification_accuracy_score(real, test, classes=CLASSES[:9])
-    with pytest.raises(ConfigError, match="2 images and"):
+    with pytest.raises(ConfigError, match="2 images need one label each"):
         LabelledImages("x", real.images[:2], real.labels)
     with pytest.raises(ConfigError, match="the loss is"):
         train_classifier(real, replace(QUICK, lr=1e30), classes=10)

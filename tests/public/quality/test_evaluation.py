@@ -46,7 +46,7 @@ def test_a_classifier_gives_a_score_under_its_own_name_and_a_seed_the_same_figur
     assert found.figures == again.figures
     assert 2 < found.figures["Inception score (classifier)"] <= 10
     assert found.about["real"] == {"name": "digits", "images": 200}
-    assert any("among 200 of 1,437 real images" in note for note in found.notes)
+    assert any("Only 200 of 1,437 real images" in note for note in found.notes)
     assert any("trained on the real images" in note for note in found.notes)
 
 
@@ -86,7 +86,7 @@ def test_the_verb_writes_figures_and_a_picture(tmp_path: Path) -> None:
     )
     code, out, err = run(*words, home=tmp_path / "home", cwd=tmp_path)
     assert code == 0, err
-    assert "FID (scattering)" in out and "not for release" in " ".join(out.split()) and "out/quality.png" in out
+    assert "FID (scattering)" in out and "do not release" in " ".join(out.split()) and "out/quality.png" in out
     written = json.loads((tmp_path / "out" / "quality.json").read_text())
     assert written["network"]["name"] == "scattering" and written["real"]["name"] == "digits (train)"
     assert written["cas"]["tested_on"] == "digits (test)" and written["cas"]["training"]["steps"] == 20

@@ -65,7 +65,7 @@ def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch)
 def test_invalid_sets_of_rows_are_refused() -> None:
     with pytest.raises(DataError, match="at least 2 images"):
         frechet_distance(torch.zeros(1, 3), torch.zeros(4, 3))
-    with pytest.raises(ConfigError, match="one width"):
+    with pytest.raises(ConfigError, match="the same width"):
         frechet_distance(torch.zeros(4, 3), torch.zeros(4, 2))
     with pytest.raises(ConfigError, match="not finite"):
         frechet_distance(torch.zeros(4, 3), torch.full((4, 3), torch.nan))
