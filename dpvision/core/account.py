@@ -145,9 +145,9 @@ class Account:
         """Require the account's unit, which its first run set: epsilons for images and for persons do not compose."""
         if self.unit != unit:
             raise PrivacyError(
-                f"the account of this data set protects {self.unit}s, as set by its first run, but this run would "
-                f"protect {unit}s. The privacy losses of one {self.unit} and of one {unit} do not add up to one "
-                f"figure. Nothing was charged. Fix: --unit {self.unit}."
+                f"the account of this data set protects {self.unit}s, as set by its first run; this run would protect "
+                f"{unit}s. The privacy losses of one {self.unit} and of one {unit} do not add up to one figure. "
+                f"Nothing was charged. Fix: --unit {self.unit}."
             )
 
     def require_within_budget(self, after: Event, event: Event) -> None:
