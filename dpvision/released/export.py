@@ -85,7 +85,11 @@ def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     if card.get("weights_digest") != header["digest"]:
         raise DataError(f"{weights}: the card is that of other weights. Fix: run `dpvision report` on the run first.")
     entries = {key: value for key, value in header.items() if key not in ("digest", "signature")}
-    return {**entries, "card": json.dumps(dict(card), allow_nan=False), "input": json.dumps(_input(load_model(weights)))}
+    return {
+        **entries,
+        "card": json.dumps(dict(card), allow_nan=False),
+        "input": json.dumps(_input(load_model(weights))),
+    }
 
 
 def _input(network: Model) -> dict[str, Any]:
