@@ -24,7 +24,7 @@ from dpvision.errors import ConfigError
 WIDE_GROUPS, RESNET9_GROUPS = 16, 32
 # Number of gradient entries to process together: about what fits in a core's cache.
 IN_CACHE = 1 << 17
-# Smaller gains of a filter are not divided by.
+# A gain below this is too small to divide by.
 MIN_GAIN = 1e-6
 
 

@@ -309,6 +309,6 @@ def _frequencies(side: int) -> NDArray[np.complex128]:
 
 
 def _real(matrix: NDArray[np.complex128]) -> Matrix:
-    """Return multiplication by a complex matrix as a real array on pairs, (pair, rows, pair, columns)."""
+    """Return the real array (pair, rows, pair, columns) that multiplies pairs by a complex matrix."""
     blocks = [[matrix.real, -matrix.imag], [matrix.imag, matrix.real]]
     return np.array(blocks).transpose(0, 2, 1, 3)

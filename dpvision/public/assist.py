@@ -108,7 +108,7 @@ def mean_gradient(
 
 @dataclass(frozen=True)
 class Moment:
-    """Inputs of a method before a step: weights derived from noisy sums, public gradients there, and public numbers."""
+    """Inputs of a method before a step: weights from noisy sums, public gradients at these weights, public numbers."""
 
     weights: Tensor
     step: int

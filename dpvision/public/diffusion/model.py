@@ -48,7 +48,7 @@ class ModelSpec:
             return UNet(unet_size(self.size), self.shape, classes=len(self.classes))
 
     def denoiser(self, network: UNet) -> Denoiser:
-        """Turn a network into a denoiser, as the method defines it."""
+        """Turn a network into the method's denoiser."""
         return partial(METHODS[self.method].denoise, network)
 
     def header(self) -> dict[str, str]:

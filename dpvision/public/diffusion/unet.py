@@ -65,7 +65,7 @@ def linear(cin: int, cout: int) -> nn.Linear:
 
 
 class UNet(nn.Module):
-    """A network (B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
+    """A U-Net: (B, C, H, W), (B,) noise, (B,) labels, (B, 9) augmentation or None -> (B, C, H, W).
 
     The resolution is halved until the list of channels ends or a side is odd, as in 28 -> 14 -> 7.
     """
