@@ -66,7 +66,9 @@ def _require_file(path: Path) -> None:
     if (path / "weights.safetensors").is_file():
         raise DataError(f"{path}: is a folder. Fix: {path / 'weights.safetensors'}.")
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file. Fix: download the weights first; dpvision downloads nothing.")
+        raise DataError(
+            f"{path}: there is no such file. Fix: another path, or a name that `dpvision weights list` shows."
+        )
 
 
 def _read_bytes(path: Path, *, most: int) -> bytes:

@@ -21,8 +21,11 @@ Tensors = dict[str, Tensor]
 Layout = Mapping[str, tuple[str, ...]]
 BOTH = ("weight", "bias")
 # Tensors of a whole model that its image tower does not need, by the beginnings of their names.
-TEXT_TRANSFORMERS = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
-TEXT_OPEN_CLIP = (
+TEXT_TRANSFORMERS: tuple[str, ...] = (
+    *("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias"),
+    "embeddings.position_ids",
+)
+TEXT_OPEN_CLIP: tuple[str, ...] = (
     *("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection", "logit_scale"),
     *("visual.proj", "attn_mask", "context_length", "vocab_size", "input_resolution"),
 )
@@ -55,11 +58,10 @@ def dinov2(tensors: Tensors, *, depth: int) -> Tensors:
 
 def clip(tensors: Tensors, *, depth: int) -> Tensors:
     """The tensors of CLIP's image tower, in the layout of open_clip or of transformers."""
-    if "visual.class_embedding" in tensors:
-        layout, drop = _open_clip(depth), TEXT_OPEN_CLIP
-    else:
-        tensors = _without("vision_model.", tensors)
-        layout, drop = _clip_of_transformers(depth), (*TEXT_TRANSFORMERS, "embeddings.position_ids")
+    layout, drop = _open_clip(depth), TEXT_OPEN_CLIP
+    if "visual.class_embedding" not in tensors:
+        tensors, layout = _without("vision_model.", tensors), _clip_of_transformers(depth)
+        drop = TEXT_TRANSFORMERS
     if not any(name in tensors for names in layout.values() for name in names):
         return tensors
     named = _renamed(tensors, layout, drop=drop)
@@ -87,7 +89,7 @@ def siglip(tensors: Tensors, *, depth: int) -> Tensors:
         **_layers_of_transformers(depth),
     }
     tensors = _split_attention(tensors, "head.attention.in_proj_", "pool.")
-    named = _renamed(tensors, layout, drop=(*TEXT_TRANSFORMERS, "embeddings.position_ids"))
+    named = _renamed(tensors, layout, drop=TEXT_TRANSFORMERS)
     return {name: _unsqueezed(name, tensor) for name, tensor in named.items()}
 
 
