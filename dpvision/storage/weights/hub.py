@@ -39,7 +39,7 @@ def download_with(
                 f"{url}: the server announces {metadata.size:,} bytes, and the file has {entry.size:,}. Nothing was "
                 "stored. Fix: check the address and any proxy in between."
             )
-        hub.utils.disable_progress_bars()
+        importlib.import_module("huggingface_hub.utils").disable_progress_bars()
         with _watched(staging, metadata.size or entry.size or 0, progress):
             path = hub.hf_hub_download(
                 entry.repository,

@@ -32,6 +32,7 @@ OFFLINE = ("DPVISION_OFFLINE", "HF_HUB_OFFLINE")
 # Where a digest is from.
 PINNED, FIRST_USE = "registry", "first use"
 MAX_RECORD = 1 << 16
+MAX_HEADER = 100_000_000  # bytes, of a safetensors file
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,8 @@ def _check(path: Path, expected: str | None, *, size: int | None) -> _Checked:
             length = os.fstat(file.fileno()).st_size
             if length > (size or MAX_BYTES):
                 raise DataError(f"{path.name} has {length:,} bytes, more than {size or MAX_BYTES:,}.")
-            _require_no_other_format(path, file.read(64))
+            if reason := _other_format(path, file.read(64)):
+                raise DataError(reason)
             file.seek(0)
             sha256, blake2b = hashlib.sha256(), hashlib.blake2b(digest_size=32)
             while block := file.read(1 << 20):
@@ -213,15 +215,19 @@ def _check(path: Path, expected: str | None, *, size: int | None) -> _Checked:
     return _Checked(sha256.hexdigest(), blake2b.hexdigest(), length)
 
 
-def _require_no_other_format(path: Path, beginning: bytes) -> None:
-    """Name the formats that people get by mistake; any other file fails as safetensors."""
+def _other_format(path: Path, beginning: bytes) -> str | None:
+    """Name the formats that people get by mistake. The length of a header, with which safetensors begins, is small."""
+    is_zip = beginning.startswith(b"PK\x03\x04")
+    if not is_zip and int.from_bytes(beginning[:8], "little") <= MAX_HEADER:
+        return None
     text = beginning.lstrip().lower()
-    if beginning.startswith(b"PK\x03\x04") or (beginning[:1] == b"\x80" and beginning[1:2] in b"\x02\x03\x04\x05"):
-        raise DataError(f"{path.name} is a file of torch.save or pickle, which could run code and is never read.")
+    if is_zip or beginning.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return f"{path.name} is a file of torch.save or pickle, which could run code and is never read."
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise DataError(f"{path.name} is a web page, such as one of a proxy or a login, and not safetensors.")
+        return f"{path.name} is a web page, such as one of a proxy or a login, and not safetensors."
     if text.startswith(b"version https://git-lfs"):
-        raise DataError(f"{path.name} is a pointer of Git LFS, and not the file itself.")
+        return f"{path.name} is a pointer of Git LFS, and not the file itself."
+    return None
 
 
 def _record(entry: PublicWeights, checked: _Checked, *, source: str, revision: str | None) -> Record:
