@@ -352,9 +352,7 @@ def _facts(prepared: PreparedRelease, encoded: Encoded, description: Description
     config, encoder, width = prepared.config, encoded.encoder, encoded.rows.width
     public: dict[str, dict[str, Any]] = {}
     if config.weights:
-        path = Path(config.weights)
-        public["encoder"] = {"file": path.name, "digest": digest_file(path)}
-        public["encoder"] |= public_weights.describe(path, public["encoder"]["digest"])
+        public["encoder"] = {"file": Path(config.weights).name, "digest": digest_file(Path(config.weights))}
     return {
         "class_names": list(prepared.data.classes),
         "image_shape": list(prepared.data.train.images.shape[1:]),

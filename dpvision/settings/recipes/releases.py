@@ -54,7 +54,7 @@ def neuromix_cifar100() -> Release:
     """NeuroMixGDP-HS as it was published for CIFAR-100: 64 records of 3 classes a row; features of DINOv2.
 
     Paper: Li et al. 2023, with SimCLR's features. It claims epsilon 1 for a noise that gives 7.9.
-    Command: dpvision release cifar100.npz --epsilon 1 --recipe neuromix-cifar100 --weights dinov2.safetensors
+    Command: dpvision release cifar100.npz --epsilon 1 --recipe neuromix-cifar100
     Hardware and minutes: 2 CPU cores; about half an hour for features, not measured with these images.
     Expect: not measured.
     """

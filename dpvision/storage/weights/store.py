@@ -149,7 +149,8 @@ def _get(entry: PublicWeights, progress: Progress, wait: float) -> Fetched:
         )
     revision = entry.revision or (record.revision if record else None)
     checked, facts = _fetch(entry, revision, expected, path, progress, wait)
-    record = _record(entry, checked, source=entry.at(facts.revision or revision), revision=facts.revision or revision)
+    revision = revision or facts.revision
+    record = _record(entry, checked, source=entry.at(revision), revision=revision)
     return Fetched(path, record, downloaded=True, known=expected is not None)
 
 
