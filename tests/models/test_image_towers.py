@@ -82,7 +82,7 @@ def test_a_whole_model_gives_its_image_tower(kind: str, tmp_path: Path) -> None:
 
 
 def _as_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of open_clip, written down from its own model file, with a text tower next to them."""
+    """The names of open_clip, as public code that converts such files has them, and a text tower next to them."""
     names = {
         "embeddings.class_embedding": "class_embedding",
         "embeddings.position_embedding.weight": "positional_embedding",
