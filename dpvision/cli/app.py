@@ -21,7 +21,7 @@ from dpvision.settings.training import Config, merge
 VERBS = {
     "Use": ("train", "resume", "predict", "eval", "export", "release", "features"),
     "Data": ("check", "data", "ledger", "plan"),
-    "Public data": ("images", "pretrain", "synth", "warm"),
+    "Public data": ("images", "pretrain", "synth", "warm", "weights"),
     "Evidence": ("audit", "report", "board", "tune", "geometry", "study", "recipes"),
     "Help": ("completion",),
 }
@@ -183,6 +183,14 @@ DescribeDevice = Annotated[
         default="none",
     ),
 ]
+EncoderWeights = Annotated[
+    Path | None,
+    option(
+        "Model",
+        "Public weights of a release's encoder, if it has any: a file, or a name of `dpvision weights list`.",
+        default="those that `dpvision weights get` downloaded",
+    ),
+]
 Resize = Annotated[int | None, option("Data", "Resize images to this number of pixels per side.", default="unchanged")]
 
 
@@ -242,7 +250,7 @@ def read(kind: type, flags: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if of.path:
-            value = _absolute(str(value))
+            value = _found_weights(name, str(value)) or _absolute(str(value))
         elif of.from_text is not None:
             try:
                 value = of.from_text(value)
@@ -258,7 +266,8 @@ def read_settings_file(kind: type, path: Path | None) -> dict[str, Any]:
         return {}
     values = read_toml(path)
     for name in (name for name, of in declared(kind).items() if of.path and name in values):
-        values[name] = _absolute(str(values[name]), folder=path.parent)
+        value = str(values[name])
+        values[name] = _found_weights(name, value, folder=path.parent) or _absolute(value, folder=path.parent)
     return values
 
 
@@ -281,6 +290,15 @@ def require_epsilon(*places: Iterable[str], whom: str) -> None:
             f"--epsilon is missing: how much may be revealed about {whom} is your decision, so there is no default. "
             "Fix: --epsilon 1 for a strong guarantee, 3 for a moderate one, or 8 for a weak one."
         )
+
+
+def _found_weights(setting: str, value: str, *, folder: Path | None = None) -> str | None:
+    """Return the file of public weights that are given by name; None for a path, or for another setting."""
+    from dpvision.storage import weights
+
+    if setting not in ("pretrained", "weights") or not weights.is_name(value) or ((folder or Path()) / value).exists():
+        return None
+    return str(weights.find(value))
 
 
 def _absolute(source: str, *, folder: Path | None = None) -> str:

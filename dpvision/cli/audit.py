@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dpvision.cli import screen
-from dpvision.cli.app import DataSet, Device, flag, option, out_option, verb
+from dpvision.cli.app import DataSet, Device, EncoderWeights, flag, option, out_option, verb
 from dpvision.cli.model import choose_device
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import word_list
@@ -41,10 +41,7 @@ def audit(
         Path | None,
         option("Output", "For a release, with DATA: folder for results that are not for release.", default="none"),
     ] = None,
-    weights: Annotated[
-        Path | None,
-        option("Model", "For a release: file of the encoder's public weights, if it has any.", default="none"),
-    ] = None,
+    weights: EncoderWeights = None,
     device: Device = "auto",
 ) -> None:
     """Attack a run or a release to test its privacy claim.

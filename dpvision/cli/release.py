@@ -14,6 +14,7 @@ from dpvision.cli.app import (
     DataSet,
     Device,
     DryRun,
+    EncoderWeights,
     NewAccount,
     Plan,
     SettingsFile,
@@ -125,9 +126,7 @@ def features(
     *,
     out: Annotated[Path, out_option("File to write (.safetensors); it must be new.")],
     split: Annotated[Literal["train", "val", "test"], option("Data", "Split to encode.")] = "test",
-    weights: Annotated[
-        Path | None, option("Model", "File of the encoder's public weights, if it has any.", default="none")
-    ] = None,
+    weights: EncoderWeights = None,
     classes: Classes = None,
     device: Device = "auto",
 ) -> None:
@@ -138,7 +137,7 @@ def features(
     Example: `dpvision features releases/1 digits --out test.safetensors`
     """
     from dpvision.models.device import find_device, fix_arithmetic
-    from dpvision.private.features.public_map import features_of
+    from dpvision.private.features.public_map import features_of, origin_of
     from dpvision.released.folder import write_arrays
 
     if out.exists() or out.suffix != ".safetensors":
@@ -157,5 +156,5 @@ def features(
             progress=screen.in_percent(show),
             device=place,
         )
-    write_arrays(out, arrays, mode=0o600)
+    write_arrays(out, arrays, {"encoder": origin_of(folder)}, mode=0o600)  # one entry: several have no fixed order
     screen.say(f"wrote {out}: features {arrays['features'].shape} and labels, as private as the images")

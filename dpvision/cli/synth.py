@@ -266,7 +266,7 @@ def quality(
         Literal["inception", "dinov2", "scattering", "classifier"], option("Model", "Features used to compare images.")
     ] = "scattering",
     weights: Annotated[
-        Path | None, option("Model", "Weights of inception or dinov2 (.safetensors).", default="none")
+        Path | None, option("Model", "Weights of inception or dinov2 (.safetensors), or dinov2-vits14.", default="none")
     ] = None,
     split: Annotated[Literal["train", "val", "test"], option("Data", "Split of the real images.")] = "train",
     most: Annotated[
@@ -311,6 +311,7 @@ def quality(
     from dpvision.models.device import find_device
     from dpvision.public.quality.classifier import ClassifierSettings, LabelledImages
     from dpvision.public.quality.evaluation import evaluate
+    from dpvision.storage.weights import resolve
 
     place = find_device(device, report=screen.say)
 
@@ -329,7 +330,7 @@ def quality(
             pictures(synthetic, drawn),
             pictures(f"{real} ({split})", reference),
             network=network,
-            weights=weights,
+            weights=None if weights is None else resolve(weights),
             classes=data.classes,
             test=None if data.test is None else pictures(f"{real} (test)", data.test),
             cas=cas,

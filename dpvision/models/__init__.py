@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dpvision.errors import ConfigError, did_you_mean
+from dpvision.models.clip import clip_vit_b16, clip_vit_b32
 from dpvision.models.efficientnet_lite import efficientnet_lite0
 from dpvision.models.featured import Featured, split_head
 from dpvision.models.parts import PARTS, train_only
@@ -20,8 +21,9 @@ from dpvision.models.patches import PATCHES
 from dpvision.models.pretrained import digest_file, load_public
 from dpvision.models.resnets import resnet9, wide_resnet
 from dpvision.models.scattering import scatter_cnn, scatter_linear
+from dpvision.models.siglip import siglip_b16
 from dpvision.models.small import dpmix_cnn, linear, small_alexnet, small_cnn, tanh_cnn
-from dpvision.models.vit import dinov2_vits14, vit_tiny
+from dpvision.models.vit import dinov2_vitb14, dinov2_vits14, vit_tiny
 
 __all__ = ["MODELS", "PARTS", "Featured", "Shape", "build", "digest_file", "load_public", "split_head", "train_only"]
 
@@ -29,6 +31,9 @@ Shape = tuple[int, int, int]
 TIMM = "timm:"
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "clip-vit-b16": clip_vit_b16,
+    "clip-vit-b32": clip_vit_b32,
+    "dinov2-vitb14": dinov2_vitb14,
     "dinov2-vits14": dinov2_vits14,
     "dinov2-vits14-112": partial(dinov2_vits14, side=112),
     "dinov2-vits14-224": partial(dinov2_vits14, side=224),
@@ -42,6 +47,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "scatter-cnn-mirrored": partial(scatter_cnn, mirrored=True),
     "scatter-linear": scatter_linear,
     "scatter-linear-mirrored": partial(scatter_linear, mirrored=True),
+    "siglip-b16": siglip_b16,
     "small-alexnet": small_alexnet,
     "small-cnn": small_cnn,
     "tanh-cnn": tanh_cnn,

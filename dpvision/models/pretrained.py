@@ -28,12 +28,16 @@ def load_public(model: nn.Module, path: str | Path) -> str:
     """Load the weights in the file into the model and return the BLAKE2b digest of the file.
 
     The head may be missing or have another number of classes; then the model keeps its own. Every other tensor must be
-    present with the right shape, and unknown tensors are refused. The model is changed only if every check passes.
+    present with the right shape, and unknown tensors are refused. Other names of published files are translated by the
+    model's `from_published`. The model is changed only if every check passes.
     """
     path = Path(path)
     wanted, head = model.state_dict(), head_name(model) + "."
     data = _read_bytes(path, most=8 * sum(t.numel() for t in wanted.values()) + EXTRA_BYTES)
     tensors = _parse(path, data)
+    rename = getattr(model, "from_published", None)
+    if rename is not None:
+        tensors = rename(tensors)
     for name in sorted(wanted.keys() | tensors.keys()):
         _require_fitting(path, name, tensors.get(name), wanted.get(name), in_head=name.startswith(head))
     fitting = {n: t for n, t in tensors.items() if n in wanted and t.shape == wanted[n].shape}
@@ -62,7 +66,9 @@ def _require_file(path: Path) -> None:
     if (path / "weights.safetensors").is_file():
         raise DataError(f"{path}: is a folder. Fix: {path / 'weights.safetensors'}.")
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file. Fix: download the weights first; dpvision does not do so.")
+        raise DataError(
+            f"{path}: there is no such file. Fix: another path, or a name that `dpvision weights list` shows."
+        )
 
 
 def _read_bytes(path: Path, *, most: int) -> bytes:

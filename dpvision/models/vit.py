@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.errors import ConfigError
+from dpvision.models import published_names
 from dpvision.models.featured import ImagenetInput
 
 EPS = 1e-6
@@ -23,12 +24,21 @@ def dinov2_vits14(shape: tuple[int, int, int], classes: int, *, side: int = 154)
     Logistic regression on frozen features of 1,000 CIFAR-10 images has an accuracy of 83% at 112 pixels and 94% at 154.
     The weights are public, but their training images came from the web and may include images of a benchmark.
     """
+    return _dinov2(shape, classes, side=side, width=384, heads=6, name="dinov2-vits14")
+
+
+def dinov2_vitb14(shape: tuple[int, int, int], classes: int, *, side: int = 224) -> Vit:
+    """ViT-B/14: 768 wide, 12 blocks, 12 heads. Images are resized so that their shorter side is `side`."""
+    return _dinov2(shape, classes, side=side, width=768, heads=12, name="dinov2-vitb14")
+
+
+def _dinov2(shape: tuple[int, int, int], classes: int, *, side: int, width: int, heads: int, name: str) -> Vit:
     if side % DINOV2_PATCH:
-        raise ConfigError(f"dinov2-vits14 needs a side that is a multiple of {DINOV2_PATCH}, not {side}.")
+        raise ConfigError(f"{name} needs a side that is a multiple of {DINOV2_PATCH}, not {side}.")
     shorter = min(shape[1:])
     size = tuple(round(n * side / shorter / DINOV2_PATCH) * DINOV2_PATCH for n in shape[1:])
     prepare = ImagenetInput(shape[0], (size[0], size[1]))
-    return Vit(3, classes, patch=DINOV2_PATCH, grid=DINOV2_GRID, width=384, depth=12, heads=6, prepare=prepare)
+    return Vit(3, classes, patch=DINOV2_PATCH, grid=DINOV2_GRID, width=width, depth=12, heads=heads, prepare=prepare)
 
 
 def vit_tiny(shape: tuple[int, int, int], classes: int) -> Vit:
@@ -80,6 +90,10 @@ class Vit(nn.Module):
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)[:, 0]
+
+    def from_published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return published tensors under the names of this model (`published_names`)."""
+        return published_names.dinov2(tensors, depth=len(self.blocks))
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """Return the stored positions, resized bicubically to a grid by (rows + 0.1) / stored rows, as in DINOv2."""

@@ -64,7 +64,8 @@ class Release:
         help="Encoder that computes the features: pixels, scatter-linear, patches-256, or a network with --weights.",
     )
     weights: str | None = setting(
-        None, group="Model", path=True, help="Public weights of the encoder (.safetensors file)."
+        None, group="Model", path=True, shown="those that `dpvision weights get` downloaded for the encoder",
+        help="Public weights of the encoder: a .safetensors file, or a name of `dpvision weights list`.",
     )
     rank: int | None = setting(
         None, group="Model", at_least=0, shown="800, at most a quarter of n; 0 with --weights or --bound",

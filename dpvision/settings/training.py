@@ -53,7 +53,7 @@ WAYS: dict[str, Way] = {
     ),
 }
 FROM_WEIGHTS = {
-    "finetune": "for dinov2-vits14, with the tensor names of the original model",
+    "finetune": "or `dpvision weights get dinov2-vits14`, and then --pretrained dinov2-vits14",
     "warm": "such as the weights of `dpvision warm`",
     "extended": "such as the weights of `dpvision warm`",
 }
@@ -89,7 +89,7 @@ class Config:
     )
     pretrained: str | None = setting(
         None, group="Model", path=True, on_card=False, shown="random weights",
-        help="Public weights to start from (.safetensors file).",
+        help="Public weights to start from: a .safetensors file, or a name of `dpvision weights list`.",
     )
     prior: str | None = setting(
         None, group="Model", choices=("patches",), on_card=False,

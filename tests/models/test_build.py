@@ -16,7 +16,10 @@ from tests.private.engine.oracle import each_loss, verify
 
 GREY, COLOUR, DERMA, LARGE = (1, 28, 28), (3, 32, 32), (3, 28, 28), (3, 64, 64)
 # Too large to run here; their own tests run a small one.
-HEAVY = {"dinov2-vits14", "dinov2-vits14-112", "dinov2-vits14-224", "wrn-40-4", "small-alexnet"}
+HEAVY = {
+    *("clip-vit-b16", "clip-vit-b32", "dinov2-vitb14", "dinov2-vits14", "dinov2-vits14-112", "dinov2-vits14-224"),
+    *("siglip-b16", "small-alexnet", "wrn-40-4"),
+}
 
 
 @pytest.mark.parametrize(

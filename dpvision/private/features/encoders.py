@@ -11,8 +11,9 @@ refused too, as they reveal something about that data.
     patches, patches-...        patches of random images, of length 1                          computed, or a file
     any other model, timm:NAME  the input of its head, flattened                               a safetensors file
 
-A timm model is given images at their own size, in [-1, 1], as in training; its own mean and standard deviation are not
-applied.
+Weights that `dpvision weights get` downloaded are found by name. Networks with an input size of their own resize the
+images (bicubic, antialiased); the registry of public weights states how. A timm model is given images at their own
+size, in [-1, 1], as in training; its own mean and standard deviation are not applied.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from dpvision.models.scattering import Scattering
 from dpvision.private.features import cache
 from dpvision.public import dictionary
 from dpvision.storage import safetensors
+from dpvision.storage import weights as public_weights
 from dpvision.storage.home import home
 
 Progress = Callable[[int, int], None]
@@ -100,14 +102,17 @@ def _load(name: str, shape: Shape, weights: str | Path | None, progress: Progres
     if not any(True for _ in parts.prefix.parameters()):
         _require_none(name, weights)
         return Encoder(name, shape, parts.prefix, piece=parts.piece, origin=_origin(name, None))
+    if weights is None and public_weights.is_name(name):
+        weights = public_weights.find(name)
     if weights is None:
         raise ConfigError(
             f"the encoder {name!r} needs weights trained on public images. Fix: give a safetensors file of them, "
             "such as `dpvision pretrain` writes; or use the encoder 'scattering', 'patches' or 'pixels'."
         )
-    path = Path(weights)
+    path = public_weights.resolve(weights)
     origin, digest = _origin(name, path), load_public(model, path)
     require_head_last(model, split_head(model), shape)
+    origin = public_weights.describe(path, digest).get("origin", origin)
     return Encoder(name, shape, parts.prefix, piece=parts.piece, origin=origin, weights=digest)
 
 

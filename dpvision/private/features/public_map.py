@@ -99,6 +99,12 @@ def features_of(
     return {"features": preparation.apply(rows)[0], "labels": np.asarray(records.labels, dtype=np.int64)}
 
 
+def origin_of(folder: Path) -> str:
+    """The encoder of a release with its source and licence, as its card states them, for a file of features."""
+    card = _read_card(folder)
+    return f"{card['encoder']}: {card['origin']}"
+
+
 def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence[str] | None = None) -> Split:
     """Images of one split of `source`, in the shape and the classes of the release."""
     schema, (height, width, channels) = read_schema(folder), _read_card(folder)["shape"]
@@ -167,4 +173,11 @@ def _read_card(folder: Path) -> dict[str, Any]:
             raise ValueError(f"bound is {bound!r}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise DataError(f"{path}: does not state how the features were computed ({exc}).") from exc
-    return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}
+    origin = str(features.get("origin", "of unknown origin"))
+    return {
+        "encoder": features["encoder"],
+        "weights": features["weights"],
+        "shape": shape,
+        "bound": bound,
+        "origin": origin,
+    }

@@ -20,7 +20,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
 from dpvision.settings.setting import to_dict
 from dpvision.storage import run_folder, safetensors
+from dpvision.storage import weights as public_weights
 from dpvision.storage.home import count_threads, use_threads
 
 Progress = Callable[[str, int, int], None]
@@ -117,6 +118,8 @@ def prepare(source: str, settings: Release) -> PreparedRelease:
 
 def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRelease:
     """Prepare a release of data in memory."""
+    if settings.weights is not None or public_weights.is_name(settings.encoder or ""):
+        settings = replace(settings, weights=str(public_weights.resolve(settings.weights or str(settings.encoder))))
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
     read_off = data.inferred if known else (*data.inferred, "number of images")
     channels = data.train.images.shape[3]

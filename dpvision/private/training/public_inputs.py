@@ -22,6 +22,7 @@ from dpvision.private.accounts.accounts import require_not_in_provenance
 from dpvision.public import dictionary, provenance
 from dpvision.settings.training import Config
 from dpvision.storage import safetensors
+from dpvision.storage import weights as public_weights
 from dpvision.storage.home import home
 
 
@@ -63,7 +64,8 @@ def read_public_inputs(
     if config.prior:
         weights, names["prior"] = _load_or_build_prior(config, data, progress)
     elif config.pretrained:
-        names["pretrained"] = read_pretrained(Path(config.pretrained), data, unit=config.unit)
+        weights = str(public_weights.resolve(config.pretrained))
+        names["pretrained"] = read_pretrained(Path(weights), data, unit=config.unit)
     return PublicInputs(names, images, config.synthetic, weights)
 
 
@@ -74,6 +76,7 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     weights record the images on which they were trained without privacy, none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_file(path)}
+    entry |= public_weights.describe(path, entry["digest"])
     header = safetensors.verified_header(path)
     if "learned_from" in header:
         entry["learned_from"] = "noted"

@@ -290,7 +290,8 @@ def _tuning(path: Path, entry: Any) -> dict[str, Any] | None:
 
 def _public_inputs(path: Path, inputs: Any) -> dict[str, dict[str, Any]]:
     """Return the public weights and images that went into a run, by file name and digest."""
-    types = {"file": str, "digest": str, "images": int, "event": dict, "learned_from": str}
+    types: dict[str, type] = dict.fromkeys(("file", "digest", "learned_from", "origin", "licence"), str)
+    types |= {"images": int, "event": dict}
     named = isinstance(inputs, dict) and set(inputs) <= {"pretrained", "prior", "synthetic"}
     if not named or not all(
         isinstance(entry, dict) and all(isinstance(value, types.get(key, NoneType)) for key, value in entry.items())

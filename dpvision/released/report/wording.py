@@ -208,9 +208,10 @@ def _public_input(kind: str, entry: Mapping[str, Any], unit: str, licence: str |
         if "learned_from" in entry
         else "it was not checked whether they were made from images of the training data."
     )
+    origin = f" ({entry['origin']})" if "origin" in entry else ""
     return (
-        f"{what} are from {entry.get('file')!r} and are treated as public (licence: {licence or 'not stated'}). "
-        f"Epsilon does not cover what they reveal: {checked}"
+        f"{what} are from {entry.get('file')!r}{origin} and are treated as public (licence: "
+        f"{licence or entry.get('licence', 'not stated')}). Epsilon does not cover what they reveal: {checked}"
     )
 
 

@@ -106,7 +106,7 @@ def finetune_head() -> Config:
     """A linear classifier on the features of a public vision transformer, which are computed only once.
 
     Paper: De et al. 2022 (fine-tuning the classifier layer); DINOv2 ViT-S/14 as the public network.
-    Command: dpvision train DATA --epsilon 3 --recipe finetune-head --pretrained dinov2.safetensors
+    Command: dpvision train DATA --epsilon 3 --recipe finetune-head --pretrained dinov2-vits14
     Hardware and minutes: about 60 ms per image and core for the features, once; then 18 s for 60 steps of 500 images.
     Expect: 80.0% on CIFAR-10 with 1,000 training images at epsilon 8 (500 test images, one run).
     """
@@ -117,7 +117,7 @@ def finetune_all() -> Config:
     """Fine-tuning of all weights of a public vision transformer.
 
     Paper: De et al. 2022 (fine-tuning all layers).
-    Command: dpvision train DATA --epsilon 3 --recipe finetune-all --pretrained dinov2.safetensors
+    Command: dpvision train DATA --epsilon 3 --recipe finetune-all --pretrained dinov2-vits14
     Hardware and minutes: meant for an accelerator. On 2 CPU cores next to other work, an image took 1.8 seconds, so 6
     steps of 64 images of 154 pixels took 12 minutes.
     Expect: low accuracy after a few steps (12.0% on CIFAR-10 after those 6); not run to the end here.

@@ -54,7 +54,7 @@ def neuromix_cifar100() -> Release:
     """NeuroMixGDP-HS as published for CIFAR-100: 64 records of 3 classes per row, here with features of DINOv2.
 
     Paper: Li et al. 2023, with SimCLR's features. They claim epsilon 1 for noise that gives 7.9.
-    Command: dpvision release cifar100.npz --epsilon 1 --recipe neuromix-cifar100 --weights dinov2.safetensors
+    Command: dpvision release cifar100.npz --epsilon 1 --recipe neuromix-cifar100
     Hardware and minutes: 2 CPU cores; about half an hour for the features, not measured on these images.
     Expect: not measured.
     """

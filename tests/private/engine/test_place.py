@@ -19,7 +19,10 @@ from tests.private.engine.small_networks import CLASSES, NETWORKS
 SCALES = (1e-3, 1.0, 1e3, 1e6, 1e8)
 # Of the built-in networks, the least images that each takes; all others take these.
 SMALL_SHAPE = (3, 32, 32)
-LARGE = {"dinov2-vits14", "dinov2-vits14-112", "dinov2-vits14-224", "efficientnet-lite0", "wrn-40-4"}
+LARGE = {
+    *("clip-vit-b16", "clip-vit-b32", "dinov2-vitb14", "dinov2-vits14", "dinov2-vits14-112", "dinov2-vits14-224"),
+    *("efficientnet-lite0", "siglip-b16", "wrn-40-4"),
+}
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,11 @@ SMALLER: dict[str, dict[str, str]] = {
 # These make what the others take; the rest follow by name. Files that no example makes are made by `world`.
 FIRST = ("train", "ledger", "data split", "synth fit", "synth sample", "warm", "release")
 # Run by a test that has what they need.
-ELSEWHERE = {"synth words": Path(__file__).parents[2] / "public" / "test_prompts_with_a_pipeline.py"}
+ELSEWHERE = {
+    "synth words": Path(__file__).parents[2] / "public" / "test_prompts_with_a_pipeline.py",
+    "weights get": Path(__file__).parents[2] / "storage" / "weights" / "test_commands.py",
+    "weights where": Path(__file__).parents[2] / "storage" / "weights" / "test_commands.py",
+}
 
 EXAMPLES = examples()
 ORDER = sorted(EXAMPLES.keys() - ELSEWHERE.keys(), key=lambda v: (FIRST.index(v) if v in FIRST else len(FIRST), v))

@@ -1,0 +1,29 @@
+"""Weights of public networks by name: what there is, where it comes from, and the files that were downloaded.
+
+registry.py   the networks: source, pinned revision, digest, licence, what they were trained on, input and features
+store.py      the folder $DPVISION_HOME/weights: a checked file and a record for each network, and how they get there
+download.py   one file over HTTP: resumed, bounded, never trusted
+hub.py        the same through huggingface_hub, where it is installed
+
+Only safetensors files are accepted. A file gets its name only after its digest and its format were checked, so an
+incomplete or another file never counts as weights.
+"""
+
+from dpvision.storage.weights.registry import NETWORKS, PublicWeights, entry_of, is_name
+from dpvision.storage.weights.store import Fetched, Record, describe, find, get, identify, path_of, record_of, resolve
+
+__all__ = [
+    "NETWORKS",
+    "Fetched",
+    "PublicWeights",
+    "Record",
+    "describe",
+    "entry_of",
+    "find",
+    "get",
+    "identify",
+    "is_name",
+    "path_of",
+    "record_of",
+    "resolve",
+]
