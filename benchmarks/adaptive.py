@@ -26,7 +26,8 @@ from dpvision.settings import calibrate, gdp, quick
 Floats = NDArray[np.float64]
 DELTA = 1e-5
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1.2e-5, 1e-6, 1.2e-7)
-LOSSES = np.linspace(-14.0, 16.0, 6001)
+# The value of a strategy is convex in the loss, so interpolating between these points overstates it, by 0.02% per run.
+LOSSES = np.linspace(-14.0, 16.0, 12_001)
 FINENESS = 1.001  # of the noise that the attacker searches
 
 
@@ -105,7 +106,7 @@ def best_last(steps: Sequence[Step], epsilon: float) -> Floats:
 def before(step: Step, value: Floats) -> Floats:
     """The expected value before a run, for each of LOSSES."""
     losses, weights = step.losses()
-    return np.array([weights @ np.interp(at + losses, LOSSES, value) for at in LOSSES[:: len(LOSSES) // 600]])
+    return np.array([weights @ np.interp(at + losses, LOSSES, value) for at in LOSSES])
 
 
 def from_start(first: Step, value: Floats) -> float:
@@ -137,13 +138,11 @@ def attack(
         ]
     value = best_last(last, epsilon)
     if runs == 3:
-        coarse = LOSSES[:: len(LOSSES) // 600]
         for q in rates:
             for share in shares:
                 second = Step(q, accepted_noise(q, share * left, 1), added)
                 third = [Step(p, accepted_noise(p, (1 - share) * left, 2), added) for p in rates]
-                tried = before(second, best_last(third, epsilon))
-                value = np.maximum(value, np.interp(LOSSES, coarse, tried))
+                value = np.maximum(value, before(second, best_last(third, epsilon)))
     return from_start(Step(1.0, sigma, added), value)
 
 
