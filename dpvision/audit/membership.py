@@ -24,7 +24,6 @@ from scipy.special import logsumexp
 from scipy.stats import rankdata
 
 from dpvision.core.rows import Rows
-from dpvision.data import load
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.inputs import Inputs, predict_scores
 from dpvision.private.features.public_map import features_of
@@ -85,7 +84,7 @@ def attack_run(
 ) -> tuple[Membership, dict[str, Floats]]:
     """The loss-threshold attack on a run's model, training images against test images; and the scores of both."""
     model = load_model(folder, device=device)
-    data = load(source, classes=list(model.classes), size=model.shape[1:], channels=model.shape[0])
+    data = model.load(source, size=None)
     if data.test is None:
         raise DataError(f"{source}: it has no test split, so there are no images to compare with.")
     splits = (data.train, data.test)

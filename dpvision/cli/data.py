@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dpvision.cli.app import (
     Channels,
     Classes,
+    Columns,
     DataSet,
     Json,
     Size,
     SkipBroken,
+    TestShare,
+    Window,
     flag,
     option,
     out_option,
@@ -32,7 +35,17 @@ data_verb = verb_with_parts("data", "Pack a data set into one store, or split of
 
 
 @verb
-def check(data: DataSet, /, *, classes: Classes = None, size: Size = None, json: Json = False) -> None:
+def check(
+    data: DataSet,
+    /,
+    *,
+    classes: Classes = None,
+    size: Size = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
+    json: Json = False,
+) -> None:
     """Count the images of a data set and list broken files.
 
     No noise protects what it prints: not for release.
@@ -42,7 +55,9 @@ def check(data: DataSet, /, *, classes: Classes = None, size: Size = None, json:
     from dpvision.data import check as find
 
     with progress("reading images"):
-        findings = find(data, classes=class_list(classes), size=size)
+        findings = find(
+            data, classes=class_list(classes), size=size, test_share=test_share, window=window, columns=columns
+        )
     if json:
         as_json(_findings_json(findings))
     else:
@@ -61,6 +76,9 @@ def pack(
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
 ) -> None:
     """Pack a data set into a memory-mapped store, for data larger than memory.
 
@@ -77,6 +95,9 @@ def pack(
             size=size,
             channels=channels,
             skip_broken=bool(skip_broken),
+            test_share=test_share,
+            window=window,
+            columns=columns,
             progress=packed,
         )
     copy_provenance(data, store)
@@ -95,6 +116,9 @@ def split(
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
 ) -> None:
     """Split the training images into a public part, whose owners consented, and the private rest.
 
@@ -110,7 +134,16 @@ def split(
     from dpvision.public.split import split as cut
 
     with progress("reading images") as show:
-        whole = load(data, classes=class_list(classes), size=size, channels=channels, skip_broken=bool(skip_broken))
+        whole = load(
+            data,
+            classes=class_list(classes),
+            size=size,
+            channels=channels,
+            skip_broken=bool(skip_broken),
+            test_share=test_share,
+            window=window,
+            columns=columns,
+        )
         show("writing the parts")
         parts = cut(whole, out, public=public, seed=seed)
         for part in ("public", "private"):
@@ -136,6 +169,9 @@ def ledger(
     classes: Classes = None,
     size: Size = None,
     skip_broken: SkipBroken = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
     json: Json = False,
 ) -> None:
     """Show what was spent of a data set's privacy budget, by all runs.
@@ -151,7 +187,14 @@ def ledger(
     from dpvision.storage.home import ledger_of
 
     with progress("reading images"):
-        options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
+        options: dict[str, Any] = {
+            "classes": class_list(classes),
+            "size": size,
+            "skip_broken": bool(skip_broken),
+            "test_share": test_share,
+            "window": window,
+            "columns": columns,
+        }
         of_rows = holds_features(data)
         train = (load_rows(data, classes=options["classes"]) if of_rows else load(data, **options)).train
         fingerprint, _, digests = identify(train)
@@ -232,7 +275,7 @@ def _findings_json(findings: Findings) -> dict[str, Any]:
     train = findings.counts.get("train", {})
     n = findings.persons or sum(train.values())
     unit = "--unit person " if findings.persons else ""
-    size = next(iter(findings.sizes), (0, 0))
+    size = "" if findings.size is None else f" --size {_size_text(findings.size)}"
     return {
         "name": findings.name,
         "counts": {split: dict(classes) for split, classes in findings.counts.items()},
@@ -240,9 +283,15 @@ def _findings_json(findings: Findings) -> dict[str, Any]:
         "channels": {str(k): v for k, v in findings.channels.items()},
         "persons": findings.persons,
         "problems": list(findings.problems),
+        "notes": list(findings.notes),
         "broken": [{"path": b.path, "reason": b.reason} for b in findings.broken],
-        "declare": f"{unit}--n {n} --classes {','.join(train)}" + (f" --size {size[0]}" if size[0] == size[1] else ""),
+        "declare": f"{unit}--n {n} --classes {','.join(train)}{size}",
     }
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    """Return a size as --size takes it."""
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def _show_findings(findings: dict[str, Any]) -> None:
@@ -254,6 +303,8 @@ def _show_findings(findings: dict[str, Any]) -> None:
     say(f"  sizes: {_sizes(findings['sizes'])}")
     if findings["persons"] is not None:
         say(f"  persons in train: {findings['persons']:,}")
+    for note in findings["notes"]:
+        say(f"  note: {note}")
     for problem in findings["problems"]:
         say(f"  problem: {problem}")
     for broken in findings["broken"]:
@@ -270,7 +321,10 @@ def _sizes(counts: dict[str, int]) -> str:
     if len(counts) <= MAX_SIZES:
         return text
     by_area = sorted(counts, key=lambda size: int(size.split("x")[0]) * int(size.split("x")[1]))
-    return f"{len(counts):,} different, from {by_area[0]} to {by_area[-1]} pixels; most frequent: {text}"
+    return (
+        f"{len(counts):,} different; smallest {by_area[0]}, largest {by_area[-1]} (height x width); "
+        f"most frequent: {text}"
+    )
 
 
 def _show_parts(parts: dict[str, Any], out: Path) -> None:

@@ -100,6 +100,10 @@ class Dataset:
     """Files that `skip_broken` left out."""
     skipped_broken: bool = False
     """Whether `skip_broken` was set, now or when a store was packed: files may have been left out."""
+    test_share: float | None = None
+    """The share that was set aside as the test split, or None if the source names its splits."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how the source was read; nothing in it is a private number."""
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -124,6 +128,8 @@ class Findings:
     """split -> class -> readable images."""
     sizes: Mapping[tuple[int, int], int]
     """(height, width) -> readable images, the most frequent size first."""
+    size: tuple[int, int] | None
+    """The (height, width) to which `load` would bring them; None if no image is readable."""
     channels: Mapping[int, int]
     """1 or 3 -> readable images."""
     persons: int | None
@@ -131,6 +137,8 @@ class Findings:
     problems: tuple[str, ...]
     """Reasons why `load` would refuse the source, apart from broken files."""
     broken: tuple[Broken, ...]
+    notes: tuple[str, ...] = ()
+    """What `load` would note."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,9 @@
 """Facts about a data set that are declared or inferred: classes, image size, channels; and requirements on arrays.
 
+The image size that is not declared is that of the images if all have the same, and otherwise `MIXED_SIZE`, a constant
+that does not depend on the images. Channels that are not declared are 1 if all images are grey, and otherwise 3. In
+both cases the fact is recorded as inferred, because the data decided: the card lists it as read from the data.
+
 Classes are declared by the user, because they are public, or inferred from the training data and recorded as inferred.
 A declared number k stands for the names "0" to "k-1". In sources with numbered labels (.npz) a label is an index into
 the names. In sources with named labels (folders, CSV) it is one of the names, so with a declared number k labels must
@@ -21,6 +25,11 @@ from dpvision.data.files import Refusal, printable
 Classes = int | Sequence[str] | None
 Size = int | tuple[int, int] | None
 INFERABLE = ("classes", "image size", "channels")
+MIXED_SIZE = (64, 64)
+"""The size of images of several sizes, unless another one is declared."""
+TEST_SHARE = 0.2
+"""The fraction that is set aside as the test split of a source without one, unless another one is declared."""
+COLUMN_ROLES = ("image", "label", "person", "split")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -53,6 +62,37 @@ def _declared_size(size: Size) -> tuple[int, int] | None:
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
         raise Refusal(f"cannot have images of size {size!r}. Fix: give one number or (height, width).")
     return sides[0], sides[1]
+
+
+def parse_window(window: str | tuple[float, float] | None) -> tuple[float, float] | None:
+    """The centre and width of a window, from numbers or from text such as "40,400"."""
+    if window is None:
+        return None
+    try:
+        centre, width = (float(part) for part in (window.split(",") if isinstance(window, str) else window))
+    except (TypeError, ValueError):
+        centre, width = 0.0, 0.0
+    if not (math.isfinite(centre) and math.isfinite(width) and 0 < width < 1e9 and abs(centre) < 1e9):
+        raise Refusal(f"cannot have the window {window!r}. Fix: give its centre and its width, such as 40,400.")
+    return centre, width
+
+
+def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The columns of a table by what they hold, from a mapping or from text such as "image=img,label=fine_label"."""
+    if columns is None:
+        return {}
+    if isinstance(columns, str):
+        pairs = [part.partition("=") for part in columns.split(",")]
+        named = {role.strip(): name.strip() for role, equals, name in pairs if equals}
+        complete = len(named) == len(pairs)
+    else:
+        named, complete = dict(columns), True
+    if not complete or not set(named) <= set(COLUMN_ROLES) or not all(named.values()):
+        raise Refusal(
+            f"cannot have the columns {columns!r}. Fix: name columns of the table, such as image=img,label=fine_label; "
+            f"known are {', '.join(COLUMN_ROLES)}."
+        )
+    return named
 
 
 def require_shape(shape: tuple[int, ...], declared: Declared) -> None:

@@ -101,8 +101,11 @@ def features_of(
 
 def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence[str] | None = None) -> Split:
     """Images of one split of `source`, in the shape and the classes of the release."""
-    schema, (height, width, channels) = read_schema(folder), _read_card(folder)["shape"]
-    data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
+    schema, card = read_schema(folder), _read_card(folder)
+    height, width, channels = card["shape"]
+    data = load(
+        source, classes=classes or schema["classes"], size=(height, width), channels=channels, **card["reading"]
+    )
     records: Split | None = getattr(data, split)
     if records is None:
         available = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
@@ -161,10 +164,21 @@ def _read_card(folder: Path) -> dict[str, Any]:
         features, config, shape = card["features"], card["config"], card["image_shape"]
         kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
         bound = config.get("bound")
+        reading = {name: config.get(name) for name in ("test_share", "window", "columns")}
+        reading["rule"] = features.get("reading_rule", 1)
+        texts = isinstance(reading["window"], str | None) and isinstance(reading["columns"], str | None)
+        if not texts or type(reading["rule"]) is not int:
+            raise ValueError("window, columns or reading_rule have an unexpected type")
         if len(shape) != 3 or not all(type(v) is int and v > 0 for v in shape) or not kinds:
             raise ValueError("features, image_shape or config have an unexpected type")
         if bound is not None and not (type(bound) in (int, float) and 0 < bound < math.inf):
             raise ValueError(f"bound is {bound!r}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise DataError(f"{path}: does not state how the features were computed ({exc}).") from exc
-    return {"encoder": features["encoder"], "weights": features["weights"], "shape": shape, "bound": bound}
+    return {
+        "encoder": features["encoder"],
+        "weights": features["weights"],
+        "shape": shape,
+        "bound": bound,
+        "reading": reading,
+    }

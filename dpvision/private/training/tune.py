@@ -41,7 +41,7 @@ from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.public_inputs import read_public_images
 from dpvision.private.training.stopping import Stopping
 from dpvision.released.model import load_model
-from dpvision.settings.setting import declared
+from dpvision.settings.setting import declared, reading_options, with_share
 from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.run_folder import remove_trials, trials_of
@@ -81,13 +81,8 @@ def prepare(
         raise ConfigError("a tuning computes sigma, and takes no canaries and no probe steps. Fix: leave them out.")
     given = _combinations(grid)
     stop = stopping.stopping(trials, eta)
-    data = load(
-        source,
-        classes=settings.classes,
-        size=settings.size,
-        channels=settings.channels,
-        skip_broken=settings.skip_broken,
-    )
+    data = load(source, **reading_options(settings))
+    settings = with_share(settings, data.test_share, source=source)
     configs = [merge(settings, values, source="--grid") for values in given]
     samplers = [_sampler(config, data) for config in configs]
     budget = Budget(settings.epsilon, settings.delta)
