@@ -219,7 +219,7 @@ class _Table:
         persons = self._column(self.columns["person"]) if "person" in self.columns else [None] * len(labels)
         known: dict[Any, str] = {}
         for number, (label, person) in enumerate(zip(labels, persons, strict=True)):
-            if label not in known:
+            if isinstance(label, list | dict) or label not in known:
                 known[label] = self._label(label, number)
             if "person" in self.columns and (person is None or not str(person).strip()):
                 raise Refusal(f"{printable(self.name)} has no person in row {number}. Fix: name one in every row.")
