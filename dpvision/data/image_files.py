@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpvision.data import facts
+from dpvision.data import facts, image_cache
 from dpvision.data.dataset import DIGEST, SPLITS, Broken, Dataset, Findings, Split, Unlabelled
 from dpvision.data.files import Refusal, file_length, open_inside, printable, resolve_inside
 from dpvision.data.listing import LAYOUTS, SUFFIXES, Item, Listing, find_problem, list_images
@@ -90,7 +90,7 @@ def read_listing(
 
 
 def inspect_listing(listing: Listing, name: str, declared: facts.Declared, reading: Reading) -> Findings:
-    """Decode every image once, without storing any, and report what is there and why `read_listing` would refuse it."""
+    """Decode every image once and report what is there, and why `read_listing` would refuse it."""
     broken = list(listing.broken)
     problems = [*_refusal_of(_resolve_classes, listing, declared), *_refusal_of(_require_distinct, listing)]
     labels = {item.label for items in listing.items.values() for item in items} | listing.classes
@@ -101,27 +101,20 @@ def inspect_listing(listing: Listing, name: str, declared: facts.Declared, readi
     channels: Counter[int] = Counter()
     persons: set[str] = set()
     with_person = without_person = 0
-
-    def decode_only(task: _Task) -> Decoded | str:
-        return _attempt(
-            listing, task, lambda data: decode(data, reading.rule, size=None, channels=None, digested=bool(share))
-        )
-
-    for split in listing.items:
-        with strict_warnings():
-            for item, decoded in zip(listing.items[split], in_order(decode_only, _tasks(listing, split)), strict=True):
-                if isinstance(decoded, str):
-                    broken.append(Broken(printable(item.path), decoded))
-                    continue
-                height, width, depth = decoded.sides
-                person = decoded.person if item.person is None else item.person
-                side = _side(split, share, decoded.digest, person)
-                counts[side][item.label] = counts[side].get(item.label, 0) + 1
-                sizes[height, width] += 1
-                channels[depth] += 1
-                with_person, without_person = with_person + (person is not None), without_person + (person is None)
-                if person is not None and side == "train":
-                    persons.add(person)
+    with strict_warnings():
+        for split, item, decoded in _try_all(listing, declared, reading.rule, share=share):
+            if isinstance(decoded, str):
+                broken.append(Broken(printable(item.path), decoded))
+                continue
+            height, width, depth = decoded.sides
+            person = decoded.person if item.person is None else item.person
+            side = _side(split, share, decoded.digest, person)
+            counts[side][item.label] = counts[side].get(item.label, 0) + 1
+            sizes[height, width] += 1
+            channels[depth] += 1
+            with_person, without_person = with_person + (person is not None), without_person + (person is None)
+            if person is not None and side == "train":
+                persons.add(person)
     if not sum(counts.get("train", {}).values()):
         problems.append("has no readable image in train.")
     if with_person and without_person:
@@ -205,57 +198,128 @@ def _decode_all(
     """The images by split, the broken files, and notes."""
     # Reading continues after a broken file, since the message states the number of all broken files.
     broken = list(listing.broken)
-    measured = _measure_all(listing, rule, declared, broken)
-    total = sum(sides is not None for parts in measured.values() for sides in parts)
-    if not total:
-        return {}, broken, []
-    known = [sides for parts in measured.values() for sides in parts if sides]
-    (height, width), notes = _common_size(Counter((h, w) for h, w, _ in known), declared.size)
-    # Images stay grey only if all of them are.
-    depth = declared.channels or max(depth for _, _, depth in known)
+    decoding = _Decoding.begin(listing, declared, rule, image_cache.name_of(listing, declared, rule))
+    total, shape = decoding.readable, decoding.shape
     # Which images are set aside is known when they are decoded, so on a disk there is space for all on both sides.
     places = 2 if share and destination.copies else 1
-    destination.require(math.prod((places * total, height, width, depth)))
-
-    def decode_item(task: _Task) -> Decoded | str:
-        return _attempt(listing, task, lambda data: decode(data, rule, size=(height, width), channels=depth))
-
+    destination.require(math.prod((places * total, *shape)))
     parts: dict[str, _Part] = {}
-    created: dict[str, int] = {}
-    done = 0
-    for split in listing.items:
-        items = [item for item, sides in zip(listing.items[split], measured[split], strict=True) if sides is not None]
-        tasks = _tasks(listing, split, [sides is not None for sides in measured[split]])
-        for item, decoded in zip(items, in_order(decode_item, tasks), strict=True):
-            if isinstance(decoded, str):
-                broken.append(Broken(printable(item.path), decoded))
-            else:
-                person = decoded.person if item.person is None else item.person
-                side = _side(split, share, decoded.digest, person)
-                if side not in parts:
-                    shape = (len(items), height, width, depth)
-                    out = destination.create(f"{side}_images", shape=shape, dtype=np.dtype(np.uint8))
-                    parts[side], created[side] = _Part(out), len(items)
-                parts[side].add(item, decoded, person)
-            done += 1
-            if progress is not None:
-                progress(done, total)
+    for done, (split, item, decoded) in enumerate(decoding.run(), 1):
+        if isinstance(decoded, str):
+            broken.append(Broken(printable(item.path), decoded))
+        else:
+            person = decoded.person if item.person is None else item.person
+            side = _side(split, share, decoded.digest, person)
+            if side not in parts:
+                count = len(listing.items[split])
+                out = destination.create(f"{side}_images", shape=(count, *shape), dtype=np.dtype(np.uint8))
+                parts[side] = _Part(out)
+            parts[side].add(item, decoded, person)
+        if progress is not None:
+            progress(done, total + len(decoding.unreadable))
     for side, part in parts.items():
-        if len(part.items) < created[side]:
+        if len(part.items) < len(part.images):
             part.images = destination.truncate(f"{side}_images", count=len(part.items), array=part.images)
-    return parts, broken, [*_share_notes(share), *notes]
+    return parts, broken, [*_share_notes(share), *decoding.notes]
 
 
-def _measure_all(
-    listing: Listing, rule: Rule, declared: facts.Declared, broken: list[Broken]
-) -> dict[str, list[Sides | None]]:
-    """The sides of every file by split, from the headers alone, or None for a broken one, which is added to `broken`.
+def _try_all(
+    listing: Listing, declared: facts.Declared, rule: Rule, *, share: float | None
+) -> Iterator[tuple[str, Item, Decoded | str]]:
+    """Decode every image, and store the images of a large listing, so that `load` need not decode them again."""
+    name = image_cache.name_of(listing, declared, rule)
+    if name is not None:
+        yield from _Decoding.begin(listing, declared, rule, name).run()
+        return
+
+    def try_to_decode(data: bytes) -> Decoded:
+        return decode(data, rule, size=None, channels=None, digested=bool(share))
+
+    def decode_only(task: _Task) -> Decoded | str:
+        return _attempt(listing, task, try_to_decode)
+
+    for split, items in listing.items.items():
+        for item, decoded in zip(items, in_order(decode_only, _tasks(listing, split)), strict=True):
+            yield split, item, decoded
+
+
+@dataclass
+class _Decoding:
+    """All images of a listing, with one size and number of channels, stored from an earlier time or decoded now."""
+
+    listing: Listing
+    rule: Rule
+    declared: facts.Declared
+    name: str | None
+    """The name in the cache of images; None if they are not to be stored."""
+    stored: image_cache.Stored | None
+    shape: Sides
+    notes: list[str]
+    unreadable: dict[int, str]
+    """The reasons of files whose headers are broken, by their number in the listing."""
+
+    @property
+    def readable(self) -> int:
+        """The number of images that are to be decoded."""
+        return sum(map(len, self.listing.items.values())) - len(self.unreadable)
+
+    @staticmethod
+    def begin(listing: Listing, declared: facts.Declared, rule: Rule, name: str | None) -> _Decoding:
+        """Find the size and channels, which are 0 if no file is readable."""
+        stored = None if name is None else image_cache.read(name)
+        if stored is not None:
+            known = [sides for n, sides in enumerate(map(tuple, stored.sides.tolist())) if n not in stored.reasons]
+            _, height, width, depth = stored.images.shape
+            _, notes = _common_size(Counter((h, w) for h, w, _ in known), declared.size)
+            return _Decoding(listing, rule, declared, name, stored, (height, width, depth), notes, stored.reasons)
+        measured = _measure_all(listing, rule, declared)
+        known = [sides for sides in measured if not isinstance(sides, str)]
+        unreadable = {number: sides for number, sides in enumerate(measured) if isinstance(sides, str)}
+        if not known:
+            return _Decoding(listing, rule, declared, None, None, (0, 0, 0), [], unreadable)
+        (height, width), notes = _common_size(Counter((h, w) for h, w, _ in known), declared.size)
+        # Images stay grey only if all of them are.
+        depth = declared.channels or max(depth for _, _, depth in known)
+        return _Decoding(listing, rule, declared, name, None, (height, width, depth), notes, unreadable)
+
+    def run(self) -> Iterator[tuple[str, Item, Decoded | str]]:
+        """Every item in order, with its split, and its image or the reason why it is broken."""
+        everything = [(split, item) for split, items in self.listing.items.items() for item in items]
+        if self.stored is not None:
+            for number, (split, item) in enumerate(everything):
+                yield split, item, self.stored.outcome(number)
+            return
+        height, width, depth = self.shape
+
+        def decode_item(task: tuple[int, _Task]) -> Decoded | str:
+            if task[0] in self.unreadable:
+                return self.unreadable[task[0]]
+            return _attempt(
+                self.listing, task[1], lambda data: decode(data, self.rule, size=(height, width), channels=depth)
+            )
+
+        tasks = enumerate(task for split in self.listing.items for task in _tasks(self.listing, split))
+        writer = None if self.name is None else image_cache.Writer(self.name, (len(everything), *self.shape))
+        try:
+            for (split, item), decoded in zip(everything, in_order(decode_item, tasks), strict=True):
+                if writer is not None:
+                    writer.add(decoded)
+                yield split, item, decoded
+            if writer is not None and image_cache.name_of(self.listing, self.declared, self.rule) == self.name:
+                writer.finish()
+        finally:
+            if writer is not None:
+                writer.discard()
+
+
+def _measure_all(listing: Listing, rule: Rule, declared: facts.Declared) -> list[Sides | str]:
+    """The sides of every file, from the headers alone, or the reason why it is broken.
 
     If size and channels are declared, nothing is opened.
     """
+    count = sum(map(len, listing.items.values()))
     if declared.size is not None and declared.channels is not None:
-        sides = (*declared.size, declared.channels)
-        return {split: [sides] * len(items) for split, items in listing.items.items()}
+        return [(*declared.size, declared.channels)] * count
 
     def measure_item(task: _Task) -> Sides | str:
         if listing.contents is not None:
@@ -266,22 +330,13 @@ def _measure_all(
         except (Refusal, OSError) as exc:
             return _reason(exc)
 
-    measured: dict[str, list[Sides | None]] = {}
-    for split, items in listing.items.items():
-        measured[split] = []
-        for item, outcome in zip(items, in_order(measure_item, _tasks(listing, split)), strict=True):
-            measured[split].append(None if isinstance(outcome, str) else outcome)
-            if isinstance(outcome, str):
-                broken.append(Broken(printable(item.path), outcome))
-    return measured
+    return list(in_order(measure_item, (task for split in listing.items for task in _tasks(listing, split))))
 
 
-def _tasks(listing: Listing, split: str, wanted: list[bool] | None = None) -> Iterator[_Task]:
+def _tasks(listing: Listing, split: str) -> Iterator[_Task]:
     """The items of a split with their bytes, which are None if the item is a file of its own."""
     contents = repeat(None) if listing.contents is None else listing.contents(split)
-    for number, (item, data) in enumerate(zip(listing.items[split], contents, strict=False)):
-        if wanted is None or wanted[number]:
-            yield item, data
+    yield from zip(listing.items[split], contents, strict=False)
 
 
 def _attempt(listing: Listing, task: _Task, work: Callable[[bytes], Output]) -> Output | str:
