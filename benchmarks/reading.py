@@ -86,9 +86,7 @@ def measure(quick: bool) -> list[Figure]:
             alone = wall(read)
         finally:
             parallel.count_threads = single  # type: ignore[assignment]
-        fewer = rate(
-            lambda: load(part, size=SIDE, channels=3), count // 4, repeats=repeats, clock=time.process_time
-        )
+        fewer = rate(lambda: load(part, size=SIDE, channels=3), count // 4, repeats=repeats, clock=time.process_time)
         tracemalloc.start()
         data = read()
         peak = tracemalloc.get_traced_memory()[1]

@@ -1,4 +1,4 @@
-"""check, data pack, data split and ledger: what a data set holds, its parts, and what was spent on it."""
+"""The verbs check, data pack, data split and ledger: the content of a data set, its parts, and its privacy budget."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def split(
     """Split the training images into a public part, whose owners consented, and the private rest.
 
     Writes public.npz, private.npz (with the test images unchanged) and split.json. If persons are known, all images of
-    a person are in one part. The private part is a data set of its own, with its own ledger.
+    a person are in one part. The private part is a separate data set with a separate ledger.
 
     Example: `dpvision data split cifar10.npz --public 2000 --out parts`
     """
@@ -205,7 +205,7 @@ def ledger(
     for other in accounts.overlaps if not json else ():
         say(f"account {other.ledger.account().id} has {describe_shares(other)}")
     if drop_plan or set_budget is not None:
-        book = ledger_of(fingerprint)  # a decision about this data set, never about another's account
+        book = ledger_of(fingerprint)  # a decision about this data set never changes another account
         if not book.exists() and accounts.first.exists():
             raise ConfigError(
                 f"{data}: has no account of its own; its runs are charged to account {accounts.first.account().id}, "
@@ -311,7 +311,7 @@ def _show_findings(findings: dict[str, Any]) -> None:
         say(f"  broken: {broken['path']}: {broken['reason']}")
     if findings["broken"]:
         say("  To continue without the broken files: --skip-broken")
-    say(f"  These figures become public by training. To declare them yourself: {findings['declare']}")
+    say(f"  These figures become public by training. To declare them instead: {findings['declare']}")
 
 
 def _sizes(counts: dict[str, int]) -> str:
@@ -335,9 +335,11 @@ def _show_parts(parts: dict[str, Any], out: Path) -> None:
     say(f"{out / 'public.npz'}: {public['images']:,} images, {count} of each of {len(classes)} classes")
     if public["images"] != parts["asked"]:
         why = (
-            "a person is wholly in one part" if fewest != most else f"that is not a multiple of {len(classes)} classes"
+            "all images of a person are in one part"
+            if fewest != most
+            else f"that is not a multiple of {len(classes)} classes"
         )
-        say(f"  note: {parts['asked']:,} were asked for, but {why}, so there are fewer.")
+        say(f"  note: {parts['asked']:,} were requested, but {why}, so there are fewer.")
     say(f"{out / 'private.npz'}: {parts['private']['images']:,} images to train on; other splits are unchanged")
     say(f"{out / 'split.json'}: which rows are public, and digests. {parts['consent']}")
     if classes != [str(number) for number in range(len(classes))]:

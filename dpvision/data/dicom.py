@@ -5,8 +5,8 @@ values between them are scaled linearly and rounded. Values are those after the 
 is public: the one that is given; by default centre 40 and width 400 for CT (soft tissue, in Hounsfield units), and the
 range of the stored bits for any other modality. Windows in the file are ignored. MONOCHROME1 is inverted.
 
-The patient id says whose image it is. Only its digest leaves this module, and no message repeats any text of a file:
-errors of pydicom may quote it.
+The patient id identifies the person. Only a digest of it leaves this module, and messages quote no text from a file,
+not even pydicom's own error messages.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _PIXELS = (
 
 
 def measure(data: bytes) -> tuple[int, int, int]:
-    """(height, width, channels) from the header alone."""
+    """Return (height, width, channels) from the header alone."""
     header = _read(data, _SHAPE, pixels=False)
     return int(header.Rows), int(header.Columns), _channels(header)
 
 
 def decode(data: bytes, window: tuple[float, float] | None) -> tuple[np.ndarray, Image.Image, str | None]:
-    """The stored pixels (H, W, C), the image as it is shown, and a digest of the patient id if there is one."""
+    """Return the stored pixels (H, W, C), the image as it is shown, and a digest of the patient id if there is one."""
     from PIL import Image
 
     header = _read(data, _PIXELS, pixels=True)
     pixels = _decode_pixels(header)
     height, width, channels = int(header.Rows), int(header.Columns), _channels(header)
     if pixels.size != height * width * channels:
-        raise Refusal("has other pixels than its header declares.")
+        raise Refusal("has a different number of pixels than its header declares.")
     stored = np.ascontiguousarray(pixels).reshape(height, width, channels)
     if channels == 3:
         if stored.dtype != np.uint8:
@@ -80,7 +80,7 @@ def _grey_levels(stored: np.ndarray, header: Any, window: tuple[float, float] | 
 
 
 def _read(data: bytes, tags: tuple[str, ...], *, pixels: bool) -> Any:
-    """The header, and the undecoded pixels if they are wanted, of a file with one frame and a plausible size."""
+    """Return the header, and the undecoded pixels if they are wanted, of a file with one frame and a plausible size."""
     try:
         import pydicom
         from pydicom import config
@@ -130,7 +130,7 @@ def _decode_pixels(header: Any) -> np.ndarray:
 def _require_header(header: Any) -> None:
     frames = _text(header, "NumberOfFrames") or "1"
     if frames != "1":
-        raise Refusal("has more than one frame. Fix: save every frame as a file of its own.")
+        raise Refusal("has more than one frame. Fix: save every frame as a separate file.")
     height, width = int(header.Rows), int(header.Columns)
     if height < 1 or width < 1:
         raise Refusal("has no pixels.")
@@ -144,7 +144,7 @@ def _require_header(header: Any) -> None:
     if not 1 <= int(header.BitsStored) <= 32:
         raise Refusal("has an impossible number of stored bits.")
     if "ModalityLUTSequence" in header:
-        raise Refusal("has a table of its own for values (Modality LUT), which is not applied. Fix: save it as PNG.")
+        raise Refusal("has a Modality LUT, which is not applied. Fix: save it as PNG.")
 
 
 def _channels(header: Any) -> int:
@@ -174,7 +174,7 @@ def _person(header: Any) -> str | None:
 
 
 def _transfer_syntax(data: bytes) -> str:
-    """The transfer syntax in the file's meta information, which is always uncompressed and little endian."""
+    """Return the transfer syntax from the meta information, which is always uncompressed and little endian."""
     position = 132
     while position + 8 <= len(data) and data[position : position + 2] == b"\x02\x00":
         element, kind = data[position + 2 : position + 4], data[position + 4 : position + 6]

@@ -3,8 +3,8 @@
 A stored listing is a folder below $DPVISION_HOME/images with the pictures, the sides and digests of the originals, and
 the reasons of broken files. It is as private as the images, readable by its owner only, and may be removed at any time;
 DPVISION_CACHE_IMAGES=no stores nothing. Its name is a digest of everything that the pictures depend on: the rule, the
-declared size and channels, the versions of the decoders, and path, inode, length and times of every file. What is used
-least recently is removed when all together exceed `limits.CACHE_BYTES`.
+declared size and channels, the versions of the decoders, and path, inode, length and times of every file. What was used
+least recently is removed when the total exceeds `limits.CACHE_BYTES`.
 
 Not stored are listings of fewer than `limits.CACHE_FROM` files, tables, DICOM files, and files that changed within the
 last two seconds: another change could leave their times as they are.
@@ -49,7 +49,7 @@ class Stored:
     reasons: dict[int, str]
 
     def outcome(self, number: int) -> Decoded | str:
-        """The image with this number, or the reason why its file is broken."""
+        """Return the image with this number, or the reason why its file is broken."""
         if number in self.reasons:
             return self.reasons[number]
         height, width, depth = self.sides[number].tolist()
@@ -57,7 +57,7 @@ class Stored:
 
 
 def name_of(listing: Listing, declared: Declared, rule: Rule) -> str | None:
-    """The name under which a listing is stored; None if it is not to be stored."""
+    """Return the name under which a listing is stored; None if it is not to be stored."""
     count = sum(map(len, listing.items.values()))
     if count < limits.CACHE_FROM or listing.contents is not None or os.environ.get("DPVISION_CACHE_IMAGES") == "no":
         return None
@@ -81,7 +81,7 @@ def name_of(listing: Listing, declared: Declared, rule: Rule) -> str | None:
 
 
 def read(name: str) -> Stored | None:
-    """What is stored under a name; None if it is absent or damaged."""
+    """Return what is stored under a name, or None if it is absent or damaged."""
     folder = _folder() / name
     try:
         meta = json.loads(files.read(folder / "meta.json", most=limits.META_BYTES * 16))

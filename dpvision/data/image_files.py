@@ -1,6 +1,6 @@
 """Reads the images of a listing in threads: first all headers if they are needed, then each image, once.
 
-Each image goes straight into its place in the final array, so memory holds that array and a few images at a time.
+Each image is written directly to its place in the final array, so memory holds that array and a few more images.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def inspect_listing(listing: Listing, name: str, declared: facts.Declared, readi
 def read_unlabelled(
     path: Path, rule: Rule, *, size: tuple[int, int], channels: int, at_a_time: int
 ) -> Iterator[Unlabelled]:
-    """The images of a folder, or of one file, in batches; an unreadable file has the reason in its place."""
+    """Yield the images of a folder or of one file in batches, with the reason in place of an unreadable file."""
     sides = facts.declare(size=size).size
     assert sides is not None
     root, is_folder = os.path.realpath(path), path.is_dir()
@@ -172,7 +172,7 @@ def read_unlabelled(
 
 @dataclass
 class _Part:
-    """The images of one split while they are read; `images` may have more places than there are images."""
+    """The images of one split while they are read; the array `images` may be longer than needed."""
 
     images: np.ndarray
     items: list[Item] = field(default_factory=list)
@@ -195,12 +195,12 @@ def _decode_all(
     destination: Destination,
     progress: Progress | None,
 ) -> tuple[dict[str, _Part], list[Broken], list[str]]:
-    """The images by split, the broken files, and notes."""
+    """Return the images by split, the broken files, and notes."""
     # Reading continues after a broken file, since the message states the number of all broken files.
     broken = list(listing.broken)
     decoding = _Decoding.begin(listing, declared, rule, image_cache.name_of(listing, declared, rule))
     total, shape = decoding.readable, decoding.shape
-    # Which images are set aside is known when they are decoded, so on a disk there is space for all on both sides.
+    # Which images are set aside is known only when they are decoded, so a store needs space for all in both splits.
     places = 2 if share and destination.copies else 1
     destination.require(math.prod((places * total, *shape)))
     parts: dict[str, _Part] = {}
@@ -245,7 +245,7 @@ def _try_all(
 
 @dataclass
 class _Decoding:
-    """All images of a listing, with one size and number of channels, stored from an earlier time or decoded now."""
+    """All images of a listing with one size and number of channels, read from the cache or decoded."""
 
     listing: Listing
     rule: Rule
@@ -283,7 +283,7 @@ class _Decoding:
         return _Decoding(listing, rule, declared, name, None, (height, width, depth), notes, unreadable)
 
     def run(self) -> Iterator[tuple[str, Item, Decoded | str]]:
-        """Every item in order, with its split, and its image or the reason why it is broken."""
+        """Yield every item in order, with its split, and its image or the reason why it is broken."""
         everything = [(split, item) for split, items in self.listing.items.items() for item in items]
         if self.stored is not None:
             for number, (split, item) in enumerate(everything):
@@ -313,7 +313,7 @@ class _Decoding:
 
 
 def _measure_all(listing: Listing, rule: Rule, declared: facts.Declared) -> list[Sides | str]:
-    """The sides of every file, from the headers alone, or the reason why it is broken.
+    """Return the sides of every file from its header alone, or the reason why it is broken.
 
     If size and channels are declared, nothing is opened.
     """
@@ -334,7 +334,7 @@ def _measure_all(listing: Listing, rule: Rule, declared: facts.Declared) -> list
 
 
 def _tasks(listing: Listing, split: str) -> Iterator[_Task]:
-    """The items of a split with their bytes, which are None if the item is a file of its own."""
+    """Yield the items of a split with their bytes, or with None if each item is a separate file."""
     contents = repeat(None) if listing.contents is None else listing.contents(split)
     yield from zip(listing.items[split], contents, strict=False)
 
@@ -358,7 +358,7 @@ def _reason(exc: Exception) -> str:
 
 
 def _share(listing: Listing, reading: Reading) -> float | None:
-    """The share to set aside, or None if the source names its splits."""
+    """Return the share to set aside, or None if the source names its splits."""
     if listing.share is None:
         return None
     return listing.share if reading.test_share is None else float(reading.test_share)
@@ -384,7 +384,7 @@ _SOME_PERSONS = (
 
 
 def _index_persons(parts: dict[str, _Part]) -> dict[str, np.ndarray]:
-    """Indices in the sorted order of the ids, which are kept in a list: in an array, one long id would widen all."""
+    """Return indices in the sorted order of the ids, which stay in a list: in an array, one long id would widen all."""
     known = [person for part in parts.values() for person in part.persons if person is not None]
     if not known:
         return {}
@@ -398,7 +398,7 @@ def _index_persons(parts: dict[str, _Part]) -> dict[str, np.ndarray]:
 
 
 def _resolve_classes(listing: Listing, declared: facts.Declared) -> tuple[str, ...]:
-    """The classes; a label of any split that is not among them is refused."""
+    """Return the classes, or refuse a label of any split that is not among them."""
     names = facts.resolve_named(listing.classes, declared)
     known = set(names)
     for split in SPLITS:
@@ -430,7 +430,7 @@ def _require_distinct(listing: Listing) -> None:
 def _common_size(
     sizes: Counter[tuple[int, int]], declared: tuple[int, int] | None
 ) -> tuple[tuple[int, int], list[str]]:
-    """The declared size, else the size that all images have, else the public constant; and a note about the latter."""
+    """Return the declared size, else the size of all images, else the public constant; and a note about the latter."""
     if declared is not None:
         return declared, []
     if len(sizes) == 1:
@@ -443,7 +443,7 @@ def _common_size(
 
 
 def _refusal_of(function: Callable[..., object], *arguments: object) -> list[str]:
-    """The message with which a function refuses its arguments, if it does."""
+    """Return the message with which a function refuses its arguments, if it does."""
     try:
         function(*arguments)
     except Refusal as exc:

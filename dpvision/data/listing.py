@@ -31,7 +31,7 @@ LAYOUTS = (
 
 
 def list_folder(path: Path) -> Listing:
-    """All files below the folder, sorted by name. A link to a folder must not lead out of `path`."""
+    """List all files below the folder, sorted by name. A link to a folder must not lead out of `path`."""
     root = os.path.realpath(path)
     items: dict[str, list[Item]] = {}
     broken: list[Broken] = []
@@ -54,7 +54,7 @@ def list_folder(path: Path) -> Listing:
 
 
 def list_classes(path: Path) -> Listing:
-    """All files of a folder whose subfolders are classes, without a split. Other files next to them are ignored."""
+    """List a folder whose subfolders are classes, without a split. Other files next to them are ignored."""
     root = os.path.realpath(path)
     items: list[Item] = []
     broken: list[Broken] = []
@@ -71,7 +71,7 @@ def list_classes(path: Path) -> Listing:
 
 
 def _list_class(root: str, relative: str, label: str, broken: list[Broken]) -> list[Item]:
-    """The files in the folder of a class; those that cannot be images are added to `broken`."""
+    """List the files in the folder of a class, and add those that cannot be images to `broken`."""
     require_class_name(label)
     items = []
     for name in _list_names(root, relative):
@@ -84,7 +84,7 @@ def _list_class(root: str, relative: str, label: str, broken: list[Broken]) -> l
 
 
 def list_images(root: str, relative: str = "", *, depth: int = _MAX_DEPTH) -> list[str]:
-    """The files of a folder and its subfolders, for images without a class. A link to a folder is not followed."""
+    """List the files of a folder and its subfolders, for images without a class. Links to folders are not followed."""
     paths = []
     for name in _list_names(root, relative):
         path = f"{relative}/{name}" if relative else name
@@ -116,7 +116,7 @@ def _list_names(root: str, relative: str) -> list[str]:
 
 
 def list_table(path: Path) -> Listing:
-    """One item per line. Paths are relative to the folder of the CSV file; an empty split means train."""
+    """List one item per line. Paths are relative to the folder of the CSV file; an empty split means train."""
     rows = _read_rows(path)
     columns = _parse_columns(next(rows, (1, []))[1])
     items: dict[str, list[Item]] = {}
@@ -167,7 +167,7 @@ def _parse_columns(first: list[str]) -> list[str]:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields). Lines are parsed separately, so that an open quote cannot consume the file."""
+    """Yield (line number, fields). Lines are parsed separately, so that an open quote cannot consume the file."""
     with open_regular(path) as file:
         if file_length(file) > limits.CSV_BYTES:
             raise Refusal(f"is larger than {limits.CSV_BYTES // limits.MIB} MiB.")
@@ -190,7 +190,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: its path below the root (for messages, if it is a row of a table), its class and its person."""
+    """One image: its path below the root (or the row of a table, for messages), its class and its person."""
 
     path: str
     label: str
@@ -214,4 +214,4 @@ class Listing:
     share: float | None = None
     """The share that is set aside as the test split by default; None if the source names its splits."""
     contents: Callable[[str], Iterator[bytes | None]] | None = None
-    """The bytes of the images of a split, in the order of its items, if they are not files of their own."""
+    """The bytes of the images of a split, in the order of its items; None if each item is a separate file."""

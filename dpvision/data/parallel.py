@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-_AT_A_TIME = 8  # inputs of one task: a task of one would spend its time on bookkeeping
+_AT_A_TIME = 8  # inputs per task: the overhead of a task would dominate if it had one
 _MAX_THREADS = 32
 
 Input = TypeVar("Input")
@@ -22,7 +22,7 @@ Output = TypeVar("Output")
 
 
 def count_threads() -> int:
-    """The number of threads: the cores of this process, divided among the worker processes on this machine."""
+    """Return the number of threads: the cores of this process, divided among the worker processes on this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, min(_MAX_THREADS, cores // max(1, int(workers) if workers.isdigit() else 1)))
@@ -31,7 +31,7 @@ def count_threads() -> int:
 def in_order(
     work: Callable[[Input], Output], inputs: Iterable[Input], *, threads: int | None = None
 ) -> Iterator[Output]:
-    """Yield work(input) for each input, in order. Inputs are taken a few tasks ahead of the outputs and no further."""
+    """Yield work(input) for each input, in order. Inputs are read only a few tasks ahead of the outputs."""
     threads = threads or count_threads()
     if threads == 1:
         yield from map(work, inputs)
@@ -54,7 +54,7 @@ def in_order(
 
 
 class Budget:
-    """A limit on what all threads hold at the same time; one that needs more than the limit runs alone."""
+    """A limit on the total that all threads may use at once. A thread that needs more than the limit runs alone."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._spent = limit, 0

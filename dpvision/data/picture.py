@@ -1,18 +1,18 @@
 """Reads one untrusted image file: limits are checked before decoding, and warnings are errors.
 
-A picture is a public function of the bytes of its file alone, of the size and channels that are declared, and of a
-`Rule`. The content determines the format, not the name. Rule 2, for everything that is trained now:
+The pixels depend only on the bytes of the file, the declared size and channels, and a public `Rule`. The content
+determines the format, not the name. Rule 2 is for everything that is trained now:
 
     rotation and mirroring in EXIF      applied
     transparency                        composited on white
     16-bit grey (PNG, TIFF)             scaled from the range of the type: 0..65535 to 0..255, rounded
     black and white, palettes, CMYK     1 bit becomes grey; palettes, CMYK and YCbCr become RGB
-    another size                        the largest centred part with the wanted proportions, resized bilinearly: the
-                                        short side gets the wanted size and the rest is cropped
+    another size                        the largest centred part with the wanted aspect ratio is resized bilinearly:
+                                        the short side gets the wanted size, and the long side is cropped
     other channels                      colour becomes grey by ITU-R 601-2 (Pillow's "L"), grey is repeated in RGB
 
-Rule 1 is that of models that were trained before rule 2 existed: EXIF is ignored, transparency is dropped, and images
-are stretched to another size. Both give the same digest of the original pixels, so accounts do not depend on the rule.
+Rule 1 is for models trained before rule 2 existed: EXIF is ignored, transparency is dropped, and images are stretched
+to another size. Both rules give the same digest of the original pixels, so accounts do not depend on the rule.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Decoded:
 
 
 def measure(file: BinaryIO, length: int, rule: Rule) -> tuple[int, int, int]:
-    """(height, width, channels) from the header alone; nothing is decoded."""
+    """Return (height, width, channels) from the header alone; nothing is decoded."""
     if _is_dicom(file):
         from dpvision.data import dicom
 
@@ -92,9 +92,9 @@ def measure(file: BinaryIO, length: int, rule: Rule) -> tuple[int, int, int]:
 def decode(
     data: bytes, rule: Rule, *, size: tuple[int, int] | None, channels: int | None, digested: bool = True
 ) -> Decoded:
-    """Decode the bytes of a file. Without a size, the picture is empty: the file is only tried.
+    """Decode the bytes of a file. Without a size, the picture is empty: this only checks that the file is readable.
 
-    A digest takes more than half as long as the decoding; without `digested` it is empty.
+    The digest takes more than half as long as decoding; without `digested` it is empty.
     """
     file = io.BytesIO(data)
     if _is_dicom(file):
@@ -132,7 +132,7 @@ def strict_warnings() -> Iterator[None]:
 
 @contextmanager
 def _open_image(file: BinaryIO, length: int) -> Iterator[Image.Image]:
-    """The image with its header checked; every error of Pillow becomes a Refusal."""
+    """Open an image and check its header. Every error of Pillow becomes a Refusal."""
     from PIL import Image
 
     if length > limits.IMAGE_FILE_BYTES:
@@ -160,7 +160,7 @@ def _is_dicom(file: BinaryIO) -> bool:
 
 
 def _detect_format(file: BinaryIO) -> str:
-    """The format by the first bytes. A WebP image with too many pixels is refused here: Pillow allocates them all."""
+    """Return the format by the first bytes. A WebP image with too many pixels is refused here: Pillow allocates all."""
     file.seek(0)
     start = file.read(30)
     if start.startswith(SIGNATURE):
@@ -185,7 +185,7 @@ def _detect_format(file: BinaryIO) -> str:
 
 
 def _webp_size(start: bytes) -> tuple[int, int]:
-    """Width and height in the first 30 bytes of a WebP file; (0, 0) if they are not there."""
+    """Return width and height from the first 30 bytes of a WebP file, or (0, 0) if they are not there."""
     if len(start) < 30:
         return 0, 0
     if start[12:16] == b"VP8X":
@@ -202,7 +202,7 @@ def _require_header(image: Image.Image) -> None:
     if image.width < 1 or image.height < 1:
         raise Refusal("has no pixels.")
     if _has_more_frames(image):
-        raise Refusal("has more than one frame. Fix: save every frame as an image of its own.")
+        raise Refusal("has more than one frame. Fix: save every frame as a separate image.")
     if image.mode not in _GREY_MODES + _COLOUR_MODES and not _is_deep(image):
         kind = "floating-point or 32-bit " if image.mode in ("F", "I") else ""
         raise Refusal(
@@ -221,7 +221,7 @@ def _has_more_frames(image: Image.Image) -> bool:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether it is 16-bit grey. Pillow below 11 opened such a PNG with the mode "I"."""
+    """Return whether it is 16-bit grey. Pillow below 11 opened such a PNG with the mode "I"."""
     return image.mode in _DEEP_MODES or (image.mode == "I" and image.format == "PNG")
 
 
@@ -230,14 +230,14 @@ def _too_large() -> str:
 
 
 def _turn(image: Image.Image, rule: Rule) -> int:
-    """The orientation in EXIF, from 1 to 8. Pillow applies that of a TIFF when it is loaded."""
+    """Return the orientation in EXIF, from 1 to 8. Pillow applies that of a TIFF when it is loaded."""
     if rule.version < 2 or image.format == "TIFF":
         return 1
     from PIL import Image
 
     try:
-        value = Image.Image.getexif(image).get(0x0112, 1)  # that of PNG files would decode the image first
-    except Exception:  # damaged metadata do not make an image unreadable
+        value = Image.Image.getexif(image).get(0x0112, 1)  # PngImageFile.getexif would decode the image
+    except Exception:  # an image with damaged metadata is still readable
         return 1
     return value if type(value) is int and 1 <= value <= 8 else 1
 
@@ -264,7 +264,7 @@ def _sides(image: Image.Image, turn: int) -> tuple[int, int, int]:
 
 
 def _shown(image: Image.Image, rule: Rule) -> tuple[np.ndarray, Image.Image]:
-    """The pixels as they are stored, without transparency, and the image as it is shown, in mode L or RGB."""
+    """Return the stored pixels without transparency, and the image as it is shown, in mode L or RGB."""
     from PIL import Image
 
     if _is_deep(image):
@@ -283,7 +283,7 @@ def _shown(image: Image.Image, rule: Rule) -> tuple[np.ndarray, Image.Image]:
 def _fit(
     image: Image.Image, sides: tuple[int, int, int], rule: Rule, *, size: tuple[int, int] | None, channels: int | None
 ) -> np.ndarray:
-    """(H, W, C) of an image in mode L or RGB, with the size and channels that are wanted."""
+    """Return (H, W, C) of an image in mode L or RGB, with the size and channels that are wanted."""
     from PIL import Image
 
     height, width, depth = sides
@@ -294,7 +294,7 @@ def _fit(
     if (height, width) != size:
         box = (0.0, 0.0, float(width), float(height))
         if rule.version >= 2:
-            # The largest centred box with the wanted proportions; all of the image if it has these.
+            # The largest centred box with the wanted aspect ratio: the whole image if that is its own.
             box_height, box_width = min(height, width * size[0] / size[1]), min(width, height * size[1] / size[0])
             top, left = (height - box_height) / 2, (width - box_width) / 2
             box = (left, top, left + box_width, top + box_height)
@@ -313,7 +313,7 @@ def require_valid_png(file: BinaryIO, length: int) -> None:
         if len(head) < 8 or position > length:
             raise Refusal("is truncated.")
         if kind == b"acTL":
-            raise Refusal("has more than one frame. Fix: save every frame as an image of its own.")
+            raise Refusal("has more than one frame. Fix: save every frame as a separate image.")
         if _read_checksum(file, kind, count) != int.from_bytes(file.read(4), "big"):
             raise Refusal("is damaged: a checksum is wrong.")
         if kind == b"IEND":
@@ -349,7 +349,7 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
 
 
 def read_file(file: BinaryIO) -> bytes:
-    """All bytes of an image file; a file above the limit is refused before it is read."""
+    """Return all bytes of an image file; a file above the limit is refused before it is read."""
     if file_length(file) > limits.IMAGE_FILE_BYTES:
         raise Refusal(f"is larger than {limits.IMAGE_FILE_BYTES // limits.MIB} MiB.")
     return file.read()

@@ -70,7 +70,7 @@ def load(
 
 
 def holds_features(source: Source) -> bool:
-    """Whether the source is an .npz file with train_features, which `load_rows` reads, and no train_images."""
+    """Return whether the source is an .npz file with train_features, for `load_rows`, and no train_images."""
     return detect_kind(source) == "npz" and has_features(Path(source))
 
 
@@ -164,10 +164,10 @@ def image_batches(
     window: Window = None,
     rule: int = RULE,
 ) -> Iterator[Unlabelled]:
-    """The images of a folder, of one file, or of an .npz with test_images or images, without labels, in batches.
+    """Yield the images of a folder, of one file, or of an .npz with test_images or images, unlabelled, in batches.
 
     Image files are resized to `size` and converted to `channels` (1 or 3) by the same rule as `load` reads them. An
-    unreadable file keeps its place, with its name and the reason, because a missing prediction would go unnoticed.
+    unreadable file is listed with its name and the reason, because a missing prediction would go unnoticed.
     Arrays must have this size; grey arrays may become colour. Images of an array are named by their number.
     """
     with name_errors(path):
@@ -182,7 +182,7 @@ def image_batches(
 
 
 def row_batches(path: Source, *, width: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
-    """The rows of test_features or features of an .npz file, without labels, in batches; named by their number."""
+    """Yield the rows of test_features or features of an .npz file, unlabelled, in batches; named by their number."""
     with name_errors(path):
         if detect_kind(path) != "npz":
             raise Refusal("is not an .npz file of features, which this model takes. Fix: numpy.savez(features=...).")
@@ -218,7 +218,7 @@ def _read(
 
 
 def list_files(path: Path, kind: str, columns: dict[str, str] | None = None) -> tuple[Listing, str]:
-    """The listing of a folder, a CSV file or a table, and the name of the data set."""
+    """Return the listing of a folder, a CSV file or a table, and the name of the data set."""
     with name_errors(path):
         if kind == "folder":
             return list_folder(path), printable(path.resolve().name)
@@ -232,7 +232,7 @@ def list_files(path: Path, kind: str, columns: dict[str, str] | None = None) -> 
 
 
 def detect_kind(source: Source) -> str:
-    """One of "digits", "npz", "csv", "folder", "classes", "parquet", "arrow" and "store", by names alone."""
+    """Return "digits", "npz", "csv", "folder", "classes", "parquet", "arrow" or "store", by names alone."""
     if source == DIGITS:
         return DIGITS
     path = Path(source)
@@ -271,7 +271,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_folder(path: Source) -> bool:
-    """Whether the path is a folder; refuses what is neither a folder nor a regular file."""
+    """Return whether the path is a folder; refuse what is neither a folder nor a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -284,7 +284,7 @@ def _is_folder(path: Source) -> bool:
 
 
 def _describe(dataset: Dataset) -> Findings:
-    """The findings about arrays that passed every check."""
+    """Return the findings about arrays that passed every check."""
     total = sum(map(len, dataset.splits.values()))
     _, height, width, channels = dataset.train.images.shape
     counts = {}
@@ -304,7 +304,7 @@ def _describe(dataset: Dataset) -> Findings:
 
 
 def _copy_images(dataset: Dataset, destination: Destination) -> Dataset:
-    """The data set with its images in the destination."""
+    """Return the data set with its images in the destination."""
     parts = dataset.splits
     destination.require(sum(part.images.nbytes for part in parts.values()) if destination.copies else 0)
     copied = {
@@ -337,7 +337,7 @@ class _How:
 
 
 def _read_digits(declared: facts.Declared) -> Dataset:
-    """scikit-learn's public 8x8 digits: 1,437 to train and 360 to test, always in the same order."""
+    """Read scikit-learn's public 8x8 digits: 1,437 to train and 360 to test, always in the same order."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -3,10 +3,10 @@
     SOURCE.parquet, or a folder with *.parquet or data/*.parquet      the files of the Hugging Face hub
     a folder with state.json or dataset_dict.json                     what `datasets.save_to_disk` writes
 
-A row has an image (the bytes of a file, in a column of bytes or of {bytes, path}), a label (a number or a text) and
-perhaps a person. The split is that in the name of a file (train-00000-of-00001.parquet), of a folder, or in a column
-named split; without any of them, a test part is set aside. Labels, persons and splits are read first, and images in
-batches while they are decoded, so memory holds a few images of a table of any size. pyarrow is an extra:
+Each row has an image (the bytes of a file, in a column of bytes or of {bytes, path}), a label (a number or text) and
+optionally a person. The split is named by the file (train-00000-of-00001.parquet), the folder, or a column named split;
+otherwise a test part is set aside. Labels, persons and splits are read first. Images are read in batches while they are
+decoded, so memory holds only a few images of a table of any size. pyarrow is an extra:
 `pip install 'dpvision[parquet]'`.
 """
 
@@ -39,7 +39,7 @@ _MISSING = "is a table, and pyarrow is not installed. Fix: pip install 'dpvision
 
 
 def list_tables(path: Path, kind: str, columns: dict[str, str]) -> Listing:
-    """The rows of all files of a source, with their images to be read later."""
+    """Return the rows of all files of a source, with their images to be read later."""
     root = os.path.realpath(path if path.is_dir() else path.parent)
     files = _list_parquet(path) if kind == "parquet" else _list_arrow(path, root)
     if not files:
@@ -69,7 +69,7 @@ def list_tables(path: Path, kind: str, columns: dict[str, str]) -> Listing:
 
 
 def _list_parquet(path: Path) -> list[tuple[str, str | None]]:
-    """The Parquet files below the root with the split in their names."""
+    """Return the Parquet files below the root with the split in their names."""
     if not path.is_dir():
         return [(path.name, None)]
     names = sorted(entry for entry in os.listdir(path) if entry.lower().endswith(".parquet"))
@@ -80,7 +80,7 @@ def _list_parquet(path: Path) -> list[tuple[str, str | None]]:
 
 
 def _list_arrow(path: Path, root: str) -> list[tuple[str, str | None]]:
-    """The Arrow files of a data set, or of each split of a dictionary of data sets."""
+    """Return the Arrow files of a data set, or of each split of a dictionary of data sets."""
     if not os.path.lexists(path / "dataset_dict.json"):
         return [(name, None) for name in _files_of_state(root, "")]
     splits = _read_json(root, "dataset_dict.json").get("splits")
@@ -132,7 +132,7 @@ def _open_table(root: str, name: str, split: str | None, kind: str, columns: dic
 
 
 def _choose_columns(present: list[str], named: dict[str, str], file: str) -> dict[str, str]:
-    """The columns by their roles; those that are named must be there, and so must image and label."""
+    """Return the columns by their roles. Named columns must exist, and so must image and label."""
     columns = {}
     for role, usual in _USUAL.items():
         wanted = (named[role],) if role in named else usual
@@ -149,7 +149,7 @@ def _choose_columns(present: list[str], named: dict[str, str], file: str) -> dic
 
 
 def _class_names(schema: Any, label: str) -> dict[int, str]:
-    """The names of numbered labels in the metadata that the Hugging Face library writes; empty if there are none."""
+    """Return the names of numbered labels from the Hugging Face metadata; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[label]["names"]
@@ -202,7 +202,7 @@ class _Table:
             )
 
     def read_splits(self) -> list[str]:
-        """The split of each row."""
+        """Return the split of each row."""
         if "split" in self.columns and self.split is None:
             values = self._column(self.columns["split"])
             unknown = next((value for value in values if value not in _SPLITS), None)
@@ -214,7 +214,7 @@ class _Table:
         return [self.split or "train"] * len(self._column(self.columns["label"]))
 
     def read_items(self) -> Iterator[Item]:
-        """The rows in order, without their images."""
+        """Yield the rows in order, without their images."""
         labels = self._column(self.columns["label"])
         persons = self._column(self.columns["person"]) if "person" in self.columns else [None] * len(labels)
         known: dict[Any, str] = {}
@@ -226,7 +226,7 @@ class _Table:
             yield Item(f"{self.name}, row {number}", known[label], None if person is None else str(person).strip())
 
     def images(self, split: str) -> Iterator[bytes | None]:
-        """The bytes of the images of one split, in order; None for a row without an image."""
+        """Yield the bytes of the images of one split, in order; None for a row without an image."""
         assert self.splits is not None
         number = 0
         with self.refusals():
@@ -257,7 +257,7 @@ class _Table:
             return [value for batch in self._batches_of_arrow(file) for value in batch.column(name).to_pylist()]
 
     def _batches(self) -> Iterator[Any]:
-        """Arrays of bytes of images, a batch at a time."""
+        """Yield arrays of the bytes of images, a batch at a time."""
         import pyarrow.parquet
 
         image = self.columns["image"]

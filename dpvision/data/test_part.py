@@ -1,9 +1,9 @@
 """Sets aside a test split where a source has none.
 
-Whether a record is set aside depends on that record alone: on a hash of its person if persons are known, otherwise of
-its original pixels. So one record more or less moves no other record to the other side, the order and the names of
-files do not matter, all images of a person are on one side, and so are copies of an image. The hash is public and has
-no seed. Of two shares, the smaller test split is part of the larger.
+Whether a record is set aside depends on that record alone: on a hash of its person if persons are known, or else of its
+original pixels. Adding or removing one record therefore moves no other record between the splits, and neither do the
+names and the order of files. All images of a person are in one split, and so are exact copies of an image. The hash is
+public and has no seed. The test split of a smaller share is part of that of a larger share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def require_share(share: float | None) -> None:
 
 
 def is_test(share: float, *, digest: bytes, person: str | None) -> bool:
-    """Whether a record belongs to the test split, given the digest of its pixels and its person, if known."""
+    """Return whether a record belongs to the test split, given the digest of its pixels and its person, if known."""
     content = b"image" + digest if person is None else b"person" + person.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(content, digest_size=8, person=_NAME).digest(), "big") < share * 2**64
