@@ -25,7 +25,7 @@ from scipy.stats import rankdata
 
 from dpvision.core.rows import Rows
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.inputs import Inputs, predict_scores
+from dpvision.models.inputs import predict_scores
 from dpvision.private.features.public_map import features_of
 from dpvision.private.statistics.mechanism import Description
 from dpvision.private.statistics.release import mechanism_of
@@ -88,7 +88,7 @@ def attack_run(
     if data.test is None:
         raise DataError(f"{source}: it has no test split, so there are no images to compare with.")
     splits = (data.train, data.test)
-    return _attack_losses(*((predict_scores(model.model, Inputs(s), most=most), s.labels[:most]) for s in splits))
+    return _attack_losses(*((predict_scores(model.model, model.inputs(s), most=most), s.labels[:most]) for s in splits))
 
 
 def attack_release(
