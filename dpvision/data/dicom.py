@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +43,20 @@ _PIXELS = (
 
 def measure(data: bytes) -> tuple[int, int, int]:
     """Return (height, width, channels) from the header alone."""
-    header = _read(data, _SHAPE, pixels=False)
-    return int(header.Rows), int(header.Columns), _channels(header)
+    with _quoting_nothing():
+        header = _read(data, _SHAPE, pixels=False)
+        return int(header.Rows), int(header.Columns), _channels(header)
 
 
 def decode(data: bytes, window: tuple[float, float] | None) -> tuple[np.ndarray, Image.Image, str | None]:
     """Return the stored pixels (H, W, C), the image as it is shown, and a digest of the patient id if there is one."""
+    with _quoting_nothing():
+        return _decode(_read(data, _PIXELS, pixels=True), window)
+
+
+def _decode(header: Any, window: tuple[float, float] | None) -> tuple[np.ndarray, Image.Image, str | None]:
     from PIL import Image
 
-    header = _read(data, _PIXELS, pixels=True)
     pixels = _decode_pixels(header)
     height, width, channels = int(header.Rows), int(header.Columns), _channels(header)
     if pixels.size != height * width * channels:
@@ -93,14 +100,20 @@ def _read(data: bytes, tags: tuple[str, ...], *, pixels: bool) -> Any:
     syntax = _transfer_syntax(data)
     if syntax == _DEFLATED:
         raise Refusal("is deflated as a whole. Fix: write it without compression, such as with `dcmconv`.")
+    header = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=not pixels, specific_tags=list(tags))
+    _require_header(header)
+    return header
+
+
+@contextmanager
+def _quoting_nothing() -> Iterator[None]:
+    """Turn every error of pydicom into a Refusal without its text. Values are parsed late, so it can come anywhere."""
     try:
-        header = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=not pixels, specific_tags=list(tags))
-        _require_header(header)
+        yield
     except (Refusal, MemoryError):
         raise
     except Exception as exc:
         raise Refusal(f"is a damaged DICOM file ({type(exc).__name__}).") from None
-    return header
 
 
 def _decode_pixels(header: Any) -> np.ndarray:

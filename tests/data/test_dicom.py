@@ -91,6 +91,7 @@ def test_the_account_does_not_depend_on_the_window(tmp_path: Path) -> None:
         ({"Rows": 65535, "Columns": 65535}, "more than 16,777,216 pixels"),
         ({"PixelData": b"12"}, "pixels that cannot be decoded"),
         ({"PixelData": None}, "has no pixels"),
+        ({"PatientID": b"LF"}, "is a damaged DICOM file"),
         ({"RescaleSlope": 0}, "RescaleSlope that is not a usable number"),
         ({"TransferSyntaxUID": "1.2.840.10008.1.2.4.80"}, "compressed in a way that cannot be decoded here. Fix"),
         ({"TransferSyntaxUID": "1.2.840.10008.1.2.1.99"}, "is deflated as a whole. Fix"),
@@ -99,7 +100,10 @@ def test_the_account_does_not_depend_on_the_window(tmp_path: Path) -> None:
 def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     path = folder(tmp_path)
     write_dicom(path / "b" / "odd.dcm", VALUES)
-    if "TransferSyntaxUID" in changes:  # as if it were written so
+    if "PatientID" in changes:  # an unknown kind of value
+        data = (path / "b" / "odd.dcm").read_bytes()
+        (path / "b" / "odd.dcm").write_bytes(data.replace(b"\x10\0\x20\0LO", b"\x10\0\x20\0" + changes["PatientID"]))
+    elif "TransferSyntaxUID" in changes:  # as if it were written so
         data, new = (path / "b" / "odd.dcm").read_bytes(), changes["TransferSyntaxUID"].encode()
         old = b"1.2.840.10008.1.2.1\0"
         place = data.index(b"\x02\0\x10\0UI")
