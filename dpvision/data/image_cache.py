@@ -82,8 +82,8 @@ def name_of(listing: Listing, declared: Declared, rule: Rule) -> str | None:
 
 def read(name: str) -> Stored | None:
     """Return what is stored under a name, or None if it is absent or damaged."""
-    folder = _folder() / name
     try:
+        folder = _folder() / name
         meta = json.loads(files.read(folder / "meta.json", most=limits.META_BYTES * 16))
         shape, reasons = tuple(meta["shape"]), {int(number): str(text) for number, text in meta["reasons"].items()}
         if meta["format"] != _FORMAT or len(shape) != 4:
@@ -179,9 +179,19 @@ def _write(file: int, values: np.ndarray) -> None:
 
 
 def _folder() -> Path:
-    from dpvision.storage.home import home
+    """Return $DPVISION_HOME/images, or raise an OSError if another user may write there.
 
-    return home() / "images"
+    The home is that of dpvision.storage.home, which public code must not import: it knows the ledger.
+    """
+    home = Path(os.environ.get("DPVISION_HOME") or Path.home() / ".dpvision")
+    for folder in (home, home / "images"):
+        with suppress(FileNotFoundError):
+            status = os.stat(folder)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise PermissionError(f"{folder}: another user may write there")
+    if not home.is_absolute():
+        raise NotADirectoryError(f"{home}: is relative")
+    return home / "images"
 
 
 def _make_space(folder: Path, needed: int) -> None:

@@ -106,3 +106,21 @@ def test_damaged_and_old_entries_are_replaced(
     load(save_folder(tmp_path / "b", good_arrays(1)))
     (kept,) = (own_home / "images").iterdir()
     assert kept.name != entry.name
+
+
+def test_a_home_that_others_may_write_to_is_not_used(tmp_path: Path, own_home: Path, decoded: list[bytes]) -> None:
+    """Whoever writes there could replace images."""
+    folder = save_folder(tmp_path / "a", good_arrays())
+    load(folder)
+    assert len(list((own_home / "images").iterdir())) == 1
+    (own_home / "images").chmod(0o770)
+    load(folder)
+    assert len(decoded) == 42
+
+
+def test_the_home_is_that_of_the_ledgers(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpvision.storage.home import home
+
+    assert image_cache._folder() == home() / "images" == own_home / "images"
+    monkeypatch.delenv("DPVISION_HOME")
+    assert image_cache._folder() == home() / "images"
