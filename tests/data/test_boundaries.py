@@ -31,12 +31,7 @@ def test_imports(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for name in imported(tree):
         first = name.split(".")[0]
-        ours = name in (
-            "dpvision.errors",
-            "dpvision.core",
-            "dpvision.core.files",
-            "dpvision.storage.home",
-        ) or name.startswith("dpvision.data")
+        ours = name in ("dpvision.errors", "dpvision.core", "dpvision.core.files") or name.startswith("dpvision.data")
         assert ours or first in ALLOWED or first in sys.stdlib_module_names, name
         assert first not in ("pickle", "marshal", "shelve", "zipfile", "tarfile"), name
     at_once = {
