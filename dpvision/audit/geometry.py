@@ -120,7 +120,7 @@ def _load_network(weights: Path, source: str, model: str | None) -> tuple[nn.Mod
         if model is not None and model != header.get("model", model):
             raise ConfigError(f"{weights}: its model is {header['model']}, not {model}. Fix: omit --model.")
         loaded = load_model(weights)
-        data = load(source, classes=list(loaded.classes), size=loaded.shape[1:], channels=loaded.shape[0])
+        data = loaded.load(source, size=None)
         part = run_folder.Run(weights).config().part if weights.is_dir() else "all"
         return loaded.model, data, "head" if part == "centred-head" else part
     if model is None:

@@ -24,9 +24,8 @@ from scipy.special import logsumexp
 from scipy.stats import rankdata
 
 from dpvision.core.rows import Rows
-from dpvision.data import load
 from dpvision.errors import ConfigError, DataError
-from dpvision.models.inputs import Inputs, predict_scores
+from dpvision.models.inputs import predict_scores
 from dpvision.private.features.public_map import features_of
 from dpvision.private.statistics.mechanism import Description
 from dpvision.private.statistics.release import mechanism_of
@@ -85,11 +84,11 @@ def attack_run(
 ) -> tuple[Membership, dict[str, Floats]]:
     """Attack a run's model by loss threshold, training against test images; return the success and the scores."""
     model = load_model(folder, device=device)
-    data = load(source, classes=list(model.classes), size=model.shape[1:], channels=model.shape[0])
+    data = model.load(source, size=None)
     if data.test is None:
         raise DataError(f"{source}: it has no test split, so there are no images to compare with.")
     splits = (data.train, data.test)
-    return _attack_losses(*((predict_scores(model.model, Inputs(s), most=most), s.labels[:most]) for s in splits))
+    return _attack_losses(*((predict_scores(model.model, model.inputs(s), most=most), s.labels[:most]) for s in splits))
 
 
 def attack_release(

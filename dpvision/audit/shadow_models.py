@@ -47,7 +47,7 @@ from dpvision.models.inputs import Inputs, predict_scores
 from dpvision.private.training.prepare import prepare, prepare_read
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.state import State
-from dpvision.private.training.train import Display, Progress
+from dpvision.private.training.train import Display, Progress, rule_of
 from dpvision.private.training.train import run as train_run
 from dpvision.released.model import load_model
 from dpvision.settings.training import Config
@@ -126,7 +126,7 @@ def plan_shadows(
         raise ConfigError(f"--shadows {count}: it must be an even number of at least {FEWEST}, such as 8.")
     config = State.config_of(safetensors.read(run.state).header, run.state)  # with the folders of public inputs
     config = config if device is None else replace(config, device=str(device))
-    prepared = prepare(source, config)
+    prepared = prepare(source, config, rule=rule_of(run.facts()))
     if prepared.fingerprint != run.facts().get("fingerprint"):
         raise DataError(
             f"{source}: these are not the images that the run was trained on, so its members are unknown. Fix: give "

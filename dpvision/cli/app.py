@@ -6,7 +6,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from dpvision import __version__
 from dpvision.errors import ConfigError, DPVisionError
-from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml
+from dpvision.settings.setting import GROUPS, REQUIRED, Setting, declared, read_toml, size_pair
 from dpvision.settings.training import Config, merge
 
 # The verbs in the order of `dpvision --help`.
@@ -119,10 +119,15 @@ def _data_setting(name: str, **changes: Any) -> Parameter:
     return like(of, show_default=False if of.default is False else of.default_text, **changes)
 
 
+def _size_of(_: Any, tokens: Sequence[Any]) -> tuple[int, int] | None:
+    return size_pair(tokens[0].value)
+
+
 DataSet = Annotated[
     str,
     Parameter(
-        help="`digits` (built in), a folder of images (train/CLASS/x.png), an .npz or .csv file, or a packed store."
+        help="`digits` (built in), a folder of images (CLASS/x.png or train/CLASS/x.png), an .npz, .csv or .parquet "
+        "file, or a packed store."
     ),
 ]
 PublicImages = Annotated[
@@ -130,7 +135,10 @@ PublicImages = Annotated[
     Parameter(help="PUBLIC images: `digits`, a folder (train/CLASS/x.png), an .npz or .csv file, or a packed store."),
 ]
 Classes = Annotated[str | None, _data_setting("classes")]
-Size = Annotated[int | None, _data_setting("size")]
+Size = Annotated[tuple[int, int] | None, _data_setting("size", n_tokens=1, converter=_size_of, metavar="STR")]
+TestShare = Annotated[float | None, _data_setting("test_share")]
+Window = Annotated[str | None, _data_setting("window")]
+Columns = Annotated[str | None, _data_setting("columns")]
 Channels = Annotated[int | None, _data_setting("channels")]
 SkipBroken = Annotated[bool | None, _data_setting("skip_broken")]
 Json = Annotated[bool, flag("Output", "Print the result as one JSON object.", name="--json")]

@@ -1,4 +1,4 @@
-"""check, data pack, data split and ledger: what a data set holds, its parts, and what was spent on it."""
+"""The verbs check, data pack, data split and ledger: the content of a data set, its parts, and its privacy budget."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dpvision.cli.app import (
     Channels,
     Classes,
+    Columns,
     DataSet,
     Json,
     Size,
     SkipBroken,
+    TestShare,
+    Window,
     flag,
     option,
     out_option,
@@ -32,7 +35,17 @@ data_verb = verb_with_parts("data", "Pack a data set into one store, or split of
 
 
 @verb
-def check(data: DataSet, /, *, classes: Classes = None, size: Size = None, json: Json = False) -> None:
+def check(
+    data: DataSet,
+    /,
+    *,
+    classes: Classes = None,
+    size: Size = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
+    json: Json = False,
+) -> None:
     """Count the images of a data set and list broken files.
 
     No noise protects what it prints: not for release.
@@ -42,7 +55,9 @@ def check(data: DataSet, /, *, classes: Classes = None, size: Size = None, json:
     from dpvision.data import check as find
 
     with progress("reading images"):
-        findings = find(data, classes=class_list(classes), size=size)
+        findings = find(
+            data, classes=class_list(classes), size=size, test_share=test_share, window=window, columns=columns
+        )
     if json:
         as_json(_findings_json(findings))
     else:
@@ -61,6 +76,9 @@ def pack(
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
 ) -> None:
     """Pack a data set into a memory-mapped store, for data larger than memory.
 
@@ -77,6 +95,9 @@ def pack(
             size=size,
             channels=channels,
             skip_broken=bool(skip_broken),
+            test_share=test_share,
+            window=window,
+            columns=columns,
             progress=packed,
         )
     copy_provenance(data, store)
@@ -95,11 +116,14 @@ def split(
     size: Size = None,
     channels: Channels = None,
     skip_broken: SkipBroken = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
 ) -> None:
     """Split the training images into a public part, whose owners consented, and the private rest.
 
     Writes public.npz, private.npz (with the test images unchanged) and split.json. If persons are known, all images of
-    a person are in one part. The private part is a data set of its own, with its own ledger.
+    a person are in one part. The private part is a separate data set with a separate ledger.
 
     Example: `dpvision data split cifar10.npz --public 2000 --out parts`
     """
@@ -110,7 +134,16 @@ def split(
     from dpvision.public.split import split as cut
 
     with progress("reading images") as show:
-        whole = load(data, classes=class_list(classes), size=size, channels=channels, skip_broken=bool(skip_broken))
+        whole = load(
+            data,
+            classes=class_list(classes),
+            size=size,
+            channels=channels,
+            skip_broken=bool(skip_broken),
+            test_share=test_share,
+            window=window,
+            columns=columns,
+        )
         show("writing the parts")
         parts = cut(whole, out, public=public, seed=seed)
         for part in ("public", "private"):
@@ -136,6 +169,9 @@ def ledger(
     classes: Classes = None,
     size: Size = None,
     skip_broken: SkipBroken = None,
+    test_share: TestShare = None,
+    window: Window = None,
+    columns: Columns = None,
     json: Json = False,
 ) -> None:
     """Show what was spent of a data set's privacy budget, by all runs.
@@ -151,7 +187,14 @@ def ledger(
     from dpvision.storage.home import ledger_of
 
     with progress("reading images"):
-        options: dict[str, Any] = {"classes": class_list(classes), "size": size, "skip_broken": bool(skip_broken)}
+        options: dict[str, Any] = {
+            "classes": class_list(classes),
+            "size": size,
+            "skip_broken": bool(skip_broken),
+            "test_share": test_share,
+            "window": window,
+            "columns": columns,
+        }
         of_rows = holds_features(data)
         train = (load_rows(data, classes=options["classes"]) if of_rows else load(data, **options)).train
         fingerprint, _, digests = identify(train)
@@ -162,7 +205,7 @@ def ledger(
     for other in accounts.overlaps if not json else ():
         say(f"account {other.ledger.account().id} has {describe_shares(other)}")
     if drop_plan or set_budget is not None:
-        book = ledger_of(fingerprint)  # a decision about this data set, never about another's account
+        book = ledger_of(fingerprint)  # a decision about this data set never changes another account
         if not book.exists() and accounts.first.exists():
             raise ConfigError(
                 f"{data}: has no account of its own; its runs are charged to account {accounts.first.account().id}, "
@@ -232,7 +275,7 @@ def _findings_json(findings: Findings) -> dict[str, Any]:
     train = findings.counts.get("train", {})
     n = findings.persons or sum(train.values())
     unit = "--unit person " if findings.persons else ""
-    size = next(iter(findings.sizes), (0, 0))
+    size = "" if findings.size is None else f" --size {_size_text(findings.size)}"
     return {
         "name": findings.name,
         "counts": {split: dict(classes) for split, classes in findings.counts.items()},
@@ -240,9 +283,15 @@ def _findings_json(findings: Findings) -> dict[str, Any]:
         "channels": {str(k): v for k, v in findings.channels.items()},
         "persons": findings.persons,
         "problems": list(findings.problems),
+        "notes": list(findings.notes),
         "broken": [{"path": b.path, "reason": b.reason} for b in findings.broken],
-        "declare": f"{unit}--n {n} --classes {','.join(train)}" + (f" --size {size[0]}" if size[0] == size[1] else ""),
+        "declare": f"{unit}--n {n} --classes {','.join(train)}{size}",
     }
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    """Return a size as --size takes it."""
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def _show_findings(findings: dict[str, Any]) -> None:
@@ -254,13 +303,15 @@ def _show_findings(findings: dict[str, Any]) -> None:
     say(f"  sizes: {_sizes(findings['sizes'])}")
     if findings["persons"] is not None:
         say(f"  persons in train: {findings['persons']:,}")
+    for note in findings["notes"]:
+        say(f"  note: {note}")
     for problem in findings["problems"]:
         say(f"  problem: {problem}")
     for broken in findings["broken"]:
         say(f"  broken: {broken['path']}: {broken['reason']}")
     if findings["broken"]:
         say("  To continue without the broken files: --skip-broken")
-    say(f"  These figures become public by training. To declare them yourself: {findings['declare']}")
+    say(f"  These figures become public by training. To declare them instead: {findings['declare']}")
 
 
 def _sizes(counts: dict[str, int]) -> str:
@@ -270,7 +321,10 @@ def _sizes(counts: dict[str, int]) -> str:
     if len(counts) <= MAX_SIZES:
         return text
     by_area = sorted(counts, key=lambda size: int(size.split("x")[0]) * int(size.split("x")[1]))
-    return f"{len(counts):,} different, from {by_area[0]} to {by_area[-1]} pixels; most frequent: {text}"
+    return (
+        f"{len(counts):,} different; smallest {by_area[0]}, largest {by_area[-1]} (height x width); "
+        f"most frequent: {text}"
+    )
 
 
 def _show_parts(parts: dict[str, Any], out: Path) -> None:
@@ -281,9 +335,11 @@ def _show_parts(parts: dict[str, Any], out: Path) -> None:
     say(f"{out / 'public.npz'}: {public['images']:,} images, {count} of each of {len(classes)} classes")
     if public["images"] != parts["asked"]:
         why = (
-            "a person is wholly in one part" if fewest != most else f"that is not a multiple of {len(classes)} classes"
+            "all images of a person are in one part"
+            if fewest != most
+            else f"that is not a multiple of {len(classes)} classes"
         )
-        say(f"  note: {parts['asked']:,} were asked for, but {why}, so there are fewer.")
+        say(f"  note: {parts['asked']:,} were requested, but {why}, so there are fewer.")
     say(f"{out / 'private.npz'}: {parts['private']['images']:,} images to train on; other splits are unchanged")
     say(f"{out / 'split.json'}: which rows are public, and digests. {parts['consent']}")
     if classes != [str(number) for number in range(len(classes))]:

@@ -408,6 +408,8 @@ def _notes(prepared: Prepared | PreparedHead | PreparedRelease, accounts: Accoun
             f"  note: {', '.join(prepared.read_off)}: read from the data and treated as public, as the card states. "
             "If these facts are not public, declare them instead: --n (rounded), --classes, --size, --channels."
         )
+    for note in prepared.data.notes:
+        say(f"  note: {note}")
     if prepared.data.test is None:
         say("  note: there is no test split, so no accuracy will be reported.")
     for line in _account_notes(prepared, accounts):

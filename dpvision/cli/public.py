@@ -177,7 +177,7 @@ def warm(
     chosen = replace(NAMED[settings], **read(WarmUpSettings, flags))
     require_free(out, WarmUp)
     place = find_device(device, report=screen.say)
-    options: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": bool(skip_broken)}
+    options: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": bool(skip_broken), "test_share": 0}
     with screen.progress("reading images"):
         first, names = _read_public(public, consented, classes=class_list(classes), **options)
         height, width, depth = first.images.shape[1:]

@@ -240,7 +240,7 @@ def _read_public(source: str, size: int | None, *, consented: bool) -> tuple[Any
     from dpvision.public.provenance import provenance_of_source
 
     with screen.progress("reading images"):
-        images = data.load(source, size=size)
+        images = data.load(source, size=size, test_share=0)
         if not consented:
             require_not_private(source, [images.train], fix=CONSENT_FIX)
         return images, provenance_of_source(source, images.train)
@@ -324,7 +324,7 @@ def quality(
         reference = splits[split]
         if reference is None:
             raise DataError(f"{real}: has no {split} split. Fix: --split train.")
-        drawn = load(synthetic, classes=list(data.classes), size=size).train
+        drawn = load(synthetic, classes=list(data.classes), size=size, test_share=0).train
         model = model or ("resnet-9-small" if min(reference.images.shape[1:3]) >= 16 else "small-cnn")
         measured = evaluate(
             pictures(synthetic, drawn),

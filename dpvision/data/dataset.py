@@ -1,9 +1,9 @@
 """A data set in memory: splits of images with labels, their fingerprints, and what was found while reading a source.
 
-The fingerprint of a split, which names its ledger, depends on the original images alone, in any order, whatever file
-contains them. Labels, persons, the names of the classes, a new size or other channels do not change it: they are the
-same people's images, so they have one ledger. Training draws random numbers by position, so a second digest depends on
-the order, the labels and the pixels as well.
+The fingerprint of a split names its ledger. It depends only on the original images, in any order and any file format.
+Labels, persons, class names, a new size or other channels do not change it: the images are of the same people, so they
+have one ledger. Training draws random numbers by position, so a second digest also depends on the order, the labels and
+the pixels.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _BLOCK = 4 * 2**20
 
 
 def fingerprint(split: Split) -> str:
-    """Hex BLAKE2b of the multiset of images. Digests are sorted, not added: sums can be made to collide."""
+    """Return the hex BLAKE2b of the multiset of images. Digests are sorted, not added: sums can be made to collide."""
     return identify(split)[0]
 
 
 def identify(split: Split) -> tuple[str, str, list[bytes]]:
-    """The fingerprint, the digest of the records in their order, and the digest of each image, in one pass."""
+    """Return the fingerprint, the digest of the records in order, and the digest of each image, all in one pass."""
     digests = list(_image_digests(split.images))
     numbers = [split.labels] if split.persons is None else [split.labels, split.persons]
     ordered = blake2b(b"".join(digests), digest_size=DIGEST, person=b"in order")
@@ -40,12 +40,12 @@ def identify(split: Split) -> tuple[str, str, list[bytes]]:
 
 
 def image_digest(image: np.ndarray) -> bytes:
-    """Digest of one image (H, W, C): type, shape and bytes."""
+    """Return the digest of one image (H, W, C): its type, shape and bytes."""
     return next(_image_digests(image[None]))
 
 
 def _image_digests(images: np.ndarray) -> Iterator[bytes]:
-    """One digest per image, reading a block of the (possibly memory-mapped) images at a time."""
+    """Yield one digest per image, reading a block of the (possibly memory-mapped) images at a time."""
     count, *shape = images.shape
     dtype = images.dtype.newbyteorder("<")
     kind = f"{dtype.str} {shape}".encode().ljust(56, b"\0")
@@ -100,6 +100,10 @@ class Dataset:
     """Files that `skip_broken` left out."""
     skipped_broken: bool = False
     """Whether `skip_broken` was set, now or when a store was packed: files may have been left out."""
+    test_share: float | None = None
+    """The share that was set aside as the test split, or None if the source names its splits."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how the source was read; nothing in it is a private number."""
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -107,7 +111,7 @@ class Dataset:
         return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
 
     def require_split(self, name: str, *, source: object) -> Split:
-        """One split; a DataError if the source lacks it."""
+        """Return one split, or raise a DataError if the source lacks it."""
         if name not in self.splits:
             raise DataError(
                 f"{source}: has no {name} split. Fix: --split {' or '.join(self.splits)}, or data with one."
@@ -124,6 +128,8 @@ class Findings:
     """split -> class -> readable images."""
     sizes: Mapping[tuple[int, int], int]
     """(height, width) -> readable images, the most frequent size first."""
+    size: tuple[int, int] | None
+    """The (height, width) to which `load` would bring them; None if no image is readable."""
     channels: Mapping[int, int]
     """1 or 3 -> readable images."""
     persons: int | None
@@ -131,6 +137,8 @@ class Findings:
     problems: tuple[str, ...]
     """Reasons why `load` would refuse the source, apart from broken files."""
     broken: tuple[Broken, ...]
+    notes: tuple[str, ...] = ()
+    """What `load` would note."""
 
 
 @dataclass(frozen=True, eq=False)

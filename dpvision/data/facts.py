@@ -1,5 +1,9 @@
 """Facts about a data set that are declared or inferred: classes, image size, channels; and requirements on arrays.
 
+If the image size is not declared, it is the size of the images if they all have the same size, or else `MIXED_SIZE`, a
+constant that does not depend on the images. If the channels are not declared, they are 1 if all images are grey, or
+else 3. Both are recorded as inferred, because the data decided, and the card lists them as read from the data.
+
 Classes are declared by the user, because they are public, or inferred from the training data and recorded as inferred.
 A declared number k stands for the names "0" to "k-1". In sources with numbered labels (.npz) a label is an index into
 the names. In sources with named labels (folders, CSV) it is one of the names, so with a declared number k labels must
@@ -21,11 +25,16 @@ from dpvision.data.files import Refusal, printable
 Classes = int | Sequence[str] | None
 Size = int | tuple[int, int] | None
 INFERABLE = ("classes", "image size", "channels")
+MIXED_SIZE = (64, 64)
+"""The size of images of several sizes, unless another one is declared."""
+TEST_SHARE = 0.2
+"""The fraction that is set aside as the test split of a source without one, unless another one is declared."""
+COLUMN_ROLES = ("image", "label", "person", "split")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def declare(*, classes: Classes = None, size: Size = None, channels: int | None = None) -> Declared:
-    """The declared facts; a Refusal of what no data set can have."""
+    """Return the declared facts; a Refusal if no data set can have them."""
     names, sides = _declared_names(classes), _declared_size(size)
     if channels not in (None, 1, 3):
         raise Refusal(f"cannot have images with {channels!r} channels. Fix: 1 for gray, 3 for colour.")
@@ -53,6 +62,37 @@ def _declared_size(size: Size) -> tuple[int, int] | None:
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides) or math.prod(sides) > limits.PIXELS:
         raise Refusal(f"cannot have images of size {size!r}. Fix: give one number or (height, width).")
     return sides[0], sides[1]
+
+
+def parse_window(window: str | tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return the centre and width of a window, from numbers or from text such as "40,400"."""
+    if window is None:
+        return None
+    try:
+        centre, width = (float(part) for part in (window.split(",") if isinstance(window, str) else window))
+    except (TypeError, ValueError):
+        centre, width = 0.0, 0.0
+    if not (math.isfinite(centre) and math.isfinite(width) and 0 < width < 1e9 and abs(centre) < 1e9):
+        raise Refusal(f"cannot have the window {window!r}. Fix: give its centre and its width, such as 40,400.")
+    return centre, width
+
+
+def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Return the columns of a table by what they hold, from a mapping or text such as "image=img,label=fine_label"."""
+    if columns is None:
+        return {}
+    if isinstance(columns, str):
+        pairs = [part.partition("=") for part in columns.split(",")]
+        named = {role.strip(): name.strip() for role, equals, name in pairs if equals}
+        complete = len(named) == len(pairs)
+    else:
+        named, complete = dict(columns), True
+    if not complete or not set(named) <= set(COLUMN_ROLES) or not all(named.values()):
+        raise Refusal(
+            f"cannot have the columns {columns!r}. Fix: name columns of the table, such as image=img,label=fine_label; "
+            f"known are {', '.join(COLUMN_ROLES)}."
+        )
+    return named
 
 
 def require_shape(shape: tuple[int, ...], declared: Declared) -> None:
@@ -84,7 +124,7 @@ def require_class_name(name: str) -> None:
 
 
 def resolve_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tuple[str, ...]:
-    """The names of the classes for numbered labels; a label that is not among them is refused."""
+    """Return the names of the classes for numbered labels, or refuse a label that is not among them."""
     lowest = min(int(array.min()) for array in labels.values())
     if lowest < 0:
         raise Refusal(f"has the label {lowest}. Fix: number the classes from 0.")
@@ -106,7 +146,7 @@ def resolve_numbered(labels: Mapping[str, np.ndarray], declared: Declared) -> tu
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorted names, as numbers if all are, so that class "10" comes after class "9"."""
+    """Return the names sorted, as numbers if all are numbers, so that class "10" comes after class "9"."""
     listed = list(names)
     if all(_NUMBER.fullmatch(name) for name in listed):
         return tuple(sorted(listed, key=int))
@@ -114,7 +154,7 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def resolve_named(present: Iterable[str], declared: Declared) -> tuple[str, ...]:
-    """The names of the classes for named labels, given the names that are present in the training data."""
+    """Return the names of the classes for named labels, given the names that are present in the training data."""
     names = sort_names(present)
     if declared.names is None:
         require_class_names(names)
@@ -126,14 +166,14 @@ def resolve_named(present: Iterable[str], declared: Declared) -> tuple[str, ...]
 
 
 def describe_unknown(name: str, names: Sequence[str], *, numbered: bool = False) -> str:
-    """The message about a class that is not among the classes."""
+    """Return the message about a class that is not among the classes."""
     listed = ", ".join(printable(known) for known in names[:10]) + (", ..." if len(names) > 10 else "")
     fix = "declare the names of the classes instead of their number" if numbered else "correct the label or declare it"
     return f"has the class {printable(name)!r}, which is none of: {listed}. Fix: {fix}."
 
 
 def match_stored(stored: tuple[str, ...], declared: Declared) -> bool:
-    """Whether the stored class names are declared now; refuses a declaration that contradicts them.
+    """Return whether the stored class names are declared now; refuse a declaration that contradicts them.
 
     A number k agrees with any k names, but declares only the names "0" to "k-1".
     """
@@ -146,7 +186,7 @@ def match_stored(stored: tuple[str, ...], declared: Declared) -> bool:
 
 
 def image_shape(shape: tuple[int, ...], *, name: str) -> tuple[int, int, int, int]:
-    """(N, H, W, C) of an array that may lack the last axis; refuses other shapes."""
+    """Return (N, H, W, C) for an array that may lack the last axis; refuse other shapes."""
     full = (*shape, 1) if len(shape) == 3 else shape
     if len(full) != 4 or full[3] not in (1, 3):
         hint = " The channels come last: numpy.moveaxis(images, 1, -1)." if len(full) == 4 and full[1] in (1, 3) else ""
@@ -161,7 +201,7 @@ def image_shape(shape: tuple[int, ...], *, name: str) -> tuple[int, int, int, in
 
 
 def image_dtype(dtype: np.dtype, *, name: str) -> np.dtype:
-    """The type in which images of `dtype` are kept: uint8, or float32 for any float; refuses other types."""
+    """Return the type in which images of `dtype` are stored: uint8, or float32 for any float. Refuse other types."""
     if dtype == np.uint8:
         return np.dtype(np.uint8)
     if dtype.kind == "f":
@@ -211,7 +251,7 @@ def require_same_kind(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str
 
 
 def index_persons(ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Indices 0..P-1 in the sorted order of the ids, with one numbering for all splits."""
+    """Return indices 0..P-1 in the sorted order of the ids, with one numbering for all splits."""
     if not ids:
         return {}
     kinds = {array.dtype.kind in "US" for array in ids.values()}

@@ -25,7 +25,7 @@ def open_inside(root: str, relative: str) -> BinaryIO:
 
 
 def resolve_inside(root: str, relative: str) -> str:
-    """The real path of `relative`, which must be below the real path `root`."""
+    """Return the real path of `relative`, which must be below the real path `root`."""
     if "\0" in relative:
         raise Refusal("its path contains a NUL character.")
     if not relative or relative.startswith("/") or os.path.isabs(relative):
@@ -52,12 +52,12 @@ def _open(path: str | PathLike[str], *, follow: bool) -> BinaryIO:
 
 
 def file_length(file: BinaryIO) -> int:
-    """Length of an open file in bytes."""
+    """Return the length of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 def printable(text: str | PathLike[str]) -> str:
-    """Untrusted text as one short printable line: a name may contain terminal escapes or a megabyte."""
+    """Return untrusted text as one short printable line: a name may contain terminal escapes or a megabyte."""
     raw = fspath(text)
     cut = raw if len(raw) <= _PRINTED_CHARACTERS else raw[: _PRINTED_CHARACTERS - 3] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)

@@ -20,6 +20,15 @@ NPY_HEADER_BYTES = 4 * KIB
 PIXELS = 2**24
 """Maximum number of pixels of one image (4,096 x 4,096). Pillow needs up to 11 bytes for each during conversion."""
 
+CACHE_FROM = 1_000
+"""Number of files from which decoded images are stored in $DPVISION_HOME."""
+
+CACHE_BYTES = 32 * GIB
+"""Maximum size of all images that are stored there."""
+
+PIXELS_AT_ONCE = 2**26
+"""Pixels of all images that threads decode at the same time; each takes up to 11 bytes."""
+
 IMAGE_FILE_BYTES = 64 * MIB
 PNG_CHUNKS = 2**16
 
@@ -35,4 +44,8 @@ CLASS_NAME_CHARACTERS = 200
 
 CSV_BYTES = 1 * GIB
 CSV_LINE_BYTES = 64 * KIB
+ROW_GROUP_BYTES = 4 * GIB
+"""Uncompressed size of one row group of a Parquet file or one batch of an Arrow file."""
+
+TABLE_ROWS = 2**27
 META_BYTES = 4 * MIB

@@ -1,26 +1,29 @@
-"""Lists the image files of a folder of classes or of a CSV file, before any of them is opened."""
+"""Lists the image files of a folder or a CSV file, before any of them is opened."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dpvision.data import limits
 from dpvision.data.dataset import SPLITS, Broken
-from dpvision.data.facts import require_class_name
+from dpvision.data.facts import TEST_SHARE, require_class_name
 from dpvision.data.files import Refusal, file_length, open_regular, printable, resolve_inside
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
-_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".dcm", ".dicom")
+_NO_SUFFIX = re.compile(r"[^.]*|.*\.[0-9]+")  # names of DICOM files, which often are UIDs
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini", "dicomdir")
 """Files that operating systems create. Names that start with a dot are ignored as well."""
 _MAX_DEPTH = 8
 """Maximum number of levels of folders below a folder of images to predict."""
 _COLUMNS = ("path", "label", "person", "split")
 _HEADER_FIX = "Fix: the first line is path,label or path,label,person,split."
 LAYOUTS = (
+    "\n  cat/1.png, dog/2.png                               a folder for each class; a test part is set aside"
     "\n  train/cat/1.png, train/dog/2.png, test/cat/3.png   a folder for each split (train, val, test) and class"
     "\n  images.csv with path,label and photos/1.png,cat     a line per image; columns person and split are optional"
 )
@@ -28,7 +31,7 @@ LAYOUTS = (
 
 
 def list_folder(path: Path) -> Listing:
-    """All files below the folder, sorted by name. A link to a folder must not lead out of `path`."""
+    """List all files below the folder, sorted by name. A link to a folder must not lead out of `path`."""
     root = os.path.realpath(path)
     items: dict[str, list[Item]] = {}
     broken: list[Broken] = []
@@ -43,21 +46,45 @@ def list_folder(path: Path) -> Listing:
                 reason = f"is not in the folder of a class. Fix: move it to {split}/CLASS/."
                 broken.append(Broken(printable(relative), reason))
                 continue
-            require_class_name(label)
             classes.update({label} if split == "train" else ())
-            for name in _list_names(root, relative):
-                problem = find_problem(root, f"{relative}/{name}")
-                if problem:
-                    broken.append(Broken(printable(f"{relative}/{name}"), problem))
-                else:
-                    split_items.append(Item(f"{relative}/{name}", label))
+            split_items += _list_class(root, relative, label, broken)
         if split_items:
             items[split] = split_items
     return Listing(root, items, frozenset(classes), str(path), tuple(broken))
 
 
+def list_classes(path: Path) -> Listing:
+    """List a folder whose subfolders are classes, without a split. Other files next to them are ignored."""
+    root = os.path.realpath(path)
+    items: list[Item] = []
+    broken: list[Broken] = []
+    classes: set[str] = set()
+    for name in _list_names(root, ""):
+        if os.path.isdir(os.path.join(root, name)):
+            classes.add(name)
+            items += _list_class(root, name, name, broken)
+        elif name.lower().endswith(SUFFIXES):
+            broken.append(Broken(printable(name), "is not in the folder of a class. Fix: move it to CLASS/."))
+    return Listing(
+        root, {"train": items} if items else {}, frozenset(classes), str(path), tuple(broken), share=TEST_SHARE
+    )
+
+
+def _list_class(root: str, relative: str, label: str, broken: list[Broken]) -> list[Item]:
+    """List the files in the folder of a class, and add those that cannot be images to `broken`."""
+    require_class_name(label)
+    items = []
+    for name in _list_names(root, relative):
+        problem = find_problem(root, f"{relative}/{name}")
+        if problem:
+            broken.append(Broken(printable(f"{relative}/{name}"), problem))
+        else:
+            items.append(Item(f"{relative}/{name}", label))
+    return items
+
+
 def list_images(root: str, relative: str = "", *, depth: int = _MAX_DEPTH) -> list[str]:
-    """The files of a folder and its subfolders, for images without a class. A link to a folder is not followed."""
+    """List the files of a folder and its subfolders, for images without a class. Links to folders are not followed."""
     paths = []
     for name in _list_names(root, relative):
         path = f"{relative}/{name}" if relative else name
@@ -71,8 +98,9 @@ def find_problem(root: str, relative: str) -> str | None:
     """Return why a file cannot be an image, judged by its name and kind alone; None if it can be one."""
     if os.path.isdir(os.path.join(root, relative)):
         return "is a folder inside the folder of a class. Fix: move its images up."
-    if not relative.lower().endswith(SUFFIXES):
-        return "is not a .png, .jpg or .jpeg file."
+    name = relative.rpartition("/")[2].lower()
+    if not name.endswith(SUFFIXES) and not _NO_SUFFIX.fullmatch(name):
+        return f"is not an image by its name, which ends in none of {', '.join(SUFFIXES)}."
     return None
 
 
@@ -88,7 +116,7 @@ def _list_names(root: str, relative: str) -> list[str]:
 
 
 def list_table(path: Path) -> Listing:
-    """One item per line. Paths are relative to the folder of the CSV file; an empty split means train."""
+    """List one item per line. Paths are relative to the folder of the CSV file; an empty split means train."""
     rows = _read_rows(path)
     columns = _parse_columns(next(rows, (1, []))[1])
     items: dict[str, list[Item]] = {}
@@ -108,8 +136,8 @@ def list_table(path: Path) -> Listing:
         items.setdefault(split, []).append(_parse_item(values, labels, number=number))
     train = items.get("train", [])
     ordered = {split: items[split] for split in SPLITS if split in items}
-    root = os.path.realpath(path.parent)
-    return Listing(root, ordered, frozenset(item.label for item in train), str(path.parent))
+    root, share = os.path.realpath(path.parent), None if "split" in columns else 0.0
+    return Listing(root, ordered, frozenset(item.label for item in train), str(path.parent), share=share)
 
 
 def _parse_item(values: dict[str, str], labels: dict[str, str], *, number: int) -> Item:
@@ -139,7 +167,7 @@ def _parse_columns(first: list[str]) -> list[str]:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields). Lines are parsed separately, so that an open quote cannot consume the file."""
+    """Yield (line number, fields). Lines are parsed separately, so that an open quote cannot consume the file."""
     with open_regular(path) as file:
         if file_length(file) > limits.CSV_BYTES:
             raise Refusal(f"is larger than {limits.CSV_BYTES // limits.MIB} MiB.")
@@ -162,7 +190,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image file: its path below the root, its class and its person."""
+    """One image: its path below the root (or the row of a table, for messages), its class and its person."""
 
     path: str
     label: str
@@ -183,3 +211,7 @@ class Listing:
     """The root as the user wrote it, for messages."""
     broken: tuple[Broken, ...] = ()
     """Files that cannot be used because of their name or place."""
+    share: float | None = None
+    """The share that is set aside as the test split by default; None if the source names its splits."""
+    contents: Callable[[str], Iterator[bytes | None]] | None = None
+    """The bytes of the images of a split, in the order of its items; None if each item is a separate file."""

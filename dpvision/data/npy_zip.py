@@ -40,7 +40,7 @@ _PIECE = 64 * limits.KIB
 
 
 def parse_header(read: Callable[[int], bytes | bytearray], total: int) -> ArrayHeader:
-    """The header of an array of `total` bytes, header included; `read(n)` returns exactly n bytes or refuses.
+    """Return the header of an array of `total` bytes, header included; `read(n)` returns exactly n bytes or refuses.
 
     The size that the shape requires must be the size of what is present, so a false header allocates nothing.
     """
@@ -65,7 +65,7 @@ def parse_header(read: Callable[[int], bytes | bytearray], total: int) -> ArrayH
 
 
 def format_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """A header of constant length, so that it can be overwritten when the number of records is known."""
+    """Return a header of constant length, which can be overwritten when the number of records is known."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {tuple(int(n) for n in shape)}, }}"
     body = text.encode("ascii").ljust(_HEADER_BYTES - 11) + b"\n"
     return _MAGIC + b"\x01\x00" + len(body).to_bytes(2, "little") + body
@@ -102,7 +102,7 @@ def _parse_dtype(descr: object) -> np.dtype:
 
 
 def list_members(file: BinaryIO, length: int) -> dict[str, Member]:
-    """The members by name without ".npy". Every range of bytes must be inside the file, and none may overlap."""
+    """Return the members by name without ".npy". Their bytes must be inside the file and must not overlap."""
     count, size, start = _find_directory(file, length)
     if count > limits.ZIP_MEMBERS or size > limits.ZIP_DIRECTORY_BYTES:
         raise Refusal(f"has {count:,} members; an .npz file of images has at most {limits.ZIP_MEMBERS}.")
@@ -127,7 +127,7 @@ def list_members(file: BinaryIO, length: int) -> dict[str, Member]:
 
 
 def _find_directory(file: BinaryIO, length: int) -> tuple[int, int, int]:
-    """The number of entries of the directory, its length in bytes and its start."""
+    """Return the number of entries of the directory, its length in bytes and its start."""
     if length < _END.size:
         raise Refusal("is not an .npz file: it is too short.")
     end = length - _END.size
@@ -149,7 +149,7 @@ def _find_directory(file: BinaryIO, length: int) -> tuple[int, int, int]:
 
 
 def _parse_entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Member, int, int]:
-    """One entry of the directory, the start of its local header, and the start of the next entry."""
+    """Return an entry of the directory, the start of its local header, and the start of the next entry."""
     if position + _ENTRY.size > len(directory):
         raise Refusal("has a truncated zip directory.")
     fields = _ENTRY.unpack_from(directory, position)
@@ -179,7 +179,7 @@ def _parse_entry(file: BinaryIO, directory: bytes, position: int) -> tuple[Membe
 
 
 def _wide_fields(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
-    """The 64-bit values of fields that are 0xFFFFFFFF (zip64)."""
+    """Return the 64-bit values of fields that are 0xFFFFFFFF (zip64)."""
     position = 0
     while position + 4 <= len(extra):
         kind, count = struct.unpack_from("<2H", extra, position)
@@ -203,7 +203,7 @@ def _read_at(file: BinaryIO, position: int, count: int) -> bytes:
 
 
 def read_exactly(file: BinaryIO, count: int) -> bytes:
-    """The next `count` bytes; refuses a file that has fewer."""
+    """Return the next `count` bytes; refuse a file that has fewer."""
     data = file.read(count)
     if len(data) != count:
         raise Refusal("is truncated.")
@@ -248,7 +248,7 @@ class MemberStream:
         file.seek(member.start)
 
     def read(self, count: int) -> bytearray:
-        """Exactly `count` bytes."""
+        """Return exactly `count` bytes."""
         out = bytearray()
         while len(out) < count:
             piece = self._read_piece(count - len(out))

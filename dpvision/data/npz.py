@@ -22,7 +22,7 @@ Shape = tuple[int, int, int, int]
 
 
 def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) -> Dataset:
-    """The data set in the file. All headers are checked before the first array is read."""
+    """Read the data set in the file. All headers are checked before the first array is read."""
     with name_errors(path), open_regular(path) as file:
         arrays = Arrays(file)
         present = [split for split in SPLITS if f"{split}_images" in arrays.headers]
@@ -49,7 +49,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
 
 
 def read_unlabelled_npz(path: Path, *, size: facts.Size, channels: int, at_a_time: int) -> Iterator[Unlabelled]:
-    """The array test_images or images, in batches; images are named by their number, and grey may become colour."""
+    """Yield the array test_images or images in batches, named by number. Grey images may become colour."""
     with name_errors(path), open_regular(path) as file:
         declared = facts.declare(size=size)
         arrays = Arrays(file)
@@ -73,7 +73,7 @@ def read_unlabelled_npz(path: Path, *, size: facts.Size, channels: int, at_a_tim
 
 
 def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
-    """The features in the file: a row of d numbers is an "image" (1, d, 1) of any values, also NaN, in float32."""
+    """Read the features in the file: a row of d numbers is an "image" (1, d, 1) of float32, and may contain NaN."""
     with name_errors(path), open_regular(path) as file:
         arrays = Arrays(file)
         present = [split for split in ("train", "test") if f"{split}_features" in arrays.headers]
@@ -99,7 +99,7 @@ def read_npz_rows(path: Path, declared: facts.Declared) -> Dataset:
 
 
 def read_unlabelled_rows(path: Path, *, width: int, at_a_time: int) -> Iterator[Unlabelled]:
-    """The rows of test_features or features in batches, as `read_npz_rows` has them; a row is named by its number."""
+    """Yield the rows of test_features or features in batches, in the form of `read_npz_rows`, named by number."""
     with name_errors(path), open_regular(path) as file:
         arrays = Arrays(file)
         key = next((key for key in ("test_features", "features") if key in arrays.headers), None)
@@ -118,7 +118,7 @@ def read_unlabelled_rows(path: Path, *, width: int, at_a_time: int) -> Iterator[
 
 
 def has_features(path: Path) -> bool:
-    """Whether the file is an .npz with train_features and no train_images."""
+    """Return whether the file is an .npz with train_features and no train_images."""
     with name_errors(path), open_regular(path) as file:
         present = Arrays(file).headers
     return "train_features" in present
@@ -147,7 +147,7 @@ def _require_no_persons(arrays: Arrays) -> None:
 
 
 def _as_float32(block: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and such a row is in no sum
+    with np.errstate(over="ignore"):  # too large values become infinite, and such rows are in no sum
         return block.astype(np.float32)
 
 
@@ -162,7 +162,7 @@ def _require_labels(arrays: Arrays, split: str, of: str, *, count: int) -> None:
 def _image_kinds(
     arrays: Arrays, present: list[str]
 ) -> tuple[dict[str, tuple[int, int, int, int]], dict[str, np.dtype]]:
-    """Shapes and types of the images; labels and persons that do not fit them are refused."""
+    """Return the shapes and types of the images; refuse labels and persons that do not fit them."""
     shapes: dict[str, Shape] = {}
     dtypes: dict[str, np.dtype] = {}
     for split in present:
@@ -218,7 +218,7 @@ class Arrays:
             destination.require(needed)
 
     def images(self, key: str, *, shape: Shape, destination: Destination) -> np.ndarray:
-        """All images of an array, copied block by block into the destination."""
+        """Return all images of an array, copied block by block into the destination."""
         header = self.headers[key]
         out = destination.create(key, shape=shape, dtype=facts.image_dtype(header.dtype, name=key))
         step = max(1, _BLOCK * shape[0] // max(1, header.bytes))
@@ -227,7 +227,7 @@ class Arrays:
         return out
 
     def blocks(self, key: str, *, shape: Shape, count: int) -> Iterator[np.ndarray]:
-        """Images in order with their stored type, `count` at a time; the checksum is compared after the last."""
+        """Yield images in order with their stored type, `count` at a time. The checksum is compared after the last."""
         header, of_features = self.headers[key], key.endswith("features")
         if header.fortran:
             whole = self.whole(key).reshape(shape)
@@ -246,14 +246,14 @@ class Arrays:
         stream.finish()
 
     def integers(self, key: str) -> np.ndarray:
-        """Labels as (N,) int64."""
+        """Return labels as (N,) int64."""
         values = self.whole(key).reshape(-1)
         if values.dtype.kind == "u" and int(values.max()) > np.iinfo(np.int64).max:
             raise Refusal(f"has {key} with numbers that are too large.")
         return values.astype(np.int64)
 
     def whole(self, key: str) -> np.ndarray:
-        """One array in memory."""
+        """Return one array in memory."""
         header = self.headers[key]
         stream = self._open_data(key)
         values = np.frombuffer(stream.read(header.bytes), header.dtype)
@@ -261,7 +261,7 @@ class Arrays:
         return values.reshape(header.shape, order="F" if header.fortran else "C")
 
     def _open_data(self, key: str) -> MemberStream:
-        """The bytes of an array after its header."""
+        """Return the bytes of an array after its header."""
         stream = MemberStream(self._file, self._members[key])
         self._read_header(stream, self._members[key])
         return stream

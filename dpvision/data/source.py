@@ -1,15 +1,14 @@
-"""Detects what a source is and reads it: the word digits, an .npz, a CSV, a folder of images or a packed store."""
+"""Detects what a source is and reads it: the word digits, an .npz, a CSV, a folder, a table or a packed store."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -20,12 +19,17 @@ from dpvision.data import facts
 from dpvision.data.dataset import Dataset, Findings, Split, Unlabelled
 from dpvision.data.facts import Classes, Size
 from dpvision.data.files import Refusal, name_errors, printable
-from dpvision.data.image_files import Progress, inspect_listing, read_listing, read_unlabelled
-from dpvision.data.listing import LAYOUTS, Listing, list_folder, list_table
+from dpvision.data.image_files import Progress, Reading, inspect_listing, read_listing, read_unlabelled
+from dpvision.data.listing import LAYOUTS, Listing, list_classes, list_folder, list_table
 from dpvision.data.npz import has_features, read_npz, read_npz_rows, read_unlabelled_npz, read_unlabelled_rows
+from dpvision.data.picture import RULE, Rule
 from dpvision.data.store import META, Destination, FolderDestination, MemoryDestination, finish_store, read_store
+from dpvision.data.test_part import require_share
 
 Source = str | PathLike[str]
+Window = str | tuple[float, float] | None
+Columns = str | Mapping[str, str] | None
+_LISTED = ("folder", "classes", "csv", "parquet", "arrow")
 DIGITS = "digits"
 _DIGITS_TO_TRAIN, _BRIGHTEST_DIGIT = 1_437, 16
 
@@ -37,26 +41,36 @@ def load(
     size: Size = None,
     channels: int | None = None,
     skip_broken: bool = False,
+    test_share: float | None = None,
+    window: Window = None,
+    columns: Columns = None,
+    rule: int = RULE,
 ) -> Dataset:
     """Read a data set, or raise a DataError that names the file, the reason and the fix.
 
     `source` is the word "digits" (./digits is a folder of this name), an .npz file with train_images and
-    train_labels, a CSV file with `path,label[,person][,split]`, a folder with train/CLASS/x.png, or a packed store.
+    train_labels, a CSV file with `path,label[,person][,split]`, a folder with train/CLASS/x.png or CLASS/x.png, a
+    Parquet file, a folder of Parquet files or of `datasets.save_to_disk`, or a packed store.
 
     `classes` is the number of classes or their names in order, `size` the height and width of the images (one number
     if they are square), `channels` 1 for grey and 3 for colour. They are public facts and should be declared; those
     that are not are inferred from the data and listed in `Dataset.inferred`. Image files are resized and recoloured;
     arrays must agree with the declaration.
 
-    `skip_broken` leaves out image files that cannot be read and lists them in `Dataset.broken`.
+    `skip_broken` leaves out image files that cannot be read and lists them in `Dataset.broken`. `test_share` is the
+    share that becomes the test split if the source names no splits (0.2 by default; 0 for CSV files). `window` is the
+    centre and width of the window of DICOM images, `columns` names the columns of a table
+    ("image=img,label=fine_label"). `rule` is the version of the rule by which files become pixels; a model takes
+    images by the rule that it was trained with.
     """
     with name_errors(source):
         declared = facts.declare(classes=classes, size=size, channels=channels)
-    return _read(source, declared, MemoryDestination(), skip_broken=skip_broken)
+        how = _How.of(test_share=test_share, window=window, columns=columns, rule=rule, skip_broken=skip_broken)
+    return _read(source, declared, MemoryDestination(), how)
 
 
 def holds_features(source: Source) -> bool:
-    """Whether the source is an .npz file with train_features, which `load_rows` reads, and no train_images."""
+    """Return whether the source is an .npz file with train_features, for `load_rows`, and no train_images."""
     return detect_kind(source) == "npz" and has_features(Path(source))
 
 
@@ -82,6 +96,9 @@ def pack(
     size: Size = None,
     channels: int | None = None,
     skip_broken: bool = False,
+    test_share: float | None = None,
+    window: Window = None,
+    columns: Columns = None,
     progress: Progress | None = None,
 ) -> Path:
     """Pack a source into the store `out` and return its path.
@@ -93,6 +110,7 @@ def pack(
     target = Path(out)
     with name_errors(source):
         declared = facts.declare(classes=classes, size=size, channels=channels)
+        how = _How.of(test_share=test_share, window=window, columns=columns, skip_broken=skip_broken)
     with name_errors(target):
         if os.path.lexists(target):
             raise Refusal("exists already. Fix: remove it or choose another name.")
@@ -101,7 +119,7 @@ def pack(
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".packing", dir=target.parent))
     try:
         destination = FolderDestination(temporary)
-        dataset = _read(source, declared, destination, skip_broken=skip_broken, progress=progress)
+        dataset = _read(source, declared, destination, how, progress=progress)
         with name_errors(target):
             finish_store(dataset, temporary, destination=destination)
             os.rename(temporary, target)
@@ -112,40 +130,59 @@ def pack(
     return target
 
 
-def check(source: Source, *, classes: Classes = None, size: Size = None) -> Findings:
-    """Read every image, one at a time, without stopping at a broken one, and report what is there. Not for release.
+def check(
+    source: Source,
+    *,
+    classes: Classes = None,
+    size: Size = None,
+    test_share: float | None = None,
+    window: Window = None,
+    columns: Columns = None,
+) -> Findings:
+    """Read every image without stopping at a broken one, and report what is there. Not for release.
 
     Raises a DataError only if the source cannot be read at all. Why `load` would refuse a source whose files are
-    readable, such as different sizes, is in `Findings.problems`.
+    readable, such as an unknown class, is in `Findings.problems`.
     """
     kind = detect_kind(source)
-    if kind not in ("folder", "csv"):
+    if kind not in _LISTED:
         return _describe(load(source, classes=classes, size=size))
     path = Path(source)
-    listing, name = list_files(path, kind)
     with name_errors(path):
-        return inspect_listing(listing, name, facts.declare(classes=classes, size=size))
+        how = _How.of(test_share=test_share, window=window, columns=columns)
+    listing, name = list_files(path, kind, how.columns)
+    with name_errors(path):
+        return inspect_listing(listing, name, facts.declare(classes=classes, size=size), how.reading)
 
 
-def image_batches(path: Source, *, size: tuple[int, int], channels: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
-    """The images of a folder, of one file, or of an .npz with test_images or images, without labels, in batches.
+def image_batches(
+    path: Source,
+    *,
+    size: tuple[int, int],
+    channels: int,
+    at_a_time: int = 256,
+    window: Window = None,
+    rule: int = RULE,
+) -> Iterator[Unlabelled]:
+    """Yield the images of a folder, of one file, or of an .npz with test_images or images, unlabelled, in batches.
 
-    Image files are resized to `size` and converted to `channels` (1 or 3). An unreadable file keeps its place, with
-    its name and the reason, because a missing prediction would go unnoticed. Arrays must have this size; grey arrays
-    may become colour. Images of an array are named by their number.
+    Image files are resized to `size` and converted to `channels` (1 or 3) by the same rule as `load` reads them. An
+    unreadable file is listed with its name and the reason, because a missing prediction would go unnoticed.
+    Arrays must have this size; grey arrays may become colour. Images of an array are named by their number.
     """
     with name_errors(path):
+        how = _How.of(window=window, rule=rule)
         if channels not in (1, 3):
             raise Refusal(f"cannot be read with {channels} channels. Fix: give 1 or 3.")
         is_folder = _is_folder(path)
         if not is_folder and Path(path).suffix.lower() == ".npz":
             yield from read_unlabelled_npz(Path(path), size=size, channels=channels, at_a_time=at_a_time)
         else:
-            yield from read_unlabelled(Path(path), size=size, channels=channels, at_a_time=at_a_time)
+            yield from read_unlabelled(Path(path), how.reading.rule, size=size, channels=channels, at_a_time=at_a_time)
 
 
 def row_batches(path: Source, *, width: int, at_a_time: int = 256) -> Iterator[Unlabelled]:
-    """The rows of test_features or features of an .npz file, without labels, in batches; named by their number."""
+    """Yield the rows of test_features or features of an .npz file, unlabelled, in batches; named by their number."""
     with name_errors(path):
         if detect_kind(path) != "npz":
             raise Refusal("is not an .npz file of features, which this model takes. Fix: numpy.savez(features=...).")
@@ -156,17 +193,17 @@ def _read(
     source: Source,
     declared: facts.Declared,
     destination: Destination,
+    how: _How,
     *,
-    skip_broken: bool,
     progress: Progress | None = None,
 ) -> Dataset:
     """Read a source of any kind into a destination."""
     path, kind = Path(source), detect_kind(source)
-    if kind in ("folder", "csv"):
-        listing, name = list_files(path, kind)
+    if kind in _LISTED:
+        listing, name = list_files(path, kind, how.columns)
         with name_errors(path):
             return read_listing(
-                listing, path, declared, name=name, skip_broken=skip_broken, destination=destination, progress=progress
+                listing, path, declared, how.reading, name=name, destination=destination, progress=progress
             )
     if kind == "npz":
         dataset = read_npz(path, declared, destination=destination)
@@ -180,26 +217,22 @@ def _read(
     return dataset
 
 
-def list_files(path: Path, kind: str) -> tuple[Listing, str]:
-    """The listing of a folder or CSV file, and the name of the data set."""
+def list_files(path: Path, kind: str, columns: dict[str, str] | None = None) -> tuple[Listing, str]:
+    """Return the listing of a folder, a CSV file or a table, and the name of the data set."""
     with name_errors(path):
         if kind == "folder":
             return list_folder(path), printable(path.resolve().name)
+        if kind == "classes":
+            return list_classes(path), printable(path.resolve().name)
+        if kind in ("parquet", "arrow"):
+            from dpvision.data.tables import list_tables
+
+            return list_tables(path, kind, columns or {}), printable(path.resolve().stem)
         return list_table(path), printable(path.stem)
 
 
-def _how_to_move(path: Path) -> str:
-    """Return the commands that move folders of classes to where training images are looked for."""
-    classes = sorted(printable(entry.name) for entry in os.scandir(path) if entry.is_dir())
-    if not classes:
-        return ""
-    moved = " ".join(shlex.quote(name) for name in classes[:3]) + (" ..." if len(classes) > 3 else "")
-    where = shlex.quote(printable(str(path)))
-    return f"if its folders are the classes, `cd {where} && mkdir train && mv {moved} train/`; or "
-
-
 def detect_kind(source: Source) -> str:
-    """One of "digits", "npz", "csv", "folder" and "store", by names alone: nothing is opened."""
+    """Return "digits", "npz", "csv", "folder", "classes", "parquet", "arrow" or "store", by names alone."""
     if source == DIGITS:
         return DIGITS
     path = Path(source)
@@ -207,17 +240,38 @@ def detect_kind(source: Source) -> str:
         if _is_folder(path):
             if os.path.lexists(path / META):
                 return "store"
-            if os.path.lexists(path / "train"):
-                return "folder"
-            raise Refusal(f"has no folder named train. Fix: {_how_to_move(path)}use one of the layouts{LAYOUTS}")
+            return _kind_of_folder(path)
         kind = path.suffix.lower().removeprefix(".")
-        if kind not in ("npz", "csv"):
-            raise Refusal("is not a data set. Fix: give an .npz or .csv file, a folder of images or a packed store.")
+        if kind not in ("npz", "csv", "parquet"):
+            raise Refusal(
+                "is not a data set. Fix: give an .npz, .csv or .parquet file, a folder of images or a packed store."
+            )
         return kind
 
 
+def _kind_of_folder(path: Path) -> str:
+    if os.path.lexists(path / "dataset_dict.json") or os.path.lexists(path / "state.json"):
+        return "arrow"
+    if os.path.lexists(path / "train"):
+        return "folder"
+    with os.scandir(path) as entries:
+        names = {entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")}
+    if any(name.lower().endswith(".parquet") for name in [*names, *_names_in(path / "data")]):
+        return "parquet"
+    if "test" not in names and "val" not in names and any(names.values()):
+        return "classes"
+    raise Refusal(f"has no folder named train. Fix: use one of the layouts{LAYOUTS}")
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
 def _is_folder(path: Source) -> bool:
-    """Whether the path is a folder; refuses what is neither a folder nor a regular file."""
+    """Return whether the path is a folder; refuse what is neither a folder nor a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -230,7 +284,7 @@ def _is_folder(path: Source) -> bool:
 
 
 def _describe(dataset: Dataset) -> Findings:
-    """The findings about arrays that passed every check."""
+    """Return the findings about arrays that passed every check."""
     total = sum(map(len, dataset.splits.values()))
     _, height, width, channels = dataset.train.images.shape
     counts = {}
@@ -241,6 +295,7 @@ def _describe(dataset: Dataset) -> Findings:
         name=dataset.name,
         counts=counts,
         sizes={(height, width): total},
+        size=(height, width),
         channels={channels: total},
         persons=None if dataset.train.persons is None else len(np.unique(dataset.train.persons)),
         problems=(),
@@ -249,7 +304,7 @@ def _describe(dataset: Dataset) -> Findings:
 
 
 def _copy_images(dataset: Dataset, destination: Destination) -> Dataset:
-    """The data set with its images in the destination."""
+    """Return the data set with its images in the destination."""
     parts = dataset.splits
     destination.require(sum(part.images.nbytes for part in parts.values()) if destination.copies else 0)
     copied = {
@@ -258,8 +313,31 @@ def _copy_images(dataset: Dataset, destination: Destination) -> Dataset:
     return replace(dataset, **copied)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class _How:
+    """How a source is read, after its options were checked."""
+
+    reading: Reading
+    columns: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        *,
+        test_share: float | None = None,
+        window: Window = None,
+        columns: Columns = None,
+        rule: int = RULE,
+        skip_broken: bool = False,
+    ) -> _How:
+        require_share(test_share)
+        if rule not in (1, RULE):
+            raise Refusal(f"cannot be read by rule {rule!r}, which this dpvision does not know. Fix: update dpvision.")
+        reading = Reading(Rule(rule, facts.parse_window(window)), test_share, skip_broken)
+        return _How(reading, facts.parse_columns(columns))
+
+
 def _read_digits(declared: facts.Declared) -> Dataset:
-    """scikit-learn's public 8x8 digits: 1,437 to train and 360 to test, always in the same order."""
+    """Read scikit-learn's public 8x8 digits: 1,437 to train and 360 to test, always in the same order."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -1,6 +1,6 @@
 """The packed store, a folder with meta.json and memory-mapped .npy arrays; and the destinations of arrays.
 
-A destination allocates the arrays of a source: in memory, or in the files of a store that is being written. Both kinds
+A destination allocates the arrays of a source, in memory or in the files of a store that is being written. Both kinds
 have the same methods.
 """
 
@@ -81,7 +81,7 @@ def _sync(path: Path) -> None:
 
 
 def _format_meta(dataset: Dataset) -> bytes:
-    """meta.json of a data set."""
+    """Return the content of meta.json for a data set."""
     meta = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -191,7 +191,7 @@ class MemoryDestination:
             )
 
     def create(self, name: str, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A new array with undefined values."""
+        """Return a new array with undefined values."""
         return np.empty(shape, dtype)
 
     def copy(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -199,7 +199,7 @@ class MemoryDestination:
         return array
 
     def truncate(self, name: str, *, count: int, array: np.ndarray) -> np.ndarray:
-        """The first `count` records of an array of this destination; the others are discarded."""
+        """Return the first `count` records of an array of this destination and discard the others."""
         return array[:count]
 
 

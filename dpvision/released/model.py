@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Model:
     model: nn.Module
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
+    reading: dict[str, Any] = field(default_factory=lambda: {"rule": 1})
+    """The rule, window, columns and test share that the model was trained with, as arguments of `data.load`."""
 
     @property
     def on_features(self) -> bool:
@@ -46,7 +48,12 @@ class Model:
         classes = list(self.classes)
         if self.on_features:
             return load_rows(source, classes=classes)
-        return load(source, classes=classes, size=size or self.shape[1:], channels=self.shape[0])
+        return load(source, classes=classes, size=size or self.shape[1:], channels=self.shape[0], **self.reading)
+
+    @property
+    def reading_files(self) -> dict[str, Any]:
+        """How single image files are read, as arguments of `data.image_batches`."""
+        return {name: value for name, value in self.reading.items() if name in ("rule", "window")}
 
     def inputs(self, split: Split) -> Inputs:
         """Return a split as inputs of the model."""
@@ -73,6 +80,7 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
         widest = limits.COLUMNS if name == HEAD_ON_FEATURES else 4096
         if not (channels in (1, 3) and 0 < height <= 4096 and 0 < width <= widest and 2 <= len(classes) <= 100_000):
             raise ValueError("an impossible shape or number of classes")
+        reading = _reading(header)
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path}: its header does not describe a model of dpvision ({exc}).") from exc
     with torch.device("meta"):  # shapes only: a forged header must not allocate a large model
@@ -80,7 +88,16 @@ def load_model(run: Path, *, device: torch.device | str = "cpu") -> Model:
     tensors, _ = safetensors.load(path, sketch.state_dict())
     model = _build(name, (channels, height, width), len(classes))
     model.load_state_dict(tensors)
-    return Model(model.eval().to(device), (channels, height, width), classes)
+    return Model(model.eval().to(device), (channels, height, width), classes, reading)
+
+
+def _reading(header: dict[str, str]) -> dict[str, Any]:
+    """How the images of a model are read; a model without an entry is of the time when there was rule 1 only."""
+    reading = {"rule": 1, **json.loads(header.get("reading", "{}"))}
+    kinds = {"rule": int, "test_share": int | float | None, "window": str | None, "columns": str | None}
+    if any(name not in kinds or not isinstance(value, kinds[name]) for name, value in reading.items()):
+        raise ValueError("reading: unknown entries")
+    return reading
 
 
 def _build(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -94,7 +111,7 @@ def evaluate(
     source: str,
     *,
     split: str,
-    size: int | None = None,
+    size: tuple[int, int] | None = None,
     keep: bool = False,
     examples: int = 0,
     device: torch.device | str = "cpu",
@@ -160,7 +177,9 @@ def predict(
     if network.on_features:
         batches = row_batches(images, width=network.shape[2], at_a_time=at_a_time)
     else:
-        batches = image_batches(images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time)
+        batches = image_batches(
+            images, size=(sides[0], sides[1]), channels=channels, at_a_time=at_a_time, **network.reading_files
+        )
     for batch in batches:
         inputs = torch.from_numpy(batch.images) if network.on_features else to_tensor(batch.images)
         with torch.no_grad():

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from dpvision.core.events import Budget, Event, Gaussian, exposures, split_kind
 from dpvision.core.events import Kind as Exposure
 from dpvision.errors import ConfigError
-from dpvision.settings.setting import REQUIRED, check, class_list, number_list, setting, without_folders
+from dpvision.settings.setting import (
+    REQUIRED,
+    centre_and_width,
+    check,
+    class_list,
+    number_list,
+    setting,
+    size_pair,
+    without_folders,
+)
 
 if TYPE_CHECKING:
     from dpvision.core.sampling import MixtureSampler, Scheduled
@@ -95,7 +104,8 @@ class Release:
         help="Number of images of each class, declared as public: 500,80,...",
     )
     size: tuple[int, int] | None = setting(
-        None, group="Data", shown="unchanged", help="Resize images to this number of pixels per side."
+        None, group="Data", from_text=size_pair, shown="unchanged, or 64 if their sizes differ",
+        help="Resize image files to this number of pixels per side, or to HEIGHTxWIDTH, cropping the longer side.",
     )
     channels: int | None = setting(
         None, group="Data", shown="unchanged",
@@ -103,6 +113,19 @@ class Release:
     )
     skip_broken: bool = setting(
         False, group="Data", help="Skip images that cannot be read instead of stopping."
+    )
+    test_share: float | None = setting(
+        None, group="Data", at_least=0, at_most=0.9, shown="0.2 for a folder of classes or a table without a split",
+        help="Share of the data to set aside as the test split if it has none, by person if persons are known.",
+    )
+    window: str | None = setting(
+        None, group="Data", from_text=centre_and_width,
+        shown="40,400 for CT; for other DICOM images the range of the stored bits",
+        help="Centre and width of the window of DICOM images.",
+    )
+    columns: str | None = setting(
+        None, group="Data", shown="image, label and, if present, person, split",
+        help="Columns of a Parquet or Hugging Face table: image=NAME,label=NAME,person=NAME,split=NAME.",
     )
     rows: int | None = setting(
         None, group="Released rows", above=0, shown="n; at least 20,000 for moments", help="Number of released rows."

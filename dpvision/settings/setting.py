@@ -197,6 +197,48 @@ def number_list(text: str) -> list[int]:
         raise ValueError("it must be a comma-separated list of whole numbers") from None
 
 
+def size_pair(text: str | None) -> tuple[int, int] | None:
+    """Read a size: one number of pixels per side, or HEIGHTxWIDTH."""
+    if text is None:
+        return None
+    sides = [side.strip() for side in text.lower().split("x")]
+    if len(sides) > 2 or not all(side.isascii() and side.isdigit() and int(side[:9]) > 0 for side in sides):
+        raise ValueError("it must be a number of pixels per side, such as 64, or HEIGHTxWIDTH, such as 96x128")
+    return int(sides[0]), int(sides[-1])
+
+
+def centre_and_width(text: str) -> str:
+    """Read a window: its centre and width, with a comma between."""
+    try:
+        centre, width = (float(number) for number in text.split(","))
+    except ValueError:
+        centre, width = 0.0, 0.0
+    if not (math.isfinite(centre) and 0 < width < math.inf):
+        raise ValueError("it must be the centre and the width of a window, such as 40,400")
+    return text
+
+
+# The settings that decide how a data set is read, with the names of their arguments in `dpvision.data.load`.
+OF_READING = ("classes", "size", "channels", "skip_broken", "test_share", "window", "columns")
+
+
+def reading_options(config: Any) -> dict[str, Any]:
+    """The settings that decide how a data set is read, as arguments of `dpvision.data.load`."""
+    return {name: getattr(config, name) for name in OF_READING}
+
+
+def with_share(config: T, share: float | None, *, source: str) -> T:
+    """The settings with the share that was set aside, so that later verbs set aside the same records.
+
+    `share` is None if the data names its splits; then settings that set a share aside are refused.
+    """
+    if getattr(config, "test_share", None) and share is None:
+        raise ConfigError(
+            f"{source}: names its splits itself, so no other test split can be set aside. Fix: leave --test-share out."
+        )
+    return replace(config, test_share=share) if share else config  # type: ignore[type-var]
+
+
 def _typed(of: Setting, value: Any, source: str) -> Any:
     """Return the value converted to the type of its field, or raise an error that names the right type."""
     kinds = of.kinds

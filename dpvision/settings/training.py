@@ -15,11 +15,13 @@ from dpvision.core.events import Budget
 from dpvision.errors import ConfigError
 from dpvision.settings.setting import (
     REQUIRED,
+    centre_and_width,
     check,
     check_values,
     class_list,
     declared,
     setting,
+    size_pair,
     to_dict,
     without_folders,
     word_list,
@@ -116,8 +118,9 @@ class Config:
         help="The classes, declared as public: their number, or a comma-separated list of their names.",
     )
     size: tuple[int, int] | None = setting(
-        None, group="Data", on_card=False, shown="unchanged",
-        help="Resize images to this number of pixels per side.",
+        None, group="Data", from_text=size_pair, on_card=False,
+        shown="unchanged, or 64 if their sizes differ",
+        help="Resize image files to this number of pixels per side, or to HEIGHTxWIDTH, cropping the longer side.",
     )
     channels: int | None = setting(
         None, group="Data", on_card=False, shown="unchanged",
@@ -125,6 +128,20 @@ class Config:
     )
     skip_broken: bool = setting(
         False, group="Data", on_card=False, help="Skip images that cannot be read instead of stopping."
+    )
+    test_share: float | None = setting(
+        None, group="Data", at_least=0, at_most=0.9, names_branch="changed", on_card=False,
+        shown="0.2 for a folder of classes or a table without a split",
+        help="Share of the data to set aside as the test split if it has none, by person if persons are known.",
+    )
+    window: str | None = setting(
+        None, group="Data", from_text=centre_and_width, names_branch="changed", on_card=False,
+        shown="40,400 for CT; for other DICOM images the range of the stored bits",
+        help="Centre and width of the window of DICOM images.",
+    )
+    columns: str | None = setting(
+        None, group="Data", names_branch="changed", on_card=False, shown="image, label and, if present, person, split",
+        help="Columns of a Parquet or Hugging Face table: image=NAME,label=NAME,person=NAME,split=NAME.",
     )
     batch: int | None = setting(
         None, group="Optimisation", above=0, resumable=True, tunable=True, shown="half of n, at most 4096",
@@ -380,7 +397,7 @@ class Config:
         names = {name: of.names_branch for name, of in declared(type(self)).items()}
         defaults, values = to_dict(type(self)()), to_dict(without_folders(self))
         named = {
-            k: v for k, v in values.items() if names[k] == "always" or (names[k] == "changed" and v != defaults[k])
+            k: v for k, v in values.items() if names[k] == "always" or (names[k] == "changed" and v != defaults.get(k))
         }
         return hashlib.blake2b(json.dumps(named, sort_keys=True).encode(), digest_size=16).hexdigest()
 

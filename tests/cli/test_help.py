@@ -93,5 +93,7 @@ def test_many_sizes_are_summarised() -> None:
     sizes = {f"{side}x{side + 1}": 1 for side in range(100, 2355)}
     sizes["300x400"] = 9000
     text = _sizes(sizes)
-    assert text.startswith("2,256 different, from 100x101 to 2354x2355 pixels; most frequent: 300x400 (9,000), ")
+    assert text.startswith(
+        "2,256 different; smallest 100x101, largest 2354x2355 (height x width); most frequent: 300x400 "
+    )
     assert len(text) < 200

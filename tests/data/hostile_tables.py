@@ -215,7 +215,6 @@ def folders() -> Iterator[Case]:
         "class-space": lambda root: (root / "train" / "  ").mkdir(),
         "test-class": lambda root: (root / "test" / "0").rename(root / "test" / "9"),
         "nested": lambda root: (root / "train" / "1" / "more").mkdir(),
-        "sizes": lambda root: Image.new("L", (7, 6)).save(root / "train" / "1" / "z.png"),
         "train-is-a-file": lambda root: ((root / "train").rename(root / "x"), (root / "train").write_bytes(b"x")),
         "no-train": lambda root: (root / "train").rename(root / "x"),
     }

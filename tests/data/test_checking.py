@@ -36,8 +36,9 @@ def test_check_of_files(tmp_path: Path) -> None:
         ("train/2/fifo.png", "is a FIFO, not a regular file."),
         ("train/0/00000.png", "is truncated."),
     }
-    assert len(findings.problems) == 2 and "'2'" in findings.problems[0] and "12x9" in findings.problems[1]
-    assert check(folder, size=6).problems == ()
+    assert len(findings.problems) == 1 and "'2'" in findings.problems[0]
+    assert findings.size == (64, 64) and "all become 64x64" in findings.notes[0]
+    assert check(folder, size=6).problems == () and check(folder, size=6).size == (6, 6)
 
 
 def test_check_of_a_table(tmp_path: Path) -> None:

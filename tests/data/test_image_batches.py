@@ -46,7 +46,7 @@ def test_images_of_a_folder_a_file_and_an_array(tmp_path: Path) -> None:
 
 def test_unreadable_images(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match=r"in: contains no \.png"):
+    with pytest.raises(DataError, match=r"in: contains no image \(\.png"):
         _all(tmp_path / "in")
     (tmp_path / "in" / "a.png").write_text("text")
     Image.new("L", (6, 6)).save(tmp_path / "in" / "b.png")
@@ -54,9 +54,9 @@ def test_unreadable_images(tmp_path: Path) -> None:
     (batch,) = image_batches(tmp_path / "in", size=(6, 6), channels=1)
     assert batch.names == ["a.png", "b.png", "notes.txt"] and batch.images.shape == (1, 6, 6, 1)
     first, second, third = batch.problems
-    assert second is None and "neither a PNG nor a JPEG" in str(first) and "is not a .png" in str(third)
+    assert second is None and "neither a PNG, JPEG" in str(first) and "is not an image by its name" in str(third)
     (batch,) = image_batches(tmp_path / "in" / "a.png", size=(6, 6), channels=1)
-    assert batch.images.shape == (0, 6, 6, 1) and "neither a PNG nor a JPEG" in str(batch.problems[0])
+    assert batch.images.shape == (0, 6, 6, 1) and "neither a PNG, JPEG" in str(batch.problems[0])
     np.savez(tmp_path / "a.npz", train_images=np.zeros((2, 4, 4), np.uint8))
     with pytest.raises(DataError, match="neither test_images nor images"):
         _all(tmp_path / "a.npz")

@@ -188,7 +188,7 @@ def test_the_suggested_fix_works(tmp_path: Path, say: Say) -> None:
 def test_a_count_that_is_not_a_multiple_is_reported(tmp_path: Path, say: Say) -> None:
     code, told, _ = say("data", "split", npz(tmp_path / "data.npz"), "--public", 11, "--out", tmp_path / "parts")
     assert code == 0 and "9 images, 3 of each of 3 classes" in told
-    assert "11 were asked for, but that is not a multiple of 3 classes" in told
+    assert "11 were requested, but that is not a multiple of 3 classes" in told
 
 
 def test_nothing_is_overwritten(tmp_path: Path, say: Say) -> None:

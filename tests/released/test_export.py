@@ -113,7 +113,7 @@ def test_the_weights_with_their_card_predict_alone(
     header_line, *lines = [line.split(",") for line in found[0].splitlines()]
     assert header_line[:4] == ["file", "class", "probability", "problem"] and header_line[4] == "probability of 0"
     assert [line[0] for line in lines] == [f"{n}.png" for n in range(5)] and len(header_line) == 14
-    assert lines[2][1:3] == ["", ""] and "neither a PNG nor a JPEG" in lines[2][3]
+    assert lines[2][1:3] == ["", ""] and "is neither a PNG" in lines[2][3]
     for line in lines[:2] + lines[3:]:
         assert sum(map(float, line[4:])) == pytest.approx(1, abs=1e-3) and line[2] == max(line[4:])
 

@@ -1,9 +1,9 @@
 """Features of a frozen part of a network, computed once for all records and cached next to the ledgers.
 
-A frozen part with public weights is a public function of each image alone, so training on features is training on
-images. The file is as private as the images themselves: it is readable by its owner only and never part of a run.
-It may take hours, so a killed computation resumes where it stopped (resumable_file.py) and worker processes share the
-work; the result has the same bits either way.
+A frozen part with public weights is a public function of each image alone, so training on features is equivalent to
+training on images. The file is as private as the images: it is readable by its owner only and never part of a run. The
+computation may take hours, so it resumes after a kill (resumable_file.py) and worker processes share it. The result has
+the same bits in every case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpvision.storage import home
 AT_A_TIME = 256  # records of a rank in a round
 POLL = 0.2  # seconds between attempts to get the lock
 SHIFTS = (1, 2, 3)
-# The code that rows depend on, in addition to records, weights and machine.
+# Code on which rows depend, in addition to records, weights and machine.
 CODE = ("private/features", "models", "views/eight_bit.py")
 Progress = Callable[[int, int], None]
 
@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]
 def load_or_compute(
     parts: Featured, split: Split, *, key: tuple[str, ...], progress: Progress = lambda *_: None
 ) -> NDArray[Any]:
-    """(N, ...) float32 features, read from the disk if they were computed before, else computed, which may take hours.
+    """Return (N, ...) float32 features, from the disk if they were computed before; computing may take hours.
 
     `key` names the records and the network. All ranks call it and share the work. A computation that was killed is
     resumed, by any number of ranks.
@@ -73,7 +73,7 @@ def path_of(key: tuple[str, ...]) -> Path:
 
 
 def digest(parts: Featured) -> str:
-    """A digest of the frozen part's weights and tables, and of the device that they are on unless that is the CPU."""
+    """Return a digest of the frozen part's weights and tables, and of their device unless that is the CPU."""
     device = device_of(parts)
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in (*parts.prefix.named_parameters(), *parts.prefix.named_buffers()):
@@ -87,7 +87,7 @@ def digest(parts: Featured) -> str:
 
 @cache
 def code_version() -> str:
-    """The code that computes features, and what it computes with; the rest of the package may change.
+    """Return the code that computes features and its environment; the rest of the package may change.
 
     Code that gives other bits should have another name, but nothing depends on that: a run is bound to the exact bytes
     of its features (`Inputs.digest_features`).
@@ -97,7 +97,7 @@ def code_version() -> str:
 
 @contextmanager
 def _alone(lock: Path, team: Team) -> Iterator[None]:
-    """Rank 0 holds the lock for all. It polls and reports each attempt, so no rank waits for a silent one for hours."""
+    """Hold the lock on rank 0 for all. It polls and reports each attempt, so no rank waits silently for hours."""
     with ExitStack() as held:
         if team.first:
             files.make_folder(lock.parent)
@@ -143,7 +143,7 @@ def _compute(parts: Featured, split: Split, path: Path, progress: Progress, team
 
 
 def count_missing(key: tuple[str, ...], count: int) -> int:
-    """The number of records whose features are still to be computed."""
+    """Return the number of records whose features are still to be computed."""
     path = path_of(key)
     return 0 if path.exists() else max(0, count - read_complete(path))
 

@@ -1,14 +1,14 @@
 """Frozen, public functions from an image to a row of features, by name, and the rows of all records.
 
-Formal guarantee: an encoder's row of an image is a function of that image alone and of public numbers, so a release of
-clipped and noised rows is a release about images. This is tested before the first extraction: an encoder that mixes the
-images of a batch, depends on their positions or learns from them is refused. Weights trained on private data are
-refused too, as they reveal something about that data.
+Formal guarantee: the row of an image is a function of that image alone and of public numbers, so clipping and noise on
+rows protect images. This is tested before the first extraction: an encoder that mixes the images of a batch, depends on
+their positions or learns from them is refused. Weights trained on private data are refused too, because they reveal
+something about that data.
 
     name                        row                                                            weights
     pixels                      the pixels in [0, 1]; "linear" has them in [-1, 1]             none
     scattering                  the scattering transform; "scatter-linear" standardises it     none
-    patches, patches-...        patches of random images, of length 1                          computed, or a file
+    patches, patches-...        patches of random images, with norm 1                          computed, or a file
     any other model, timm:NAME  the input of its head, flattened                               a safetensors file
 
 Weights that `dpvision weights get` downloaded are found by name. Networks with an input size of their own resize the
@@ -78,7 +78,7 @@ def load_encoder(
     progress: Progress = lambda *_: None,
     device: torch.device = CPU,
 ) -> Encoder:
-    """The encoder for images of (channels, height, width), on a device.
+    """Return the encoder for images of (channels, height, width), on a device.
 
     A dictionary of patches is computed if it is not cached.
     """
@@ -117,7 +117,7 @@ def _load(name: str, shape: Shape, weights: str | Path | None, progress: Progres
 
 
 def extract(encoder: Encoder, split: Split, progress: Progress = lambda *_: None) -> NDArray[np.float32]:
-    """The (N, d) rows of all records, computed by all worker processes or memory-mapped from $DPVISION_HOME/features.
+    """Return the (N, d) rows of all records, computed by all workers or mapped from $DPVISION_HOME/features.
 
     They are as private as the images. A computation that was killed is resumed.
     """
@@ -134,13 +134,13 @@ def extract(encoder: Encoder, split: Split, progress: Progress = lambda *_: None
 
 
 def cache_key(encoder: Encoder, split: Split) -> tuple[str, ...]:
-    """Everything the rows depend on: records, network, weights, code and machine."""
+    """Return everything the rows depend on: records, network, weights, code and machine."""
     shape, piece = str(encoder.shape), str(encoder.piece)
     return identify(split)[1], "rows", encoder.name, shape, piece, cache.digest(encoder), cache.code_version()
 
 
 def _before_head(model: nn.Module) -> Featured:
-    """The model itself if it is a frozen part followed by only a head; else the model split before its head."""
+    """Return the model itself if it is a frozen part followed by only a head, or else split it before its head."""
     if isinstance(model, Featured):
         learned = [m for m in model.rest.modules() if m._parameters and not isinstance(m, Centred)]
         if len(learned) == 1:
@@ -149,7 +149,7 @@ def _before_head(model: nn.Module) -> Featured:
 
 
 def _origin(name: str, weights: Path | None) -> str:
-    """Where the features come from, for a card: the file's own metadata first. Private weights are refused."""
+    """Return where the features come from, for a card: the file's own metadata first. Private weights are refused."""
     header = {} if weights is None else safetensors.verified_header(weights)
     if "event" in header or header.get("private", "yes") != "yes":
         raise DataError(
@@ -164,7 +164,7 @@ def _origin(name: str, weights: Path | None) -> str:
     if weights is None:
         return known or f"{name}; {NOTHING_LEARNED}"
     if known is None:
-        return f"{name} with the weights of {weights.name}, of unknown origin: taken to be public by whoever chose them"
+        return f"{name} with the weights of {weights.name}, of unknown origin: declared public by the user"
     return f"{known}; read from the file {weights.name}"
 
 

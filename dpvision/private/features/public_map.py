@@ -1,11 +1,11 @@
 """The public map of a release: whitening by features of random images, and the same features of other images.
 
-The noise of a release is the same in every direction. So directions should have the same variance, and those in which
-images hardly differ should be left out: the covariance of dead-leaves images gives both. The map is a function of its
-settings and the encoder; private rows only pass through it (statistics/whitening.py). It is computed once and cached,
-and it is part of the release, as others need it for features of their own images (`features_of`).
+The noise of a release is the same in every direction. All directions should therefore have the same variance, and those
+in which images hardly differ should be left out. The covariance of dead-leaves images provides both. The map depends on
+its settings and the encoder; private rows only pass through it (statistics/whitening.py). It is computed once, cached
+and included in the release, because others need it for features of other images (`features_of`).
 
-A released folder may come from anywhere, so nothing in it is believed before it is checked; none of it can run code.
+A released folder may come from anywhere, so its content is checked before it is used, and none of it can run code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dpvision.released.folder import HEADER, MAX_TEXT, read_arrays, read_schema
 from dpvision.storage import safetensors
 from dpvision.storage.home import home
 
-FORMAT = "dpvision-map-1"  # to be raised with every change of what is drawn or computed
+FORMAT = "dpvision-map-1"  # raise it with every change of what is drawn or computed
 PROCESS, IMAGES, SEED, RIDGE = "dead-leaves-mixed", 4000, 1, 0.1
 Progress = Callable[[str, int, int], None]
 
@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 def load_or_compute_whitening(
     encoder: Encoder, *, rank: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Whitening:
-    """Whitening by features of random images of the encoder's shape, to `rank` directions or all that there are."""
+    """Return whitening by features of random images of the encoder's shape, to at most `rank` directions."""
     rank = min(rank, encoder.width)
     metadata = {
         "format": FORMAT,
@@ -68,7 +68,7 @@ def load_or_compute_whitening(
     except DataError as exc:
         raise DataError(f"{exc} Fix: remove the file; it is computed again from random images.") from exc
     if any(header.get(key) != value for key, value in metadata.items()):
-        raise DataError(f"{path}: is not the map of random images that it is named for. Fix: remove the file.")
+        raise DataError(f"{path}: does not contain the map that its name stands for. Fix: remove the file.")
     return Whitening(tensors["matrix"].numpy(), tensors["mean"].numpy(), RIDGE)
 
 
@@ -92,7 +92,7 @@ def features_of(
     progress: Progress = lambda *_: None,
     device: torch.device = CPU,
 ) -> dict[str, NDArray[Any]]:
-    """The "features" and "labels" of one split of a data set, by the encoder and the map of a released folder."""
+    """Return the "features" and "labels" of one split, by the encoder and the map of a released folder."""
     records = load_split(folder, source, split=split, classes=classes)
     encoder, preparation = load_released_encoder(folder, weights=weights, progress=progress, device=device)
     rows = extract(encoder, records, lambda *done: progress("features", *done))
@@ -106,9 +106,12 @@ def origin_of(folder: Path) -> str:
 
 
 def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence[str] | None = None) -> Split:
-    """Images of one split of `source`, in the shape and the classes of the release."""
-    schema, (height, width, channels) = read_schema(folder), _read_card(folder)["shape"]
-    data = load(source, classes=classes or schema["classes"], size=(height, width), channels=channels)
+    """Read the images of one split of `source`, in the shape and the classes of the release."""
+    schema, card = read_schema(folder), _read_card(folder)
+    height, width, channels = card["shape"]
+    data = load(
+        source, classes=classes or schema["classes"], size=(height, width), channels=channels, **card["reading"]
+    )
     records: Split | None = getattr(data, split)
     if records is None:
         available = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
@@ -119,7 +122,7 @@ def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence
 def load_released_encoder(
     folder: Path, *, weights: Path | None = None, progress: Progress = lambda *_: None, device: torch.device = CPU
 ) -> tuple[Encoder, Preparation]:
-    """The encoder of a release, and what was done to each row of its features."""
+    """Return the encoder of a release, and what was done to each row of its features."""
     schema, card = read_schema(folder), _read_card(folder)
     height, width, channels = card["shape"]
     encoder = load_encoder(
@@ -142,7 +145,7 @@ def load_released_encoder(
 
 
 def read_preparation(folder: Path, card: dict[str, Any], width: int, *, columns: int) -> Preparation:
-    """What the release did to each row of `width` features; a map gives `columns` numbers, at most `width`."""
+    """Return what the release did to each row of `width` features. A map gives `columns` numbers, at most `width`."""
     path = folder / "map.safetensors"
     if path.exists():
         arrays = read_arrays(path, most=8 * width * (1 + min(columns, width)) + HEADER)
@@ -167,6 +170,11 @@ def _read_card(folder: Path) -> dict[str, Any]:
         features, config, shape = card["features"], card["config"], card["image_shape"]
         kinds = isinstance(features["encoder"], str) and isinstance(features["weights"], str | None)
         bound = config.get("bound")
+        reading = {name: config.get(name) for name in ("test_share", "window", "columns")}
+        reading["rule"] = features.get("reading_rule", 1)
+        texts = isinstance(reading["window"], str | None) and isinstance(reading["columns"], str | None)
+        if not texts or type(reading["rule"]) is not int:
+            raise ValueError("window, columns or reading_rule have an unexpected type")
         if len(shape) != 3 or not all(type(v) is int and v > 0 for v in shape) or not kinds:
             raise ValueError("features, image_shape or config have an unexpected type")
         if bound is not None and not (type(bound) in (int, float) and 0 < bound < math.inf):
@@ -180,4 +188,5 @@ def _read_card(folder: Path) -> dict[str, Any]:
         "shape": shape,
         "bound": bound,
         "origin": origin,
+        "reading": reading,
     }

@@ -1,16 +1,16 @@
-"""A file of rows that takes hours to fill: rows that were complete before a kill are used after it.
+"""A file of rows that takes hours to compute: rows that were complete before a kill are used afterwards.
 
-Until NAME.npy exists there are NAME.partial, with the same bytes as far as they are known, and NAME.progress, a line of
-JSON with the number of complete rows from the first on and their digest. Rows are on the disk before the progress file
-counts them, so it is never ahead of them. Both are readable by the owner only.
+Until NAME.npy exists there are two files, readable by the owner only: NAME.partial has the bytes that are known so far,
+and NAME.progress a line of JSON with the number of complete rows from the first on and their digest. Rows are synced to
+the disk before the progress file counts them, so it is never ahead of them.
 
     edge case                               behaviour
-    killed while it writes                  rows beyond the progress are computed again
+    killed while writing                    rows beyond the progress are computed again
     killed when all rows are complete       nothing is computed again
     partial or progress of something else, cut short, edited, of another owner, open to others, or a link
                                             removed, and computed again; the target of a link is not touched
-    no room on the disk                     refused before the first row is computed
-    a folder or the like in the way         DataError, which names it
+    not enough space on the disk            refused before the first row is computed
+    a folder has the name of a file         DataError that names it
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dpvision.core import files
 from dpvision.errors import DataError
 
 FORMAT = "dpvision-rows-1"
-LONGEST = 4096  # bytes of a progress file
+MAX_PROGRESS = 4096  # bytes of a progress file
 AT_A_TIME = 16 << 20  # bytes that are read back at a time
 FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ResumableFile:
-    """float32 rows of `shape` on their way to `path`. One process `begin`s and records; others may `join` and write."""
+    """float32 rows of `shape` that will become the file `path`. One process calls `begin`; others may `join` it."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         self.path, self.shape = path, shape
@@ -46,7 +46,7 @@ class ResumableFile:
         self._header, self._row = _header(shape), 4 * math.prod(shape[1:])
         self._file, self._complete = -1, 0
         self._digest = hashlib.blake2b(self._header, digest_size=32)
-        self.token = ""  # of this computation: two files of the same name on two file systems have different ones
+        self.token = ""  # of this computation: files of the same name on two file systems have different tokens
 
     def begin(self) -> int:
         """Open what an earlier process left, or create it; returns the number of complete rows."""
@@ -107,7 +107,7 @@ class ResumableFile:
             self._file = -1
 
     def _facts(self) -> dict[str, Any]:
-        """What the rows are; the name stands for records, network and machine."""
+        """Return what the rows are; the name stands for records, network and machine."""
         return {"format": FORMAT, "of": self.path.stem, "shape": list(self.shape), "dtype": "float32"}
 
     def _create(self) -> None:
@@ -123,7 +123,7 @@ class ResumableFile:
         files.sync_folder(self.path.parent)
 
     def _resume(self) -> bool:
-        """Whether an earlier process left rows of the same kind, complete as far as it recorded."""
+        """Return whether an earlier process left rows of the same kind, complete as far as it recorded."""
         progress = _read_progress(self.progress)
         rows, digest, _ = (progress.pop(name, None) for name in ("rows", "digest", "token"))
         if progress != self._facts() or type(rows) is not int or not 0 <= rows <= self.shape[0]:
@@ -141,7 +141,7 @@ class ResumableFile:
         return False
 
     def _is_sound(self, status: os.stat_result) -> bool:
-        """Whether it is a regular file of this user alone and of the right length."""
+        """Return whether it is a regular file of this user alone and of the right length."""
         ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
         return ours and not status.st_mode & 0o077 and status.st_size == self._place(self.shape[0])
 
@@ -160,27 +160,27 @@ class ResumableFile:
 
 
 def read_complete(path: Path) -> int:
-    """The recorded number of complete rows on the way to `path`, for an estimate of the remaining time."""
+    """Return the recorded number of complete rows for `path`, from which the remaining time is estimated."""
     rows = _read_progress(path.with_suffix(".progress")).get("rows")
     return rows if type(rows) is int and rows > 0 else 0
 
 
 def _read_progress(path: Path) -> dict[str, Any]:
-    """The content of a progress file; empty if it is not a small file with JSON."""
+    """Return the content of a progress file; empty if it is not a small file with JSON."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            data = os.read(descriptor, LONGEST + 1)
+            data = os.read(descriptor, MAX_PROGRESS + 1)
         finally:
             os.close(descriptor)
-        progress = json.loads(data) if len(data) <= LONGEST else {}
+        progress = json.loads(data) if len(data) <= MAX_PROGRESS else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return progress if isinstance(progress, dict) else {}
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """The header of an .npy file, as numpy writes it."""
+    """Return the header of an .npy file, as numpy writes it."""
     out = io.BytesIO()
     np.lib.format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return out.getvalue()

@@ -32,7 +32,7 @@ from dpvision.core import accountant, files
 from dpvision.core.events import Budget, Event, to_json
 from dpvision.core.keys import Key
 from dpvision.core.rows import Preparation, Rows
-from dpvision.data import Dataset, Split, identify, load
+from dpvision.data import RULE, Dataset, Split, identify, load
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.models import build, digest_file
 from dpvision.models.device import CPU
@@ -49,7 +49,7 @@ from dpvision.released import report
 from dpvision.released.learners import DiscriminantLearner, LinearLearner
 from dpvision.settings.figures import upper
 from dpvision.settings.release import Release
-from dpvision.settings.setting import to_dict
+from dpvision.settings.setting import reading_options, to_dict, with_share
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage import weights as public_weights
 from dpvision.storage.home import count_threads, use_threads
@@ -106,13 +106,7 @@ class PreparedRelease:
 
 def prepare(source: str, settings: Release) -> PreparedRelease:
     """Read the data and complete the settings from public numbers. Nothing is drawn, written or charged."""
-    read = load(
-        source,
-        classes=settings.classes,
-        size=settings.size,
-        channels=settings.channels,
-        skip_broken=settings.skip_broken,
-    )
+    read = load(source, **reading_options(settings))
     return prepare_read(read, settings, source=source)
 
 
@@ -122,6 +116,7 @@ def prepare_read(data: Dataset, settings: Release, *, source: str) -> PreparedRe
         settings = replace(settings, weights=str(public_weights.resolve(settings.weights or str(settings.encoder))))
     known = settings.n or settings.class_counts or (not data.inferred and source == "digits")
     read_off = data.inferred if known else (*data.inferred, "number of images")
+    settings = with_share(settings, data.test_share, source=source)
     channels = data.train.images.shape[3]
     complete = settings.complete(len(data.train), len(data.classes), channels)
     if settings.weights is not None:
@@ -362,6 +357,7 @@ def _facts(prepared: PreparedRelease, encoded: Encoded, description: Description
             "encoder": encoder.name,
             "origin": encoder.origin,
             "weights": encoder.weights,
+            "reading_rule": RULE,
             "map": f"whitened by random images ({PROCESS}), {width} directions, each row scaled to norm 1"
             if config.rank
             else "each row scaled to norm 1"

@@ -21,7 +21,7 @@ from dpvision.core.certify import certify, digest_rounding
 from dpvision.core.clipping import Flat
 from dpvision.core.events import Event
 from dpvision.core.sampling import PoissonSampler
-from dpvision.data import Dataset, Split, identify, load
+from dpvision.data import RULE, Dataset, Split, identify, load
 from dpvision.errors import ConfigError, DataError
 from dpvision.models.cost import Described, Prediction, count, predict
 from dpvision.models.device import find_device, fix_arithmetic
@@ -35,6 +35,7 @@ from dpvision.private.training.network import Network
 from dpvision.private.training.private_sum import count_units, fetcher
 from dpvision.private.training.public_inputs import PublicInputs, read_public_inputs, require_every_class
 from dpvision.private.training.state import software
+from dpvision.settings.setting import reading_options, with_share
 from dpvision.settings.training import WAYS, Config
 from dpvision.views import Views
 
@@ -53,6 +54,7 @@ class Prepared:
     public: PublicInputs
     network: Network
     notes: tuple[str, ...] = ()  # to print with the plan
+    rule: int = RULE  # by which image files became pixels
 
     def __post_init__(self) -> None:
         if self.network.config != self.config or self.network.public is not self.public:
@@ -226,24 +228,24 @@ def sizes_on_a_device(views: Sequence[int], pass_images: int) -> list[int]:
     return list(dict.fromkeys((*views, *doubled, whole, whole + 1)))
 
 
-def prepare(source: str, config: Config, progress: Callable[[int, int], None] = lambda *_: None) -> Prepared:
-    """Read the data and complete the settings. Facts that were not declared are read from the data and listed."""
-    return prepare_read(read_data(source, config), config, source=source, progress=progress)
+def prepare(
+    source: str, config: Config, progress: Callable[[int, int], None] = lambda *_: None, *, rule: int = RULE
+) -> Prepared:
+    """Read the data and complete the settings. Facts that were not declared are read from the data and listed.
 
-
-def read_data(source: str, config: Config) -> Dataset:
-    """Read the data set with the classes, size and channels that the settings declare."""
-    return load(
-        source,
-        classes=config.classes,
-        size=config.size,
-        channels=config.channels,
-        skip_broken=config.skip_broken,
-    )
+    `rule` is the version of the rule by which image files become pixels: a resumed run keeps that of its beginning.
+    """
+    data = load(source, **reading_options(config), rule=rule)
+    return prepare_read(data, config, source=source, progress=progress, rule=rule)
 
 
 def prepare_read(
-    data: Dataset, config: Config, *, source: str, progress: Callable[[int, int], None] = lambda *_: None
+    data: Dataset,
+    config: Config,
+    *,
+    source: str,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    rule: int = RULE,
 ) -> Prepared:
     """Prepare a training run on data in memory; `source` is where it can be read again, or its name."""
     if config.unit == "person" and data.train.persons is None:
@@ -255,6 +257,7 @@ def prepare_read(
     fix_arithmetic(device, config.precision)
     if config.device == "auto":  # so that a resumed run uses the same kind of device
         config = replace(config, device=device.type)
+    config = with_share(config, data.test_share, source=source)
     complete = config.complete(count_units(data.train, config.unit))
     require_every_class(data.train, data.classes, data.name, "Fix: leave it out of the classes, or add images")
     fingerprint, in_order, digests = identify(data.train)
@@ -265,7 +268,7 @@ def prepare_read(
     height, width, channels = data.train.images.shape[1:]
     network = Network(complete, (channels, height, width), len(data.classes), public, device)
     facts = (source, data, complete, read_off, fingerprint, in_order, sketch, public, network)
-    prepared = Prepared(*facts, notes=tuple(notes))
+    prepared = Prepared(*facts, notes=tuple(notes), rule=rule)
     network.build()  # raises the errors for unknown names, wrong files and impossible parts
     prepared.views()
     return prepared

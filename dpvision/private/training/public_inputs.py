@@ -114,7 +114,7 @@ def _load_or_build_prior(
 def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple[Split, dict[str, Any]]:
     """Read public images of the same classes and size, none of which may be among the private images."""
     height, width, channels = data.train.images.shape[1:]
-    images = load(source, classes=list(data.classes), size=(height, width), channels=channels).train
+    images = load(source, classes=list(data.classes), size=(height, width), channels=channels, test_share=0).train
     require_every_class(images, data.classes, source, "Fix: add images of it")
     _, in_order, digests = identify(images)
     pixels = {d for s in (data.train, data.val, data.test) if s is not None for d in provenance.pixel_digests(s.images)}

@@ -152,6 +152,7 @@ def _create(
     key.write(run_folder.key_path(key_name))
     facts = facts_of(prepared, secrets.token_hex(6), accounts)
     facts |= {"threads": torch.get_num_threads(), "ranks": ranks.ranks(), "complete": False}
+    facts["reading_rule"] = prepared.rule
     if tuning_charge is not None:
         facts["trial_of"] = tuning_charge.run
     if config.canaries:
@@ -206,9 +207,14 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
     fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
         raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in an existing run. Fix: a new run.")
-    prepared = prepare(run_folder.fact(facts, "data", str), config)
+    prepared = prepare(run_folder.fact(facts, "data", str), config, rule=rule_of(facts))
     require_same_data(facts, prepared)
     return prepared
+
+
+def rule_of(facts: dict[str, Any]) -> int:
+    """The rule by which the image files of a run become pixels; 1 for a run that began before there was another."""
+    return run_folder.fact(facts, "reading_rule", int) if "reading_rule" in facts else 1
 
 
 def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
@@ -358,6 +364,9 @@ def _release(
         "model": str(config.model),
         "shape": json.dumps(list(prepared.shape)),
         "classes": json.dumps(list(prepared.data.classes)),
+        "reading": json.dumps(
+            {"rule": prepared.rule, "test_share": config.test_share, "window": config.window, "columns": config.columns}
+        ),
         "config": config.hash(),
         "unit": config.unit,
         "event": json.dumps(to_json(event)),

@@ -31,17 +31,17 @@ from dpvision.core import accountant, files
 from dpvision.core.account import Charge
 from dpvision.core.events import Budget, Composed, Tuned, to_json
 from dpvision.core.sampling import PoissonSampler
-from dpvision.data import Dataset, Split, identify
+from dpvision.data import Dataset, Split, identify, load
 from dpvision.errors import ConfigError
 from dpvision.models.inputs import Inputs, accuracy
 from dpvision.private.accounts.accounts import Accounts, choose, require_not_private
 from dpvision.private.training import ranks, stopping, train
-from dpvision.private.training.prepare import Prepared, prepare_read, read_data
+from dpvision.private.training.prepare import Prepared, prepare_read
 from dpvision.private.training.private_sum import count_units
 from dpvision.private.training.public_inputs import read_public_images
 from dpvision.private.training.stopping import Stopping
 from dpvision.released.model import load_model
-from dpvision.settings.setting import declared
+from dpvision.settings.setting import declared, reading_options, with_share
 from dpvision.settings.training import Config, merge
 from dpvision.storage import run_folder, safetensors
 from dpvision.storage.run_folder import remove_trials, trials_of
@@ -83,7 +83,8 @@ def prepare(
         )
     given = _combinations(grid)
     stop = stopping.stopping(trials, eta)
-    data = read_data(source, settings)
+    data = load(source, **reading_options(settings))
+    settings = with_share(settings, data.test_share, source=source)
     configs = [merge(settings, values, source="--grid") for values in given]
     samplers = [_sampler(config, data) for config in configs]
     budget = Budget(settings.epsilon, settings.delta)

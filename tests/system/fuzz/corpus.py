@@ -87,7 +87,7 @@ def _as_files(data: Path, folder: Path) -> None:
                 image, label = arrays[f"{split}_images"][number], int(arrays[f"{split}_labels"][number])
                 place = folder / "photos" / split / f"class-{label}"
                 place.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(image).save(place / f"{number}.png" if number % 2 else place / f"{number}.jpg")
+                Image.fromarray(image).save(place / f"{number}.{('jpg', 'png', 'webp', 'tif')[number % 4]}")
                 Image.fromarray(image).save(folder / "listed" / f"{split}-{number}.png")
                 rows.writerow([f"{split}-{number}.png", label, split, f"p{number % 3}"])
 

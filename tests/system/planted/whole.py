@@ -391,6 +391,9 @@ def _wrong_law(runs_of: list[list[int]], law: Stopping) -> str | None:
 UPKEEP = ("checkpoint_every", "device", "budget", "study", "examples", "licence", "public_licence")
 OTHER_VALUES: dict[str, Any] = {
     "head": "lda",
+    "test_share": 0.3,
+    "window": "9,9",
+    "columns": "image=img",
     "precision": "bf16",
     "model": "linear",
     "part": "head",

@@ -1,0 +1,126 @@
+"""Images of a large listing are decoded once by `check` and `train` together, and never from stale files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import good_arrays, save_folder
+from PIL import Image
+
+from dpvision.data import Dataset, check, identify, image_cache, image_files, limits, load, pack
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The bytes of every file that is decoded; listings of any number of files, however new, are stored."""
+    seen: list[bytes] = []
+    real = image_files.decode
+
+    def decode(data: bytes, *args: object, **named: object) -> object:
+        seen.append(data)
+        return real(data, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(image_files, "decode", decode)
+    monkeypatch.setattr(limits, "CACHE_FROM", 10)
+    monkeypatch.setattr(image_cache, "_SETTLED_NS", 0)
+    return seen
+
+
+def digests(data: Dataset) -> list[tuple[str, str]]:
+    return [identify(part)[:2] for part in data.splits.values()]
+
+
+def test_check_and_load_decode_every_file_once(tmp_path: Path, own_home: Path, decoded: list[bytes]) -> None:
+    folder = save_folder(tmp_path / "a", good_arrays(channels=3))
+    Image.new("L", (9, 12)).save(folder / "train" / "1" / "z.png")
+    (folder / "train" / "0" / "cut.png").write_bytes((folder / "train" / "0" / "00000.png").read_bytes()[:-20])
+    findings = check(folder)
+    assert len(decoded) == 23
+    data = load(folder, skip_broken=True)
+    assert len(decoded) == 23 and check(folder) == findings and len(decoded) == 23
+    assert [broken.path for broken in data.broken] == ["train/0/cut.png"] == [b.path for b in findings.broken]
+    store = load(pack(folder, tmp_path / "store", skip_broken=True))
+    os.environ["DPVISION_CACHE_IMAGES"] = "no"
+    try:
+        plain = load(folder, skip_broken=True)
+    finally:
+        del os.environ["DPVISION_CACHE_IMAGES"]
+    assert len(decoded) == 46 and digests(plain) == digests(data) == digests(store) and plain.notes == data.notes
+    assert load(folder, size=7, skip_broken=True).train.images.shape[1] == 7 and len(decoded) == 69
+    for place, folders, files in os.walk(own_home / "images"):
+        for name in folders + files:
+            assert not stat.S_IMODE(os.lstat(os.path.join(place, name)).st_mode) & 0o077
+    assert not list((own_home / "images").glob(".*"))
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path, decoded: list[bytes]) -> None:
+    folder = save_folder(tmp_path / "a", good_arrays())
+    before = load(folder)
+    path = folder / "train" / "0" / "00000.png"
+    status = path.stat()
+    image = np.asarray(Image.open(path)).copy()
+    path.unlink()
+    Image.fromarray(255 - image).save(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # the time of change and the inode are others
+    after = load(folder)
+    assert len(decoded) == 42 and not np.array_equal(before.train.images, after.train.images)
+
+
+def test_new_small_and_unfinished_listings_are_not_stored(
+    tmp_path: Path, own_home: Path, decoded: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_folder(tmp_path / "a", good_arrays())
+    with monkeypatch.context() as patch:
+        patch.setattr(image_cache, "_SETTLED_NS", 3_600_000_000_000)
+        load(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "CACHE_FROM", 22)
+        load(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "CACHE_BYTES", 100)
+        load(folder)
+
+    def change(done: int, total: int) -> None:
+        if done == total:
+            Image.new("L", (6, 6)).save(folder / "train" / "0" / "00000.png")
+
+    pack(folder, tmp_path / "s", progress=change)
+    stored = own_home / "images"
+    assert not stored.exists() or not list(stored.iterdir())
+
+
+def test_damaged_and_old_entries_are_replaced(
+    tmp_path: Path, own_home: Path, decoded: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_folder(tmp_path / "a", good_arrays())
+    wanted = digests(load(folder))
+    (entry,) = (own_home / "images").iterdir()
+    for name, data in (("images", b"x"), ("meta.json", b"{}"), ("meta.json", b"[")):
+        (entry / name).write_bytes(data)
+        assert digests(load(folder)) == wanted
+    monkeypatch.setattr(limits, "CACHE_BYTES", 1000)  # one entry of 21 images has 756
+    load(save_folder(tmp_path / "b", good_arrays(1)))
+    (kept,) = (own_home / "images").iterdir()
+    assert kept.name != entry.name
+
+
+def test_a_home_that_others_may_write_to_is_not_used(tmp_path: Path, own_home: Path, decoded: list[bytes]) -> None:
+    """Whoever writes there could replace images."""
+    folder = save_folder(tmp_path / "a", good_arrays())
+    load(folder)
+    assert len(list((own_home / "images").iterdir())) == 1
+    (own_home / "images").chmod(0o770)
+    load(folder)
+    assert len(decoded) == 42
+
+
+def test_the_home_is_that_of_the_ledgers(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpvision.storage.home import home
+
+    assert image_cache._folder() == home() / "images" == own_home / "images"
+    monkeypatch.delenv("DPVISION_HOME")
+    assert image_cache._folder() == home() / "images"
