@@ -47,8 +47,8 @@ def test_noise_of_0_83_of_the_claim_is_detected(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_both_at_epsilon_1_with_fresh_randomness(name: str) -> None:
     case = mechanisms(Budget(1.0, DELTA))[name]
-    # A false alarm has a probability of 1 in 1,000 over all mechanisms, and a missed one less.
-    assert not judge(case(40_000, CanaryRandom()), delta=DELTA, confidence=1 - 0.001 / len(CASES)).refuted
+    # A false alarm has a probability of 1 in 1,000,000 over all mechanisms, and a missed one less.
+    assert not judge(case(40_000, CanaryRandom()), delta=DELTA, confidence=1 - 1e-6 / len(CASES)).refuted
     assert judge(case(100_000, CanaryRandom(noise=0.83)), delta=DELTA).refuted
 
 

@@ -184,4 +184,4 @@ def test_the_proved_epsilon_covers_all_steps_even_if_settings_changed_during_tra
     _run("audit", run.folder, "--runs", "200")
     section, event = audit_file.read_sections(run.folder)["mechanism"], from_json(run.facts()["event"])
     assert section["epsilon_proved"] == accountant.epsilon(event, 1e-5) > 4 * section["epsilon_tested"]
-    assert "only the final settings" in " ".join(capsys.readouterr().out.split())
+    assert "only the last settings" in " ".join(capsys.readouterr().out.split())

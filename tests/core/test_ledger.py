@@ -43,6 +43,23 @@ def test_runs_on_the_same_data_compose(ledger: Ledger) -> None:
     assert Ledger(ledger.path.parent, DATA).account() == account
 
 
+def test_a_plan_is_paid_once_and_taken_once(ledger: Ledger) -> None:
+    """Planned twice, an event is charged with the first run, free for the second, and charged anew for the third."""
+    ledger.plan(STEP, run="r")
+    ledger.plan(STEP, run="r")
+    first, second, third = (ledger.spend(STEP, id=name, run="r") for name in "abc")
+    assert first.spent() == second.spent() == accountant.epsilon(Composed((STEP, STEP)), BUDGET.delta)
+    assert third.spent() > 1.2 * second.spent()
+    assert [account.line_of_plan(STEP) is None for account in (first, second, third)] == [False, True, True]
+
+
+def test_a_plan_of_one_run_does_not_pay_for_a_second(ledger: Ledger) -> None:
+    ledger.plan(STEP, run="r")
+    planned = ledger.spend(STEP, id="a", run="r")
+    assert planned.line_of_plan(STEP) is None and planned.spent() == accountant.epsilon(STEP, BUDGET.delta)
+    assert ledger.spend(STEP, id="b", run="r").spent() > 1.2 * planned.spent()
+
+
 def test_what_exceeds_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> None:
     before = ledger.path.read_bytes()
     with pytest.raises(BudgetSpent, match=r"Nothing was charged.*is left"):

@@ -18,9 +18,9 @@ RATE = 4096 / 50_000
 
 def test_the_known_sigma_is_found_fast() -> None:
     accountant.epsilon(Gaussian(1.0), 1e-5)  # the import of dp-accounting is not the search
-    start = time.perf_counter()
+    start = time.process_time()  # of the processor: the machine may have much else to do
     sigma = calibrate.sigma(Budget(1.0, 1e-5), rate=RATE, steps=875)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert sigma == pytest.approx(9.13, abs=0.02)
 
 

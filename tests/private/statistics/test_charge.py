@@ -122,7 +122,7 @@ def test_noise_has_the_stated_variance_in_every_part(name: str, tmp_path: Path, 
     if "whitening" in settings:
         settings["whitening"] = Whitening.of(WIDE)
     for i in range(20):
-        _fit(tmp_path / str(i), x=WIDE[:0], y=np.zeros(0, dtype=int), n=40, **settings)
+        _fit(tmp_path / str(i), x=WIDE[:0], y=np.zeros(0, dtype=int), n=40, test_key=str(i), **settings)
     alike = [np.stack([f for f in found if len(f) == size]) for size in {len(f) for f in found}]
     for part in (each[:, half::2] for each in alike for half in (0, 1)):
         assert abs(part.var() - 1) < 5 * np.sqrt(2 / part.size) + 3e-4  # the slack for rounding is 1e-4 of sigma

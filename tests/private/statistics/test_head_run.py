@@ -68,7 +68,7 @@ def test_the_verb_from_features_to_predictions(tmp_path: Path, own_home: Path, c
     (charge,) = ledger_of(account_of(rows_of(rows))).account().charges
     assert card["status"] == "private" and card["run"] == charge.run and card["config"]["head"] == "descent"
     assert card["guarantee"]["epsilon"] == accountant.epsilon(charge.event, 1e-5) <= 8
-    assert card["chosen_by_hand"] == [] and any("computed from one image alone" in line for line in card["not_covered"])
+    assert card["chosen_by_hand"] == [] and any("computed from a single image" in line for line in card["not_covered"])
     assert not list((own_home / "keys").glob("*.key")), "the key of a finished run is destroyed"
     capsys.readouterr()
 
@@ -379,5 +379,5 @@ def test_images_and_features_are_not_confused(tmp_path: Path) -> None:
     np.savez(tmp_path / "narrow.npz", features=np.zeros((3, 5), np.float32))
     with pytest.raises(DataError, match="with 5 columns; the model takes 12"):
         call("predict", tmp_path / "run", tmp_path / "narrow.npz")
-    with pytest.raises(ConfigError, match="is this one file already"):
+    with pytest.raises(ConfigError, match="is a head on features, and this file is all of it"):
         call("export", tmp_path / "run", "--to", "safetensors", "--out", tmp_path / "x.safetensors")

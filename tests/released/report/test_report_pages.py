@@ -11,6 +11,8 @@ import pytest
 from browser import DESKTOP, PHONE, missing, opened, picture, show
 from PIL import Image
 
+from tests.audit.fixed_randomness import fixed_randomness
+
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 SCREENS = [(DESKTOP, False), (DESKTOP, True), (PHONE, False), (PHONE, True)]
 LOOKED_AT = [(DESKTOP, False), (PHONE, True)]  # by axe, which takes a second: both layouts and both sets of colours
@@ -30,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dpvision.cli.train import board, train
 
     place = tmp_path_factory.mktemp("pages")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, fixed_randomness("pages"):  # true claims are refuted by chance
         patch.setenv("DPVISION_HOME", str(place / "home"))
         patch.delenv("DPVISION_TEST_KEY", raising=False)
         train("digits", epsilon=3.0, steps=20, canaries=100, examples=3, out=place / "runs" / "first")

@@ -18,7 +18,7 @@ from tests.system.runs.commands import write_data
 
 # What examples are given beside what they say, so that all of them take seconds.
 SMALLER: dict[str, dict[str, str]] = {
-    "audit": {"--runs": "200"},
+    "audit": {"--runs": "200", "--confidence": "0.999999"},  # by default a true claim is refuted once in twenty audits
     "data split": {"--public": "100"},
     "geometry": {"--most": "64", "--top": "1", "--probes": "2"},
     "images": {"--count": "2", "--size": "16"},

@@ -115,8 +115,8 @@ BUGS_OF_DEVICES = (
         55, "TF32 left on for convolutions", "torch's default, torch.backends.cudnn.allow_tf32",
         (DEVICE, "torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 =",
          "torch.backends.cuda.matmul.allow_tf32 ="),
-        (DEVICE, "for place in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):",
-         "for place in (torch.backends.cuda.matmul,):"), by="sums on a device",
+        (DEVICE, "for backend in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul):",
+         "for backend in (torch.backends.cuda.matmul,):"), by="sums on a device",
     ),
     _bug(
         56, "contributions added in float32 on the device", "sums left to the device",

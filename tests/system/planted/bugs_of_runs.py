@@ -14,6 +14,7 @@ TRAIN, LOOP, PREPARE, NETWORK, STEPS, CONFIG, COMPUTED = (
     "dpvision.settings.plan",
 )
 GATE = "dpvision.core.gate"
+MIXTURES, LINKS = "dpvision.private.statistics.mixtures", "dpvision.private.training.links"
 TUNE, ASSISTANT, ENCODERS, MAKING = (
     "dpvision.private.training.tune",
     "dpvision.private.training.loop",
@@ -73,8 +74,12 @@ BUGS_OF_RUNS = (
         by="law of tuning",
     ),
     _bug(
+        43, "at least as many trials as candidates", "Papernot and Steinke 2022: more trials cost more",
+        (TUNE, HOW_MANY, "range(1, max(prepared.stopping.draw(), len(prepared.candidates)) + 1)"), by="law of tuning",
+    ),
+    _bug(
         43, "trials go on until one is good", "optional stopping; Liu and Talwar 2019",
-        (TUNE, "        watch(number)\n", "        watch(number)\n        if reached >= 3:\n            break\n"),
+        (TUNE, "        watch(number)\n", "        watch(number)\n        if score >= 3:\n            break\n"),
         by="law of tuning",
     ),
     _bug(
@@ -130,6 +135,18 @@ BUGS_OF_RUNS = (
         47, "the same coins on all ranks", "opacus #662 (analogue)",
         (GATE, 'self.stream("sampling", step, rank=rank', 'self.stream("sampling", step, rank=0'),
         by="sampler of training",
+    ),
+    _bug(
+        47, "the same draws in every block of rows", "noise reused by step (analogue)",
+        (MIXTURES, 'gate.stream("coins", number)', 'gate.stream("coins", 0)'), by="blocks of releases",
+    ),
+    _bug(
+        47, "the same weights in every block of rows", "noise reused by step (analogue)",
+        (MIXTURES, 'gate.stream("weights", number)', 'gate.stream("weights", 0)'), by="blocks of releases",
+    ),
+    _bug(
+        47, "nonces that do not know the sender", "nonce reuse, CWE-323",
+        (LINKS, 'sender.to_bytes(2, "big") + receiver.to_bytes(2, "big")', 'receiver.to_bytes(4, "big")'), by="links",
     ),
     _bug(
         47, "a changed learning rate goes on with the same noise", "noise reused after a resume or a fork",

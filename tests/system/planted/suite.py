@@ -2,8 +2,10 @@
 
 replay ...             neighbours with the same coins, of every mechanism (tests/system/replay/mechanisms.py)
 ranks                  the same for two ranks, whose messages stay in this process
+links                  no two messages of any two ranks are sealed under the same nonce
 noise, keys            law, grid and streams of the noise; fresh keys
 sampler of ...         who takes part, at the rate that is charged
+blocks of releases     members and weights of rows in different blocks are drawn independently
 units apart ...        no unit changes what another contributes; any data, held out, fetched, declared, kept features, law of tuning,
                        branches, accounts, said: what whole runs look at and depend on (whole.py)
 accountant             never below what is certain; no sigma that exceeds the budget
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,20 +30,24 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpvision.audit import bounds
+from dpvision.audit.recording import patched
 from dpvision.core import accountant, adaptive, noise
 from dpvision.core.events import Adaptive, Budget, Composed, Gaussian, PoissonGaussian, parts
 from dpvision.core.gate import Gate
 from dpvision.core.keys import Key
 from dpvision.core.ledger import Ledger
+from dpvision.core.rows import Preparation, Rows
 from dpvision.core.sampling import Poisson, PoissonSampler, Scheduled
 from dpvision.errors import BudgetSpent, UnsafeLayer
 from dpvision.private.engine import ClippedSum, refuse_unsafe
-from dpvision.private.statistics.mixtures import RandomWeights
+from dpvision.private.statistics.mixtures import BLOCK, Mixtures, RandomWeights
 from dpvision.private.training import train
+from dpvision.private.training.links import Link
 from dpvision.private.training.network import each_loss
 from dpvision.private.training.private_sum import PrivateSum
 from dpvision.private.training.ranks import Team
@@ -139,6 +146,17 @@ def _ranks(seed: int) -> list[str]:
     return replay_pairs(mechanism, islice(pairs(mechanism, seed=seed), 0, None, 2))[2][:1]
 
 
+def _links(_seed: int) -> list[str]:
+    """Four ranks under one key, each of which sends the same values to all others, three times."""
+    key, sent = Key.for_tests("links"), list[bytes]()
+    with patched(dist, "send", lambda message, _receiver: sent.append(message.numpy().tobytes())):
+        for sender, receiver in itertools.permutations(range(4), 2):
+            link = Link(key, sender)
+            for _ in range(3):
+                link.send(torch.zeros(8), receiver)
+    return [] if len(set(sent)) == len(sent) == 36 else ["two messages are sealed under the same nonce"]
+
+
 # Noise and coins
 
 
@@ -213,6 +231,20 @@ def _sampler_of_releases(seed: int) -> list[str]:
         if drawn[~about][:, labels == k].any() or about.sum() > event.rows[k]:
             found.append("a record is in a row that its class is not charged for")
         found += sampler_checks.suspicious(drawn[about][:, labels == k], event.rates[k])
+    return found
+
+
+def _blocks_of_releases(seed: int) -> list[str]:
+    """As one-hot records under little noise show them: who is in each row, and where all are, with which weight."""
+    found, width, key = [], 12, Key.for_tests(f"blocks {seed}")
+    rows = Rows.of(np.eye(width), np.arange(width) % 3, Preparation(), classes=3)
+    for what, degree, weights in (("members", width / 2, None), ("weights", width, RandomWeights(1.0, 0.5))):
+        mixtures = Mixtures(rows, Poisson(degree, width, 2 * BLOCK), degree=degree, weights=weights)
+        event = mixtures.event(0.05)
+        blocks = mixtures.blocks(charged(event, id=mixtures.name(key, event)), key)
+        one, other = (features.ravel() for features, _ in blocks)
+        if abs(np.corrcoef(one, other)[0, 1]) > 6 / np.sqrt(one.size):
+            found.append(f"rows of two blocks do not have independent {what}")
     return found
 
 
@@ -400,6 +432,7 @@ CHECKS: dict[str, Check] = {
     "unsafe layers": _unsafe_layers,
     "sampler of training": _sampler_of_training,
     "sampler of releases": _sampler_of_releases,
+    "blocks of releases": _blocks_of_releases,
     "replay dp-sgd": partial(_replay, TRAINED),
     "replay views": partial(_replay, VIEWS),
     "replay assisted": partial(_replay, ("dope", "mirror", "adadps", "weight multiplicity, K 4")),
@@ -421,11 +454,20 @@ CHECKS: dict[str, Check] = {
     "accounts": whole.accounts,
     "said": whole.said,
     "ranks": _ranks,
+    "links": _links,
     "resume": _resume,
     "accountant": _accountant,
 } | ON_DEVICES
 # What tosses coins of its own: to be run with many seeds.
-STATISTICAL = ("keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning")
+STATISTICAL = (
+    "keys",
+    "noise",
+    "sampler of training",
+    "sampler of releases",
+    "blocks of releases",
+    "auditor",
+    "law of tuning",
+)
 
 
 # Under which a check is listed that broke instead of finding something.

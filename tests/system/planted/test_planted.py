@@ -61,7 +61,8 @@ def test_a_bug_that_can_not_be_planted_is_told() -> None:
 
 @pytest.mark.slow
 def test_no_false_alarm_in_100_clean_seeds(nursery: Nursery) -> None:
-    statistical = ["keys", "noise", "sampler of training", "sampler of releases", "auditor", "law of tuning"]
+    samplers = ["sampler of training", "sampler of releases", "blocks of releases"]
+    statistical = ["keys", "noise", *samplers, "auditor", "law of tuning"]
     assert nursery.ask(None, checks=statistical, seeds=list(range(SEEDS)))["alarms"] == {}
 
 

@@ -42,7 +42,7 @@ def start(
     return processes
 
 
-def finish(processes: Processes, *, seconds: float = 60) -> list[Result]:
+def finish(processes: Processes, *, seconds: float = 120) -> list[Result]:
     """What became of each rank; none may take longer."""
     try:
         said = [process.communicate(timeout=seconds) for process in processes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import defaultdict, deque
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_values_arrive_and_are_not_seen_on_the_way(
         assert not any(
             plain[start : start + 8] in sealed for sealed in network.seen for start in range(0, len(plain) - 7, 8)
         )
+
+
+def test_no_two_messages_of_any_two_ranks_share_a_nonce(network: Network) -> None:
+    """Under one key and one nonce the same values would be the same bytes; other values would reveal their XOR."""
+    key, ranks = Key.fresh(), 4
+    for sender, receiver in itertools.permutations(range(ranks), 2):
+        link = links.Link(key, sender)
+        for _ in range(3):
+            link.send(torch.zeros(8), receiver)
+    assert len(network.seen) == 3 * ranks * (ranks - 1) == len(set(network.seen))
 
 
 @pytest.mark.parametrize("attack", ["altered", "repeated", "left out", "sent back", "another key"])

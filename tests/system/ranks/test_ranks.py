@@ -101,7 +101,7 @@ def _steps(folder: Path) -> int:
 
 
 def _wait_for_steps(folder: Path, steps: int, processes: ranks.Processes) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300  # the machine may have much else to do
     while _steps(folder) < steps:
         assert time.monotonic() < end and all(p.poll() is None for p in processes), "it did not come this far"
         time.sleep(0.01)
@@ -209,7 +209,7 @@ def test_a_killed_rank_stops_all_and_resuming_gives_the_bits_of_an_unbroken_run(
         processes = ranks.start(*words, ranks=2, home=home, key=KEY)
         _wait_for_steps(out, _steps(out) + 15, processes)
         processes[victim].kill()
-        results = ranks.finish(processes, seconds=30)
+        results = ranks.finish(processes, seconds=120)
         assert results[victim][0] == -signal.SIGKILL and results[1 - victim][0] == 5, results
         (message,) = _told(results)
         assert "lost contact with another rank" in message
@@ -227,7 +227,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
     processes = ranks.start("train", data, *SETTINGS, "--out", out, ranks=2, home=home)
     _wait_for_steps(out, 20, processes)
     processes[1].send_signal(signal.SIGINT)
-    results = ranks.finish(processes, seconds=30)
+    results = ranks.finish(processes, seconds=120)
     assert [code for code, _, _ in results] == [130, 130], results
     assert "torchrun --nproc-per-node 2 -m dpvision -- resume" in results[0][1] and not results[1][1]
     done = _steps(out)
@@ -241,7 +241,7 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
 
 
 def test_a_rank_that_fails_in_a_step_leaves_nobody_waiting(tmp_path: Path) -> None:
-    results = ranks.finish(ranks.start("unreadable", ranks=2, home=tmp_path, module=WORKER), seconds=30)
+    results = ranks.finish(ranks.start("unreadable", ranks=2, home=tmp_path, module=WORKER), seconds=120)
     assert [code for code, _, _ in results] == [1, 1], results
     assert "RankLost: rank 0 of 2 lost contact" in results[0][2] and "cannot be read" in results[1][2]
 
@@ -260,7 +260,7 @@ def test_a_rank_that_can_not_take_part_stops_all_before_anything_is_charged(
         ranks=2,
         home=home,
     )
-    results = ranks.finish(processes, seconds=30)
+    results = ranks.finish(processes, seconds=120)
     codes = {"no data": [5, 3], "other data": [2, 2], "no key": [4, 4]}[case]
     words = {
         "no data": "missing.npz",

@@ -107,7 +107,7 @@ def test_what_is_told_of_the_test_split_is_the_test_splits(tmp_path: Path) -> No
     before = (run.folder / "evaluation.json").read_bytes()
     evaluate(run.folder, str(data), split="test", keep=True)
     assert (run.folder / "evaluation.json").read_bytes() == before and not (run.folder / "examples.json").exists()
-    with pytest.raises(ConfigError, match="--keep is for a run's own test split"):
+    with pytest.raises(ConfigError, match="--keep is for the test split of a run"):
         evaluate(run.folder, str(data), split="train", keep=True)
     other = write_data(tmp_path / "other.npz", seed=5)
     with pytest.raises(ConfigError, match="not the data"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 
 from dpvision.core import noise
 from dpvision.core.events import PoissonGaussian
-from dpvision.core.keys import Key
+from dpvision.core.gate import Gate
+from dpvision.core.keys import Key, Stream
 from dpvision.core.sampling import MixtureSampler, Poisson, RowMembers, Scheduled
 from dpvision.errors import ConfigError, PrivacyError
 from dpvision.private.statistics.mixtures import BLOCK, WEIGHT_BITS, Mixtures, RandomWeights, round_to_grid, sum_chosen
@@ -174,6 +177,36 @@ def test_noise_as_charged_and_means_as_wanted(name: str, tmp_path: Path) -> None
     else:
         assert np.allclose(features.mean(0), unit.mean(0), atol=0.03)
         assert np.allclose(labels.mean(0), np.bincount(y) / N, atol=0.03)
+
+
+def test_rows_of_different_blocks_have_different_members(tmp_path: Path) -> None:
+    """Rows of one-hot records under little noise show their members, each of which is drawn independently."""
+    rows = rows_of(np.eye(WIDTH), np.arange(WIDTH) % CLASSES)
+    mixtures = Mixtures(rows, Poisson(WIDTH / 2, WIDTH, 3 * BLOCK), degree=WIDTH / 2)
+    features, _ = mixed(tmp_path, mixtures, sigma=0.05)
+    members = (features * mixtures.divisor > 0.5).reshape(3, -1)
+    for one, other in itertools.combinations(members, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(one.size)
+
+
+@pytest.mark.parametrize("weights", [None, RandomWeights(0.3, 0.2)], ids=["average", "weighted"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_block_has_draws_and_weights_of_its_own(
+    name: str, weights: RandomWeights | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[tuple[str, int]] = Counter()
+    stream = Gate.stream
+
+    def recorded(self: Gate, purpose: str, step: int, *, rank: int = 0) -> Stream:
+        asked[purpose, step] += 1
+        return stream(self, purpose, step, rank=rank)
+
+    monkeypatch.setattr(Gate, "stream", recorded)
+    sampler, degree = SAMPLERS[name]
+    mixed(tmp_path, Mixtures(rows_of(*data()), sampler, degree=degree, weights=weights), sigma=1.5)
+    assert set(asked.values()) == {1}, "no stream is used twice"
+    purposes = ["coins"] if weights is None else ["coins", "weights"]
+    assert asked.keys() >= set(itertools.product(purposes, range(math.ceil(sampler.rows / BLOCK))))
 
 
 def test_what_was_not_charged_is_not_done(tmp_path: Path) -> None:
