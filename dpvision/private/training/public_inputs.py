@@ -28,12 +28,26 @@ from dpvision.storage.home import home
 
 @dataclass(frozen=True)
 class PublicInputs:
-    """The file and digest of each public input by name, the images, and the file of initial weights."""
+    """The file and digest of each public input by name, the images, and the file of initial weights.
+
+    `names` identifies the inputs: it is part of the name of the run's noise. `stated` is only for the card, because it
+    may change with the registry of public weights and with `dpvision weights get`.
+    """
 
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
     images: Split | None = None
     images_from: str | None = None  # the file or folder of the images
     weights: str | None = None
+    stated: dict[str, dict[str, str]] = field(default_factory=dict)  # origin and licence
+
+    def are(self, recorded: Any) -> bool:
+        """Whether these are the inputs that a run recorded. Some runs recorded origin and licence among the names."""
+        if not isinstance(recorded, dict) or not all(isinstance(entry, dict) for entry in recorded.values()):
+            return False
+        stated = ("origin", "licence")
+        return self.names == {
+            kind: {key: value for key, value in entry.items() if key not in stated} for kind, entry in recorded.items()
+        }
 
     def read_provenance(self) -> str:
         """Return digests of the images that these inputs were trained on without privacy, as far as recorded."""
@@ -58,6 +72,7 @@ def read_public_inputs(
 ) -> PublicInputs:
     """Read and check the public inputs that complete settings name; a prior is built if it is not cached."""
     names: dict[str, dict[str, Any]] = {}
+    stated: dict[str, dict[str, str]] = {}
     images, weights = None, config.pretrained
     if config.synthetic:
         images, names["synthetic"] = read_public_images(config.synthetic, data, set(digests))
@@ -65,8 +80,10 @@ def read_public_inputs(
         weights, names["prior"] = _load_or_build_prior(config, data, progress)
     elif config.pretrained:
         weights = str(public_weights.resolve(config.pretrained))
-        names["pretrained"] = read_pretrained(Path(weights), data, unit=config.unit)
-    return PublicInputs(names, images, config.synthetic, weights)
+        entry = names["pretrained"] = read_pretrained(Path(weights), data, unit=config.unit)
+        if about := public_weights.describe(Path(weights), entry["digest"]):
+            stated["pretrained"] = about
+    return PublicInputs(names, images, config.synthetic, weights, stated)
 
 
 def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
@@ -76,7 +93,6 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     weights record the images on which they were trained without privacy, none of these may be private.
     """
     entry: dict[str, Any] = {"file": path.name, "digest": digest_file(path)}
-    entry |= public_weights.describe(path, entry["digest"])
     header = safetensors.verified_header(path)
     if "learned_from" in header:
         entry["learned_from"] = "noted"

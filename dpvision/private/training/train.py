@@ -182,6 +182,7 @@ def facts_of(prepared: Any, name: str, accounts: Accounts) -> dict[str, Any]:
         "accounts": accounts.to_facts(),
         "in_order": prepared.in_order,
         "public": prepared.public.names,
+        "public_stated": prepared.public.stated,
         "read_off": list(prepared.read_off),
         "shape": list(prepared.shape),
         "class_names": list(prepared.data.classes),
@@ -238,7 +239,7 @@ def require_same_data(facts: dict[str, Any], prepared: Any) -> None:
             f"{prepared.source}: the training data, or its order, changed since the run began, so continuing with the "
             "same noise would reveal the difference. Fix: restore the data, or start a new run."
         )
-    if prepared.public.names != facts.get("public", {}):
+    if not prepared.public.are(facts.get("public", {})):
         raise LedgerMismatch(
             f"{prepared.source}: the public weights or images changed since the run began. Fix: restore them, or start "
             "a new run."

@@ -45,6 +45,8 @@ from dpvision.storage import safetensors
 from dpvision.storage.run_folder import NOT_PRIVATE, Run
 
 FORMAT, FORMAT_ON_WEIGHTS = "dpvision-card-1", "dpvision-card-on-weights-1"
+# What is stated about public weights; older runs have it in their entry public.
+STATED = ("origin", "licence")
 # The sections and figures of audit.json that are on a card.
 AUDITS = ("mechanism", "one_run")
 AUDIT_FIGURES = ("epsilon_at_least", "confidence", "canaries", "refuted")
@@ -274,7 +276,7 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     for key in ("read_off", "class_names"):
         if not all(isinstance(v, str) for v in facts[key]):
             raise DataError(f"{path}: {key} must be a list of strings.")
-    public, tuning = _public_inputs(path, facts.get("public", {})), _tuning(path, facts.get("tuning"))
+    public, tuning = _public_inputs(path, facts), _tuning(path, facts.get("tuning"))
     return {"public": public, "tuning": tuning, **{key: facts[key] for key in types}}
 
 
@@ -288,9 +290,10 @@ def _tuning(path: Path, entry: Any) -> dict[str, Any] | None:
     return {key: entry[key] for key in types}
 
 
-def _public_inputs(path: Path, inputs: Any) -> dict[str, dict[str, Any]]:
-    """Return the public weights and images that went into a run, by file name and digest."""
-    types: dict[str, type] = dict.fromkeys(("file", "digest", "learned_from", "origin", "licence"), str)
+def _public_inputs(path: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the public weights and images that went into a run: file name, digest, and origin if it is known."""
+    inputs, stated = facts.get("public", {}), facts.get("public_stated", {})
+    types: dict[str, type] = dict.fromkeys(("file", "digest", "learned_from", *STATED), str)
     types |= {"images": int, "event": dict}
     named = isinstance(inputs, dict) and set(inputs) <= {"pretrained", "prior", "synthetic"}
     if not named or not all(
@@ -298,7 +301,12 @@ def _public_inputs(path: Path, inputs: Any) -> dict[str, dict[str, Any]]:
         for entry in inputs.values()
     ):
         raise DataError(f"{path}: its entry public is not valid. Fix: restore the file from a backup.")
-    return inputs
+    if not (isinstance(stated, dict) and set(stated) <= set(inputs)) or not all(
+        isinstance(about, dict) and all(key in STATED and isinstance(value, str) for key, value in about.items())
+        for about in stated.values()
+    ):
+        raise DataError(f"{path}: its entry public_stated is not valid. Fix: restore the file from a backup.")
+    return {kind: {**entry, **stated.get(kind, {})} for kind, entry in inputs.items()}
 
 
 def _require_weights_of(run: Run, facts: dict[str, Any], config: Config) -> str:

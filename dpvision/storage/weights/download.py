@@ -8,6 +8,7 @@ environment holds here: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE. A redirect may not
     ignores Range                           the file is downloaded from its beginning
     has another file by now (ETag)          the same
     announces another size                  an error, before a byte is written
+    redirects to an invalid address         an error
     sends more than it may                  an error, at the limit
     answers 4xx                             an error
 """
@@ -44,6 +45,7 @@ MAX_BYTES = 8 << 30  # of a file whose size is not known
 OF_THE_NETWORK = (urllib.error.URLError, ConnectionError, TimeoutError, ssl.SSLError)
 RETRIED = (408, 429, 500, 502, 503, 504)
 SHA256 = re.compile(r"[0-9a-f]{64}")
+NUMBER = re.compile(r"[0-9]{1,20}")  # str.isdigit and int do not agree on other characters, and int has a limit
 
 
 class _Interrupted(Exception):
@@ -119,6 +121,12 @@ def _attempt(
             if exc.code in RETRIED:
                 raise _Interrupted(f"the server answered {exc.code} {exc.reason}") from exc
             raise DataError(f"{url}: the server answered {exc.code} {exc.reason}. {_advice(exc.code)}") from exc
+    except ValueError as exc:  # of urllib
+        if isinstance(exc, OSError):  # a failed certificate is both
+            raise
+        raise DataError(
+            f"{url}: its address, or that of a redirect or a proxy, is not valid ({exc}). Fix: check them."
+        ) from exc
     with reply:
         _note_facts(facts, reply.headers)
         continued = reply.status == 206 and _starts_at(reply.headers.get("Content-Range"), offset)
@@ -128,7 +136,7 @@ def _attempt(
         if not continued:
             offset = 0
         announced = reply.headers.get("Content-Length", "")
-        total = offset + int(announced) if announced.isdigit() else None
+        total = offset + int(announced) if NUMBER.fullmatch(announced) else None
         if total is not None and (total != size if size else total > MAX_BYTES):
             discard(part)
             raise DataError(
@@ -190,7 +198,7 @@ def _note_facts(facts: Facts, headers: Any) -> None:
 
 
 def _starts_at(content_range: str | None, offset: int) -> bool:
-    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", (content_range or "").strip())
+    found = re.fullmatch(r"bytes ([0-9]{1,20})-[0-9]+/(?:[0-9]+|\*)", (content_range or "").strip())
     return found is not None and int(found[1]) == offset
 
 

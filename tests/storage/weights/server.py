@@ -31,7 +31,7 @@ class Manners:
     ranges: bool = True
     cut: list[int] = field(default_factory=list)  # bytes of each answer after which the connection ends
     status: list[int] = field(default_factory=list)  # of the first answers
-    announce: int | None = None  # Content-Length
+    announce: int | str | None = None  # Content-Length
     no_length: bool = False
     stall: float = 0.0  # seconds before the body
     pace: tuple[int, float] = (1 << 20, 0.0)  # bytes at a time, and seconds between

@@ -15,6 +15,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dpvision.models import build
+from dpvision.private.training import train
+from dpvision.released.report import card
+from dpvision.settings.training import Config
+from dpvision.storage.home import ledger_of
 from dpvision.storage.weights import find, path_of, registry, store
 from tests.storage.weights.server import COMMIT, Manners, sha256, wait_until
 from tests.system.docs.examples import call, examples
@@ -171,6 +175,36 @@ def test_a_run_finds_them_by_name_and_its_card_names_licence_and_origin(
     assert card["public_inputs"]["pretrained"]["licence"] == entry.licence
     text = Path("run/card.md").read_text()
     assert f"licence: {entry.licence}" in text and "LVD-142M" in text
+
+
+@pytest.mark.parametrize("began", ["unknown", "known", "with origin in its names"])
+def test_a_charged_run_resumes_when_other_facts_are_known_about_its_weights(
+    began: str, address: str, tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are for the card; what identifies the weights is their digest."""
+    entry = registry.entry_of(tiny)
+    known = {"origin": entry.origin, "licence": entry.licence}
+    file = tmp_path / "vit-tiny.safetensors"
+    file.write_bytes(_published(5))
+    if began != "unknown":
+        assert call(["weights", "get", tiny], monkeypatch) == 0
+    config = Config(epsilon=3.0, batch=20, steps=4, model="vit-tiny", part="head", budget=1e4, checkpoint_every=1)
+    prepared = train.prepare("digits", replace(config, pretrained=str(file)))
+    run = train.begin(prepared, tmp_path / "run")
+    if began == "with origin in its names":  # as some runs of version 0.2.0 did
+        facts = {key: value for key, value in run.facts().items() if key != "public_stated"}
+        run.write_facts({**facts, "public": {"pretrained": {**facts["public"]["pretrained"], **known}}})
+    asked = iter([False] * 2 + [True])
+    assert not train.proceed(run, prepared, stop=lambda: next(asked)).complete
+    if began == "unknown":
+        assert call(["weights", "get", tiny], monkeypatch) == 0
+    else:
+        monkeypatch.setitem(registry._BY_NETWORK, tiny, replace(entry, architecture="in other words"))
+    assert train.proceed(run, train.reopen(run)).complete
+    account = ledger_of(prepared.fingerprint).account()
+    assert len(account.charges) == 1
+    stated = card(run, account)["public_inputs"]["pretrained"]
+    assert {key: stated[key] for key in ("origin", "licence") if key in stated} == ({} if began == "unknown" else known)
 
 
 def test_a_settings_file_may_name_them(

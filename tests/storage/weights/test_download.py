@@ -164,6 +164,22 @@ def test_another_size_is_refused_before_a_byte_is_written(
     assert _left(own_home) == []
 
 
+@pytest.mark.parametrize("announce", ["\N{SUPERSCRIPT TWO}", "9" * 5000])
+def test_a_length_that_is_not_a_number_is_none(address: str, manners: Manners, pinned: str, announce: str) -> None:
+    manners.announce = announce
+    assert _get(pinned).path.read_bytes() == manners.data
+
+
+@pytest.mark.parametrize("place", ["http://[127.0.0.1/x", "https://[v1/x"])
+def test_a_redirect_to_an_invalid_address_is_an_error(
+    address: str, manners: Manners, place: str, own_home: Path
+) -> None:
+    manners.redirect = place
+    with pytest.raises(DataError, match=r"that of a redirect or a proxy, is not valid"):
+        _get(NAME)
+    assert _left(own_home) == [] and len(manners.seen) == 1
+
+
 def test_more_than_announced_ends_at_the_limit(
     address: str, manners: Manners, pinned: str, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
