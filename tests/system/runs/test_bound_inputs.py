@@ -184,7 +184,7 @@ def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path)
     assert any(line["epsilon"] > tells[1] for line in map(json.loads, run.metrics.read_text().splitlines()))
     facts = run.facts()
     run.write_facts({**facts, "public": {"pretrained": {**facts["public"]["pretrained"], "event": facts["event"]}}})
-    with pytest.raises(DataError, match="leaves out"):
+    with pytest.raises(DataError, match="lacks that of the initial weights"):
         card(run, account)
 
 
