@@ -185,7 +185,8 @@ class PrivateImageClassifier(ClassifierMixin, _OnImages):
         epsilon = accountant.epsilon(prepared.event(), prepared.config.delta)
         if epsilon > prepared.config.epsilon:
             raise PrivacyError(
-                f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}. Fix: more noise."
+                f"the settings give epsilon {epsilon:.4f}, more than the requested {self.epsilon:g}. Fix: use "
+                "more noise."
             )
         accounts = _find_accounts(self.account, prepared.fingerprint, prepared.sketch)
         with key_of_fit() as key_name:

@@ -138,7 +138,7 @@ def _estimate(
     from dpvision.models.cost import Described, count, predict
 
     if model is None:
-        raise ConfigError("--describe-device needs to know which network is trained. Fix: --model NAME.")
+        raise ConfigError("--describe-device needs to know which network is trained. Fix: use --model NAME.")
     device = Described.read(path)
     network = build(model, shape, classes=classes, seed=0)
     cost = count(network, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), shape)
@@ -203,7 +203,7 @@ def show_training(
     if config.assist in ("dope", "mirror") and config.lr > 1:
         say(
             f"  note: {config.assist} adds public gradients, which are not clipped: lr {config.lr:g} is likely too "
-            "large. Fix: --lr 0.5."
+            "large. Fix: use --lr 0.5."
         )
     if prepared.public.images is not None and prepared.public.images.originals is not None:
         channels, height, width = prepared.shape

@@ -302,9 +302,9 @@ def quality(
     picture = out.with_suffix(".png")
     for path in (out, picture):
         if path.exists():
-            raise ConfigError(f"{path}: exists already. Fix: another --out.")
+            raise ConfigError(f"{path}: exists already. Fix: use another --out.")
     if picture == out:
-        raise ConfigError(f"{out}: this name is needed for the picture. Fix: --out quality.json.")
+        raise ConfigError(f"{out}: this name is needed for the picture. Fix: use --out quality.json.")
     from dpvision.cli import screen
     from dpvision.core import files
     from dpvision.data import Split, load
@@ -323,7 +323,7 @@ def quality(
         splits: dict[str, Split | None] = {"train": data.train, "val": data.val, "test": data.test}
         reference = splits[split]
         if reference is None:
-            raise DataError(f"{real}: has no {split} split. Fix: --split train.")
+            raise DataError(f"{real}: has no {split} split. Fix: use --split train.")
         drawn = load(synthetic, classes=list(data.classes), size=size, test_share=0).train
         model = model or ("resnet-9-small" if min(reference.images.shape[1:3]) >= 16 else "small-cnn")
         measured = evaluate(

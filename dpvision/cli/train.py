@@ -120,7 +120,7 @@ def train(
         if settings.recipe.startswith("dp-randp") and not settings.pretrained:
             screen.say(
                 f"note: recipe {settings.recipe} is meant to start from pretrained weights, but none are given, so it "
-                "starts from random weights. Fix: `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
+                "starts from random weights. Fix: run `dpvision pretrain`, then --pretrained PRIOR/weights.safetensors."
             )
     if plan:
         require_room_for_canaries(prepared)
@@ -353,10 +353,10 @@ def board(
     from dpvision.released.report.board import write
 
     if not folders:
-        raise ConfigError("board needs at least one run. Fix: `dpvision board runs`.")
+        raise ConfigError("board needs at least one run. Fix: run `dpvision board runs`.")
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(
-            f"{out}: is a folder, or its folder does not exist. Fix: --out board.html, in a folder that exists."
+            f"{out}: is a folder, or its folder does not exist. Fix: use --out board.html, in a folder that exists."
         )
     out = Path(os.path.abspath(out))
     screen.say(f"wrote {out}: {write(list(folders), out):,} runs")

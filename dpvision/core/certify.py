@@ -91,7 +91,9 @@ def certify(
         require_exact_sums(_device_of(model))
         for name, parameter in model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
-                raise ConfigError(f"{name} is not finite: training cannot start from it. Fix: other initial weights.")
+                raise ConfigError(
+                    f"{name} is not finite: training cannot start from it. Fix: use other initial weights."
+                )
         trial = _Trial(model, loss, shape, classes, engine=engine, style=style, views=views, public=public)
         # So that tensors created by the model, such as torch.zeros(...), have the precision of the trial.
         with _torch_setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
@@ -118,7 +120,7 @@ def require_exact_sums(device: torch.device) -> None:
     anchor = 1.5 * 2.0**52
     results = ((far.sum(0), terms.sum(0)), (one.T @ other, factors[0].T @ factors[1]), (far + anchor - anchor, terms))
     if not all(torch.equal(result.cpu(), exact.double()) for result, exact in results):
-        raise ConfigError(f"device {device}: its float64 does not add whole numbers exactly. Fix: --device cpu.")
+        raise ConfigError(f"device {device}: its float64 does not add whole numbers exactly. Fix: use --device cpu.")
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -177,7 +179,7 @@ class _Trial:
             outputs: Any = copy.deepcopy(self._wide)(images)
         if not isinstance(outputs, Tensor):
             raise ConfigError(
-                f"the model returns a {type(outputs).__name__} and not a tensor. Fix: a model, or a wrapper, that "
+                f"the model returns a {type(outputs).__name__} and not a tensor. Fix: use a model, or a wrapper, that "
                 "returns the logits alone."
             )
         if tuple(outputs.shape) != (3, self.classes):
@@ -301,7 +303,7 @@ class _Trial:
             raise UnsafeLayer(
                 f"device {self._device}: a unit's gradient has different bits {where}, so adding one unit could move "
                 "all others. Either a layer mixes the examples of a batch, or a kernel rounds by position or randomly. "
-                "Fix: --device cpu, or another --precision."
+                "Fix: use --device cpu, or another --precision."
             )
 
     def units_are_apart(self) -> None:
@@ -392,7 +394,7 @@ def _require_bounded(contribution: Tensor, engine: Engine, *, minimum: float = 0
         raise UnsafeLayer(
             f"device {contribution.device}: a random unit contributes {norm:.4g} times the sensitivity to the sum; "
             f"{minimum:g} to 1 is correct. The device, or a library, computes norms or sums wrongly in the model's own "
-            "precision. Fix: --device cpu, or another --precision."
+            "precision. Fix: use --device cpu, or another --precision."
         )
 
 
@@ -433,18 +435,19 @@ def _explain_failures(model: nn.Module, shape: tuple[int, ...]) -> Iterator[None
         raise
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"device {_device_of(model)}: its memory is too small for one pass of this run. Fix: a smaller --physical."
+            f"device {_device_of(model)}: its memory is too small for one pass of this run. Fix: use a "
+            "smaller --physical."
         ) from error
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         reason = (str(error).splitlines() or [""])[0]
         if "deterministic" in reason:
             raise UnsafeLayer(
                 f"{_without_deterministic_kernel(model, shape)} has no kernel on {_device_of(model)} that gives the "
-                f"same bits twice: {reason.split(', but')[0]}. Fix: another layer, or --device cpu."
+                f"same bits twice: {reason.split(', but')[0]}. Fix: use another layer, or --device cpu."
             ) from error
         raise ConfigError(
             f"the model or the loss failed on random images, in a trial of its gradients: {type(error).__name__}: "
-            f"{reason} Fix: a model and a loss of plain torch functions, with the images along the first axis."
+            f"{reason} Fix: use a model and a loss of plain torch functions, with the images along the first axis."
         ) from error
 
 

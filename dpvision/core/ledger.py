@@ -84,7 +84,7 @@ class Ledger:
             refused = f"the budget cannot be set to epsilon {budget.epsilon:g} at delta {budget.delta:g}"
             if uses_up_delta(account.total, budget.delta):
                 used = f"earlier charges use up a delta of {fixed_delta(account.total):g}"
-                raise BudgetSpent(f"{refused}: {used}, so no epsilon can be proved. Fix: a larger --delta.")
+                raise BudgetSpent(f"{refused}: {used}, so no epsilon can be proved. Fix: use a larger --delta.")
             if spent > budget.epsilon:
                 raise BudgetSpent(f"{refused}: {rounded_up(spent)} is spent already, and a release cannot be undone.")
             return self._account(self._append(lines, "budget", vars(budget)))

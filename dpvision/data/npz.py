@@ -27,7 +27,7 @@ def read_npz(path: Path, declared: facts.Declared, *, destination: Destination) 
         arrays = Arrays(file)
         present = [split for split in SPLITS if f"{split}_images" in arrays.headers]
         if "train" not in present:
-            fix = " Fix: features are for `dpvision train`." if "train_features" in arrays.headers else ""
+            fix = " Fix: use `dpvision train` for features." if "train_features" in arrays.headers else ""
             raise Refusal(f"has no train_images; its arrays are: {arrays.names}.{fix}")
         shapes, dtypes = _image_kinds(arrays, present)
         facts.require_shape(shapes["train"], declared)

@@ -18,7 +18,7 @@ _NAME = b"dpvision test"  # part of the hash, so it must not change
 def require_share(share: float | None) -> None:
     """Refuse a share that is not a number from 0 to 0.9."""
     if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 0.9):
-        raise Refusal(f"cannot set aside {share!r} as a test split. Fix: a share from 0 to 0.9.")
+        raise Refusal(f"cannot set aside {share!r} as a test split. Fix: use a share from 0 to 0.9.")
 
 
 def is_test(share: float, *, digest: bytes, person: str | None) -> bool:

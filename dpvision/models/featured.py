@@ -76,7 +76,8 @@ def head_name(model: nn.Module, *, name: str = "") -> str:
         linears = [n for n in linears if n == "rest" or n.startswith("rest.")]
     if not linears:
         raise ConfigError(
-            f"{name or type(model).__name__}: it has no linear layer and therefore no head to train. Fix: --part all."
+            f"{name or type(model).__name__}: it has no linear layer and therefore no head to train. Fix: use "
+            "--part all."
         )
     return linears[-1]
 

@@ -30,7 +30,7 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
         raise ConfigError(f"{name}: there is no part {part!r} to train. There are: {', '.join(PARTS)}.")
     centre = {f"{n}.centre" for n, m in model.named_modules() if isinstance(m, Centred)}
     if part in ("centred-head", CENTRE) and not centre:
-        raise ConfigError(f"{name}: it does not subtract the mean of its features. Fix: --part head.")
+        raise ConfigError(f"{name}: it does not subtract the mean of its features. Fix: use --part head.")
     frozen = isinstance(model, Featured)
     trainable = {n for n, _ in model.named_parameters() if n not in centre and not (frozen and n.startswith("prefix."))}
     if part == CENTRE:
@@ -44,7 +44,7 @@ def train_only(model: nn.Module, part: str, *, name: str = "") -> None:
         biases = {n for n in trainable if n.rpartition(".")[2] == "bias"}
         if biases <= chosen:
             raise ConfigError(
-                f"{name}: only its head has a bias, so part 'bias' is the same as part 'head'. Fix: --part head."
+                f"{name}: only its head has a bias, so part 'bias' is the same as part 'head'. Fix: use --part head."
             )
         chosen = chosen | biases
     for parameter_name, parameter in model.named_parameters():
@@ -58,7 +58,7 @@ def norm_before_head(model: nn.Module, *, name: str = "") -> str:
     if not before or not isinstance(model.get_submodule(before[-1]), nn.GroupNorm | nn.LayerNorm):
         raise ConfigError(
             f"{name or type(model).__name__}: there is no normalisation right before its head, so part 'probe' is the "
-            "same as part 'head'. Fix: --part head."
+            "same as part 'head'. Fix: use --part head."
         )
     return before[-1]
 

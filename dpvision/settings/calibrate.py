@@ -44,7 +44,7 @@ def sigma_of(
         if high > MAX_SIGMA:
             raise ConfigError(
                 f"no noise multiplier keeps this within epsilon {budget.epsilon:g} at delta {budget.delta:g}: "
-                f"{describe(event(MAX_SIGMA))}. Fix: fewer steps, or a larger epsilon or delta."
+                f"{describe(event(MAX_SIGMA))}. Fix: use fewer steps, or a larger epsilon or delta."
             )
     while low == high or _within(budget, event(low), before):
         if low == MIN_SIGMA:
@@ -69,7 +69,7 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
         if low < 1e-12:
             raise ConfigError(
                 f"no sampling rate keeps {steps:,} steps at sigma {sigma:g} within epsilon {budget.epsilon:g} at delta "
-                f"{budget.delta:g}. Fix: more noise, or fewer steps."
+                f"{budget.delta:g}. Fix: use more noise, or fewer steps."
             )
     value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
     return _confirmed(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
@@ -85,7 +85,7 @@ def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...
     if not _within(budget, event(1), before):
         raise ConfigError(
             f"even one step at sigma {sigma:g} and rate {rate:g} exceeds epsilon {budget.epsilon:g} at delta "
-            f"{budget.delta:g}. Fix: more noise, or a larger epsilon."
+            f"{budget.delta:g}. Fix: use more noise, or a larger epsilon."
         )
     low, high = 1, 2
     while _within(budget, event(high), before):
@@ -134,13 +134,13 @@ def _confirmed(
         factor *= factor  # take larger steps each time; a tiny one is usually enough
     raise ConfigError(
         f"dp-accounting cannot confirm epsilon {budget.epsilon:g} at delta {budget.delta:g} for this many steps: "
-        "its rounding error exceeds the budget. Fix: fewer steps, or a larger delta."
+        "its rounding error exceeds the budget. Fix: use fewer steps, or a larger delta."
     )
 
 
 def _require_remaining_budget(budget: Budget, before: tuple[Event, ...]) -> None:
     if before and quick.epsilon(Composed(before), budget.delta) >= budget.epsilon:
         raise ConfigError(
-            f"earlier runs have already spent epsilon {budget.epsilon:g} at delta {budget.delta:g}. Fix: a larger "
+            f"earlier runs have already spent epsilon {budget.epsilon:g} at delta {budget.delta:g}. Fix: use a larger "
             "epsilon, or other data."
         )

@@ -61,7 +61,7 @@ def plan(
         if quick.epsilon(PoissonGaussian(1 / n, sigma, steps), delta) > budget.epsilon:
             raise ConfigError(
                 f"even an expected batch of 1 in {n:,} exceeds epsilon {budget.epsilon:g} at sigma {sigma:g} and "
-                f"{steps:,} steps. Fix: more noise, fewer steps, or a larger epsilon."
+                f"{steps:,} steps. Fix: use more noise, fewer steps, or a larger epsilon."
             )
         batch = max(1, int(calibrate.rate(budget, sigma=sigma, steps=steps, confirm=confirm) * n))
     batch = default_batch(n) if batch is None else batch
@@ -180,7 +180,7 @@ def complete(config: Config, n: int) -> Config:
     batch = n if config.full_batch else default_batch(n) if config.batch is None else config.batch
     if batch > n:
         raise ConfigError(
-            f"batch is {batch} and n is {n}: the expected batch cannot exceed n. Fix: --batch {default_batch(n)}."
+            f"batch is {batch} and n is {n}: the expected batch cannot exceed n. Fix: use --batch {default_batch(n)}."
         )
     _require_small_delta(config, n)
     steps = default_steps(n, batch) if config.steps is None else config.steps
@@ -200,11 +200,11 @@ def complete(config: Config, n: int) -> Config:
         if config.probe_share and not whole.probe_steps:
             raise ConfigError(
                 f"probe_share is {config.probe_share:g}: a single step already uses more than that share of epsilon. "
-                "Fix: a larger share, or --probe-steps."
+                "Fix: use a larger share, or --probe-steps."
             )
     if whole.probe_steps > steps:
         raise ConfigError(
-            f"probe_steps is {whole.probe_steps}, but there are only {steps} steps. Fix: a smaller --probe-steps."
+            f"probe_steps is {whole.probe_steps}, but there are only {steps} steps. Fix: use a smaller --probe-steps."
         )
     return whole
 
@@ -213,7 +213,7 @@ def _require_small_delta(config: Config, n: int) -> None:
     if config.delta * n >= 1:
         raise ConfigError(
             f"delta is {config.delta:g} and n is {n}: a delta of 1/n or more would allow disclosing a unit completely. "
-            f"Fix: a --delta well below {1 / n:.2g}, such as 1e-5."
+            f"Fix: use a --delta well below {1 / n:.2g}, such as 1e-5."
         )
 
 
@@ -232,8 +232,8 @@ def _complete_head(config: Config, n: int) -> Config:
         )
     if head == "newton" and not config.synthetic:
         raise ConfigError(
-            "head is 'newton', which needs features of public images. Fix: --public FILE.npz with train_features, or "
-            "--head descent."
+            "head is 'newton', which needs features of public images. Fix: use --public FILE.npz with "
+            "train_features, or --head descent."
         )
     if config.synthetic and head in ("descent", "moments"):
         raise ConfigError(f"public features are given, but {head} does not use any. Fix: leave --public or --head out.")

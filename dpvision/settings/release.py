@@ -209,7 +209,7 @@ class Release:
         if n < 2:
             raise ConfigError(f"n is {n}: a release needs at least 2 images.")
         if self.delta * n >= 1:
-            raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: a --delta well below {1 / n:.2g}.")
+            raise ConfigError(f"delta is {self.delta:g} and n is {n}. Fix: use a --delta well below {1 / n:.2g}.")
         if self.class_counts is not None and len(self.class_counts) != classes:
             raise ConfigError(f"class_counts has {len(self.class_counts)} numbers, but there are {classes} classes.")
         rows = self.rows or max(n, self.of_kind.least_rows)
@@ -234,7 +234,7 @@ class Release:
             if whole.sigma == calibrate.MIN_SIGMA:
                 raise ConfigError(
                     f"epsilon {self.epsilon:g} at delta {self.delta:g} would allow a sigma of {whole.sigma:g} or less, "
-                    "which protects nobody. Fix: a smaller --epsilon or --delta."
+                    "which protects nobody. Fix: use a smaller --epsilon or --delta."
                 )
         return whole
 
@@ -244,8 +244,8 @@ class Release:
         if self.delta > MAX_DELTA * chance:
             raise ConfigError(
                 f"delta is {self.delta:g}, and a record is in any of {self.rows:,} rows with probability "
-                f"{chance:.2g}: such a large delta would allow almost no noise. Fix: a --delta below a tenth of that "
-                "probability, more --rows or a higher --degree."
+                f"{chance:.2g}: such a large delta would allow almost no noise. Fix: use a --delta below a "
+                "tenth of that probability, more --rows or a higher --degree."
             )
 
     def _degree(self, n: int, rows: int, classes: int) -> float:
@@ -343,7 +343,7 @@ def hierarchical(rows: int, *, degree: float, n: int, classes: int, drawn: float
     if rate > 1:
         raise ConfigError(
             f"degree {degree:g} with {drawn:g} of {classes} classes per row: the classes have fewer records than that. "
-            "Fix: a smaller --degree, or a larger --drawn."
+            "Fix: use a smaller --degree, or a larger --drawn."
         )
     return Scheduled(np.random.default_rng(seed).random((rows, classes)) < p, (rate,) * classes)
 

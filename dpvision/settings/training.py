@@ -301,17 +301,17 @@ class Config:
             )
         if self.views < 1:
             raise ConfigError(
-                "k_base, k_self and k_diff are all 0, but an image needs at least one view. Fix: --k-base 1."
+                "k_base, k_self and k_diff are all 0, but an image needs at least one view. Fix: use --k-base 1."
             )
         if (self.probe_steps or self.probe_share) and self.part != "all":
             raise ConfigError(
-                f"part is {self.part!r}, but probe steps come before training all weights. Fix: --part all, or "
+                f"part is {self.part!r}, but probe steps come before training all weights. Fix: use --part all, or "
                 "--probe-steps 0."
             )
         if self.part == "centred-head" and (self.steps == 1 or not self.as_it_is):
             raise ConfigError(
                 "centred-head needs at least 2 steps (the first computes the mean of the features) and no augmented "
-                "views. Fix: --steps 2 or more, --k-base 1, and no --augment."
+                "views. Fix: use --steps 2 or more, --k-base 1, and no --augment."
             )
         if self.canaries != 0 and not 2 <= self.canaries <= MAX_CANARIES:
             raise ConfigError(
@@ -322,7 +322,8 @@ class Config:
             raise ConfigError(f"full_batch is set, but batch is {self.batch}. Fix: leave one of them out.")
         if self.batch is not None and self.n is not None and self.batch > self.n:
             raise ConfigError(
-                f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n. Fix: a smaller --batch."
+                f"batch is {self.batch} and n is {self.n}: the expected batch cannot exceed n. Fix: use a "
+                "smaller --batch."
             )
 
     @property
@@ -350,26 +351,26 @@ class Config:
     def require_views(self) -> None:
         """Refuse views and public inputs that contradict each other."""
         if self.k_diff and not self.synthetic:
-            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: --synthetic FOLDER_OR_NPZ.")
+            raise ConfigError(f"k_diff is {self.k_diff}: it needs public images. Fix: use --synthetic FOLDER_OR_NPZ.")
         if self.synthetic and not self.k_diff and self.assist == "none" and self.head is None:
             raise ConfigError(
-                "public images are given, but k_diff is 0 and assist is 'none', so none would be used. Fix: --k-diff "
-                "2, or --assist weights."
+                "public images are given, but k_diff is 0 and assist is 'none', so none would be used. Fix: "
+                "use --k-diff 2, or --assist weights."
             )
         if self.k_self and self.k_base + self.k_diff < 2:
             raise ConfigError(
                 f"k_self is {self.k_self}, but k_base + k_diff is {self.k_base + self.k_diff}: a mixture needs two "
-                "views. Fix: --k-base 2 or more, or --k-self 0."
+                "views. Fix: use --k-base 2 or more, or --k-self 0."
             )
         if self.k_base > 1 and not self.augment:
             raise ConfigError(
-                f"k_base is {self.k_base} without augment, so all views would be the image itself. Fix: --augment "
+                f"k_base is {self.k_base} without augment, so all views would be the image itself. Fix: use --augment "
                 "crop,flip, or --k-base 1."
             )
         if self.recipe.startswith(tuple(FROM_WEIGHTS)) and not self.pretrained:
             hint = next(text for kind, text in FROM_WEIGHTS.items() if self.recipe.startswith(kind))
             raise ConfigError(
-                f"recipe {self.recipe} starts from public weights, but none are given. Fix: --pretrained "
+                f"recipe {self.recipe} starts from public weights, but none are given. Fix: use --pretrained "
                 f"FILE.safetensors, {hint}."
             )
         self._require_assistance()
@@ -379,13 +380,13 @@ class Config:
         if self.assist == "none":
             return
         if not self.synthetic:
-            raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: --public FOLDER_OR_NPZ.")
+            raise ConfigError(f"assist is {self.assist!r}: it needs public images. Fix: use --public FOLDER_OR_NPZ.")
         if self.part == "centred-head" or self.probe_steps or self.probe_share:
-            raise ConfigError(f"assist is {self.assist!r}, but training has two phases. Fix: --assist none.")
+            raise ConfigError(f"assist is {self.assist!r}, but training has two phases. Fix: use --assist none.")
         if WAYS[self.assist].each_view and self.unit == "person":
             raise ConfigError(
                 f"assist is {self.assist!r}: it perturbs the weights for each view of an image, but persons have "
-                "different numbers of images. Fix: --assist dope, mirror or adadps."
+                "different numbers of images. Fix: use --assist dope, mirror or adadps."
             )
 
     def without_folders(self) -> Config:

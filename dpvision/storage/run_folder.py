@@ -140,13 +140,13 @@ def require_free(folder: Path) -> None:
         state = Run(folder).state
         is_run = state.is_file() and state.stat().st_size  # and not a tuning run
         resume = f", or `dpvision resume {folder}`" if is_run else ""
-        raise ConfigError(f"{folder}: exists already. Fix: another --out{resume}.")
+        raise ConfigError(f"{folder}: exists already. Fix: choose another --out{resume}.")
 
 
 def next_free() -> Path:
     """Return the first of runs/1, runs/2, ... that does not exist. With several ranks, require --out instead."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--out is missing: several ranks must agree on the folder of the run. Fix: --out FOLDER.")
+        raise ConfigError("--out is missing: several ranks must agree on the folder of the run. Fix: use --out FOLDER.")
     return next(p for p in (Path("runs") / str(i) for i in itertools.count(1)) if not p.exists())
 
 

@@ -126,7 +126,7 @@ def test_delta_can_be_used_up_too(ledger: Ledger) -> None:
     ledger.spend(tuned, id="b", run="r")
     with pytest.raises(BudgetSpent, match=r"may use up 2.5e-07 of delta.*smaller --delta"):
         ledger.spend(tuned, id="c", run="r")
-    with pytest.raises(BudgetSpent, match=r"use up a delta of 9.8e-06, .*Fix: a larger --delta"):
+    with pytest.raises(BudgetSpent, match=r"use up a delta of 9.8e-06, .*Fix: use a larger --delta"):
         ledger.set_budget(Budget(20.0, 4e-6))
     with pytest.raises(BudgetSpent, match="smaller --epsilon"):  # for want of noise, not of delta
         Ledger(ledger.path.parent, "cd" * 32).require_room(PoissonGaussian(0.5, 0.05, 3), Budget(20.0, 1e-5))

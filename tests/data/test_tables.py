@@ -85,7 +85,7 @@ def test_columns_persons_and_a_split_column(tmp_path: Path) -> None:
     assert np.array_equal(data.test.images[..., 0], IMAGES[8::9]) and data.train.persons is not None
     assert len(np.unique(np.concatenate([data.train.persons, data.test.persons]))) == 45
     with pytest.raises(
-        DataError, match=r"no column 'label'; its columns are img, fine, who, split\. Fix: --columns label="
+        DataError, match=r"no column 'label'; its columns are img, fine, who, split\. Fix: use --columns label="
     ):
         load(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="cannot have the columns 'x'"):

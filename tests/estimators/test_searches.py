@@ -108,7 +108,7 @@ def test_few_images_beside_an_account_of_very_many_need_a_name(own_home: Path, m
     assert len(ledgers(own_home)) == 1
     rng = np.random.default_rng(0)
     others = rng.integers(0, 256, (200, 8, 8), np.uint8)
-    with pytest.raises(ConfigError, match="in Python, account="):
+    with pytest.raises(ConfigError, match="in Python, set account= to"):
         classifier(epsilon=0.5, steps=2).fit(others[:20], y[:20])
     classifier(epsilon=0.5, steps=2).fit(others, y[:200])
     assert len(ledgers(own_home)) == 2, "of many, a sample shows that they are not among them"

@@ -23,7 +23,7 @@ def test_a_relative_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("DPVISION_HOME", place)
         with pytest.raises(
             ConfigError,
-            match=r"a relative path.*each working directory would have a separate ledger .*Fix: an absolute path",
+            match=r"a relative path.*each working directory would have a separate ledger .*Fix: use an absolute path",
         ):
             home()
         with pytest.raises(ConfigError):

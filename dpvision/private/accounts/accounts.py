@@ -151,7 +151,7 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
     if not near and not own.exists() and overlap.find_undecided(own.fingerprint, sketch):
         raise ConfigError(
             "one account has too many images for its stored sample to show whether these few are among them. Fix: if "
-            'they are not, --new-account "the reason"; in Python, account= with the name of that account or a new one.'
+            'they are not, use --new-account "the reason"; in Python, set account= to the name of that or a new account.'
         )
     ledgers = [own, *near] if own.exists() else near or [own]
     return Accounts(ledgers[0], tuple(ledgers[1:]), overlaps)
@@ -213,7 +213,7 @@ def _require_reason(reason: str) -> None:
     if not re.fullmatch(r"[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*", reason) or len(reason) > MAX_REASON:
         raise ConfigError(
             f"--new-account needs a reason, on one line of at most {MAX_REASON} characters. Fix: "
-            '--new-account "scans of another hospital, no person is in both".'
+            'use --new-account "scans of another hospital, no person is in both".'
         )
 
 

@@ -115,7 +115,7 @@ def load_split(folder: Path, source: str, *, split: str, classes: int | Sequence
     records: Split | None = getattr(data, split)
     if records is None:
         available = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
-        raise DataError(f"{source}: has no {split} split. Fix: --split {' or '.join(available)}.")
+        raise DataError(f"{source}: has no {split} split. Fix: use --split {' or '.join(available)}.")
     return records
 
 
@@ -135,7 +135,7 @@ def load_released_encoder(
     if encoder.weights != card["weights"]:
         raise ConfigError(
             f"the encoder {encoder.name!r} has other weights than those of the release (digest {card['weights']}). "
-            "Fix: --weights, the file that its card names."
+            "Fix: use --weights with the file that its card names."
         )
     preparation = read_preparation(folder, card, encoder.width, columns=schema["width"])
     columns = encoder.width if preparation.whitening is None else preparation.whitening.width

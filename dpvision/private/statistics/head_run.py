@@ -123,14 +123,14 @@ def _read_public(config: Config, data: Dataset, private: overlap.Sketch) -> Publ
     if split.images.shape[2] != data.train.images.shape[2]:
         raise DataError(
             f"{config.synthetic}: its rows have {split.images.shape[2]:,} columns, and those of {data.name} "
-            f"{data.train.images.shape[2]:,}. Fix: features from the same encoder."
+            f"{data.train.images.shape[2]:,}. Fix: use features from the same encoder."
         )
     _, in_order, digests = identify(split)
     sketch = overlap.sketch_rows(split.images, digests)
     if overlap.has_some_of(sketch, private) or overlap.find("", sketch):
         raise ConfigError(
             f"{config.synthetic}: some of its rows are private here, or on an account of the ledger, so they are not "
-            "public. Fix: features of images that were made or collected without the private data."
+            "public. Fix: use features of images that were made or collected without the private data."
         )
     entry = {"file": Path(config.synthetic).name, "digest": in_order, "images": len(split)}
     return PublicInputs({"synthetic": entry}, split, config.synthetic)
@@ -197,7 +197,9 @@ def _proceed(run: run_folder.Run, prepared: PreparedHead, *, resumed: bool) -> O
         return _outcome(run, prepared, private=facts.get("private") is True, seconds=0.0)
     key = Key.read(key_path)
     if key is None or header.get("signature") != key.sign(header["digest"]):
-        raise PrivacyError(f"{run.folder}: its key is missing, or its state belongs to another run. Fix: a new run.")
+        raise PrivacyError(
+            f"{run.folder}: its key is missing, or its state belongs to another run. Fix: start a new run."
+        )
     with use_threads(facts.get("head_threads"), resumed=resumed):
         rows, public = private_rows(prepared)
         event, setup, n = prepared.event(), prepared.setup, int(config.n or 0)

@@ -63,7 +63,7 @@ def charge(
         charged = _trial_of(run, tuning_charge, accounts.first.account(), event, id=state.branch)
     if charged.private != state.private:
         raise LedgerMismatch(
-            f"{run.folder}: its ledger and its state disagree on whether its noise is secret. Fix: a new run."
+            f"{run.folder}: its ledger and its state disagree on whether its noise is secret. Fix: start a new run."
         )
     # From here on, the charge is on disk.
     state.save(run)
@@ -105,7 +105,7 @@ def _trial_of(run: run_folder.Run, tuning_charge: Charge, account: Account, even
     The trial must be in the folder of that tuning, which must be in progress: a charge pays only for its own trials.
     """
     if tuning_charge not in account.charges:
-        raise LedgerMismatch("the ledger has no charge for a tuning with this trial. Fix: a new tuning.")
+        raise LedgerMismatch("the ledger has no charge for a tuning with this trial. Fix: start a new tuning.")
     charge = tuning_charge.trial(event, id=id)
     tuning = run_folder.Run(run.folder.parents[2])
     inside = run.folder.parent == tuning.operator / "trials" and (tuning.operator / "run.json").exists()
@@ -124,7 +124,7 @@ def await_charge(
     key = Key.read(path)
     if key is None:
         raise PrivacyError(
-            f"{path}: rank {team.rank} does not see the run's key, and keys are never sent. Fix: the same "
+            f"{path}: rank {team.rank} does not see the run's key, and keys are never sent. Fix: use the same "
             "DPVISION_HOME for every rank, on a file system that all ranks share."
         )
     team.wait()
@@ -136,7 +136,7 @@ def await_charge(
         charge = _no_charge(state, run_folder.fact(run.facts(), "run", str), event)
     if charge is None or (state.branch, state.data) != (branch, data):
         raise LedgerMismatch(
-            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: a run "
-            "folder and a DPVISION_HOME on a file system that all ranks share."
+            f"{run.folder}: rank {team.rank} does not see the state and the charge that rank 0 wrote. Fix: put "
+            "the run folder and DPVISION_HOME on a file system that all ranks share."
         )
     return state, key, charge

@@ -165,7 +165,7 @@ class Prepared:
             except torch.OutOfMemoryError as exc:
                 raise ConfigError(
                     f"{self.device}: has too little memory for the trial that precedes a charge, with "
-                    f"{self.network.passes}. Nothing was charged. Fix: --physical {self.config.views} or slightly "
+                    f"{self.network.passes}. Nothing was charged. Fix: use --physical {self.config.views} or slightly "
                     "more, or free memory on the device."
                 ) from exc
         self.__dict__["_certified_with"] = threads
@@ -249,7 +249,7 @@ def prepare_read(
 ) -> Prepared:
     """Prepare a training run on data in memory; `source` is where it can be read again, or its name."""
     if config.unit == "person" and data.train.persons is None:
-        raise ConfigError(f"{source}: --unit person needs the person on each image. Fix: a CSV column 'person'.")
+        raise ConfigError(f"{source}: --unit person needs the person on each image. Fix: add a CSV column 'person'.")
     known = not data.inferred and source == "digits"  # built-in data of public size
     read_off = data.inferred if config.n or known else (*data.inferred, f"number of {config.unit}s")
     notes: list[str] = []

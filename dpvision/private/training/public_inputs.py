@@ -100,13 +100,13 @@ def read_pretrained(path: Path, data: Dataset, *, unit: str) -> dict[str, Any]:
     if header.get("private", "yes") != "yes":
         raise DataError(
             f"{path}: is not private ({header['private']}), so a model initialised from it would not be private. Fix: "
-            "other weights."
+            "use other weights."
         )
     if "event" in header:
         if header.get("unit") != unit:
             raise ConfigError(
                 f"{path}: was trained with privacy for each {header.get('unit', 'unit, which it does not name')}, so "
-                f"it has no guarantee for each {unit}. Fix: --unit {header.get('unit', 'image')}, or other weights."
+                f"it has no guarantee for each {unit}. Fix: use --unit {header.get('unit', 'image')}, or other weights."
             )
         try:
             entry["event"] = to_json(from_json(json.loads(safetensors.read(path).header["event"])))
@@ -139,7 +139,7 @@ def read_public_images(source: str, data: Dataset, private: set[bytes]) -> tuple
     if same:
         raise ConfigError(
             f"{source}: {same:,} of its images are also in the private data, pixel for pixel, so they are not public. "
-            "Fix: images that were made or collected without the private data."
+            "Fix: use images that were made or collected without the private data."
         )
     note = provenance.read_card_provenance(source)
     if note:

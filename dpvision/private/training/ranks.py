@@ -94,7 +94,7 @@ class Team:
             if self.any(self.text(digest) != digest):
                 raise ConfigError(
                     f"{name}: not the same on all {self.ranks} ranks, so they cannot train together. Nothing was "
-                    "charged. Fix: the same command, data and installation for every rank."
+                    "charged. Fix: use the same command, data and installation for every rank."
                 )
 
 

@@ -127,8 +127,8 @@ def begin(
         team.wait()
     if not run.operator.exists():
         raise ConfigError(
-            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 created. Fix: --out on a file system "
-            "that all ranks share."
+            f"{run.folder}: rank {team.rank} does not see the folder that rank 0 created. Fix: use --out on a "
+            "file system that all ranks share."
         )
     return run
 
@@ -201,13 +201,15 @@ def reopen(run: run_folder.Run, changes: dict[str, Any] | None = None) -> Prepar
     _require_no_trial(run, facts)
     if "tuning" in facts:
         clear(run)
-        raise ConfigError(f"{run.folder}: is a tuning, which cannot be resumed. Fix: a new one, with its own charge.")
+        raise ConfigError(
+            f"{run.folder}: is a tuning run, which cannot be resumed. Fix: start a new one, with its own charge."
+        )
     before = State.config_of(safetensors.read(run.state).header, run.state)
     config = merge(before, changes or {}, source="resume")
     known = declared(Config)  # a change starts a new branch, with fresh noise and its own charge
     fixed = sorted(k for k in (changes or {}) if not known[k].resumable and getattr(config, k) != getattr(before, k))
     if fixed:
-        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in an existing run. Fix: a new run.")
+        raise ConfigError(f"{run.folder}: {', '.join(fixed)} cannot change in an existing run. Fix: start a new run.")
     prepared = prepare(run_folder.fact(facts, "data", str), config, rule=rule_of(facts))
     require_same_data(facts, prepared)
     return prepared
@@ -223,7 +225,7 @@ def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
     if "trial_of" in facts:
         raise ConfigError(
             f"{run.folder}: is a trial of the tuning {facts['trial_of']}, whose charge covers only its best trial, so "
-            "it cannot be resumed separately. Fix: a new run, with its own charge."
+            "it cannot be resumed separately. Fix: start a new run, with its own charge."
         )
 
 
@@ -262,7 +264,7 @@ def proceed(
     team = ranks.team()
     advice = (
         "The charge remains in the ledger; resuming the run from the last saved step with the same number of ranks "
-        f"is not charged again. Fix: `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume {run.folder}` "
+        f"is not charged again. Fix: run `torchrun --nproc-per-node {team.ranks} -m dpvision -- resume {run.folder}` "
         "(another number of ranks would be a new branch with a separate charge)."
     )
     with _advise(advice, run), run_folder.only_one(run) if team.first else nullcontext():

@@ -254,7 +254,9 @@ def _facts(run: Run) -> dict[str, Any]:
     facts = run.facts()
     if facts.get("complete") is not True:
         fix = (
-            "start a new tuning; a tuning cannot be resumed" if "tuning" in facts else f"`dpvision resume {run.folder}`"
+            "start a new tuning; a tuning cannot be resumed"
+            if "tuning" in facts
+            else f"run `dpvision resume {run.folder}`"
         )
         raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
     return _checked(facts, run.operator / "run.json")

@@ -161,7 +161,9 @@ def _receive(
                 if offset + len(data) > most:
                     file.close()
                     discard(part)
-                    raise DataError(f"{url}: sends more than {most:,} bytes. Nothing was stored. Fix: another source.")
+                    raise DataError(
+                        f"{url}: sends more than {most:,} bytes. Nothing was stored. Fix: use another source."
+                    )
                 file.write(data)
                 offset += len(data)
                 progress(offset, total or 0)
@@ -212,7 +214,7 @@ def _failure(url: str, part: Path, exc: BaseException) -> DataError:
 
 def _advice(code: int) -> str:
     if code in (401, 403):
-        return "Fix: a source that needs no login; or huggingface_hub with a token that may read it."
+        return "Fix: use a source that needs no login; or huggingface_hub with a token that may read it."
     if code in (404, 410):
         return "Fix: check the name; this file is not there, or not any more."
     return "Fix: check the address and any proxy in between."

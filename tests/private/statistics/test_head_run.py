@@ -371,7 +371,7 @@ def test_images_and_features_are_not_confused(tmp_path: Path) -> None:
     images = {"train_images": np.zeros((4, 8, 8), np.uint8), "train_labels": np.arange(4) % 2}
     np.savez(tmp_path / "both.npz", **images, train_features=np.array([{}] * 4))
     assert not holds_features(tmp_path / "both.npz") and len(load(tmp_path / "both.npz").train) == 4
-    with pytest.raises(DataError, match="features are for `dpvision train`"):
+    with pytest.raises(DataError, match="use `dpvision train` for features"):
         load(data)
     with pytest.raises(ConfigError, match="--head applies to features"):
         call("train", "digits", "--epsilon", 1, "--head", "lda", "--out", tmp_path / "r")

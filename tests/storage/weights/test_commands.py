@@ -43,7 +43,7 @@ def test_the_examples_run(
     address: str, small: None, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run(EXAMPLES["weights where"][0], monkeypatch) == 2
-    assert "Fix: `dpvision weights get dinov2-vits14`" in capsys.readouterr().err
+    assert "Fix: run `dpvision weights get dinov2-vits14`" in capsys.readouterr().err
     assert _run(EXAMPLES["weights get"][0], monkeypatch) == 0
     text = capsys.readouterr().out
     path = own_home / "weights" / "dinov2-vits14.safetensors"
@@ -139,7 +139,7 @@ def test_without_the_weights_the_message_is_the_one_command(
     monkeypatch.chdir(tmp_path)
     for words in ([*RELEASE, "--dry-run"], [*RELEASE, "--weights", tiny], [*TRAIN, "--pretrained", tiny]):
         assert call(words, monkeypatch) == 2
-        assert "Fix: `dpvision weights get vit-tiny`" in capsys.readouterr().err
+        assert "Fix: run `dpvision weights get vit-tiny`" in capsys.readouterr().err
 
 
 def test_a_release_finds_them_by_name_and_its_card_names_licence_and_origin(

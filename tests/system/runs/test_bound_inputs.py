@@ -207,7 +207,7 @@ def test_images_and_persons_do_not_add_up(tmp_path: Path) -> None:
             assert train.proceed(run, prepared).complete
         first = replace(settings, pretrained=str(run.weights))
         assert train.prepare(str(tmp_path / "data.csv"), replace(first, unit=unit)).public.earlier_events
-        with pytest.raises(ConfigError, match=f"with privacy for each {unit}.*Fix: --unit {unit}"):
+        with pytest.raises(ConfigError, match=f"with privacy for each {unit}.*Fix: use --unit {unit}"):
             train.prepare(str(tmp_path / "data.csv"), replace(first, unit=other))
 
 

@@ -171,7 +171,7 @@ def instance_norm(
 ) -> Any:
     """Normalise each channel of each image, as a GroupNorm with one channel per group."""
     if running_mean is not None or running_var is not None or not use_input_stats:
-        raise UnsafeLayer("InstanceNorm stores statistics of the data. Fix: track_running_stats=False.")
+        raise UnsafeLayer("InstanceNorm stores statistics of the data. Fix: set track_running_stats=False.")
     return group_norm(current, F.group_norm, input, input.shape[1], weight, bias, eps)
 
 

@@ -256,7 +256,7 @@ def test_recipes_can_be_shown_and_copied_and_used(recipe: str, run: Run) -> None
     code, out, err = run("release", "digits", "--config", f"{recipe}.toml", "--epsilon", 8, "--dry-run")
     needs_weights = recipe == "neuromix-cifar100"
     assert code == (2 if needs_weights else 0) and (needs_weights or f"{recipe}: " in out), err
-    assert not needs_weights or "Fix: `dpvision weights get dinov2-vits14`" in err
+    assert not needs_weights or "Fix: run `dpvision weights get dinov2-vits14`" in err
 
 
 def test_recipes_lists_both_kinds(run: Run) -> None:

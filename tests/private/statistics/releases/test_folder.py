@@ -125,7 +125,7 @@ def test_features_of_the_private_images_are_those_that_were_used(
 
 
 def test_features_that_can_not_be_had(released: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no val split\. Fix: --split train or test"):
+    with pytest.raises(DataError, match=r"no val split\. Fix: use --split train or test"):
         features_of(released["bounded"], "digits", split="val")
     with pytest.raises(ConfigError, match="has no weights"):
         features_of(released["bounded"], "digits", weights=tmp_path / "w.safetensors")
