@@ -43,9 +43,9 @@ class Charge:
         return charge.ledger is not None and charge in charge.ledger.account().charges
 
     def trial(self, event: Event, *, id: str) -> Charge:
-        """Return one of the trials that this charge of a tuning pays for, as a charge with noise of its own."""
+        """Return one of the trials that this charge of a tuning run pays for, as a charge with its own noise."""
         if not isinstance(self.event, Tuned) or event not in self.event.trials or not self.on_disk():
-            raise LedgerMismatch("the ledger was not charged for a tuning with such a trial.")
+            raise LedgerMismatch("the ledger was not charged for a tuning run with such a trial.")
         return replace(self, id=id, event=event, paid_by=self)
 
 

@@ -16,9 +16,9 @@ parts, loss, clipping style, numbers of views, one-view path, physical batch siz
     no state remains               a batch gives the same bits again after another batch, and a pass leaves every
                                    parameter and buffer unchanged
 
-Each trial starts from a fresh copy of the model with slightly perturbed weights, so that no zero blocks a path. A trial
+Each test starts from a fresh copy of the model with slightly perturbed weights, so that no zero blocks a path. A test
 is not a proof: it does not detect a model that mixes images only in batches above MAX_TRIED, or only for values that no
-trial uses. Still trusted: torch's autograd, and that the engine treats private images like the random ones.
+test uses. Still trusted: torch's autograd, and that the engine treats private images like the random ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dpvision.errors import ConfigError, DPVisionError, UnsafeLayer
 TOLERANCE = 1e-6  # relative error of a parameter's part of the sum, in float64; rounding stays below it
 MIN_TRIED, MAX_TRIED = 33, 257  # limits on the number of images that is meant to exceed one pass
 HUGE = 1e6
-KINDS = 16  # number of different units in a trial of full passes
+KINDS = 16  # number of different units in a test of full passes
 Unit = tuple[Tensor, Tensor]
 Batch = tuple[Tensor, Tensor, Sequence[int]]
 
@@ -79,9 +79,9 @@ def certify(
     views: Sequence[int] = (2, 3, 1),
     public: Sequence[str] = (),
 ) -> None:
-    """Refuse an engine that differs from the specification in a trial on random images.
+    """Refuse an engine that differs from the specification in a test on random images.
 
-    `views` lists the numbers of images per unit, which the trial uses in turn. `public` names the public vectors that
+    `views` lists the numbers of images per unit, which the test uses in turn. `public` names the public vectors that
     shape contributions: "scale", "shift", "perturbations".
     """
     if classes < 1:
@@ -95,7 +95,7 @@ def certify(
                     f"{name} is not finite: training cannot start from it. Fix: use other initial weights."
                 )
         trial = _Trial(model, loss, shape, classes, engine=engine, style=style, views=views, public=public)
-        # So that tensors created by the model, such as torch.zeros(...), have the precision of the trial.
+        # So that tensors created by the model, such as torch.zeros(...), have the precision of the test.
         with _torch_setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
             trial.require_outputs()
             trial.require_loss_of_outputs()
@@ -319,7 +319,7 @@ class _Trial:
             self._bound_holds()
 
     def _unclipped(self) -> Style:
-        """Return a style that clips no unit of the trial: clipping would hide what only scales a gradient."""
+        """Return a style that clips no unit of the test: clipping would hide what only scales a gradient."""
         size = self.views[0]
         return self._style_of(16 * max(self._norms(self._units([size] * 4, 0.0), self._vectors(size))))
 
@@ -428,7 +428,7 @@ def _torch_setting(read: Callable[[], Any], write: Callable[[Any], None], value:
 
 @contextmanager
 def _explain_failures(model: nn.Module, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn errors that torch raises in a trial into errors with a reason and a fix."""
+    """Turn errors that torch raises in a test into errors with a reason and a fix."""
     try:
         yield
     except DPVisionError:
@@ -446,7 +446,7 @@ def _explain_failures(model: nn.Module, shape: tuple[int, ...]) -> Iterator[None
                 f"same bits twice: {reason.split(', but')[0]}. Fix: use another layer, or --device cpu."
             ) from error
         raise ConfigError(
-            f"the model or the loss failed on random images, in a trial of its gradients: {type(error).__name__}: "
+            f"the model or the loss failed on random images, in a test of its gradients: {type(error).__name__}: "
             f"{reason} Fix: use a model and a loss of plain torch functions, with the images along the first axis."
         ) from error
 

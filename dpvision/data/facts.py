@@ -37,7 +37,7 @@ def declare(*, classes: Classes = None, size: Size = None, channels: int | None 
     """Return the declared facts; a Refusal if no data set can have them."""
     names, sides = _declared_names(classes), _declared_size(size)
     if channels not in (None, 1, 3):
-        raise Refusal(f"cannot have images with {channels!r} channels. Fix: use 1 for gray, 3 for colour.")
+        raise Refusal(f"cannot have images with {channels!r} channels. Fix: use 1 for grey, 3 for colour.")
     return Declared(names, isinstance(classes, int), sides, channels)
 
 

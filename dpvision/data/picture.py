@@ -178,7 +178,7 @@ def _detect_format(file: BinaryIO) -> str:
     if start[4:8] == b"ftyp":
         known = "HEIF (HEIC, AVIF)"
     if known:
-        raise Refusal(f"is a {known} file, which is not read. Fix: save it as PNG or JPEG.")
+        raise Refusal(f"is a {known} file, which is not supported. Fix: save it as PNG or JPEG.")
     if not start:
         raise Refusal("is empty.")
     raise Refusal("is neither a PNG, JPEG, TIFF or WebP image nor a DICOM file, whatever its name says.")

@@ -3,7 +3,7 @@
 Whether a record is set aside depends on that record alone: on a hash of its person if persons are known, or else of its
 original pixels. Adding or removing one record therefore moves no other record between the splits, and neither do the
 names and the order of files. All images of a person are in one split, and so are exact copies of an image. The hash is
-public and has no seed. The test split of a smaller share is part of that of a larger share.
+public and has no seed. The test split of a smaller share is contained in that of a larger one.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _header(weights: Path, card: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata of the weights, with the card, which must be about these weights."""
     header = safetensors.read(weights).header
     if card.get("weights_digest") != header["digest"]:
-        raise DataError(f"{weights}: the card is that of other weights. Fix: run `dpvision report` on the run first.")
+        raise DataError(f"{weights}: the card is for different weights. Fix: run `dpvision report` on the run first.")
     entries = {key: value for key, value in header.items() if key not in ("digest", "signature")}
     return {
         **entries,

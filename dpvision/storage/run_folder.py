@@ -48,7 +48,7 @@ MAX_BYTES = 1 << 30  # maximum size of a log, enough for millions of steps
 # Statements in the header of weights that must not be released.
 FIXED_KEY = "made with a fixed key, for tests only"
 NOT_PRIVATE = f"NO: {FIXED_KEY}"
-A_TRIAL = "NO: a trial of a tuning, of which the best alone may leave"
+A_TRIAL = "NO: a trial of a tuning run, of which only the best may be released"
 
 
 @dataclass(frozen=True)

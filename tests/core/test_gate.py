@@ -140,11 +140,11 @@ def test_a_trial_is_paid_by_its_tuning_alone() -> None:
     tuning = charged(Tuned((trial, Gaussian(5.0)), 1.0, 0.5, 1.0, 1e-6))
     gate = Gate(tuning.trial(trial, id="first"), KEY, PoissonSampler(1, 10, 3), name="first")
     assert gate.left == 3
-    with pytest.raises(LedgerMismatch, match="not charged for a tuning with such a trial"):
+    with pytest.raises(LedgerMismatch, match="not charged for a tuning run with such a trial"):
         tuning.trial(PoissonGaussian(0.1, 1.9, 3), id="other")
-    with pytest.raises(LedgerMismatch, match="not charged for a tuning with such a trial"):
+    with pytest.raises(LedgerMismatch, match="not charged for a tuning run with such a trial"):
         charged(trial).trial(trial, id="other")
-    with pytest.raises(LedgerMismatch, match="not charged for a tuning with such a trial"):
+    with pytest.raises(LedgerMismatch, match="not charged for a tuning run with such a trial"):
         replace(tuning, ledger=None).trial(trial, id="other")
 
 

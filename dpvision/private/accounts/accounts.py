@@ -150,8 +150,9 @@ def choose(fingerprint: str, sketch: Sketch, *, named: str | None = None, new_ac
     near = [shared.ledger for shared in overlaps if shared.is_charged]
     if not near and not own.exists() and overlap.find_undecided(own.fingerprint, sketch):
         raise ConfigError(
-            "one account has too many images for its stored sample to show whether these few are among them. Fix: if "
-            'they are not, use --new-account "the reason"; in Python, set account= to the name of that or a new account.'
+            "one account has too many images for its stored sample to show whether these few are among them. Fix: "
+            'if they are not, use --new-account "the reason"; in Python, set account= to the name of that account or '
+            "of a new one."
         )
     ledgers = [own, *near] if own.exists() else near or [own]
     return Accounts(ledgers[0], tuple(ledgers[1:]), overlaps)

@@ -30,7 +30,7 @@ MAX_IMAGES = 2048
 MAX_UNITS_OF_COPIES = 128  # if each view of a unit is differentiated at its own weights
 # Units fetched at a time if no physical batch size is set.
 FETCHED = 1024
-# On an accelerator: images in a pass, images in a float64 pass (used by trials), and the share of memory for a pass.
+# On an accelerator: images in a pass, images in a float64 pass (used by `certify`), and the share of memory for a pass.
 MAX_IMAGES_BATCHED, MAX_IMAGES_FLOAT64, MEMORY_SHARE = 1024, 32, 0.5
 # Memory that a backward pass needs relative to what the forward pass stores, and gradients relative to their size.
 BACKWARD, OF_ROWS = 2, 2

@@ -51,7 +51,7 @@ def rule_for(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function once per unit, differentiated by autograd, for arguments that its own rule does not cover."""
+    """Call a function once per unit, differentiated with autograd, for arguments that its own rule does not cover."""
     return RULES[FALLBACK](current, func, *args, **kwargs)
 
 

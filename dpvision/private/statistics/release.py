@@ -182,7 +182,7 @@ def make(
     key_path = require_possible(prepared, out, test_key, accounts)
     encoded = encoded or Encoded(prepared, progress)
     if encoded.of != prepared.of_rows:
-        raise PrivacyError("the rows come from other data or features than those that would be charged.")
+        raise PrivacyError("the rows do not come from the data and features that would be charged.")
     mechanism = mechanism_of(encoded.rows, config)
     description = mechanism.describe(config)
 

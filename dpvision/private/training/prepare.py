@@ -152,9 +152,9 @@ class Prepared:
         return (*network, config.assist, config.unit, config.clip, config.clip_style, *passes)
 
     def require_certificate(self) -> None:
-        """Require, by a trial on random images, that no layer mixes images and that every clipped sum is right.
+        """Require, by a test on random images, that no layer mixes images and that every clipped sum is right.
 
-        The trial is not repeated in a process with the same number of threads.
+        The test is not repeated in a process with the same number of threads.
         """
         threads = torch.get_num_threads()
         if self.__dict__.get("_certified_with") == threads:
@@ -164,7 +164,7 @@ class Prepared:
                 self._certify(part)
             except torch.OutOfMemoryError as exc:
                 raise ConfigError(
-                    f"{self.device}: has too little memory for the trial that precedes a charge, with "
+                    f"{self.device}: has too little memory for the test that precedes a charge, with "
                     f"{self.network.passes}. Nothing was charged. Fix: use --physical {self.config.views} or slightly "
                     "more, or free memory on the device."
                 ) from exc
@@ -183,7 +183,7 @@ class Prepared:
         certify(*arguments, **options)
 
     def _trial(self, part: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a trial of one part of the network."""
+        """Return the arguments of the test of one part of the network."""
         config, network = self.config, self.network
         model = network.build(part=part)
         shape, learner = network.input_shape(model), network.learner(model, part=part)

@@ -142,7 +142,7 @@ def epsilon(trials: Sequence[Event], stop: Stopping, delta: float) -> float:
 
 
 def tuned(trials: Sequence[Event], stop: Stopping, delta: float) -> Tuned:
-    """Return the event of a tuning whose candidates are `trials`."""
+    """Return the event of a tuning run whose candidates are `trials`."""
     return Tuned(tuple(trials), stop.eta, stop.gamma, epsilon(trials, stop, delta), delta)
 
 

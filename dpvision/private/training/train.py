@@ -1,7 +1,7 @@
 """A run of private training: everything around the steps (loop.py), in order.
 
     prepare    (prepare.py) read the data and complete the settings from public numbers; nothing is charged
-    run        all of the following, for the command line, the estimators, tunings and shadow models
+    run        all of the following, for the command line, the estimators, tuning runs and shadow models
     begin      create the run folder and its key; nothing is charged yet
     proceed    charge the ledger (charging.py), train (loop.py), write the files for release; also resumes a run
 
@@ -221,7 +221,7 @@ def rule_of(facts: dict[str, Any]) -> int:
 
 
 def _require_no_trial(run: run_folder.Run, facts: dict[str, Any]) -> None:
-    """Refuse a trial of a tuning: the charge pays only for the best trial, so trials cannot continue separately."""
+    """Refuse a trial of a tuning run: the charge pays only for the best trial, so trials cannot continue separately."""
     if "trial_of" in facts:
         raise ConfigError(
             f"{run.folder}: is a trial of the tuning {facts['trial_of']}, whose charge covers only its best trial, so "
@@ -282,7 +282,7 @@ def _advise(text: str, run: run_folder.Run | None = None) -> Iterator[None]:
         if run is None:
             raise
         raise DataError(
-            "the device ran out of memory, perhaps because another program has used some since the trial. The charge "
+            "the device ran out of memory, perhaps because another program has used some since the test. The charge "
             "remains in the ledger, and resuming is not charged again. Fix: free memory, then `dpvision resume "
             f"{run.folder}` continues from the last saved step with the same noise. (A smaller --physical would be a "
             "new branch with a separate charge.)"

@@ -74,12 +74,12 @@ class PreparedTuning:
 def prepare(
     source: str, settings: Config, grid: Mapping[str, Sequence[Any]], *, score: str, trials: float, eta: float = 1.0
 ) -> PreparedTuning:
-    """Prepare a tuning of all combinations of the grid's values; `trials` is the expected number of trials."""
+    """Prepare a tuning run over all combinations of the grid's values; `trials` is the expected number of trials."""
     if ranks.ranks() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("a tuning runs in a single process. Fix: run it without torchrun.")
     if settings.sigma is not None or settings.canaries or settings.probe_steps or settings.probe_share:
         raise ConfigError(
-            "a tuning computes sigma, and supports neither canaries nor probe steps. Fix: leave them out."
+            "a tuning run computes sigma, and supports neither canaries nor probe steps. Fix: leave them out."
         )
     given = _combinations(grid)
     stop = stopping.stopping(trials, eta)

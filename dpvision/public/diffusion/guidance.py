@@ -263,7 +263,7 @@ class Extractor(nn.Module):
 
     def __init__(self, channels: int, *, classes: int, width: int) -> None:
         super().__init__()
-        self.embedding = Embedding(width, 4 * width, classes=1)  # of the noise level alone
+        self.embedding = Embedding(width, 4 * width, classes=1)  # depends on the noise level only
         self.enter = nn.Conv2d(channels, width, 4, stride=2, padding=1)
         self.blocks = nn.ModuleList(
             [

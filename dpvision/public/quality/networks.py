@@ -39,7 +39,7 @@ WEB = "which may contain images of benchmarks"
 class Network:
     """A network that computes features of each image independently, and class probabilities if it has classes."""
 
-    name: str  # says so if the weights are not the standard ones
+    name: str  # states it if the weights are not the standard ones
     parts: Featured
     origin: str  # for the report
     standard: bool = False  # whether its Fréchet distance is the standard FID

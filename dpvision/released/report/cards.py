@@ -1,6 +1,6 @@
 """card.json: the guarantee of a run, of its weights or of a released data set, what it is based on, and its limits.
 
-    card             a finished run: a training run, a tuning or an estimator's fit
+    card             a finished run: a training run, a tuning run or an estimator's fit
     on_weights       the part that is known before the weights are written; it goes into their header
     release_card     a new released data set
     audited_card     a released data set read from its folder, with its audits
@@ -227,7 +227,7 @@ def read_audits(folder: Path, event: Event, config: Config) -> dict[str, dict[st
         return {}
     if not (config.batch and config.n and config.steps and config.sigma):
         raise ConfigError("config.toml: batch, n, steps and sigma must be set, as they are in a finished run.")
-    # If settings changed during the run, the audit uses the last ones for all steps. Their epsilon may be any other.
+    # If settings changed during the run, the audit uses the last ones for all steps. Their epsilon may differ.
     last = PoissonSampler(config.batch, config.n, config.steps).event(config.sigma)
     proved = accountant.epsilon(event, guarantee.delta_of(event, config.delta))
     tested = accountant.epsilon(last, config.delta)
@@ -254,7 +254,7 @@ def _facts(run: Run) -> dict[str, Any]:
     facts = run.facts()
     if facts.get("complete") is not True:
         fix = (
-            "start a new tuning; a tuning cannot be resumed"
+            "start a new tuning run; a tuning run cannot be resumed"
             if "tuning" in facts
             else f"run `dpvision resume {run.folder}`"
         )
@@ -283,7 +283,7 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _tuning(path: Path, entry: Any) -> dict[str, Any] | None:
-    """Return what may be stated about a tuning, which does not include the number of trials."""
+    """Return what may be stated about a tuning run, which does not include the number of trials."""
     if entry is None:
         return None
     types = {"candidates": int, "expected_trials": float, "score": str}

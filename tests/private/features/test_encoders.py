@@ -158,7 +158,7 @@ class _Counts(nn.Module):
 
 def test_an_encoder_that_looks_at_places_is_refused_by_name() -> None:
     counting = Encoder("counting", GREY, _Counts(), piece=8, origin="a test")
-    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image other features at another position"):
+    with pytest.raises(UnsafeLayer, match="the encoder 'counting' gives an image different features at a different"):
         extract(counting, records())
     assert not cache.path_of(cache_key(counting, records())).exists()
 

@@ -233,7 +233,7 @@ def test_weights_that_were_changed_on_the_disk_are_refused(
     find(tiny).write_bytes(_published(6))
     for words in (RELEASE, [*TRAIN, "--pretrained", tiny]):
         assert call([*words, "--out", "made"], monkeypatch) == 3
-        assert "is not the file that was checked" in capsys.readouterr().err
+        assert "is not the file that was verified" in capsys.readouterr().err
     assert not Path("made").exists()
 
 

@@ -216,7 +216,7 @@ def test_only_trials_that_were_charged_for_can_run(parts: tuple[str, str], tmp_p
         with pytest.raises(LedgerMismatch):
             _trial_of(place, paid, account, event, id="x")
     tuned.write_facts({**tuned.facts(), "complete": True})
-    with pytest.raises(LedgerMismatch, match="not a trial of a tuning in progress"):
+    with pytest.raises(LedgerMismatch, match="not a trial of a tuning run in progress"):
         _trial_of(here, charge, account, trial, id="x")
     cheaper = replace(found, event=replace(found.event, epsilon=1.0))
     with pytest.raises(ConfigError, match="do not prove"):

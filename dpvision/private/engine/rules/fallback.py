@@ -89,7 +89,7 @@ class _Call:
 
 
 def compute_per_unit(current: Pass, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function once per unit, and differentiate each call by autograd."""
+    """Call a function once per unit, and differentiate each call with autograd."""
     leaves, spec = tree_flatten((args, kwargs))
     name = getattr(func, "__name__", str(func))
     in_place = name.endswith("_") and not name.endswith("__")

@@ -376,7 +376,7 @@ def test_encoders_that_a_card_may_not_name(copied: Path) -> None:
         with pytest.raises((ConfigError, DataError)):
             features_of(copied, "digits")
     _json("card.json", features__encoder="pixels", features__weights="ab" * 32)(copied)
-    with pytest.raises(ConfigError, match="other weights than those of the release"):
+    with pytest.raises(ConfigError, match="does not have the weights of the release"):
         features_of(copied, "digits")
 
 

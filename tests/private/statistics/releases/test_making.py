@@ -291,7 +291,7 @@ def test_rows_of_other_data_or_features_are_not_released(tmp_path: Path) -> None
         (str(tmp_path / "some.npz"), small("moments", classes=10, budget=100.0)),
         ("digits", small("moments", rank=7, budget=100.0)),
     ):
-        with pytest.raises(PrivacyError, match="from other data or features"):
+        with pytest.raises(PrivacyError, match="not come from the data and features"):
             make(prepared, tmp_path / "out", encoded=Encoded(prepare(source, settings)))
     assert not ledger_of(prepared.fingerprint).exists() and not (tmp_path / "out").exists()
 
