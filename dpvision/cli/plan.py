@@ -34,7 +34,7 @@ TRAINED = {
 _TRAINING, _RELEASE = declared(Config), declared(Release)
 
 
-def _solved(name: str, *, of: dict[str, Any] = _TRAINING, default: str | None = None) -> Any:
+def _solvable_option(name: str, *, of: dict[str, Any] = _TRAINING, default: str | None = None) -> Any:
     """Describe an option by the declaration of a setting, with its effective default."""
     return like(of[name], show_default=default or of[name].default_text)
 
@@ -46,10 +46,10 @@ plan_verb = verb_with_parts("plan")
 def plan(
     *,
     n: Annotated[int, like(_TRAINING["n"])],
-    batch: Annotated[int | None, _solved("batch")] = None,
-    steps: Annotated[int | None, _solved("steps")] = None,
-    epsilon: Annotated[float | None, _solved("epsilon", default="computed if --sigma is given")] = None,
-    sigma: Annotated[float | None, _solved("sigma", default="computed if --epsilon is given")] = None,
+    batch: Annotated[int | None, _solvable_option("batch")] = None,
+    steps: Annotated[int | None, _solvable_option("steps")] = None,
+    epsilon: Annotated[float | None, _solvable_option("epsilon", default="computed if --sigma is given")] = None,
+    sigma: Annotated[float | None, _solvable_option("sigma", default="computed if --epsilon is given")] = None,
     delta: Annotated[float, like(_TRAINING["delta"])] = 1e-5,
     confirm: Annotated[
         bool, flag("Output", "Confirm the answer with dp-accounting, which takes about a second.")
@@ -103,8 +103,8 @@ def release(
     recipe: Annotated[
         str, like(_RELEASE["recipe"], help=f"{_RELEASE['recipe'].help} The default of `dpvision release` is moments.")
     ] = "neuromix",
-    rows: Annotated[int | None, _solved("rows", of=_RELEASE)] = None,
-    degree: Annotated[float | None, _solved("degree", of=_RELEASE)] = None,
+    rows: Annotated[int | None, _solvable_option("rows", of=_RELEASE)] = None,
+    degree: Annotated[float | None, _solvable_option("degree", of=_RELEASE)] = None,
     delta: Annotated[float, like(_RELEASE["delta"])] = 1e-5,
     json: Json = False,
 ) -> None:

@@ -214,13 +214,13 @@ class _Trial:
 
     def _norms(self, units: Iterable[Unit], public: Public) -> list[float]:
         """Return the norms of the units' gradients before clipping."""
-        return [float(self._specified([unit], Flat(1e12), public).norm()) for unit in units]
+        return [float(self._compute_specification([unit], Flat(1e12), public).norm()) for unit in units]
 
     def _style_of(self, bound: float) -> Style:
         """Return the run's clipping style with another bound."""
         return type(self.style)(min(max(bound, 1e-9), 1e9))
 
-    def _specified(self, units: Iterable[Unit], style: Style, public: Public) -> Tensor:
+    def _compute_specification(self, units: Iterable[Unit], style: Style, public: Public) -> Tensor:
         try:
             return clipped_sum(copy.deepcopy(self._wide), self.loss, style, units, public)
         except ValueError as error:
@@ -243,7 +243,7 @@ class _Trial:
                     f"bound of {bound:.3g}. Either a layer has no rule, or one turns such values into numbers."
                 )
             result, units = result - contribution, [units[0], *units[2:]]
-        _require_close(self._wide, result, self._specified(units, style, public), engine)
+        _require_close(self._wide, result, self._compute_specification(units, style, public), engine)
 
     def digest(self) -> str:
         """Return a digest of the inner products of full passes: it identifies how the device rounds this model."""
@@ -315,10 +315,10 @@ class _Trial:
         with _torch_setting(torch.get_num_threads, torch.set_num_threads, 1):
             for low in (0.0, -1.0):
                 self._apart(low, self.style)
-            self._apart(0.0, self._unclipped(), many=True)
+            self._apart(0.0, self._unclipped_style(), many=True)
             self._bound_holds()
 
-    def _unclipped(self) -> Style:
+    def _unclipped_style(self) -> Style:
         """Return a style that clips no unit of the test: clipping would hide what only scales a gradient."""
         size = self.views[0]
         return self._style_of(16 * max(self._norms(self._units([size] * 4, 0.0), self._vectors(size))))

@@ -57,7 +57,7 @@ class Ledger:
 
     def exists(self) -> bool:
         """Whether the ledger was opened. (A seal with zero lines remains from a crash during opening.)"""
-        sealed = self._sealed()
+        sealed = self._read_seal()
         return self.path.exists() or (sealed is not None and sealed[0] > 0)
 
     def open(self, budget: Budget, *, unit: str = "image") -> Account:
@@ -158,7 +158,7 @@ class Ledger:
 
     def _read(self) -> Lines:
         """Return the lines of an unbroken chain that ends in the seal, or raise LedgerMismatch."""
-        sealed = self._sealed()
+        sealed = self._read_seal()
         if not self.path.exists():
             if sealed and sealed[0] > 0:
                 raise LedgerMismatch(f"{self.path}: the ledger was deleted, but its seal exists. {RESTORE}")
@@ -226,7 +226,7 @@ class Ledger:
             ) from exc
         return [*lines, line]
 
-    def _sealed(self) -> tuple[int, str] | None:
+    def _read_seal(self) -> tuple[int, str] | None:
         """Return the number of lines and the newest hash from the seal; None if there is no seal."""
         if not self._seal.exists():
             return None

@@ -118,7 +118,7 @@ def decode(
         array, shown = _shown(image, rule)
         digest = image_digest(array) if digested else b""
         if turn != 1:
-            shown = _turned(shown, turn)
+            shown = _rotate(shown, turn)
         return Decoded(_fit(shown, sides, rule, size=size, channels=channels), digest, sides)
 
 
@@ -242,7 +242,7 @@ def _turn(image: Image.Image, rule: Rule) -> int:
     return value if type(value) is int and 1 <= value <= 8 else 1
 
 
-def _turned(image: Image.Image, turn: int) -> Image.Image:
+def _rotate(image: Image.Image, turn: int) -> Image.Image:
     from PIL.Image import Transpose
 
     steps = {

@@ -48,10 +48,10 @@ def sigma_of(
             )
     while low == high or _within(budget, event(low), before):
         if low == MIN_SIGMA:
-            return _confirmed(MIN_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
+            return _confirm(MIN_SIGMA, budget, event, before, 1 + PRECISION, confirm=confirm)
         low, high, step = max(low / step, MIN_SIGMA), low, step * step
     value = _bisect(math.log(low), math.log(high), lambda x: _within(budget, event(math.exp(x)), before))
-    return _confirmed(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
+    return _confirm(math.exp(value), budget, event, before, 1 + PRECISION, confirm=confirm)
 
 
 def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] = (), confirm: bool = True) -> float:
@@ -62,7 +62,7 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
 
     _require_remaining_budget(budget, before)
     if _within(budget, event(1.0), before):
-        return _confirmed(1.0, budget, event, before, 1 - PRECISION, confirm=confirm)
+        return _confirm(1.0, budget, event, before, 1 - PRECISION, confirm=confirm)
     low = 0.5
     while not _within(budget, event(low), before):
         low /= 2
@@ -72,7 +72,7 @@ def rate(budget: Budget, *, sigma: float, steps: int, before: tuple[Event, ...] 
                 f"{budget.delta:g}. Fix: use more noise, or fewer steps."
             )
     value = -_bisect(-math.log(2 * low), -math.log(low), lambda x: _within(budget, event(math.exp(-x)), before))
-    return _confirmed(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
+    return _confirm(math.exp(value), budget, event, before, 1 - PRECISION, confirm=confirm)
 
 
 def steps(budget: Budget, *, sigma: float, rate: float, before: tuple[Event, ...] = (), confirm: bool = True) -> int:
@@ -118,7 +118,7 @@ def _truly_within(budget: Budget, event: Event, before: tuple[Event, ...]) -> bo
     return accountant.epsilon(Composed((*before, event)), budget.delta) <= budget.epsilon
 
 
-def _confirmed(
+def _confirm(
     value: float,
     budget: Budget,
     event: Callable[[float], Event],

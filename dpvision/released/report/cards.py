@@ -5,8 +5,8 @@
     release_card     a new released data set
     audited_card     a released data set read from its folder, with its audits
 
-All are plain JSON values with the same core, `_proved`; card.schema.json describes them. Files that may have been
-edited are read strictly.
+All are plain JSON values with the same core, `_state_guarantee`; card.schema.json describes them. Files that may have
+been edited are read strictly.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def on_weights(facts: dict[str, Any], config: Config) -> dict[str, Any]:
 
     It contains nothing that identifies the run or that may change later.
     """
-    facts = _checked(facts, Path("run.json"))
+    facts = _check_facts(facts, Path("run.json"))
     return {"format": FORMAT_ON_WEIGHTS, **_proved_of_run(facts, config, from_json(facts["event"]))}
 
 
@@ -166,7 +166,7 @@ def audited_card(release: FinishedRelease) -> dict[str, Any]:
     }
 
 
-def _proved(
+def _state_guarantee(
     event: Event,
     *,
     delta: float,
@@ -193,7 +193,7 @@ def _proved(
 
 def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[str, Any]:
     return {
-        **_proved(
+        **_state_guarantee(
             event,
             delta=config.delta,
             secret=facts["private"] is True,
@@ -211,7 +211,7 @@ def _proved_of_run(facts: dict[str, Any], config: Config, event: Event) -> dict[
 def _proved_of_release(
     event: Event, *, delta: float, secret: bool, read_off: list[str], mechanism: dict[str, Any]
 ) -> dict[str, Any]:
-    proved = _proved(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
+    proved = _state_guarantee(event, delta=delta, secret=secret, unit="image", read_off=read_off, mechanism=mechanism)
     return {**proved, "account_of_a_record": account_of_a_record(event)}
 
 
@@ -259,10 +259,10 @@ def _facts(run: Run) -> dict[str, Any]:
             else f"run `dpvision resume {run.folder}`"
         )
         raise ConfigError(f"{run.folder}: the run is not finished, so there is nothing to report. Fix: {fix}.")
-    return _checked(facts, run.operator / "run.json")
+    return _check_facts(facts, run.operator / "run.json")
 
 
-def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+def _check_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     types = {
         "run": str,
         "data": str,

@@ -202,11 +202,11 @@ def epsilon_by_phase(event: Event, config: Config, *, before: int) -> list[dict[
 
 
 def _phase(name: str, steps: int | None, done: list[list[Event]], delta: float) -> dict[str, Any]:
-    so_far = proven(adaptive.compose([_joined(part) for part in done], delta), delta)
+    so_far = proven(adaptive.compose([_merge_steps(part) for part in done], delta), delta)
     return {"name": name, "steps": steps, "epsilon_so_far": so_far}
 
 
-def _joined(events: list[Event]) -> Event:
+def _merge_steps(events: list[Event]) -> Event:
     """Merge consecutive steps of one mechanism into one event, as the card counts them."""
     first = events[0]
     if not isinstance(first, PoissonGaussian):

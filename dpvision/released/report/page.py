@@ -47,7 +47,7 @@ def run_page(
     class_names, more_classes = names(card["public_facts"]["classes"]["value"])
     return fill(
         "page.html",
-        **_shared(card, test),
+        **_common_values(card, test),
         kind="run",
         pictures=as_markup(_pictures(card) | _run_pictures(card, points, results)),
         known=evaluation.KNOWN[card["known_data_set"]].name if results else None,
@@ -71,7 +71,7 @@ def release_page(card: dict[str, Any]) -> str:
     class_names, more_classes = names(card["classes"])
     return fill(
         "page.html",
-        **_shared(card),
+        **_common_values(card),
         kind="release",
         pictures=as_markup(_pictures(card)),
         use={
@@ -107,7 +107,7 @@ def as_markup(drawings: dict[str, str | None]) -> dict[str, str]:
     return {name: Markup(text) for name, text in drawings.items() if text}
 
 
-def _shared(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
+def _common_values(card: dict[str, Any], test: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what every page shows."""
     return {
         "note": evaluation.warning(test, card["public_facts"]["classes"]["value"]) if test else None,

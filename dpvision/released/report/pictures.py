@@ -223,8 +223,8 @@ def attack_success(event: Event) -> str:
         axes.set_xlim(1e-4, 1)
         axes.set_ylim(1e-4, 1)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(_fixed([1e-4, 1e-3, 1e-2, 1e-1, 1]))
-            axis.set_minor_locator(_fixed([]))
+            axis.set_major_locator(_ticks_at([1e-4, 1e-3, 1e-2, 1e-1, 1]))
+            axis.set_minor_locator(_ticks_at([]))
             axis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
         axes.legend(loc="lower right")
         values = "; ".join(f"{upper_percent(t)} at {100 * f:g}%" for f, t in zip(stated, most, strict=True))
@@ -283,7 +283,7 @@ def _few() -> Locator:
     return MaxNLocator(3, integer=True)
 
 
-def _fixed(places: list[float]) -> Locator:
+def _ticks_at(places: list[float]) -> Locator:
     from matplotlib.ticker import FixedLocator
 
     return FixedLocator(places)
@@ -349,7 +349,7 @@ def _clean(root: ET.Element) -> None:
     used = set(re.findall(r"#([\w-]+)", " ".join(v for e in root.iter() for v in e.attrib.values())))
     for element in root.iter():
         element.tag = _local(element.tag)
-        element.attrib = {_local(key): _themed(value) for key, value in element.attrib.items()}
+        element.attrib = {_local(key): _apply_theme(value) for key, value in element.attrib.items()}
         if element.get("id") not in used:
             element.attrib.pop("id", None)
 
@@ -359,7 +359,7 @@ def _local(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def _themed(value: str) -> str:
+def _apply_theme(value: str) -> str:
     for colour, variable in _VARIABLES.items():
         value = value.replace(colour, f"var(--{variable})")
     # The font of the page, at the size of the figure.

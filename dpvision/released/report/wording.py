@@ -146,7 +146,7 @@ def not_covered(
         if facts["tuning"] is not None
         else f"Tuning is {TUNING}.",
         *_chosen(by_hand, config.recipe),
-        _not_refused(public),
+        _state_no_refusal(public),
         "The folder operator/ holds values that depend on private data. It is never released.",
         "Side channels, such as the duration of the training, are not covered.",
     ]
@@ -178,7 +178,7 @@ def not_covered(
     return lines
 
 
-def _not_refused(public: dict[str, dict[str, Any]]) -> str:
+def _state_no_refusal(public: dict[str, dict[str, Any]]) -> str:
     """State what is revealed by the fact that the training was not refused."""
     line = "The fact that the training was not refused reveals that every class has an image in the training data."
     others = []

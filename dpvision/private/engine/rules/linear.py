@@ -144,7 +144,7 @@ def _weight_gradients(sink: Sink, x: Tensor, dy: Tensor, spans: list[slice]) -> 
         torch.addmm(row, d.T, a, beta=1.0 if add else 0.0, out=row)
 
     def together(units: list[int], size: int) -> Tensor:
-        d, a = (_stacked(t, spans, units, size * places) for t in (dy, x))
+        d, a = (_stack(t, spans, units, size * places) for t in (dy, x))
         return batched_product(d.mT, a, sink.current.bf16)
 
     if sink.current.batched:
@@ -177,7 +177,7 @@ def _by_size(spans: list[slice]) -> dict[int, list[int]]:
     return units
 
 
-def _stacked(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
+def _stack(values: Tensor, spans: list[slice], units: list[int], size: int) -> Tensor:
     """Stack (rows, ..., p) as (units, size, p), always in the same memory order, on which rounding depends."""
     values = torch.cat([values[spans[e]] for e in units]) if len(units) < len(spans) else values.contiguous()
     return values.reshape(len(units), size, values.shape[-1])
@@ -188,7 +188,7 @@ def sums_by_unit(values: Tensor, spans: list[slice]) -> Tensor:
     if values.device.type != "cpu":  # all units have the same number of rows there
         return values.reshape(len(spans), -1, values.shape[-1]).sum(1)
     groups = _by_size(spans)
-    parts = {s: _stacked(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
+    parts = {s: _stack(values, spans, units, s * values.shape[1]).sum(1) for s, units in groups.items()}
     if len(parts) == 1:
         return next(iter(parts.values()))
     sums = values.new_empty(len(spans), values.shape[-1])
