@@ -42,10 +42,13 @@ def too_low(epsilon: Callable[[Event, float], float]) -> list[str]:
     found = []
     for rate, sigma, steps in SETTINGS:
         for delta in DELTAS:
-            told, least = epsilon(PoissonGaussian(rate, sigma, steps), delta), certain(rate, sigma, steps, delta=delta)
-            if not told >= least:
+            result, least = (
+                epsilon(PoissonGaussian(rate, sigma, steps), delta),
+                certain(rate, sigma, steps, delta=delta),
+            )
+            if not result >= least:
                 what = f"{steps} steps at rate {rate:g}, sigma {sigma:g}"
-                found.append(f"{told:.4f} for {what}: it is {least:.4f} or more")
+                found.append(f"{result:.4f} for {what}: it is {least:.4f} or more")
     return found
 
 

@@ -88,7 +88,7 @@ def made(kind: str, tmp_path: Path) -> Path | str:
 @pytest.mark.parametrize("kind", ["digits", "npz", "float", "csv", "folder", "store"])
 def test_parts_are_uniform_disjoint_and_complete(kind: str, tmp_path: Path, say: Say) -> None:
     source, out = made(kind, tmp_path), tmp_path / "parts"
-    code, told, err = say("data", "split", source, "--public", 12, "--out", out)
+    code, result, err = say("data", "split", source, "--public", 12, "--out", out)
     assert code == 0, err
     before, public, private = load(source), load(out / "public.npz"), load(out / "private.npz")
     one, other = digests(out / "public.npz"), digests(out / "private.npz")
@@ -103,17 +103,17 @@ def test_parts_are_uniform_disjoint_and_complete(kind: str, tmp_path: Path, say:
         assert (was is None) == (now is None)
         if was is not None:
             assert np.array_equal(was.images, now.images) and np.array_equal(was.labels, now.labels)
-    said = json.loads((out / "split.json").read_text())
-    assert said["seed"] == 0 and said["consent"] == CONSENT and CONSENT in told
-    assert said["source"]["digest"] == identify(before.train)[1]
-    assert said["public"]["digest"] == identify(public.train)[1]
-    assert said["private"]["digest"] == identify(private.train)[1]
-    assert said["public"]["of_each_class"] == counts and said["public"]["images"] == len(one)
-    rows = said["public_rows"]
+    content = json.loads((out / "split.json").read_text())
+    assert content["seed"] == 0 and content["consent"] == CONSENT and CONSENT in result
+    assert content["source"]["digest"] == identify(before.train)[1]
+    assert content["public"]["digest"] == identify(public.train)[1]
+    assert content["private"]["digest"] == identify(private.train)[1]
+    assert content["public"]["of_each_class"] == counts and content["public"]["images"] == len(one)
+    rows = content["public_rows"]
     assert np.array_equal(before.train.images[rows], public.train.images)
     assert np.array_equal(before.train.labels[rows], public.train.labels)
     if kind == "csv":
-        assert "--classes a,b,c" in told
+        assert "--classes a,b,c" in result
 
 
 def test_the_seed_decides(tmp_path: Path, say: Say) -> None:
@@ -186,9 +186,9 @@ def test_the_suggested_fix_works(tmp_path: Path, say: Say) -> None:
 
 
 def test_a_count_that_is_not_a_multiple_is_reported(tmp_path: Path, say: Say) -> None:
-    code, told, _ = say("data", "split", npz(tmp_path / "data.npz"), "--public", 11, "--out", tmp_path / "parts")
-    assert code == 0 and "9 images, 3 of each of 3 classes" in told
-    assert "11 were requested, but that is not a multiple of 3 classes" in told
+    code, result, _ = say("data", "split", npz(tmp_path / "data.npz"), "--public", 11, "--out", tmp_path / "parts")
+    assert code == 0 and "9 images, 3 of each of 3 classes" in result
+    assert "11 were requested, but that is not a multiple of 3 classes" in result
 
 
 def test_nothing_is_overwritten(tmp_path: Path, say: Say) -> None:
@@ -208,10 +208,10 @@ def test_a_broken_source_is_refused(tmp_path: Path, say: Say) -> None:
 
 def test_resized_images_are_reported(tmp_path: Path, say: Say) -> None:
     source = folder(tmp_path / "folder")
-    code, told, _ = say("data", "split", source, "--public", 6, "--size", 4, "--out", tmp_path / "small")
-    assert code == 0 and "resized or recoloured" in told
-    code, told, _ = say("data", "split", source, "--public", 6, "--out", tmp_path / "same")
-    assert code == 0 and "resized or" not in told
+    code, result, _ = say("data", "split", source, "--public", 6, "--size", 4, "--out", tmp_path / "small")
+    assert code == 0 and "resized or recoloured" in result
+    code, result, _ = say("data", "split", source, "--public", 6, "--out", tmp_path / "same")
+    assert code == 0 and "resized or" not in result
 
 
 def test_a_share_of_each_class_is_held_out() -> None:

@@ -64,10 +64,10 @@ def test_the_verb_writes_a_graph_with_its_card(run: Run, monkeypatch: pytest.Mon
     words = ["export", str(run.folder), "--to", "onnx", "--out", str(out)]
     assert call(words, monkeypatch) == 0
     session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
-    said = session.get_modelmeta().custom_metadata_map
-    assert json.loads(said["card"]) == json.loads((run.folder / "card.json").read_text())
-    assert json.loads(said["classes"]) == [str(n) for n in range(10)] and said["private"] == "yes"
-    assert json.loads(said["input"])["shape"] == ["N", 8, 8, 1] and said["format"] == "dpvision-onnx-1"
+    content = session.get_modelmeta().custom_metadata_map
+    assert json.loads(content["card"]) == json.loads((run.folder / "card.json").read_text())
+    assert json.loads(content["classes"]) == [str(n) for n in range(10)] and content["private"] == "yes"
+    assert json.loads(content["input"])["shape"] == ["N", 8, 8, 1] and content["format"] == "dpvision-onnx-1"
     images = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 1), dtype=np.uint8)
     scores, chances = session.run(["scores", "probabilities"], {"images": images})
     network = load_model(run.folder)
@@ -106,9 +106,9 @@ def test_the_weights_with_their_card_predict_alone(
     found = []
     for model in (out, run.folder):
         assert call(["predict", str(model), str(photos), "--probabilities"], monkeypatch) == 3
-        told = capsys.readouterr()
-        assert told.err.count("dpvision: ") == 1 and "a file cannot be read" in told.err
-        found.append(told.out)
+        output = capsys.readouterr()
+        assert output.err.count("dpvision: ") == 1 and "a file cannot be read" in output.err
+        found.append(output.out)
     assert found[0] == found[1]
     header_line, *lines = [line.split(",") for line in found[0].splitlines()]
     assert header_line[:4] == ["file", "class", "probability", "problem"] and header_line[4] == "probability of 0"

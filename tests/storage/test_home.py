@@ -46,9 +46,9 @@ def test_a_home_that_others_may_write_to_is_refused(folder: str, mode: int, own_
     place = own_home / folder
     place.chmod(mode)
     for use in (lambda: ledger_of("ab" * 32), lambda: run_folder.key_path("ab" * 8)):
-        with pytest.raises(PrivacyError) as told:
+        with pytest.raises(PrivacyError) as error:
             use()
-        assert f"`chmod go-w {place}`" in str(told.value)
+        assert f"`chmod go-w {place}`" in str(error.value)
     place.chmod(mode & ~0o022)
     assert ledger_of("ab" * 32).account().charges == ()
 

@@ -72,15 +72,15 @@ def test_two_ranks_are_killed_and_go_on(tmp_path: Path) -> None:
     """Each computes its own records; the bits are those of one rank, which ran through."""
     whole = cache.load_or_compute(network(), records(), key=OF)
     home, path = tmp_path / "of ranks", tmp_path / "of ranks" / "features" / cache.path_of(OF).name
-    (first, *_), (second, _, said) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER), seconds=180)
-    assert first == -signal.SIGKILL and second and "RankLost" in said
+    (first, *_), (second, _, result) = ranks.finish(ranks.start("16", ranks=2, home=home, module=WORKER), seconds=180)
+    assert first == -signal.SIGKILL and second and "RankLost" in result
     assert read_complete(path) == 16 and not path.exists()
-    told = []
+    results = []
     for code, out, err in ranks.finish(ranks.start("0", ranks=2, home=home, module=WORKER), seconds=180):
         assert code == 0, err
-        told.append(json.loads(out))
-    assert [each["images"] for each in told] == [18, 16], "records 16-23, 32-39, 48-49 and 24-31, 40-47"
-    assert {each["digest"] for each in told} == {hashlib.blake2b(whole.tobytes()).hexdigest()}
+        results.append(json.loads(out))
+    assert [each["images"] for each in results] == [18, 16], "records 16-23, 32-39, 48-49 and 24-31, 40-47"
+    assert {each["digest"] for each in results} == {hashlib.blake2b(whole.tobytes()).hexdigest()}
     assert path.read_bytes() == cache.path_of(OF).read_bytes() and path.stat().st_mode & 0o777 == 0o600
 
 

@@ -204,7 +204,7 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"method": "svm"}, "method is 'svm'"),
         ({"step": 3}, "Did you mean 'steps'"),
@@ -232,8 +232,10 @@ def test_a_fixed_key_is_marked_and_never_noises_two_data_sets_alike(tmp_path: Pa
         ({"whitening": Whitening.of(np.random.default_rng(0).normal(size=(9, 3)))}, "whitening expects 3"),
     ],
 )
-def test_wrong_settings_are_refused_by_name_and_cost_nothing(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_settings_are_refused_by_name_and_cost_nothing(
+    wrong: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         _fit(tmp_path, **wrong)
     assert not new_ledger(tmp_path).exists()
 

@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"candidates": []}, "candidates is empty"),
         ({"candidates": [{"method": "nothing"}]}, "method is 'nothing'"),
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_choice() -> None:
         ({"public_features": X[:, 0]}, "public_features must be a matrix"),
     ],
 )
-def test_wrong_inputs_are_refused_by_name(changes, said: str) -> None:
+def test_wrong_inputs_are_refused_by_name(changes, message: str) -> None:
     given = {
         "public_features": X,
         "public_labels": Y,
@@ -97,5 +97,5 @@ def test_wrong_inputs_are_refused_by_name(changes, said: str) -> None:
         "classes": CLASSES,
         "n": 100,
     }
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         choose(**(given | changes))

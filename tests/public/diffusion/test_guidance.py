@@ -116,8 +116,8 @@ def test_a_state_with_an_impossible_step(at: str, model: Path, tmp_path: Path) -
     asked = iter([False] * 5 + [True])
     assert not fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path, stop=lambda: next(asked))
     path = tmp_path / "state.safetensors"
-    said = {key: value for key, value in safetensors.read(path).header.items() if key != "digest"}
-    forged = {**said, "at": f'{{"extractor": {at}, "discriminator": 0}}'}
+    content = {key: value for key, value in safetensors.read(path).header.items() if key != "digest"}
+    forged = {**content, "at": f'{{"extractor": {at}, "discriminator": 0}}'}
     path.write_bytes(safetensors.dump(load_file(path), forged))
     with pytest.raises(DataError, match=r"not that of a guide.*Fix"):
         fit_guide(model, SETTINGS, pictures(), LABELS, tmp_path)

@@ -34,9 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_file_is_balanced_and_read_by_our_reader(model: Path, tmp_path: Path) -> None:
-    out, told = tmp_path / "s.npz", []
-    assert sample(model, SampleSettings(count=31, batch=7, steps=2), out, progress=lambda *at: told.append(at))
-    assert told[-1] == (31, 31) and not (tmp_path / "s.npz.parts").exists()
+    out, results = tmp_path / "s.npz", []
+    assert sample(model, SampleSettings(count=31, batch=7, steps=2), out, progress=lambda *at: results.append(at))
+    assert results[-1] == (31, 31) and not (tmp_path / "s.npz.parts").exists()
     found = data.load(out)
     assert found.train.images.shape == (31, 8, 8, 3) and found.train.images.dtype == np.uint8
     assert np.bincount(found.train.labels).tolist() == [11, 10, 10]

@@ -90,12 +90,12 @@ def test_facts_read_off_the_data_are_named(tmp_path: Path, unit: str) -> None:
 
 
 def test_sentence_names_the_figures(tmp_path: Path) -> None:
-    said = sentence(card(make(tmp_path / "run", event=Gaussian(2.0)), None))
+    text = sentence(card(make(tmp_path / "run", event=Gaussian(2.0)), None))
     # mu = 0.5: Phi(0.5 - 2.326) = 3.39% at 1%; epsilon 2.0 at 1e-5.
-    assert "any one image" in said
-    assert "at delta 1e-05" in said
-    assert "3.4% of those inside" in said
-    assert "weak" not in said
+    assert "any one image" in text
+    assert "at delta 1e-05" in text
+    assert "3.4% of those inside" in text
+    assert "weak" not in text
     person = card(make(tmp_path / "person", event=Gaussian(0.2), config={"unit": "person"}), None)
     assert "any one person's images were" in sentence(person)
     assert "weak guarantee" in sentence(person)

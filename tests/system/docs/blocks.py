@@ -62,8 +62,8 @@ def blocks(page: str) -> Iterator[Block]:
             text = "\n".join(x.removeprefix("    ") for x in lines[first : at + 1])
             yield Block(page, first + 1, "python" if _is_python(text) else "indented", text, reason)
             reason = None
-        elif said := NOT_RUN.match(line):
-            reason = said[1]
+        elif match := NOT_RUN.match(line):
+            reason = match[1]
         elif line.strip():
             reason = None
         at += 1

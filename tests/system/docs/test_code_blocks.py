@@ -44,14 +44,14 @@ def run(line: str, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     assert typed[0] == "dpvision", f"{block}: {line!r} is no command of ours. Fix: mark the block as not run."
     if typed[1] == "audit":
         typed += ["--confidence", "0.999999"]  # by default a true claim is refuted once in twenty audits
-    told = re.search(r"#.*exit code (\d+)", line)
+    match = re.search(r"#.*exit code (\d+)", line)
     monkeypatch.setattr(sys, "argv", typed)
     try:
         main()
         code: Any = 0
     except SystemExit as end:
         code = end.code or 0
-    assert code == (int(told[1]) if told else 0), f"{block}: {line}"
+    assert code == (int(match[1]) if match else 0), f"{block}: {line}"
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:

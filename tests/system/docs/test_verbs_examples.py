@@ -91,6 +91,6 @@ def test_all_of_them_run(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
             )
             words = words_of(example, SMALLER.get(of, {}))
             code = call(words, monkeypatch)
-            told = capsys.readouterr().err
-            failed += [f"{example}\nran as: dpvision {' '.join(words)}\nended with {code}: {told}"] if code else []
+            output = capsys.readouterr().err
+            failed += [f"{example}\nran as: dpvision {' '.join(words)}\nended with {code}: {output}"] if code else []
     assert not failed, "\n".join(failed)

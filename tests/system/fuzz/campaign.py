@@ -99,17 +99,17 @@ class Campaign:
             shutil.copytree(self.corpus / "home", home)
         words = command_line(rng, verb, self._verbs[verb], corpus=self.corpus, arena=arena)
         code, _, err, opened = self._child(*words, home=home, arena=arena, cwd=arena)
-        told = f"dpvision {' '.join(words)!r} ({changed or 'a sound corpus'}) ended with {code}: {err}"
+        result = f"dpvision {' '.join(words)!r} ({changed or 'a sound corpus'}) ended with {code}: {err}"
         if code == -signal.SIGXCPU:
-            assert cut_short(verb, words) or any(LONG.search(word) for word in words), told
+            assert cut_short(verb, words) or any(LONG.search(word) for word in words), result
             self.counts["still at work"] += 1
         elif code == -signal.SIGABRT and changed is None and "memory allocation of" in err:
             # A sound command within the campaign's memory: safetensors ends the process where it gets none (KNOWN_LIMITS).
             self.counts["out of memory"] += 1
         else:
-            assert code in OUR_CODES, told
-            assert code == 0 or verb == "check" or err.count("dpvision: ") == 1, told
-            assert "Traceback (most recent call last)" not in err, told
+            assert code in OUR_CODES, result
+            assert code == 0 or verb == "check" or err.count("dpvision: ") == 1, result
+            assert "Traceback (most recent call last)" not in err, result
             self.counts[f"ended with {code}"] += 1
             self.counts[ON_A_FILE] += str(changed) in opened
             self.finished[verb] += code == 0

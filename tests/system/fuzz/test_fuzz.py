@@ -63,9 +63,9 @@ def _all(campaign: Campaign, what: str, inputs: int, capsys: pytest.CaptureFixtu
             faults.append(str(exc))
         count = sum(n for name, n in campaign.counts.items() if name not in (UNSEEN, ON_A_FILE))
         if count // 250 > before // 250 or count >= inputs:
-            told = ", ".join(f"{n:,} {name}" for name, n in sorted(campaign.counts.items()))
+            result = ", ".join(f"{n:,} {name}" for name, n in sorted(campaign.counts.items()))
             with capsys.disabled():
-                print(f"\n{count:,} hostile inputs to {what}: {told}; {len(faults)} faults", end="", flush=True)
+                print(f"\n{count:,} hostile inputs to {what}: {result}; {len(faults)} faults", end="", flush=True)
     campaign.require_untouched()  # nothing was run, and nothing written elsewhere
     assert not faults, "\n\n".join(faults)
     return count

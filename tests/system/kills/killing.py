@@ -112,8 +112,8 @@ def _one_life(
         found = account(world.home)
         (charge,) = found.charges
         assert charge.private == (key is None)
-        told = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
-        assert told is None if key else 0 < told <= found.spent(), f"{verb.name}: tells {told}, more than was charged"
+        card = json.loads((world.out / "card.json").read_text())["guarantee"]["epsilon"]
+        assert card is None if key else 0 < card <= found.spent(), f"{verb.name}: tells {card}, more than was charged"
         _no_copy_of_the_key(verb, world, keys)
         assert verb.trains or not rows - {result["rows-00000.safetensors"]}, "two different noises were drawn"
 

@@ -479,11 +479,11 @@ def alarms(names: tuple[str, ...] = tuple(CHECKS), *, seed: int = 0, first: bool
     found: dict[str, list[str]] = {}
     for name in names:
         try:
-            said = CHECKS[name](seed)
+            result = CHECKS[name](seed)
         except Exception as error:  # an alarm in the clean code, and no way to find a planted bug
-            name, said = BROKEN, [f"{name}: {type(error).__name__}: {error}"]
-        if said:
-            found[name] = said
+            name, result = BROKEN, [f"{name}: {type(error).__name__}: {error}"]
+        if result:
+            found[name] = result
             if first:
                 break
     return found

@@ -175,15 +175,15 @@ def test_coins_have_one_rate_and_are_independent_over_ranks() -> None:
 def test_noise_is_added_once_whatever_the_number_of_ranks(count: int, tmp_path: Path) -> None:
     results = ranks.finish(ranks.start("only_noise", ranks=count, home=tmp_path, module=WORKER))
     assert all(code == 0 for code, _, _ in results), results
-    told = [json.loads(out) for _, out, _ in results]
-    scale, _ = noise.noise_scale(told[0]["size"], sensitivity=rank_worker.CLIP, sigma=rank_worker.SIGMA)
+    content = [json.loads(out) for _, out, _ in results]
+    scale, _ = noise.noise_scale(content[0]["size"], sensitivity=rank_worker.CLIP, sigma=rank_worker.SIGMA)
     assert scale == pytest.approx(rank_worker.SIGMA * rank_worker.CLIP, rel=5e-4), "the slack is tiny"
-    for rank, line in enumerate(told):
+    for rank, line in enumerate(content):
         assert (line["rank"], line["ranks"], line["size"]) == (rank, count, 1 << 18)
         assert line["variance"] == pytest.approx(scale**2, rel=0.01), "2^20 numbers: one standard deviation is 0.14%"
         assert line["releases"] == (rank_worker.SAMPLER.steps if rank == 0 else 0), "only rank 0 releases, once a step"
-        assert line["digest"] == told[0]["digest"]
-    assert sum(len(line["fetched"]) for line in told) > 0, "there was something to sum"
+        assert line["digest"] == content[0]["digest"]
+    assert sum(len(line["fetched"]) for line in content) > 0, "there was something to sum"
 
 
 def test_ranks_are_equal_to_the_last_bit_after_fifty_steps(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_all_ranks_stop_at_one_step_and_another_number_of_ranks_is_another_branc
     assert "torchrun --nproc-per-node 2 -m dpvision -- resume" in results[0][1] and not results[1][1]
     done = _steps(out)
     assert 20 <= done < 200
-    code, said, err = commands.run("resume", out, home=home)
+    code, output, err = commands.run("resume", out, home=home)
     assert code == 0, err
-    assert "used 2 worker processes so far and now uses 1" in said
+    assert "used 2 worker processes so far and now uses 1" in output
     charges = _account(home).charges
     assert [c.event.steps for c in charges] == [200, 200 - done]  # type: ignore[union-attr]
     assert len({c.id for c in charges}) == 2

@@ -344,9 +344,9 @@ def test_copies_that_start_at_the_same_time_find_each_other(tmp_path: Path, own_
     prepared = [train.prepare(s, replace(COPY, epsilon=3.0)) for s in (source, one_pixel(tmp_path))]
     accounts = [choose(p.fingerprint, p.sketch) for p in prepared]
     assert not any(each.first.exists() or each.overlaps for each in accounts), "neither knows of the other"
-    told = {"budget": Budget(3.1, 1e-5), "run": "r"}
+    results = {"budget": Budget(3.1, 1e-5), "run": "r"}
     for number, (one, to) in enumerate(zip(prepared, accounts, strict=True)):
-        given = {"fingerprint": one.fingerprint, "sketch": one.sketch, "id": str(number), **told}
+        given = {"fingerprint": one.fingerprint, "sketch": one.sketch, "id": str(number), **results}
         if number == 0:
             charge, now = to.charge(one.event(), **given)
             assert charge.event == one.event() and now.first.fingerprint == one.fingerprint

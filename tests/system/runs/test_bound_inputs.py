@@ -175,12 +175,12 @@ def test_what_the_first_weights_tell_is_counted_too(source: str, tmp_path: Path)
         run = train.begin(prepared, folder)
         assert train.proceed(run, prepared).complete
         account = ledger_of(prepared.fingerprint).account()
-        said = card(run, account)
-        tells.append(said["guarantee"]["epsilon"])
+        stated = card(run, account)
+        tells.append(stated["guarantee"]["epsilon"])
         assert tells[-1] >= account.spent() * 0.9999, "all runs are about the same records here"
         assert len(account.charges) == number + 1, "each is charged for itself alone"
     assert tells[0] < tells[1] < tells[2]
-    assert any("was trained privately" in line for line in said["not_covered"])
+    assert any("was trained privately" in line for line in stated["not_covered"])
     assert any(line["epsilon"] > tells[1] for line in map(json.loads, run.metrics.read_text().splitlines()))
     facts = run.facts()
     run.write_facts({**facts, "public": {"pretrained": {**facts["public"]["pretrained"], "event": facts["event"]}}})

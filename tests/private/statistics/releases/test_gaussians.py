@@ -13,9 +13,9 @@ DRAWN = 60_000
 
 def _exact(x: np.ndarray, labels: np.ndarray, **noise: float) -> ClassMoments:
     x = x.astype(np.float64)
-    told = {"noise_of_sums": 0.0, "noise_of_counts": 0.0, "noise_of_second": 0.0, **noise}
+    results = {"noise_of_sums": 0.0, "noise_of_counts": 0.0, "noise_of_second": 0.0, **noise}
     y = np.eye(CLASSES)[labels]
-    return ClassMoments(sums=x.T @ y, counts=y.sum(axis=0), second=x.T @ x, n=len(x), **told)
+    return ClassMoments(sums=x.T @ y, counts=y.sum(axis=0), second=x.T @ x, n=len(x), **results)
 
 
 def test_without_noise_rows_are_as_the_records_were() -> None:

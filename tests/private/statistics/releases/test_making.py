@@ -334,13 +334,13 @@ def test_another_budget_than_the_account_has_is_refused(tmp_path: Path) -> None:
 
 def test_what_can_not_be_scaled_is_refused_before_the_charge(tmp_path: Path) -> None:
     """And before features are made, which may take hours."""
-    for settings, said in (
+    for settings, message in (
         (small("neuromix", balance=1e9), "balance"),
         (small("neuromix", alpha=1e-9), "alpha"),
         (small("moments", share=2.0), "share"),
     ):
         prepared = prepare("digits", settings)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             release.require_possible(prepared, tmp_path / "out")
         assert not ledger_of(prepared.fingerprint).exists()
 
@@ -351,12 +351,12 @@ def test_every_file_of_rows_says_whether_its_noise_is_secret(tmp_path: Path) -> 
     for name, key in (("secret", None), ("fixed", "known")):
         made(tmp_path / name, small("moments", budget=100.0), test_key=key)
         schema = json.loads((tmp_path / name / "schema.json").read_text())
-        said = {schema["status"]}
+        results = {schema["status"]}
         assert schema["status_means"].startswith("may be released" if key is None else "must not be released")
         for path in ("rows-00000.safetensors", "moments.safetensors"):
             with safe_open(tmp_path / name / path, "np") as file:
-                said.add(file.metadata()["status"])
-        assert said == {"private" if key is None else "NOT PRIVATE"}
+                results.add(file.metadata()["status"])
+        assert results == {"private" if key is None else "NOT PRIVATE"}
 
 
 @pytest.mark.parametrize("out", ["file/out", "a" * 250])
